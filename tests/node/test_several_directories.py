@@ -246,6 +246,31 @@ def test_without_room_for_the_note_the_partition_waits() -> None:
     told_of(1, story, directories=1)
 
 
+def test_the_partition_is_served_as_soon_as_there_is_room_for_the_note() -> None:
+    """Seed 3308 of the story `brokers`: it stayed offline until the next start, also as the leader."""
+
+    async def story(desk: Desk) -> None:
+        without_id(desk)
+        desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
+        assert desk.partitions.places.settle(desk.log_dirs.first) == []
+        keeper = LossKeeper(cast(Broker, desk))
+        keeper.take_up()
+        with pytest.raises(PeerError):
+            lead(desk, 0, mine(desk, 0), isr=(1,))
+        assert keeper.has_unsettled
+        await keeper.settle_again()
+        assert desk.partitions.offline
+        desk.disk.heal()
+        await keeper.settle_again()
+        assert not keeper.has_unsettled
+        assert not desk.partitions.offline
+        assert desk.replica().log.log_end_offset == 0
+        (receipt,) = keeper.next_due(9)
+        assert (receipt.start_offset, receipt.end_offset_exclusive) == (0, 3)
+
+    told_of(1, story, directories=1)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "kept"),
     [((1, 2), (1, 2, 2), 1), ((1, 2, 2), (1,), 0), ((1, 2, 3), (1, 2), 0), ((1, 1), (1, 1), 0), ((), (1,), 1)],

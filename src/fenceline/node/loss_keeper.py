@@ -54,7 +54,7 @@ class LossKeeper:
         """Since this node started."""
         self.evidence_bytes = 0
         """As of the last look."""
-        self._unsettled = UnsettledPartitions(broker, self._make_room, self._lost, self._owes)
+        self._unsettled = UnsettledPartitions(broker, self._make_room, self._lost, self._owes, self._take_up_strays)
         self._relieving: asyncio.Future[bool] | None = None
         self._relief_pauses_until_ms = 0
 

@@ -11,7 +11,7 @@ could be elected then (KIP-858 would).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from fenceline.errors import OperatorError
@@ -52,6 +52,18 @@ class OfflinePlace(OperatorError):
         self.is_told = is_told
 
 
+class NotNoted(NamedTuple):
+    """A directory that is to be set aside, whose records could not be written down."""
+
+    log_dir: LogDir
+    reason: str
+    """Why it is set aside."""
+    lost_from: int
+    refusal: str
+    passes: bool
+    """Whether it may be written down later: the disk had no room."""
+
+
 class ReplicaPlaces:
     """See the module."""
 
@@ -74,18 +86,20 @@ class ReplicaPlaces:
         """Where a replica will lie soon: the controller may know it already."""
         self._preferred: dict[TopicPartition, LogDir] = {}
         """Where a replica is to be made that is not here yet."""
-        self.not_noted: dict[TopicPartition, str] = {}
-        """Partitions with a directory that is to be set aside, and what kept its records from being written down."""
+        self.not_noted: dict[TopicPartition, NotNoted] = {}
+        """Partitions that are out of service until what a directory holds is written down."""
 
     # -- where a replica goes ------------------------------------------------------------------------------------------
 
     def of(self, topic: TopicImage, index: int) -> LogDir:
         """The directory to open it in. Raises OfflinePlace."""
         topic_partition = TopicPartition(topic.name, index)
-        if (reason := self.not_noted.get(topic_partition)) is not None:
+        if (waiting := self.not_noted.get(topic_partition)) is not None:
             raise OfflinePlace(
-                f"its directory is to be set aside, and what it holds could not be written down: {reason}",
-                "Make room on the disk, then restart the node.",
+                f"its directory is to be set aside, and what it holds could not be written down: {waiting.refusal}",
+                "Make room on the disk: the partition is served then, no restart is needed."
+                if waiting.passes
+                else _MEND,
                 is_told=False,
             )
         if topic_partition in self._log_dirs.missing:
@@ -311,14 +325,22 @@ class ReplicaPlaces:
                 log_dir.disk, path, lost_from, reason, high_watermark=high_watermark, now_ms=self._now_ms()
             )
         except CorruptLog as error:
-            self.not_noted[topic_partition] = error.message
+            self.not_noted[topic_partition] = NotNoted(log_dir, reason, lost_from, error.message, False)
             return
         except OSError as error:
             if not passes(error.errno):
                 raise
-            self.not_noted[topic_partition] = error.strerror or str(error)
+            refusal = error.strerror or str(error)
+            self.not_noted[topic_partition] = NotNoted(log_dir, reason, lost_from, refusal, True)
             return
         _set_aside(log_dir, topic_partition, reason, _ADVICE_KEPT if note is not None else _ADVICE)
+
+    def note_again(self, topic_partition: TopicPartition) -> bool:
+        """Whether what could not be written down is now. Blocks. Raises OSError where that does not pass."""
+        waiting = self.not_noted.pop(topic_partition, None)
+        if waiting is not None:
+            self._set_aside_lost(waiting.log_dir, topic_partition, waiting.reason, waiting.lost_from)
+        return topic_partition not in self.not_noted
 
     def settle_copies(self, log_dir: LogDir) -> list[ExistingPartition]:
         """Copies of replicas that were on their way to a directory, when `settle` has seen all of them. Blocks.

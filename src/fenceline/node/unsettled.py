@@ -1,7 +1,8 @@
 """Partitions whose losses are not on paper yet: out of service until they are.
 
 Owns which ones wait, and the attempts: a log that recovery could not open, as there was no room for the note that comes
-before a cut, is opened again; what a crash took gets its receipts. A partition is served when all of it is durable.
+before a cut, is opened again; what a crash took gets its receipts; a directory that is to be set aside gets its note.
+A partition is served when all of it is durable.
 What is lost is said by the `LossKeeper`.
 
 Threads: `settle` is for the start, in a thread, before any log is served; `try_again` is for the loop.
@@ -22,6 +23,7 @@ from fenceline.losses.quarantine import FULL
 from fenceline.losses.receipt import Receipt
 from fenceline.node.log_recovery import take_back_recovery_points
 from fenceline.node.logs import Logger
+from fenceline.node.replica_places import NotNoted
 from fenceline.node.replicas import tell_recovery
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ class _Waiting(NamedTuple):
 
 
 class UnsettledPartitions:
-    """One broker's. `make_room`: deletes evidence of the disk that a path lies on, False where there is none."""
+    """One broker's. `make_room`: deletes evidence of the disk that a path lies on, False where there is none.
+    `take_up_strays`: makes receipts of what directories that were set aside hold; for a thread."""
 
     def __init__(
         self,
@@ -46,15 +49,21 @@ class UnsettledPartitions:
         make_room: Callable[[str], bool],
         lost: Callable[[ReceiptFolder, Receipt], None],
         owes: Callable[[ReceiptFolder, Receipt], None],
+        take_up_strays: Callable[[LogDir], None],
     ) -> None:
         self._broker = broker
         self._make_room = make_room
         self._lost = lost
         self._owes = owes
+        self._take_up_strays = take_up_strays
         self._waiting: dict[TopicPartition, _Waiting] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._not_noted())
+
+    def _not_noted(self) -> dict[TopicPartition, NotNoted]:
+        """Those for which there may be room later."""
+        return {where: each for where, each in self._broker.partitions.places.not_noted.items() if each.passes}
 
     def take_up(self, log_dir: LogDir) -> None:
         """After recovery: what it could not open waits for room."""
@@ -103,6 +112,19 @@ class UnsettledPartitions:
             finally:
                 partitions.let_go(topic_partition, is_back=is_settled)
 
+        for topic_partition, noted in self._not_noted().items():
+            if not partitions.hold(topic_partition):
+                continue  # nothing has asked for it so far
+            is_noted = False
+            try:
+                is_noted = await self._broker.loop.run_in_executor(
+                    self._broker.disk_threads, self._note_again, topic_partition, noted.log_dir
+                )
+            except OSError as error:
+                self._broker.directory_failures.suspect(noted.log_dir, error)
+            finally:
+                partitions.let_go(topic_partition, is_back=is_noted)
+
     def _give_up(self, topic_partition: TopicPartition, reason: str, advice: str) -> None:
         del self._waiting[topic_partition]
         log.error("partition stays offline", partition=str(topic_partition), reason=reason, advice=advice)
@@ -123,6 +145,12 @@ class UnsettledPartitions:
         return True
 
     # -- in a thread -----------------------------------------------------------------------------------------------
+
+    def _note_again(self, topic_partition: TopicPartition, log_dir: LogDir) -> bool:
+        is_noted = self._broker.partitions.places.note_again(topic_partition)
+        if is_noted:
+            self._take_up_strays(log_dir)
+        return is_noted
 
     def _open(self, waiting: _Waiting, opened: Callable[[], PartitionLog]) -> PartitionLog:
         while True:
