@@ -249,6 +249,20 @@ def test_the_link_looks_again_after_a_cut_that_did_nothing(fails: bool, divergen
     told(story)
 
 
+def test_what_a_cut_leaves_below_the_leaders_start_goes_before_the_next_fetch() -> None:
+    """That fetch would count for the in-sync set, with records that the leader could not compare."""
+
+    async def story(stage: Stage) -> None:
+        await stage.answer(fetched(0, diverging_epoch=(3, 3), log_start_offset=3))
+        assert stage.host.cut == [(0, 3, True), (0, 3, True)]
+        log = stage.replicas[0].log
+        assert (log.log_start_offset, log.log_end_offset, stage.host.ended) == (3, 3, 1)
+        stage.link.fetcher.on_connection_lost()
+        assert stage.ask() == [(0, 3), (1, 5)]
+
+    told(story)
+
+
 def test_a_receipt_without_room_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is fetched, and nobody is served, from a log whose loss is not written down."""
     monkeypatch.setattr(leader_duties, "_ROOM_PAUSE_S", 0.0)

@@ -39,6 +39,9 @@ class MemoryLog:
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         return self.epochs.end_offset_for(epoch, self.log_end_offset)
 
+    def deleted_as(self, epoch: int) -> bool:
+        return self.epochs.deleted_as(epoch)
+
     def append(self, epochs: Sequence[int]) -> None:
         for epoch in epochs:
             self.epochs.assign(epoch, self.log_end_offset)

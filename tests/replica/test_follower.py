@@ -103,12 +103,48 @@ def test_a_log_that_starts_beyond_the_leaders_end_begins_at_the_leaders_start(re
     assert state.phase is Phase.CUTTING
 
 
-@pytest.mark.parametrize(("leader_epoch", "leader_end"), [(2, 100), (2, 500), (-1, 400), (1, 500)])
+@pytest.mark.parametrize(("leader_epoch", "leader_end"), [(2, 100), (-1, 400), (1, 500), (20, 500)])
 def test_a_log_of_which_nothing_stays_begins_at_the_leaders_start(leader_epoch: int, leader_end: int) -> None:
     """All of it parted from the leader's history below its own start, or there."""
     state = follower([2] * 5, start=500)
     assert state.on_divergence(leader_epoch, leader_end) == AskStart(state)
     assert state.on_leader_start(300) == BeginAnew(state, 300, Cause.DIVERGENCE)
+
+
+@pytest.mark.parametrize(("epochs", "deleted"), [([2] * 5, 1), ([1] * 4 + [2] * 5, 4), ([1, 1, 2, 2, 2], 2)])
+def test_a_log_that_deleted_what_the_leader_has_keeps_its_start(epochs: list[int], deleted: int) -> None:
+    """Whoever is in sync has what is committed: begun anew at the leader's start, it would lack that for a while."""
+    state = follower(epochs)
+    state.log.forget_below(deleted)  # type: ignore[attr-defined]
+    told = epochs[deleted - 1]
+    assert state.on_divergence(told, deleted) == CutTo(state, deleted, Cause.DIVERGENCE)
+    assert state.phase is Phase.CUTTING
+
+
+def test_a_log_that_deleted_another_history_begins_at_the_leaders_start() -> None:
+    """Its records below its start were of epoch 1, the leader has some of epoch 0 there."""
+    state = follower([1] * 4 + [2] * 5)
+    state.log.forget_below(4)  # type: ignore[attr-defined]
+    assert state.on_divergence(0, 4) == AskStart(state)
+    assert state.on_leader_start(0) == BeginAnew(state, 0, Cause.DIVERGENCE)
+
+
+def test_what_a_cut_leaves_below_the_leaders_start_goes_as_well() -> None:
+    """`epochs.md E13` (d): the leader repeats an epoch that it has forgotten. The next fetch would bring the replica
+    into the in-sync set with records that no leader compared.
+    """
+    state = follower([1] * 10)
+    assert state.on_divergence(1, 6, 6) == CutTo(state, 6, Cause.DIVERGENCE)
+    state.log.cut_to(6)  # type: ignore[attr-defined]
+    assert state.on_cut() == BeginAnew(state, 6, Cause.LEADER_STARTS_LATER)
+    assert state.on_cut() is None, "of the answer nothing is remembered"
+
+
+def test_what_a_cut_leaves_above_the_leaders_start_stays() -> None:
+    state = follower([1] * 10)
+    state.on_divergence(1, 6, 5)
+    state.log.cut_to(6)  # type: ignore[attr-defined]
+    assert state.on_cut() is None
 
 
 def test_a_log_that_is_emptied_asks_again_after_an_error() -> None:

@@ -106,6 +106,31 @@ def test_a_receipt_of_what_is_still_there() -> None:
         killed().opens(LOG, receipt(LOG[1:], cause=Cause.RECOVERY))
 
 
+def test_a_log_start_within_a_batch() -> None:
+    """The record below it had been deleted before."""
+    exact = receipt(LOG, start_offset=1, records=5)
+    for told in (exact, receipt(LOG)):
+        machine = Machine(synced=False)
+        machine.crashes.ended(KEY, DIRECTORY, list(LOG), {}, start=1)
+        machine.crashes.begins()
+        if told is exact:
+            machine.opens([], told, start=9)
+        else:
+            with pytest.raises(InvariantBroken, match="starts at 0, the difference 1"):
+                machine.opens([], told, start=9)
+
+
+def test_a_compacted_log_that_begins_anew() -> None:
+    """What compaction took before is told by no receipt, and all that was left is below the new log start."""
+    killed().opens([], receipt(LOG), start=9, is_compacted=True)
+    killed().opens([], receipt(LOG[1:], records=2), start=9, is_compacted=True)
+    for wrong in ({"end_offset_exclusive": 7}, {"leader_epochs": (2,)}, {"records": 7}):
+        with pytest.raises(InvariantBroken, match="tells of more"):
+            killed().opens([], receipt(LOG, **wrong), start=9, is_compacted=True)
+    with pytest.raises(InvariantBroken, match="not lost"):
+        killed().opens(LOG[2:], receipt(LOG), start=0, is_compacted=True)
+
+
 def test_power_takes_what_was_not_synced_without_a_receipt() -> None:
     seen = set()
     for seed in range(20):

@@ -56,6 +56,15 @@ def test_an_unclean_leader_whose_log_starts_later_keeps_what_was_deleted() -> No
     assert history.lost_batches == batches[3:]
 
 
+def test_an_unclean_leader_that_begins_within_a_batch_lacks_the_rest_of_it() -> None:
+    history = History("t0-0")
+    batches = [stored(0, (None, b"x")), stored(1, (None, b"x"), (None, b"x"))]
+    history.commit(batches, "n1")
+    history.begin_anew([], 2, 2, 1)
+    assert history.end == 1
+    assert history.lost_batches == batches[1:]
+
+
 class TestCompacted:
     def history(self) -> History:
         history = History("t0-0")

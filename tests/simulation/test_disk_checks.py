@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -27,7 +28,7 @@ from fenceline.testing.simulation.world import StoredBatch
 PATHS = ["/n1/data", "/n2/data"]
 
 
-def replica(*values: bytes) -> SimDisk:
+def replica(*values: bytes, segment_bytes: int = 1 << 30) -> SimDisk:
     disk = SimDisk()
     disk.mkdir("/data")
     replace_file(disk, "/data/meta.properties", b"version=1\ncluster.id=c\nnode.id=1\n")
@@ -36,7 +37,7 @@ def replica(*values: bytes) -> SimDisk:
         "/data/t0-0",
         topic_partition=TopicPartition("t0", 0),
         topic_id=UUID(int=7),
-        config=LogConfig(),
+        config=LogConfig(segment_bytes=segment_bytes),
         now_ms=1,
     )
     for value in values:
@@ -64,6 +65,20 @@ def test_a_byte_that_verify_does_not_see(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("fenceline.testing.simulation.disk_checks.errors_of", lambda disks, directories: [])
     with pytest.raises(InvariantBroken, match="does not find the byte"):
         verify_finds_a_changed_byte({"n1": replica(b"a")}, PATHS[:1], Random(0))
+
+
+@pytest.mark.parametrize("position", [5, 13], ids=["base offset", "leader epoch"])
+def test_a_changed_byte_that_shows_by_the_next_file(position: int) -> None:
+    """No checksum covers them. Where the batch behind it begins a file, that one is out of place."""
+
+    class FirstSegment(Random):
+        def choice(self, seq: Any) -> Any:
+            return seq[0]
+
+        def randrange(self, *args: int) -> int:
+            return position
+
+    verify_finds_a_changed_byte({"n1": replica(b"a", b"b", segment_bytes=80)}, PATHS[:1], FirstSegment())
 
 
 def receipt(name: str, end: int = 3) -> Receipt:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from uuid import UUID
 
+import pytest
+from immutables import Map
+
+from fenceline.metadata.image import EMPTY_IMAGE, LOST_DIRECTORY, BrokerImage, PartitionImage
+from fenceline.testing.simulation.brokers_operator import has_lost_files
 from fenceline.testing.simulation.coverage import Coverage
 from fenceline.testing.simulation.data_checks import DataChecks
 from fenceline.testing.simulation.operations import FAULTS, OPERATIONS, Fault, Operation
@@ -93,3 +99,22 @@ def test_a_loss_without_a_receipt_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     outcome = play(0, "brokers")
     assert outcome.failure is not None
     assert "was acknowledged and is lost, no receipt says so (losses)" in outcome.failure
+
+
+def test_a_replica_that_lost_its_files_is_replaced() -> None:
+    """The operator elects another one where all that may be elected cleanly have lost their directory, and live."""
+    online, lost = UUID(int=7), LOST_DIRECTORY
+    brokers = {
+        node: BrokerImage(node, 1, UUID(int=node), (), {}, None, node == 3, False, (online,)) for node in (1, 2, 3)
+    }
+    image = replace(EMPTY_IMAGE, brokers=Map(brokers))
+
+    def partition(*isr: int, last: tuple[int, ...] = (), lost_of: int = 1) -> PartitionImage:
+        directories = tuple(lost if node == lost_of else online for node in (1, 2, 3))
+        return PartitionImage((1, 2, 3), isr, -1, 4, 5, directories=directories, last_known_elr=last)
+
+    assert has_lost_files(partition(1), image)
+    assert has_lost_files(partition(last=(1,)), image)
+    assert not has_lost_files(partition(1, 2), image), "it will be elected"
+    assert not has_lost_files(partition(2), image)
+    assert not has_lost_files(partition(3, lost_of=3), image), "it may come back"

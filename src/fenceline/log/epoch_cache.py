@@ -21,11 +21,13 @@ UNDEFINED: Final = -1
 
 
 class EpochCache:
-    __slots__ = ("_epochs", "_starts", "changed", "is_precious")
+    __slots__ = ("_deleted_epoch", "_epochs", "_starts", "changed", "is_precious")
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._epochs: list[int] = []
         self._starts: list[int] = []
+        self._deleted_epoch = UNDEFINED
+        """Of the last record that was deleted below the log start; no checkpoint has it."""
         self.changed = False
         self.is_precious = False
         """It has been told what the batches do not tell."""
@@ -113,11 +115,23 @@ class EpochCache:
         before = bisect_right(self._starts, start_offset)
         if before == 0 or (before == 1 and self._starts[0] == start_offset):
             return
+        self._deleted_epoch = self.epoch_for_offset(start_offset - 1)
         del self._starts[: before - 1], self._epochs[: before - 1]
         self._starts[0] = start_offset
         self.changed = True
 
+    def deleted_as(self, epoch: int) -> bool:
+        """Whether a log whose record right below this one's start is of `epoch` has all that was deleted here.
+
+        An epoch has one leader: who has a record of it below our first record of the same epoch had what we had there.
+        False where that is not known.
+        """
+        if self._deleted_epoch != UNDEFINED:
+            return self._deleted_epoch == epoch
+        return bool(self._epochs) and self._epochs[0] == epoch
+
     def clear(self) -> None:
+        self._deleted_epoch = UNDEFINED
         if self._epochs:
             self._epochs.clear()
             self._starts.clear()

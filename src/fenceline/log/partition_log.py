@@ -211,6 +211,10 @@ class PartitionLog(ReadableLog):
         """(epoch, end offset) by `epochs.md E13`."""
         return self.epochs.end_offset_for(epoch, self.log_end_offset)
 
+    def deleted_as(self, epoch: int) -> bool:
+        """Whether a log whose record right below this log's start is of `epoch` has all that was deleted here."""
+        return self.epochs.deleted_as(epoch)
+
     def assign_epoch(self, epoch: int) -> None:
         """A new leader epoch starts at the log end (E17)."""
         self.epochs.assign(epoch, self.log_end_offset)

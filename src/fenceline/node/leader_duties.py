@@ -229,6 +229,8 @@ class Duties:
             if replica.cleaning is not None:
                 await replica.cleaning.stop()
             await self._cut_and_settle(replica, duty)
+            if self._link.replica_of(state) is replica and (rest := state.on_cut()) is not None:
+                await self._cut_and_settle(replica, rest)
             # A recovery point behind the cut would call what is appended now, and torn by a crash, a damaged log.
             await self._host.checkpoint()
         except StorageError as error:

@@ -192,7 +192,7 @@ class Fetcher:
             return None
         if fetched.diverging_epoch is not None:
             self._changed[key] = None
-            return state.on_divergence(*fetched.diverging_epoch)
+            return state.on_divergence(*fetched.diverging_epoch, fetched.log_start_offset)
         if not state.is_compared:
             anew = state.on_agreement(fetched.log_start_offset)
             if anew is not None:

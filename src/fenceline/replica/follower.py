@@ -27,7 +27,10 @@ what is to be done with it (`Duty`). Which partitions go into one fetch is the w
 | and no answer has compared the two yet  | with ours, and its answer only repeats our epoch          |           |
 | a cut that would leave nothing          | ask for the leader's start, begin anew there: an empty    | E19, E28  |
 |                                         | log at any other offset would lack what lies between, and |           |
-|                                         | once it led, the others would delete it                   |           |
+|                                         | once it led, the others would delete it; not where the    |           |
+|                                         | leader's record below our start is the one we deleted     |           |
+| a cut that leaves records below the     | begin anew there, before the next fetch                   | E13 d     |
+| leader's log start only                 |                                                           |           |
 | 74 while no newer leader epoch is known | wait and ask again; never given up                        | G3        |
 | 75, 6, 3, 56, 100, 103 and others       | wait and ask again                                        | E27       |
 """
@@ -49,6 +52,7 @@ class FollowedLog(EpochsOfLog, Protocol):
 
     @property
     def latest_epoch_start(self) -> int: ...
+    def deleted_as(self, epoch: int) -> bool: ...
 
 
 class Phase(Enum):
@@ -93,6 +97,8 @@ class FollowerState:
     """Of the gap that was met last."""
     empties_for: Cause | None = None
     """Why nothing of the log stays; where the leader's log starts is being asked."""
+    leader_start: int = -1
+    """Where the leader's log starts, by the last answer that diverged; -1: not told."""
     is_compared: bool = False
     """Whether the leader has confirmed in this leader epoch that what it has of this log is the same."""
     initial_offset: int = field(init=False)
@@ -124,13 +130,14 @@ class FollowerState:
         self.phase = Phase.FETCHING
         self.failures = 0
 
-    def on_divergence(self, leader_epoch: int, leader_end: int) -> CutTo | AskStart:
+    def on_divergence(self, leader_epoch: int, leader_end: int, leader_start: int = -1) -> CutTo | AskStart:
         """The leader's newest epoch not above our last one is `leader_epoch`, and it ends at `leader_end` (E25).
 
         Where our log does not have that epoch, the cut ends with our next lower one, and the next answer goes on from
         there: each round at least one epoch is gone.
         """
         log_end = self.log.log_end_offset
+        self.leader_start = leader_start
         own_epoch, own_end = self.log.end_offset_for_epoch(leader_epoch)
         if leader_end == UNDEFINED:
             end = self.initial_offset
@@ -140,7 +147,23 @@ class FollowerState:
             end = min(own_end, leader_end)
         else:
             end = own_end
-        return self._cut(max(0, min(end, log_end)), Cause.DIVERGENCE)
+        end = max(0, min(end, log_end))
+        is_at_start = end == leader_end == self.log.log_start_offset and NO_EPOCH < leader_epoch < self.leader_epoch
+        if is_at_start and self.log.deleted_as(leader_epoch):
+            # The leader's record right below our start is the one that we deleted. Begun anew at the leader's start,
+            # this replica would lack what is committed there until it is fetched again, and may be in sync.
+            self.phase = Phase.CUTTING
+            return CutTo(self, end, Cause.DIVERGENCE)
+        return self._cut(end, Cause.DIVERGENCE)
+
+    def on_cut(self) -> BeginAnew | None:
+        """The log has been cut. Where all that is left lies below the leader's log start (`on_agreement`), it goes
+        before the next fetch: with that the leader would count this replica."""
+        leader_start, self.leader_start = self.leader_start, -1
+        log = self.log
+        if leader_start < log.log_end_offset or log.log_end_offset == log.log_start_offset:
+            return None
+        return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
 
     def on_agreement(self, leader_start: int) -> BeginAnew | None:
         """The leader's log starts at `leader_start` and continues where ours ends. None: what both have is the same.

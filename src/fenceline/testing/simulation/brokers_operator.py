@@ -11,7 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from fenceline.ids import CONSUMER_OFFSETS_TOPIC
+from fenceline.controller.state import directory_is_online
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, NO_LEADER
+from fenceline.metadata.image import MetadataImage, PartitionImage
 from fenceline.testing.simulation.brokers_admin import Admin
 from fenceline.testing.simulation.brokers_node import directories_of
 from fenceline.testing.simulation.brokers_wire import Place
@@ -48,6 +50,7 @@ class Operator(Admin):
                 CONSUMER_OFFSETS_TOPIC, "internal.segment.bytes", str(self.options.segment_bytes)
             )
         if not self.world.faults_strike:
+            await self._replace_lost()
             if not missing:
                 self.served()
             await asyncio.sleep(0.2)
@@ -178,10 +181,29 @@ class Operator(Admin):
         self.begin(Operation.PREFERRED_ELECTION, place.topic)
         await self.elect(place.topic, place.index, unclean=False)
 
+    async def _replace_lost(self) -> None:
+        """Follow the advice of a node that keeps a replica offline because its files have gone with a directory, and
+        all that may be elected cleanly are such replicas: elect another one."""
+        image = self.checks.image
+        for topic in list(image.topics_by_id.values()):
+            for index, partition in enumerate(topic.partitions):
+                if partition.leader == NO_LEADER and has_lost_files(partition, image):
+                    self.begin(Operation.UNCLEAN_ELECTION, topic.name)
+                    await self.elect(topic.name, index, unclean=True)
+
     async def _elect_uncleanly(self, place: Place) -> None:
         if self.options.unclean:
             self.begin(Operation.UNCLEAN_ELECTION, place.topic)
             await self.elect(place.topic, place.index, unclean=True)
+
+
+def has_lost_files(partition: PartitionImage, image: MetadataImage) -> bool:
+    """Whether each replica that may be elected cleanly lives, and its directory is none that its broker has."""
+    for member in (*partition.isr, *partition.elr, *partition.last_known_elr):
+        directory = partition.directory_of(member)
+        if not image.is_active(member) or directory is None or directory_is_online(image.brokers[member], directory):
+            return False
+    return True
 
 
 OPERATIONS: Final[Mapping[Operation, Callable[[Operator, Place], Awaitable[None]]]] = {

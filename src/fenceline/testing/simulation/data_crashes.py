@@ -97,16 +97,19 @@ class Crashes:
                 self.untraced.update((key, batch) for batch in before.log)
             return  # another replica: the old one was moved away
         there = set(log)
-        lost = [batch for batch in before.log if batch not in there]
+        gone = lost = [batch for batch in before.log if batch not in there]
         if is_compacted:
             end = log[-1].next_offset if log else start
-            lost = [batch for batch in lost if batch.base_offset >= end]
+            lost = [batch for batch in gone if batch.base_offset >= end]
         begins_anew = bool(lost) and lost[-1].next_offset < start
         new = [receipt for name, receipt in receipts.items() if name not in before.receipts]
         found = []
         lost_power = self._disk.power_losses > before.power_losses
         for receipt in new:
-            found += _complaints(receipt, lost, log, before.start, lost_power=lost_power)
+            if is_compacted:
+                found += _complaints_of_compacted(receipt, gone, log, before.start)
+            else:
+                found += _complaints(receipt, gone, log, before.start, lost_power=lost_power)
         for batch in lost:
             if batch.base_offset < start and not begins_anew:
                 continue
@@ -121,6 +124,31 @@ class Crashes:
             raise InvariantBroken(f"{where}: {'; '.join(found)} (receipts after a crash)")
 
 
+def _overlapping(batches: list[StoredBatch], receipt: Receipt) -> list[StoredBatch]:
+    start, end = receipt.start_offset, receipt.end_offset_exclusive
+    return [each for each in batches if start < each.next_offset and each.base_offset < end]
+
+
+def _complaints_of_compacted(
+    receipt: Receipt, gone: list[StoredBatch], log: list[StoredBatch], log_start: int
+) -> list[str]:
+    """As `_complaints`. Compaction may have removed some of the records before the cut, so that the receipt names
+    fewer."""
+    if _overlapping(log, receipt):
+        return [f"receipt of {receipt} tells of batches that are not lost"]
+    if receipt.cause is Cause.RECOVERY:
+        return []
+    mine = _overlapping(gone, receipt)
+    is_within = (
+        bool(mine)
+        and max(mine[0].base_offset, log_start) <= receipt.start_offset
+        and receipt.end_offset_exclusive <= mine[-1].next_offset
+        and receipt.records <= receipt.end_offset_exclusive - receipt.start_offset
+        and set(receipt.leader_epochs) <= {each.epoch for each in mine}
+    )
+    return [] if is_within else [f"receipt of {receipt} tells of more than {[each.base_offset for each in mine]}"]
+
+
 def _complaints(
     receipt: Receipt, lost: list[StoredBatch], log: list[StoredBatch], log_start: int, *, lost_power: bool
 ) -> list[str]:
@@ -128,9 +156,9 @@ def _complaints(
     start, end = receipt.start_offset, receipt.end_offset_exclusive
     if receipt.cause is Cause.RECOVERY:
         # What a crash has torn is told as far as it can be read.
-        wrong = [each for each in log if start < each.next_offset and each.base_offset < end]
+        wrong = _overlapping(log, receipt)
         return [f"receipt of {receipt} tells of batches that are not lost"] if wrong else []
-    mine = [each for each in lost if start < each.next_offset and each.base_offset < end]
+    mine = _overlapping(lost, receipt)
     if _BY_OFFSETS not in receipt.known_by:
         size_bytes = sum(len(each.content) for each in mine)
         if lost_power and receipt.evidence and receipt.size_bytes < size_bytes:

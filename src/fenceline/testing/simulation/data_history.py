@@ -198,7 +198,7 @@ class History:
         kept = 0
         while kept < len(self.batches):
             batch = self.batches[kept]
-            is_there = Place(batch.base_offset, batch.epoch) in mine or batch.base_offset < start
+            is_there = Place(batch.base_offset, batch.epoch) in mine or batch.next_offset <= start
             if not is_there and not (self.is_compacted and batch.next_offset <= end):
                 break
             kept += 1
