@@ -4,14 +4,16 @@ alone, which loses nothing by time or size.
 
 from __future__ import annotations
 
+from fenceline.log import compaction
 from fenceline.log.compaction import Limits
+from fenceline.log.compaction_plan import Due
 from fenceline.log.config import LogConfig
 from fenceline.log.partition_log import PartitionLog
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_batch
 from fenceline.testing.sim_disk import SimDisk
 
-from .compaction_story import compact_all
+from .compaction_story import compact_all, run
 from .helpers import open_log, read_all
 
 OLD_MS, NEW_MS, RETENTION_MS = 1_000, 1_000_000, 10_000
@@ -115,3 +117,16 @@ def test_compact_alone_loses_nothing_by_time_or_size(disk: SimDisk) -> None:
     assert log.advance_log_start(40)
     assert {segment.reason for segment in log.enforce_retention(NEW_MS)} == {"log start"}
     assert records(log) == [each for each in before if each[0] >= log.segments[0].base_offset and each[0] >= 40]
+
+
+def test_segments_that_retention_takes_before_a_pass_begins(disk: SimDisk) -> None:
+    """Nothing is left to do: the log was called one that cannot be compacted, and never looked at again."""
+    log = lived(disk, BOTH)
+    active = log.segments[-1].base_offset
+    due = Due(0, active, 1, 1.0)
+    log.advance_log_start(active)
+    log.enforce_retention(NEW_MS)
+    assert len(log.segments) == 1
+    work = compaction.begin(log, due, now_ms=NEW_MS, limits=Limits(secret=bytes(16)))
+    assert run(log, work) == []
+    assert work.end == active

@@ -91,6 +91,16 @@ class TestCompacted:
         with pytest.raises(InvariantBroken, match="of epoch 0 is committed"):
             self.history().compare(stored(1, (b"b", b"1"), epoch=1), "n1")
 
+    def test_an_unclean_leader_has_what_compaction_removed_and_not_what_came_in_other_epochs(self) -> None:
+        history = History("t0-0")
+        batches = [stored(0, (b"a", b"1")), stored(1, (b"b", b"1")), stored(2, (b"c", b"1"), epoch=1)]
+        history.becomes_compacted()
+        history.commit(batches, "n1")
+        log = [batches[1], stored(2, (b"d", b"1")), stored(3, (b"a", b"2"))]
+        history.begin_anew(log, 0, 4, 2, lambda offset: 0)
+        assert history.batches == batches[:2]
+        assert history.lost_batches == batches[2:]
+
 
 def test_a_reader_crosses_deleted_records_and_no_truncation() -> None:
     """The log was emptied up to 5 and goes on there: what lay before its first batch is known from other logs only."""
