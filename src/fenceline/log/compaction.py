@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import FencelineError
 from fenceline.log import compaction_swap
-from fenceline.log.compaction_bound import raise_bound
 from fenceline.log.compaction_filter import Filtering, Indexing, Kept
 from fenceline.log.compaction_kernel import SLOT_BYTES, KeyOffsets, tell_batches
 from fenceline.log.compaction_plan import Due, Group, groups
@@ -153,7 +152,11 @@ class Compaction:
             keys.end_offset = after
         self.end = keys.end_offset
         self.stats.map_use = len(keys) / self.limits.most_keys
-        if self.end <= due.first_dirty:
+        if self.end > due.first_dirty:
+            return
+        if not indexing.is_full:
+            self.end = due.end  # retention has taken these segments since they were found to be dirty
+        else:
             raise Uncleanable(
                 f"{self.directory}: one batch at offset {self.end} has more keys than fit into {keys.most_keys} places;"
                 " raise log.cleaner.dedupe.buffer.size"
@@ -223,7 +226,6 @@ class Compaction:
                 replaces_aborted = any(segment.aborted_transactions() for segment in old[:1])
                 suffixes = compaction_swap.write_indexes(disk, new, replaces_aborted)
                 replacement = replacement._replace(suffixes=suffixes)
-                raise_bound(disk, self.directory, self.due.end)
                 compaction_swap.prepare(disk, self.directory, replacement)
                 yield replacement
                 compaction_swap.settle(disk, self.directory, replacement)

@@ -380,7 +380,8 @@ class DataChecks:
         assert leader is not None, "it leads"
         epoch = leader.leader_epoch
         if leader.is_recovering:
-            history.begin_anew(copy.batches(0, copy.end), copy.start, copy.end, epoch)
+            epoch_at = copy.replica.log.epochs.epoch_for_offset
+            history.begin_anew(copy.batches(0, copy.end), copy.start, copy.end, epoch, epoch_at)
             copy.matched = min(copy.matched, history.end)
             for node in self._nodes.values():
                 other = node.copies.get(self._key_of(copy))

@@ -13,7 +13,7 @@ has a newer one with its key.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from fenceline.records.batch import BATCH_OVERHEAD, read_header
@@ -192,14 +192,23 @@ class History:
         """The end of what leaders of older epochs called committed."""
         return max((end for led, end in self.ends.items() if led < epoch), default=0)
 
-    def begin_anew(self, log: Iterable[StoredBatch], start: int, end: int, epoch: int) -> None:
-        """An uncleanly elected leader has this log from `start` to `end`: what it lacks is lost."""
+    def begin_anew(
+        self,
+        log: Iterable[StoredBatch],
+        start: int,
+        end: int,
+        epoch: int,
+        epoch_at: Callable[[int], int] = lambda offset: -1,
+    ) -> None:
+        """An uncleanly elected leader has this log from `start` to `end`: what it lacks is lost. `epoch_at`: the leader
+        epoch of an offset of it, also where compaction has removed the record: with the same epoch it was the same."""
         mine = {Place(batch.base_offset, batch.epoch) for batch in log}
         kept = 0
         while kept < len(self.batches):
             batch = self.batches[kept]
             is_there = Place(batch.base_offset, batch.epoch) in mine or batch.next_offset <= start
-            if not is_there and not (self.is_compacted and batch.next_offset <= end):
+            was_there = self.is_compacted and batch.next_offset <= end and epoch_at(batch.base_offset) == batch.epoch
+            if not is_there and not was_there:
                 break
             kept += 1
         self.lost += len(self.batches) - kept
