@@ -34,7 +34,9 @@ BELIEVED_BYTES: Final = 16 << 20
 LARGEST_WINDOW_BYTES: Final = 256 << 20
 """Larger batches are checked piece by piece, and their records can not be looked at."""
 ROWS: Final = 4096
-"""Batches described at a time."""
+"""Batches described at a time, at most."""
+FEWEST_ROWS: Final = 16
+"""A small file has room for no more batches than it can hold, and for these that are written meanwhile."""
 MAGIC_POSITION: Final = 16
 GROWTHS: Final = 10
 """How often the end of a file is looked at again while somebody writes to it."""
@@ -141,7 +143,8 @@ class SegmentWalk:
         self._grow = grow
         self._growths = 0
         self._window_bytes = window_bytes
-        self._rows = array("q", bytes(8 * ROWS * len(COLUMNS)))
+        rows = min(ROWS, (end - start) // BATCH_OVERHEAD + FEWEST_ROWS)
+        self._rows = array("q", bytes(8 * rows * len(COLUMNS)))
         self._columns = memoryview(self._rows)
         self._totals = array("q", bytes(8 * len(TOTALS)))
         self._fd = -1

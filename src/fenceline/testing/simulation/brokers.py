@@ -11,6 +11,7 @@ from random import Random
 from typing import Final
 
 from fenceline.config.node import NodeConfig
+from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.roles import Role
 from fenceline.testing.simulation.brokers_admin import Admin
 from fenceline.testing.simulation.brokers_clients import Client, Consumer, Producer
@@ -47,6 +48,8 @@ class Story:
         self._configs: dict[int, NodeConfig] = {}
         self._brokers: dict[int, SimBroker] = {}
         """By node, its newest life."""
+        self._quorums: dict[int, Quorum] = {}
+        """By node, of its newest life, once it has one."""
         self._roles: dict[int, Role] = {}
         """By node, in the quorum, as it was seen last."""
         self._clients: list[Client] = []
@@ -111,16 +114,22 @@ class Story:
 
     def _look(self, process: Process) -> None:
         self.checks.look(process)
-        broker = self._brokers.get(process.node_id)
-        if broker is not None and broker.has_metadata:
-            role = broker.controller.quorum.role
-            if role is not self._roles.get(process.node_id):
-                self._roles[process.node_id] = role
-                self._world.coverage.changed(process.node_id)
+        node_id = process.node_id
+        quorum = self._quorums.get(node_id)
+        if quorum is None:
+            broker = self._brokers.get(node_id)
+            if broker is None or not broker.has_metadata:
+                return
+            quorum = self._quorums[node_id] = broker.controller.quorum
+        role = quorum.role
+        if role is not self._roles.get(node_id):
+            self._roles[node_id] = role
+            self._world.coverage.changed(node_id)
 
     async def _body(self, process: Process) -> None:
         broker = SimBroker(process, self._configs[process.node_id], self._sockets)
         self._brokers[process.node_id] = broker
+        self._quorums.pop(process.node_id, None)
         self.checks.begins(process, broker)
         self._marks.begins(process, broker)
         await broker.live()
@@ -148,6 +157,7 @@ class Story:
         self._sockets.forget()
         self._clients.clear()
         self._brokers.clear()
+        self._quorums.clear()
         return seen
 
 

@@ -10,6 +10,7 @@ Of the public TLA+ models of KIP-320 and KIP-966: LeaderInIsr, WeakIsr, StrongIs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, LOSSES_TOPIC, NO_LEADER
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from fenceline.testing.simulation.brokers_node import SimBroker
 
 _RECOVERING: Final = LeaderRecoveryState.RECOVERING
+_bounds_of: Final = attrgetter("log_start_offset", "high_watermark", "log_end_offset")
 
 
 class _Copy:
@@ -62,6 +64,7 @@ class _Copy:
         "reader",
         "receipts",
         "replica",
+        "seen",
         "since",
         "start",
         "was_cut",
@@ -77,6 +80,8 @@ class _Copy:
         self.end = replica.log.log_start_offset
         self.start = -1
         self.high_watermark = -1
+        self.seen = (-1, -1, -1)
+        """Log start, high watermark and log end."""
         self.epoch = -1
         self.leader: LeaderState | None = None
         self.isr: frozenset[int] = frozenset()
@@ -101,6 +106,7 @@ class _Node:
         self.receipts: dict[str, Receipt] = {}
         """By id: those that it told of in this life; what the ledger has need not stay on the disk."""
         self.undelivered = 0
+        self.has_metadata = False
 
     @property
     def image(self) -> MetadataImage:
@@ -171,8 +177,12 @@ class DataChecks:
     def look(self, process: Process) -> None:
         """Raises InvariantBroken."""
         node = self._nodes.get(process.node_id)
-        if node is None or not node.broker.has_metadata:
+        if node is None:
             return
+        if not node.has_metadata:
+            node.has_metadata = node.broker.has_metadata
+            if not node.has_metadata:
+                return
         image = node.image
         if image.offset > self.image.offset:
             self._newer(image, process)
@@ -199,14 +209,12 @@ class DataChecks:
                     self.on_change(process, replica.topic_partition.topic)
                     self.on_cut(process, replica.log.directory)
                 continue
-            log, leader = replica.log, replica.leader
+            leader = replica.leader
             if (
-                copy.end != log.log_end_offset
-                or copy.high_watermark != log.high_watermark
-                or copy.leader is not leader
+                copy.leader is not leader
+                or copy.seen != _bounds_of(replica.log)
                 or (leader is not None and copy.isr is not leader.isr)
                 or copy.was_cut
-                or copy.start != log.log_start_offset
             ):
                 self.changes += 1
                 self.on_change(process, replica.topic_partition.topic)
@@ -329,6 +337,7 @@ class DataChecks:
             )
         copy.is_new = False
         copy.end, copy.high_watermark, copy.leader, copy.epoch = end, high_watermark, leader, replica.leader_epoch
+        copy.seen = (start, high_watermark, end)
         copy.isr = leader.isr if leader is not None else copy.isr
         if began:
             self._leads(copy, history, where)

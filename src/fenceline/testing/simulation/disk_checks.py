@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from fenceline.log.disk import Disk, FileStat
 from fenceline.log.file_names import LOG_SUFFIX
 from fenceline.log.lost_and_found import EVIDENCE_DIR
-from fenceline.log.verify import Settings, Severity, find_places, verify_places
+from fenceline.log.verify import Settings, Severity, find_places, groups_of, verify_group
 from fenceline.log.verify_findings import Finding
 from fenceline.losses.receipt import Receipt, decode
 from fenceline.testing.sim_disk import SimDisk
@@ -64,16 +64,19 @@ class Disks:
         disk.close(real)
 
 
-def errors_of(disks: Mapping[str, SimDisk], directories: Iterable[str]) -> list[Finding]:
-    """What `fenceline verify` calls an error, of all these data directories together."""
+def errors_of(disks: Mapping[str, SimDisk], directories: Iterable[str], *, holding: str = "") -> list[Finding]:
+    """What `fenceline verify` calls an error, of all these data directories together. `holding`: only of the replicas
+    that are compared with the one that has this file; all where none has it."""
     disk = cast(Disk, cast(Any, Disks(disks)))
     places = find_places(disk, list(directories))
     settings = Settings(deep=True, wait=lambda seconds: None)
+    groups = groups_of(places)
+    concerned = [group for group in groups if any(holding.startswith(place.path) for place in group)] if holding else []
+    reports = list(places.reports)
+    for group in concerned or groups:
+        reports += verify_group(disk, group, settings)
     return [
-        finding
-        for report in verify_places(disk, places, settings)
-        for finding in report.findings.kept
-        if finding.severity is Severity.ERROR
+        finding for report in reports for finding in report.findings.kept if finding.severity is Severity.ERROR
     ]
 
 
@@ -88,8 +91,8 @@ def verify_finds_nothing(disks: Mapping[str, SimDisk], directories: Sequence[str
 def verify_finds_a_changed_byte(disks: Mapping[str, SimDisk], directories: Sequence[str], rng: Random) -> None:
     """In a segment that is not empty; put back afterwards. Raises InvariantBroken."""
     segments = [
-        (disk, f"{folder}/{name}")
-        for _, disk in sorted(disks.items())
+        (machine, disk, f"{folder}/{name}")
+        for machine, disk in sorted(disks.items())
         for folder in disk.folders()
         if not folder.endswith((*_PUT_AWAY, EVIDENCE_DIR))
         for name in sorted(disk.folder(folder) or ())
@@ -97,10 +100,10 @@ def verify_finds_a_changed_byte(disks: Mapping[str, SimDisk], directories: Seque
     ]
     if not segments:
         return
-    disk, path = rng.choice(segments)
+    machine, disk, path = rng.choice(segments)
     position = rng.randrange(len(disk.peek(path) or b""))
     disk.flip(path, position)
-    found = errors_of(disks, directories)
+    found = errors_of(disks, directories, holding=f"/{machine}{path}")
     disk.flip(path, position)
     # A batch with a changed offset or epoch can show by what comes behind it, in the next file.
     folder, _, changed = path.rpartition("/")
