@@ -84,7 +84,7 @@ def _b4_answers_are_bounded_by_what_allowed_the_batch(patch: pytest.MonkeyPatch)
     patch.setattr(leader_link, "largest_of_begun", lambda version, begun: None)
 
 
-@breaks(10, "rest", "2026-11-23", story="operations", **_UNCLEAN)
+@breaks(28, "rest", "2026-11-23", story="operations", **_UNCLEAN)
 def _b6_recovered_is_proposed_until_the_controller_has_it(patch: pytest.MonkeyPatch) -> None:
     """Once for each leader epoch: what another change of the partition overtook was never asked again."""
     patch.setattr(Replication, "_propose_recovered_again", lambda self, replica: None)
@@ -116,6 +116,9 @@ _BEGINS_ANEW: Final = {
     "compaction": "0",
     "retention": "0",
     "segment_bytes": "0",
+    "quiet_s": "0",
+    "safety_s": "6",
+    "tidy_ms": "300",
 }
 """Followers that come back below the leader's log start, and end in the middle of their next append."""
 _ANEW: Final = {
@@ -149,7 +152,7 @@ def _b2_nothing_is_appended_below_the_durable_recovery_point(patch: pytest.Monke
     patch.setattr(SegmentedLog, "_check_recovery_point", lambda self, base: None)
 
 
-@breaks(10, "log start", "2026-11-23", story="operations", **_ANEW)
+@breaks(18, "log start", "2026-11-23", story="operations", **_ANEW)
 def _b3_a_checkpoint_belongs_to_one_directory(patch: pytest.MonkeyPatch) -> None:
     """It belonged to a name, and a topic that was made anew took over the offsets of the one before."""
     patch.setattr(LogDirOffsets, "are_of", lambda self, topic_partition, directory: True)

@@ -62,7 +62,7 @@ def test_replicas_that_differ() -> None:
 
 
 def test_a_byte_that_verify_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fenceline.testing.simulation.disk_checks.errors_of", lambda disks, directories: [])
+    monkeypatch.setattr("fenceline.testing.simulation.disk_checks.errors_of", lambda disks, directories, holding: [])
     with pytest.raises(InvariantBroken, match="does not find the byte"):
         verify_finds_a_changed_byte({"n1": replica(b"a")}, PATHS[:1], Random(0))
 

@@ -65,6 +65,7 @@ def test_an_operator_uses_every_api(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: set[str] = set()
     monkeypatch.setattr(Coverage, "operation", lambda self, name, topic=None: begun.add(name))
     wanted = {"operations": "", "operate_s": "0.05", "safety_s": "10", "unclean": "1", "groups": "1", "log_dirs": "2"}
+    wanted["quiet_s"] = "0"
     outcome = play(1, "operations", overrides=NO_FAULTS | wanted)
     assert outcome.failure is None, outcome.report()
     assert begun == BEGUN
@@ -83,7 +84,8 @@ def test_directories_are_lost() -> None:
 
 def test_what_a_later_unclean_election_brings_back_is_not_lost() -> None:
     """Seed 100066: a replica that lost its log leads, then the one that has all of it leads again."""
-    outcome = play(100066, "operations", overrides={"retention": "0", "stop_s": "1.5"})
+    busy = {"quiet_s": "0", "safety_s": "6", "tidy_ms": "2000"}
+    outcome = play(100066, "operations", overrides={"retention": "0", "stop_s": "1.5"} | busy)
     assert outcome.failure is None, outcome.report()
 
 

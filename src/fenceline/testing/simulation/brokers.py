@@ -25,6 +25,7 @@ from fenceline.testing.simulation.coverage_states import DOWN, states_of
 from fenceline.testing.simulation.data_checks import DataChecks
 from fenceline.testing.simulation.disk_checks import verify_finds_a_changed_byte, verify_finds_nothing
 from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.pace import PROGRESS, Tide
 from fenceline.testing.simulation.profiles import draw, draw_operations
 from fenceline.testing.simulation.sockets import Sockets
 from fenceline.testing.simulation.world import Process, World
@@ -165,6 +166,22 @@ class OperatedStory(Story):
     """The same cluster under an operator who uses every API: a `stage.Story`."""
 
     name = "operations"
+
+    def build(self) -> None:
+        """All clients but the operator ask and rest at the same times."""
+        world = self._world
+        if world.options.quiet_s:
+            world.tide = Tide(world.rng("tide"), world.options.load_s, world.options.quiet_s)
+        super().build()
+
+    def progress(self) -> int:
+        """Asked when the faults have ended: each client must get some requests done from then on, and then rests."""
+        if not self._world.options.quiet_s:
+            return super().progress()
+        for client in self._clients:
+            if client.enough < 0:
+                client.enough = client.done + PROGRESS
+        return min(client.done - client.enough for client in self._clients)
 
     @staticmethod
     def settle(rng: Random, drawn: Options) -> Options:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _TROUBLE: Final = (ConnectionError, MalformedRequest, NoSuchVersion)
 _PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
+ENOUGH_S: Final = 0.5
+"""How long a client that has enough looks away."""
 _PRODUCE_TIMEOUT_MS: Final = 1500
 _FENCED_OUT: Final = frozenset(
     {
@@ -57,6 +59,8 @@ class Client(ABC):
         self.wire = Wire(world, sockets, -1 - number)
         self.who = f"{self.name}{number}"
         self.places: list[Place] = []
+        self.enough = -1
+        """Once it has got so many requests done, it asks no more; -1: it never has enough."""
         self.world = world
         self.nodes = nodes
         self._misses = 0
@@ -68,6 +72,10 @@ class Client(ABC):
     async def live(self) -> None:
         think_s = self.world.options.think_ms / 1000
         while not self.must_rest:
+            quiet_s = self.quiet_s()
+            if quiet_s:
+                await asyncio.sleep(quiet_s)
+                continue
             self.is_waiting = True
             try:
                 await self.one()
@@ -79,6 +87,13 @@ class Client(ABC):
                 return
             self.is_waiting = False
             await asyncio.sleep(self.rng.random() * 2 * think_s + 0.0001)
+
+    def quiet_s(self) -> float:
+        """Seconds until it may ask again; 0.0: now."""
+        if 0 <= self.enough <= self.done:
+            return ENOUGH_S
+        world = self.world
+        return world.tide.quiet_s(world.scheduler.now_s) if world.tide is not None and world.faults_strike else 0.0
 
     @abstractmethod
     async def one(self) -> None:

@@ -41,6 +41,13 @@ _TIMES: Final[Mapping[str, str]] = {
     "offsets.topic.num.partitions": "2",
 }
 """Shorter than Kafka's, so that a story of ten seconds has some of each."""
+_QUIET_TIMES: Final[Mapping[str, str]] = {
+    "broker.session.timeout.ms": "2500",
+    "broker.heartbeat.interval.ms": "800",
+    "replica.lag.time.max.ms": "2500",
+    "replica.fetch.wait.max.ms": "500",
+}
+"""Of a story that is twice as long, because its clients rest in between."""
 
 
 def voter_of(node_id: int) -> Voter:
@@ -86,6 +93,7 @@ def config_of(options: Options, node_id: int, controllers: Iterable[int]) -> Nod
             "log.retention.check.interval.ms": str(options.tidy_ms),
             **_TIMES,
             **(_tidy(options) if options.operate_s else {}),
+            **(_QUIET_TIMES if options.quiet_s else {}),
         },
         {},
     )

@@ -15,6 +15,7 @@ from fenceline.controller.state import directory_is_online
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, NO_LEADER
 from fenceline.metadata.image import MetadataImage, PartitionImage
 from fenceline.testing.simulation.brokers_admin import Admin
+from fenceline.testing.simulation.brokers_clients import ENOUGH_S
 from fenceline.testing.simulation.brokers_node import directories_of
 from fenceline.testing.simulation.brokers_wire import Place
 from fenceline.testing.simulation.operations import Operation
@@ -40,6 +41,10 @@ class Operator(Admin):
         self._left: dict[tuple[str, int], list[int]] = {}
         """By partition: the replicas that it had before it was moved away."""
 
+    def quiet_s(self) -> float:
+        """It asks while the other clients rest, too."""
+        return ENOUGH_S if 0 <= self.enough <= self.done else 0.0
+
     async def one(self) -> None:
         await self.learn()
         missing = [each for each in self.topics if each not in {place.topic for place in self.places}]
@@ -55,7 +60,7 @@ class Operator(Admin):
                 self.served()
             await asyncio.sleep(0.2)
             return
-        await asyncio.sleep(self.rng.expovariate(1 / self.options.operate_s))
+        await asyncio.sleep(self.world.lasting_s(self.rng.expovariate(1 / self.options.operate_s)))
         if self.places and self._wanted:
             place = self.rng.choice(self.places)
             await OPERATIONS[self.rng.choice(self._wanted)](self, place)

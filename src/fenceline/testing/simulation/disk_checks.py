@@ -75,9 +75,7 @@ def errors_of(disks: Mapping[str, SimDisk], directories: Iterable[str], *, holdi
     reports = list(places.reports)
     for group in concerned or groups:
         reports += verify_group(disk, group, settings)
-    return [
-        finding for report in reports for finding in report.findings.kept if finding.severity is Severity.ERROR
-    ]
+    return [finding for report in reports for finding in report.findings.kept if finding.severity is Severity.ERROR]
 
 
 def verify_finds_nothing(disks: Mapping[str, SimDisk], directories: Sequence[str]) -> None:

@@ -77,7 +77,7 @@ class Faults:
                 fault()
                 self._again(period_s, fault)
 
-        self._world.loop.call_later(self._rng.expovariate(1 / period_s), strike)
+        self._world.loop.call_later(self._world.lasting_s(self._rng.expovariate(1 / period_s)), strike)
 
     def _ended(self, process: Process) -> None:
         self._world.loop.call_later(0.01, self._supervise, process)

@@ -71,6 +71,10 @@ class Options:
     """Between changes of the voter set."""
     clients: int = 2
     think_ms: float = 20.0
+    load_s: float = 1.0
+    """How long all clients ask at a time, where they rest in between."""
+    quiet_s: float = 0.0
+    """How long all clients rest at a time; 0: each has a pace of its own."""
     snapshot_bytes: int = 20 << 20
     snapshot_interval_ms: int = 3_600_000
     retention_bytes: int = 100 << 20

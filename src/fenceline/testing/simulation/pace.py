@@ -1,14 +1,18 @@
-"""How long a simulated client thinks between two requests.
+"""How long a simulated client thinks between two requests, and when all clients of a cluster rest.
 
 Owns bursts and rests. What a busy story costs grows with its requests, what it may find with its faults: so clients ask
-in bursts, and faults meet a cluster that is under load, one that just was, and one at rest.
+in bursts, and faults meet a cluster that is under load, one that just was, and one at rest. `Pace` is one client's;
+`Tide` is what the clients of a cluster have in common: faults and operators are rarer while they rest.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from random import Random
 from typing import Final
 
+PROGRESS: Final = 5
+"""Requests that each client must get done after the last fault."""
 _BURST: Final = (3, 12)
 """Requests from one rest to the next."""
 _REST_S: Final = (0.2, 1.2)
@@ -36,3 +40,49 @@ class Pace:
                 self._left = self._rng.randint(*_BURST)
                 think_s += self._rng.uniform(*_REST_S)
         return think_s
+
+
+_QUIET_PACE: Final = 0.25
+"""How fast faults and operators go on while clients rest."""
+
+
+class Tide:
+    """Load and quiet in turn, for all clients of a cluster. It begins with load. Times that it is asked for never
+    fall."""
+
+    def __init__(self, rng: Random, load_s: float, quiet_s: float) -> None:
+        """How long load and quiet last, on average."""
+        self._rng = rng
+        self._load_s = load_s
+        self._quiet_s = quiet_s
+        self._turns: list[float] = [0.0]
+        """When load begins (even places) and ends (odd places), as far as it was drawn."""
+
+    def quiet_s(self, now_s: float) -> float:
+        """Seconds until the next load begins; 0.0 under load."""
+        at = self._turn_at(now_s)
+        return self._turns[at + 1] - now_s if at % 2 else 0.0
+
+    def lasting_s(self, now_s: float, busy_s: float) -> float:
+        """Seconds from now that are as long as `busy_s` under load: in quiet all goes slower."""
+        at, when_s = self._turn_at(now_s), now_s
+        while True:
+            pace = _QUIET_PACE if at % 2 else 1.0
+            end_s = self._turn_after(at)
+            if busy_s <= (end_s - when_s) * pace:
+                return when_s + busy_s / pace - now_s
+            busy_s -= (end_s - when_s) * pace
+            at, when_s = at + 1, end_s
+
+    def _turn_at(self, now_s: float) -> int:
+        """The place of the turn that began last."""
+        while self._turns[-1] <= now_s:
+            self._turn_after(len(self._turns) - 1)
+        return bisect_right(self._turns, now_s) - 1
+
+    def _turn_after(self, at: int) -> float:
+        """When this turn ends."""
+        if at + 1 == len(self._turns):
+            mean_s = self._quiet_s if at % 2 else self._load_s
+            self._turns.append(self._turns[at] + mean_s * self._rng.uniform(0.4, 1.6))
+        return self._turns[at + 1]

@@ -14,6 +14,8 @@ from fenceline.testing.simulation.options import Options, sometimes
 
 NEVER_MS: Final = 2**31 - 1
 """Longer than any story."""
+_SHORTEST_MS: Final = 100
+"""Between two looks at what may have to be done."""
 
 
 def draw(rng: Random, drawn: Options) -> Options:
@@ -188,7 +190,21 @@ def draw_operations(rng: Random, drawn: Options) -> Options:
         tidy_ms=rng.choice((50, 300, 2000)),
     )
     name = rng.choice(_OPERATED_CHOICE)
-    return _OPERATED[name](rng, replace(mixed, profile=name))
+    return _paced(rng, _OPERATED[name](rng, replace(mixed, profile=name)))
+
+
+def _paced(rng: Random, options: Options) -> Options:
+    """Load and quiet in turn, twice as long: as many faults and operations, which meet load more often than quiet. What
+    has nothing to do costs the same in quiet, so it looks less often."""
+    return replace(
+        options,
+        safety_s=12.0,
+        load_s=rng.choice((0.4, 0.8, 1.2)),
+        quiet_s=rng.choice((1.5, 3.0)),
+        checkpoint_ms=max(options.checkpoint_ms, _SHORTEST_MS),
+        flush_ms=max(options.flush_ms, _SHORTEST_MS),
+        tidy_ms=max(2 * options.tidy_ms, _SHORTEST_MS),
+    )
 
 
 def _operated(rng: Random, options: Options) -> Options:

@@ -20,10 +20,9 @@ from fenceline.testing.simulation.checks import Invariants
 from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.faults import Faults
 from fenceline.testing.simulation.options import Options, draw_faults
+from fenceline.testing.simulation.pace import PROGRESS
 from fenceline.testing.simulation.scheduler import SimulationError
 from fenceline.testing.simulation.world import LogSink, World
-
-PROGRESS: Final = 5
 
 
 class Story(Protocol):

@@ -24,6 +24,7 @@ from fenceline.testing.simulation.loop import SimLoop
 from fenceline.testing.simulation.network import Handler, Network, Taker, Weather
 from fenceline.testing.simulation.operations import Fault
 from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.pace import Tide
 from fenceline.testing.simulation.scheduler import RUNNING, Scheduler, SimulationError
 from fenceline.testing.simulation.trace import Trace
 
@@ -268,6 +269,8 @@ class World:
         self.coverage = Coverage(lambda: self.scheduler.now_s)
         self.processes: dict[int, Process] = {}
         self.faults_strike = True
+        self.tide: Tide | None = None
+        """When all clients rest; None: never at the same time."""
         self.buried: list[SimLoop] = []
         self.on_end: list[Callable[[Process], None]] = []
         self.standing_excuses: Callable[[Process], set[str]] = lambda process: set()
@@ -279,6 +282,10 @@ class World:
     @staticmethod
     def rng_of(seed: int, name: str) -> Random:
         return Random(f"{seed}/{name}")
+
+    def lasting_s(self, busy_s: float) -> float:
+        """Seconds from now until something happens again that happens after `busy_s` under load."""
+        return busy_s if self.tide is None else self.tide.lasting_s(self.scheduler.now_s, busy_s)
 
     def add(self, node_id: int, body: Body) -> Process:
         process = self.processes[node_id] = Process(self, node_id, body)
