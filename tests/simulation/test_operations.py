@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from uuid import UUID
 
 import pytest
 from immutables import Map
 
+from fenceline.log.compaction import Compaction, Uncleanable
 from fenceline.metadata.image import EMPTY_IMAGE, LOST_DIRECTORY, BrokerImage, PartitionImage
 from fenceline.testing.simulation.brokers_operator import has_lost_files
 from fenceline.testing.simulation.coverage import Coverage
@@ -120,3 +122,15 @@ def test_a_replica_that_lost_its_files_is_replaced() -> None:
     assert not has_lost_files(partition(1, 2), image), "it will be elected"
     assert not has_lost_files(partition(2), image)
     assert not has_lost_files(partition(3, lost_of=3), image), "it may come back"
+
+
+def test_a_log_that_the_cleaner_gives_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Compaction, keys: object) -> Iterator[int]:
+        raise Uncleanable("a test")
+
+    monkeypatch.setattr(Compaction, "_index", refuse)
+    wanted = {"compaction": "1", "segment_bytes": "300", "tidy_ms": "50", "operations": "alter config", "topics": "2"}
+    no_faults = NO_FAULTS | dict.fromkeys(("fail_s", "flip_s", "lose_dir_s"), "0")
+    outcome = play(3, "operations", overrides=no_faults | wanted)
+    assert outcome.failure is not None
+    assert "is not compacted any more: a test (compaction)" in outcome.failure

@@ -192,6 +192,7 @@ class OperatedStory(Story):
         """Also stop all nodes in order, and look at their disks with the tools that operators have."""
         super().final()
         world = self._world
+        self._logs_can_be_compacted()
         for process in world.processes.values():
             process.must_run = False
             process.request_stop()
@@ -203,6 +204,15 @@ class OperatedStory(Story):
         verify_finds_nothing(disks, directories)
         verify_finds_a_changed_byte(disks, directories, world.rng("changed byte"))
         self.checks.ledger_is_complete(disks.values())
+
+    def _logs_can_be_compacted(self) -> None:
+        """Only damage and calls of the disk that fail keep the cleaner from a log. Raises InvariantBroken."""
+        options = self._world.options
+        if options.fail_s or options.flip_s or options.lose_dir_s:
+            return
+        for node_id, broker in sorted(self._brokers.items()):
+            for where, (_, reason) in broker.cleaner.uncleanable.items():
+                raise InvariantBroken(f"n{node_id} {where} is not compacted any more: {reason} (compaction)")
 
     def clients(self) -> list[type[Client]]:
         """See `Story`."""
