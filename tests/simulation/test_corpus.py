@@ -11,7 +11,8 @@ from fenceline.testing.simulation import coverage_table
 from fenceline.testing.simulation.corpus import Entry, load, save
 from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.operations import Fault, Operation
-from fenceline.testing.simulation.search import STRIKES, Search
+from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.search import LIKELY, STRIKES, Search
 from fenceline.testing.simulation.stage import STORIES, options_of
 from fenceline.testing.simulation.workers import Game
 
@@ -78,6 +79,15 @@ def test_the_search_makes_the_same_games_again() -> None:
 
 def test_each_fault_has_options_that_make_it_strike() -> None:
     assert set(STRIKES) == set(Fault)
+
+
+def test_each_state_that_is_aimed_at_is_one_and_has_options_that_are_known() -> None:
+    states = {f"{room} {state}" for room, labels in coverage_table.STATES.items() for state in labels}
+    assert set(LIKELY) <= states
+    for options in (*LIKELY.values(), *STRIKES.values()):
+        for name, values in options.items():
+            for value in values:
+                Options().with_text({name: value})
 
 
 def test_the_table_names_what_is_missing() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from fenceline.testing.simulation.coverage import ROOMS, WINDOW_S, Coverage, State, Triple
+import pytest
+
+from fenceline.testing.simulation.coverage import LOOK_S, ROOMS, WINDOW_S, Coverage, State, Triple
 from fenceline.testing.simulation.coverage_states import STATES
+from fenceline.testing.simulation.operations import Operation
+from fenceline.testing.simulation.stage import play
 
 
 class _Clock:
@@ -56,6 +60,61 @@ def test_a_change_meets_what_is_active_on_its_node_and_in_progress_on_its_topic(
         (f"of {topic}", f"at {node_id}") for topic in ("t0", None) for node_id in (1, None)
     }
     assert {each.state for each in coverage.counts} == {"1-t0"}
+
+
+def test_an_operation_is_in_progress_until_its_effect_has_ended() -> None:
+    clock, looks = _Clock(), []
+    coverage = _coverage(clock)
+
+    def has_ended(name: str, topic: str | None) -> bool:
+        looks.append((name, topic, clock.now_s))
+        return clock.now_s > 2.0
+
+    coverage.has_ended = has_ended
+    coverage.operation("reassign", "t0")
+    clock.now_s = WINDOW_S / 2
+    coverage.fault("lag")
+    assert not looks
+    clock.now_s = 1.5
+    coverage.fault("kill", 1)
+    clock.now_s = 1.5 + LOOK_S / 2
+    coverage.fault("pause", 1)
+    assert looks == [("reassign", "t0", 1.5)]
+    clock.now_s = 2.1
+    coverage.fault("stop", 1)
+    assert {each.fault for each in coverage.counts} == {"lag", "kill", "pause"}
+    assert {each.operation for each in coverage.counts} == {"reassign"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "seed", "options"),
+    [
+        (Operation.RETENTION, 4, {"retention": "1", "segment_bytes": "300", "tidy_ms": "50", "log_dirs": "1"}),
+        (Operation.COMPACTION, 2, {"compaction": "1", "segment_bytes": "300", "tidy_ms": "50", "log_dirs": "1"}),
+        (Operation.METADATA_SNAPSHOT, 4, {"snapshot_bytes": "300", "snapshot_interval_ms": "200"}),
+    ],
+)
+def test_work_that_a_node_begins_by_itself_is_an_operation(
+    operation: Operation, seed: int, options: dict[str, str]
+) -> None:
+    """On its topic, or of the whole cluster for the metadata; and no seed is another for being looked at."""
+    options |= {"crash_s": "0.7", "safety_s": "4"}
+    outcome = play(seed, "operations", overrides=options)
+    assert outcome.failure is None
+    met = {each for each in outcome.triples if each.operation == operation}
+    assert {"log", "quorum"} <= {each.room for each in met}
+
+
+def test_counting_changes_nothing_of_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"crash_s": "0.7", "safety_s": "3"}
+    counted = play(4, "operations", overrides=options)
+    monkeypatch.setattr(Coverage, "operation", lambda *_: None)
+    monkeypatch.setattr(Coverage, "fault", lambda *_: None)
+    monkeypatch.setattr(Coverage, "changed", lambda *_: None)
+    plain = play(4, "operations", overrides=options)
+    assert counted.triples
+    assert not plain.triples
+    assert counted.digest == plain.digest
 
 
 def test_nothing_is_counted_before_there_are_nodes_and_after_the_end() -> None:

@@ -42,6 +42,8 @@ BEGUN = {
     Operation.DELETE_OFFSETS,
     Operation.DELETE_GROUP,
     Operation.MOVE_DIRECTORY,
+    Operation.RETENTION,
+    Operation.METADATA_SNAPSHOT,
 }
 
 

@@ -13,6 +13,7 @@ from typing import Final
 from fenceline.config.node import NodeConfig
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.roles import Role
+from fenceline.testing.simulation import background_work
 from fenceline.testing.simulation.brokers_admin import Admin
 from fenceline.testing.simulation.brokers_clients import Client, Consumer, Producer
 from fenceline.testing.simulation.brokers_groups import Group
@@ -24,6 +25,8 @@ from fenceline.testing.simulation.coverage import State
 from fenceline.testing.simulation.coverage_states import DOWN, states_of
 from fenceline.testing.simulation.data_checks import DataChecks
 from fenceline.testing.simulation.disk_checks import verify_finds_a_changed_byte, verify_finds_nothing
+from fenceline.testing.simulation.effects import Effects
+from fenceline.testing.simulation.operations import Operation
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.pace import PROGRESS, Tide
 from fenceline.testing.simulation.profiles import draw, draw_operations
@@ -71,6 +74,7 @@ class Story:
         world.on_end.append(self.checks.ended)
         world.on_end.append(self._marks.ended)
         world.coverage.sample = self._sample
+        world.coverage.has_ended = Effects(self.checks, world.processes, self._brokers).has_ended
         self.checks.on_change = lambda process, topic: world.coverage.changed(process.node_id, topic)
         if options.crash_s:
             self.checks.on_cut = self._crash_in_cut
@@ -133,7 +137,22 @@ class Story:
         self._quorums.pop(process.node_id, None)
         self.checks.begins(process, broker)
         self._marks.begins(process, broker)
+        self._watch_files(broker)
         await broker.live()
+
+    def _watch_files(self, broker: SimBroker) -> None:
+        """Work that the node begins by itself is an operation."""
+        coverage, files = self._world.coverage, broker.process.files
+
+        def begins(operation: Operation | None, path: str) -> None:
+            if operation is not None:
+                coverage.operation(operation, background_work.topic_at(path))
+
+        files.on_create = lambda path: begins(background_work.begun_by_creating(path), path)
+        files.on_rename = lambda target: begins(background_work.begun_by_renaming(target), target)
+        files.on_read = lambda path: (
+            None if broker.has_metadata else begins(background_work.begun_by_opening(path), path)
+        )
 
     def progress(self) -> int:
         """Requests that the slowest client got done."""

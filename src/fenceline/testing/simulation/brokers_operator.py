@@ -34,8 +34,10 @@ class Operator(Admin):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         wanted = {each.strip() for each in self.options.operations.split(",") if each.strip()}
-        self._wanted = [each for each in OPERATIONS if not wanted or each.value in wanted]
+        self._wanted = [each for each in OPERATIONS if each.value in wanted or (not wanted and each not in _WHEN_NAMED)]
         self._made: set[str] = set()
+        self._another = ""
+        """The newest topic that is none of those that the seed begins with."""
         self._offsets_roll = False
         """Whether the topic of the groups has small segments."""
         self._left: dict[tuple[str, int], list[int]] = {}
@@ -97,6 +99,14 @@ class Operator(Admin):
         await self.delete_only(topic)
         await asyncio.sleep(self.rng.choice((0.0, self.rng.random() * 0.3)))
         await self._make(topic)
+
+    async def _create_another(self, _: Place) -> None:
+        """A topic with a new name, in place of the one that was created in this way before."""
+        if self._another:
+            self.begin(Operation.DELETE_TOPIC, self._another)
+            await self.delete_only(self._another)
+        self._another = f"t{len(self._made)}"
+        await self._make(self._another)
 
     async def _add_partitions(self, place: Place) -> None:
         count = sum(each.topic == place.topic for each in self.places)
@@ -213,6 +223,7 @@ def has_lost_files(partition: PartitionImage, image: MetadataImage) -> bool:
 
 OPERATIONS: Final[Mapping[Operation, Callable[[Operator, Place], Awaitable[None]]]] = {
     Operation.RECREATE_TOPIC: Operator._recreate,
+    Operation.CREATE_TOPIC: Operator._create_another,
     Operation.ADD_PARTITIONS: Operator._add_partitions,
     Operation.DELETE_RECORDS: Operator._delete_records,
     Operation.ALTER_CONFIG: Operator._alter_config,
@@ -223,3 +234,5 @@ OPERATIONS: Final[Mapping[Operation, Callable[[Operator, Place], Awaitable[None]
     Operation.PREFERRED_ELECTION: Operator._elect_preferred,
     Operation.UNCLEAN_ELECTION: Operator._elect_uncleanly,
 }
+_WHEN_NAMED: Final = frozenset((Operation.CREATE_TOPIC,))
+"""Not among those of a seed whose options name none: each further topic costs a part of its other operations."""

@@ -4,10 +4,11 @@ Owns when an operation, a fault and a state count as simultaneous. Only observes
 no object of the story, so that a seed has the same hash with and without it. What the states of a node are is
 `coverage_states`' work; which operations and faults there are is the story's.
 
-How it works: an operation is in progress from when it is reported until `WINDOW_S` later, a fault is active from when
-it strikes until `WINDOW_S` after it ended. `operation`, `fault` and `changed` combine what they report with what is in
-progress and active at that moment. The states are those of the node that the fault strikes (of all nodes where it
-strikes the network or the whole cluster) and, of its logs, those of the topic that the operation names.
+How it works: an operation is in progress from when it is reported until `WINDOW_S` later, and from then on until its
+effect has ended, where the story can see that; a fault is active from when it strikes until `WINDOW_S` after it ended.
+`operation`, `fault` and `changed` combine what they report with what is in progress and active at that moment. The
+states are those of the node that the fault strikes (of all nodes where it strikes the network or the whole cluster)
+and, of its logs, those of the topic that the operation names.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ _Key = TypeVar("_Key")
 
 WINDOW_S: Final = 0.5
 """Virtual seconds."""
+LOOK_S: Final = 0.1
+"""Virtual seconds between two looks whether an effect has ended."""
 
 ROOMS: Final = ("log", "replica", "quorum", "controller", "groups", "losses", "metadata")
 
@@ -51,10 +54,16 @@ class Triple(NamedTuple):
 
 Sampler = Callable[[int | None, str | None], Iterable[State]]
 """The states of a node (None: of all), of the logs of one topic (None: of all)."""
+Ending = Callable[[str, str | None], bool]
+"""Whether the effect of an operation has ended, by its name and topic. Changes nothing."""
 
 
 def _nothing(node_id: int | None, topic: str | None) -> Iterable[State]:
     return ()
+
+
+def _at_once(name: str, topic: str | None) -> bool:
+    return True
 
 
 class Coverage:
@@ -64,6 +73,7 @@ class Coverage:
         """`now_s`: the story's virtual clock, in seconds."""
         self._now_s = now_s
         self.sample: Sampler = _nothing
+        self.has_ended: Ending = _at_once
         self.counts: dict[Triple, int] = {}
         self._operations: dict[tuple[str, str | None], float] = {}
         """By name and topic: in progress until this moment."""
@@ -73,9 +83,11 @@ class Coverage:
     def forget(self) -> None:
         """The story has ended: keep the counts only."""
         self.sample = _nothing
+        self.has_ended = _at_once
 
     def operation(self, name: str, topic: str | None = None) -> None:
-        """A client or operator sends this request now. `topic`: the one that it names, None for the whole cluster."""
+        """A client or operator sends this request now, or a node begins this work. `topic`: the one that it names, None
+        for the whole cluster."""
         if self.sample is _nothing:
             return
         now_s = self._now_s()
@@ -91,7 +103,7 @@ class Coverage:
         now_s = self._now_s()
         key, until_s = (name, node_id), now_s + lasts_s + WINDOW_S
         self._faults[key] = max(until_s, self._faults.get(key, 0.0))
-        for operation, topic in _alive(self._operations, now_s):
+        for operation, topic in self._in_progress(now_s):
             self._count(self.sample(node_id, topic), operation, name)
 
     def changed(self, node_id: int, topic: str | None = None) -> None:
@@ -100,14 +112,23 @@ class Coverage:
         faults = {name for name, struck in _alive(self._faults, now_s) if struck is None or struck == node_id}
         if not faults:
             return
-        operations = {
-            name for name, named in _alive(self._operations, now_s) if None in (topic, named) or named == topic
-        }
+        operations = {name for name, named in self._in_progress(now_s) if None in (topic, named) or named == topic}
         if operations:
             states = self.sample(node_id, topic)
             for operation in operations:
                 for fault in faults:
                     self._count(states, operation, fault)
+
+    def _in_progress(self, now_s: float) -> list[tuple[str, str | None]]:
+        """Names and topics."""
+        until_s = self._operations
+        for key, end_s in list(until_s.items()):
+            if end_s < now_s:
+                if self.has_ended(*key):
+                    del until_s[key]
+                else:
+                    until_s[key] = now_s + LOOK_S
+        return list(until_s)
 
     def _count(self, states: Iterable[State], operation: str, fault: str) -> None:
         counts = self.counts

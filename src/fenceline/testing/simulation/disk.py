@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
+def _ignore(path: str) -> None:
+    pass
+
+
 class LifeDisk:
     """See the module. `tell` hears each change of the disk, `die` ends the process, with or without a loss of power."""
 
@@ -41,6 +45,12 @@ class LifeDisk:
         self.flips = 0
         self.changes = 0
         """Calls that changed something."""
+        self.on_create: Callable[[str], None] = _ignore
+        """Hears the path of a file that is about to be created."""
+        self.on_rename: Callable[[str], None] = _ignore
+        """Hears the name that a file is about to get."""
+        self.on_read: Callable[[str], None] = _ignore
+        """Hears the path of a file that is about to be opened."""
 
     def crash_after(self, changes: int) -> None:
         """The process ends at this many calls from now that change something."""
@@ -92,7 +102,10 @@ class LifeDisk:
         return True
 
     def open_append(self, path: str) -> int:
-        crashes = self._disk.stat(path) is None and self._begin("create", path)
+        crashes = False
+        if self._disk.stat(path) is None:
+            self.on_create(path)
+            crashes = self._begin("create", path)
         self._check()
         fd = self._disk.open_append(path)
         self._descriptors[fd] = path
@@ -140,6 +153,7 @@ class LifeDisk:
             self._crash()
 
     def rename(self, source: str, target: str) -> None:
+        self.on_rename(target)
         crashes = self._begin("rename", f"{source} {target}")
         self._disk.rename(source, target)
         if crashes:
@@ -190,6 +204,7 @@ class LifeDisk:
 
     def open_read(self, path: str) -> int:
         self._check()
+        self.on_read(path)
         fd = self._disk.open_read(path)
         self._descriptors[fd] = path
         return fd

@@ -1,12 +1,14 @@
 """The search for seeds that meet what no seed has met: which game is played next, and which are kept.
 
-Owns the choice. Most games aim at one pair of an operation and a fault of which many triples are missing: options of a
-game of the corpus, changed so that this fault strikes often while the operator asks for this operation often. The
-others are new seeds with what they draw. A game that reaches something new is kept.
+Owns the choice. Most games aim at a fault of which many triples are missing, at a state of a room that was not met with
+it, and at some of the operations that are missing there: options of a game of the corpus, or none, changed so that this
+fault strikes often, the state is likely, and the operator asks for these operations only. The others are new seeds with
+what they draw. A game that reaches something new is kept.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -43,6 +45,86 @@ STRIKES: Final[Mapping[Fault, Mapping[str, tuple[str, ...]]]] = {
 }
 """Options that make a fault strike often, with values to choose from; none where only another story has it."""
 
+LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "log rebased": {"retention": ("1",), "segment_bytes": ("300",), "tidy_ms": ("50",)},
+    "log rolled": {"segment_bytes": ("300",)},
+    "log cutting": {
+        "strand_s": ("0.5",),
+        "unclean": ("1",),
+        "replicas": ("2",),
+        "min_isr": ("1",),
+        "think_ms": ("10",),
+        "max_job_ms": ("20", "50"),
+    },
+    "log compacting": {
+        "compaction": ("1",),
+        "segment_bytes": ("300",),
+        "tidy_ms": ("50",),
+        "max_job_ms": ("20", "100"),
+        "think_ms": ("10",),
+        "controllers": ("1",),
+    },
+    "log moving": {"log_dirs": ("2", "3"), "max_job_ms": ("50", "100"), "segment_bytes": ("300",), "think_ms": ("10",)},
+    "replica alone": {"replicas": ("2",), "min_isr": ("1",), "crash_s": ("0.7",), "down_s": ("1",)},
+    "replica expanding": {"crash_s": ("0.5",), "down_s": ("0.2",), "max_delay_ms": ("10", "50")},
+    "replica shrinking": {"pause_s": ("0.5",), "paused_s": ("4",), "max_delay_ms": ("10", "50")},
+    "replica recovering": {
+        "strand_s": ("0.5",),
+        "unclean": ("1",),
+        "replicas": ("2",),
+        "min_isr": ("1",),
+        "max_delay_ms": ("50",),
+    },
+    "replica joining": {"crash_s": ("0.5",), "down_s": ("0.5",), "max_delay_ms": ("10", "50")},
+    "replica looking": {"lag_s": ("0.3",), "crash_s": ("0.5",), "down_s": ("0.1",), "max_delay_ms": ("10", "50")},
+    "replica waiting": {"drop_s": ("0.3",), "partition_s": ("0.8",)},
+    "replica offline": {"lose_dir_s": ("0.5",), "log_dirs": ("2", "3"), "partitions": ("2",)},
+    "replica down": {"crash_s": ("0.5",), "down_s": ("1", "2")},
+    "quorum candidate": {"controllers": ("2", "3"), "crash_s": ("0.5",), "down_s": ("0.5",), "max_delay_ms": ("50",)},
+    "quorum prospective": {"controllers": ("2", "3"), "pause_s": ("0.5",), "paused_s": ("2",), "max_delay_ms": ("50",)},
+    "quorum unattached": {"controllers": ("2", "3"), "partition_s": ("0.5",), "crash_s": ("0.7",)},
+    "quorum resigned": {"controllers": ("2", "3"), "stop_s": ("0.4",), "partition_s": ("0.8",)},
+    "quorum observer": {"controllers": ("1", "2")},
+    "controller loading": {"controllers": ("1", "2", "3"), "crash_s": ("0.4",), "down_s": ("0.1",)},
+    "controller deciding": {"controllers": ("2", "3"), "max_delay_ms": ("50",), "max_job_ms": ("100",)},
+    "groups loading": {
+        "groups": ("3",),
+        "crash_s": ("0.5",),
+        "down_s": ("0.1",),
+        "max_job_ms": ("100",),
+        "segment_bytes": ("300",),
+    },
+    "groups coordinating": {"groups": ("2", "3")},
+    "losses undelivered": {"strand_s": ("0.5",), "unclean": ("1",), "replicas": ("2",), "min_isr": ("1",)},
+    "metadata starting": {"crash_s": ("0.4",), "down_s": ("0.1",), "max_job_ms": ("50", "100")},
+    "metadata behind": {"max_job_ms": ("100",), "controllers": ("1", "2")},
+    "metadata snapshotting": {"snapshot_bytes": ("300",), "snapshot_interval_ms": ("200",), "max_job_ms": ("100",)},
+    "metadata fenced": {"pause_s": ("0.5",), "paused_s": ("5",), "partition_s": ("0.8",)},
+}
+"""Options that make a state of a room likely; the others are met anyway."""
+
+_GROUPS: Final = {"groups": ("2", "3")}
+_NEEDS: Final[Mapping[Operation, Mapping[str, tuple[str, ...]]]] = {
+    Operation.COMPACTION: {"compaction": ("1",), "segment_bytes": ("300",), "tidy_ms": ("50",)},
+    Operation.RETENTION: {"retention": ("1",), "segment_bytes": ("300",), "tidy_ms": ("50",)},
+    Operation.METADATA_SNAPSHOT: {"snapshot_bytes": ("300",), "snapshot_interval_ms": ("200",)},
+    Operation.UNCLEAN_ELECTION: {"unclean": ("1",)},
+    Operation.MOVE_DIRECTORY: {"log_dirs": ("2", "3")},
+    Operation.UNREGISTER_BROKER: {"crash_s": ("0.7",), "down_s": ("1", "2")},
+    Operation.COMMIT_OFFSETS: _GROUPS,
+    Operation.FETCH_COMMITTED: _GROUPS,
+    Operation.RESET_OFFSETS: _GROUPS,
+    Operation.DELETE_OFFSETS: _GROUPS,
+    Operation.DELETE_GROUP: _GROUPS,
+}
+"""Options without which an operation is rare or none."""
+
+_ASKED_BY: Final[Mapping[Operation, Operation]] = {
+    Operation.REASSIGN_BACK: Operation.REASSIGN,
+    Operation.DELETE_TOPIC: Operation.CREATE_TOPIC,
+}
+"""What the operator does where another operation is a part of it."""
+
 _MUTATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "controllers": ("1", "2", "3"),
     "topics": ("1", "2"),
@@ -55,9 +137,9 @@ _MUTATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "retention": ("0", "1"),
     "segment_bytes": ("0", "300", "1000"),
     "segment_ms": ("100", "2000", "604800000"),
-    "checkpoint_ms": ("20", "300", "2000", "2147483647"),
-    "flush_ms": ("50", "1000", "2147483647"),
-    "tidy_ms": ("50", "300", "2000"),
+    "checkpoint_ms": ("100", "300", "2000", "2147483647"),
+    "flush_ms": ("100", "1000", "2147483647"),
+    "tidy_ms": ("100", "300", "2000"),
     "think_ms": ("10", "30", "100"),
     "max_job_ms": ("0.1", "5", "20", "100"),
     "max_delay_ms": ("0.5", "2", "10", "50"),
@@ -69,7 +151,9 @@ _MUTATIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What a game is changed by besides its aim."""
 
-_NEW_SEEDS: Final = 0.2
+_NEW_SEEDS: Final = 0.05
+_AT_ONCE: Final = 4
+"""Operations and faults that one game aims at, at most."""
 _LEAST: Final = 3
 """New triples that make an entry; one is enough once nothing better was found for a while."""
 _PATIENCE: Final = 40
@@ -131,26 +215,46 @@ class Search:
         self._next_seed += 1
         if rng.random() < _NEW_SEEDS:
             return Game("operations", self._next_seed, {})
-        overrides = dict(rng.choice(self.entries).game.overrides) if self.entries and rng.random() < 0.5 else {}
+        overrides = dict(rng.choice(self.entries).game.overrides) if self.entries and rng.random() < 0.3 else {}
         for name in rng.sample(sorted(_MUTATIONS), rng.randint(1, 4)):
             overrides[name] = rng.choice(_MUTATIONS[name])
-        operation, fault = self._aim()
-        for name, values in STRIKES.get(fault, {}).items():
-            overrides[name] = rng.choice(values)
-        if operation in OPERATIONS:
-            others = [rng.choice(sorted(OPERATIONS)).value for _ in range(rng.randint(0, 2))]
-            overrides["operations"] = ",".join([operation.value, *others])
-            overrides["operate_s"] = rng.choice(("0.1", "0.3"))
-        if operation is Operation.UNCLEAN_ELECTION:
-            overrides["unclean"] = "1"
+        faults, states, operations = self._aim()
+        overrides |= {
+            "operate_s": rng.choice(("0.1", "0.3")),
+            "safety_s": rng.choice(("12", "24")),
+            "load_s": "1.2",
+            "quiet_s": rng.choice(("0", "0.5")),
+        }
+        likely = [LIKELY[state] for state in states if state in LIKELY]
+        needed = [_NEEDS[each] for each in operations if each in _NEEDS]
+        for options in (*likely, *needed, *(STRIKES[each] for each in faults)):
+            for name, values in options.items():
+                overrides[name] = rng.choice(values)
+        asked = [asked for each in operations if (asked := _ASKED_BY.get(each, each)) in OPERATIONS]
+        if "log moving" in states and Operation.MOVE_DIRECTORY not in asked:
+            asked.append(Operation.MOVE_DIRECTORY)
+        if asked:
+            overrides["operations"] = ",".join(each.value for each in asked)
         return Game("operations", self._next_seed, overrides)
 
-    def _aim(self) -> tuple[Operation, Fault]:
-        """A pair, the likelier the more of its triples are missing."""
-        missing: dict[tuple[str, str], int] = {}
-        for triple in self.wanted - self.reached:
-            pair = (triple.operation, triple.fault)
-            missing[pair] = missing.get(pair, 0) + 1
-        pairs = sorted(missing)
-        operation, fault = self._rng.choices(pairs, [missing[pair] ** 2 for pair in pairs])[0]
-        return Operation(operation), Fault(fault)
+    def _aim(self) -> tuple[list[Fault], list[str], list[Operation]]:
+        """A state or two (`room state`), some faults and some operations, the likelier the more of their triples are
+        missing. The fault that is aimed at first is the last one."""
+        rng = self._rng
+        missing = sorted(self.wanted - self.reached)
+        fault = self._likeliest([each.fault for each in missing])
+        with_fault = [each for each in missing if each.fault == fault]
+        states = [self._likeliest([f"{each.room} {each.state}" for each in with_fault])]
+        if rng.random() < 0.3:
+            states.append(self._likeliest([f"{each.room} {each.state}" for each in with_fault]))
+        there = [each for each in missing if f"{each.room} {each.state}" == states[0]]
+        operations = sorted({each.operation for each in there if each.fault == fault})
+        others = sorted({each.fault for each in there} - {fault})
+        faults = [*rng.sample(others, min(rng.randrange(_AT_ONCE), len(others))), fault]
+        chosen = rng.sample(operations, min(_AT_ONCE, len(operations)))
+        return [Fault(each) for each in faults], states, [Operation(each) for each in chosen]
+
+    def _likeliest(self, names: list[str]) -> str:
+        """One of them, by how often it is there."""
+        counts = Counter(names)
+        return self._rng.choices(list(counts), list(counts.values()))[0]
