@@ -222,3 +222,22 @@ def test_cancelled_timers_do_not_pile_up() -> None:
         loop.call_later(3600, print).cancel()
     assert len(scheduler._timers) < 5000
     scheduler.run()
+
+
+def test_the_watcher_looks_after_what_may_have_changed_a_process() -> None:
+    """Not after the timer of a sleep and not after the end of a job: they only make the coroutine due."""
+    looks: list[float] = []
+    scheduler = Scheduler()
+    scheduler.watcher = lambda owner: looks.append(scheduler.now_s)
+    loop = SimLoop(scheduler, "p", owner="p", job_times=lambda: (1.0, 1.0))
+    ran: list[float] = []
+
+    async def story() -> None:
+        await asyncio.sleep(1)
+        await asyncio.get_running_loop().run_in_executor(SimExecutor(), lambda: ran.append(scheduler.now_s))
+
+    loop.create_task(story())
+    scheduler.run()
+    loop.close()
+    assert ran == [2.0]
+    assert looks == [0.0, 1.0, 2.0, 3.0], "when it begins, sleeps no more, in the job, and when it knows of that"

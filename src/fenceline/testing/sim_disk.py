@@ -89,6 +89,8 @@ class SimDisk:
         self.safe_version = 0
         """Changes when another set of files may be safe."""
         self._directories: set[str] = {"/"}
+        self._below: dict[str, frozenset[str]] = {}
+        """By directory, as far as it was asked for: names of the directories in it."""
         self._changes: list[_Change] = []
         self._descriptors: dict[int, _File] = {}
         self._next_fd = 3
@@ -319,6 +321,7 @@ class SimDisk:
     def _rename_directory(self, source: str, target: str) -> None:
         """Kept by every crash: what a lost rename of a directory does is covered by the one before it."""
         self.safe_version += 1
+        self._below.clear()
         for directory in sorted(self._directories):
             if directory == source or directory.startswith(source + "/"):
                 moved = target + directory[len(source) :]
@@ -346,13 +349,18 @@ class SimDisk:
         directory = path.rstrip("/") or "/"
         if directory not in self._directories:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        prefix = directory.rstrip("/") + "/"
-        below = {d[len(prefix) :].split("/")[0] for d in self._directories if d.startswith(prefix) and d != "/"}
+        below = self._below.get(directory)
+        if below is None:
+            prefix = directory.rstrip("/") + "/"
+            below = self._below[directory] = frozenset(
+                d[len(prefix) :].split("/")[0] for d in self._directories if d.startswith(prefix) and d != "/"
+            )
         return sorted({*self._entries[directory], *below})
 
     def mkdir(self, path: str) -> None:
         """Directories themselves are safe at once; only the names of files in them can be lost."""
         parts = path.strip("/").split("/")
+        self._below.clear()
         for depth in range(1, len(parts) + 1):
             directory = "/" + "/".join(parts[:depth])
             self._directories.add(directory)
@@ -363,6 +371,7 @@ class SimDisk:
         if self.listdir(path):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._directories.discard(path)
+        self._below.clear()
         self.safe_version += 1
         self._entries.pop(path, None)
         self._safe_entries.pop(path, None)

@@ -195,14 +195,15 @@ class SimLoop(asyncio.AbstractEventLoop):
                 failure = error
             finally:
                 asyncio._set_running_loop(self)
-            self._timer(told_s, tell, (result, failure))
+            self._timer(told_s, tell, (result, failure)).is_inert = True
 
         self._timer(at_s, work, ())
         return future
 
-    def _timer(self, when_s: float, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def _timer(self, when_s: float, callback: Callable[..., object], args: tuple[Any, ...]) -> SimHandle:
         handle = SimHandle(self, callback, args, contextvars.copy_context(), when_s)
         self.scheduler.at(when_s, handle)
+        return handle
 
     # -- asyncio: the rest ---------------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ RUNNING: Final = 0
 PAUSED: Final = 1
 ENDED: Final = 2
 
+_WAKES_A_SLEEPER: Final = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-defined]
+"""What a timer of `asyncio.sleep` calls."""
 _SWEEP_ABOVE: Final = 1000
 """Cancelled timers that may wait in the queue before they are swept out."""
 
@@ -47,7 +49,7 @@ class ProcessEnded(BaseException):
 class SimHandle(asyncio.TimerHandle):
     """A callback of one process, due now or at a time."""
 
-    __slots__ = ("args", "callback", "context", "is_cancelled", "process", "when_s")
+    __slots__ = ("args", "callback", "context", "is_cancelled", "is_inert", "process", "when_s")
 
     def __init__(
         self,
@@ -64,6 +66,8 @@ class SimHandle(asyncio.TimerHandle):
         self.when_s = when_s
         """In the loop's own time; below 0: no timer."""
         self.is_cancelled = False
+        self.is_inert = callback is _WAKES_A_SLEEPER
+        """It only makes other callbacks due: the process is as it was, and the watcher need not look at it."""
 
     def __repr__(self) -> str:
         return f"<SimHandle {self.callback!r}{' cancelled' if self.is_cancelled else ''}>"
@@ -98,7 +102,7 @@ class Scheduler:
         self.steps = 0
         """Callbacks that ran."""
         self.watcher: Callable[[Any], None] | None = None
-        """Called with the loop's `owner`, where it has one, after each of its callbacks."""
+        """Called with the loop's `owner`, where it has one, after each of its callbacks that may have changed it."""
         self._tie = rng.random if rng is not None else None
         self._ready: deque[SimHandle] = deque()
         self._timers: list[tuple[float, float, int, SimHandle]] = []
@@ -208,7 +212,7 @@ class Scheduler:
                 raise
             except BaseException as error:
                 process.call_exception_handler({"message": f"exception in {callback!r}", "exception": error})
-            if process.owner is not None and self.watcher is not None:
+            if process.owner is not None and self.watcher is not None and not handle.is_inert:
                 self.watcher(process.owner)
             if self._failure is not None:
                 raise self._failure
