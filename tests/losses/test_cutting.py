@@ -225,14 +225,48 @@ def test_classes() -> None:
     assert lose(5, unanswered_ends=ends).loss_class is LossClass.COMMITTED
 
 
-def test_what_the_leader_deleted_before_has_expired() -> None:
+def emptied(
+    *, config: LogConfig | None = None, cause: Cause = Cause.LEADER_STARTS_LATER, below: int = 0, **fields: int
+) -> Receipt:
+    """Of a log of epoch 1, with timestamps of 1 s, whose leader's starts at 100. `below`: records past the high
+    watermark."""
     disk = a_disk()
-    log = open_log(disk)
+    log = open_log(disk, config=config or LogConfig(retention_ms=-1))
     write(log, 1, 4)
-    log.advance_high_watermark(log.log_end_offset)
-    (receipt,) = cut_log(disk, log, cut(100, begins_anew=True))
-    assert (receipt.loss_class, receipt.cause) == (LossClass.EXPIRED, Cause.LEADER_STARTS_LATER)
+    log.advance_high_watermark(log.log_end_offset - below)
+    (receipt,) = cut_log(disk, log, replace(cut(100, begins_anew=True), cause=cause, **fields))
     assert log.log_start_offset == 100
+    return receipt
+
+
+def test_what_the_leader_deleted_before_has_expired() -> None:
+    receipt = emptied(clean_since=1)
+    assert (receipt.loss_class, receipt.cause) == (LossClass.EXPIRED, Cause.LEADER_STARTS_LATER)
+    assert "no leader after epoch 1 was elected uncleanly" in receipt.known_by
+
+
+def test_what_an_unclean_leader_may_never_have_had_has_not_expired() -> None:
+    """Its log starts later all the same: with records that this one never had."""
+    receipt = emptied(clean_since=2)
+    assert receipt.loss_class is LossClass.COMMITTED
+    assert "or it never had them" in receipt.known_by
+    assert emptied().loss_class is LossClass.COMMITTED, "the elections were not seen"
+    assert emptied(clean_since=1, below=1).loss_class is LossClass.COMMITTED
+    assert emptied(clean_since=1, cause=Cause.DIVERGENCE).loss_class is LossClass.COMMITTED
+
+
+@pytest.mark.parametrize(
+    ("config", "time_ms", "loss_class"),
+    [
+        (LogConfig(retention_ms=5_000), 6_001, LossClass.EXPIRED),
+        (LogConfig(retention_ms=5_000), 6_000, LossClass.COMMITTED),
+        (LogConfig(retention_ms=5_000, cleanup_policy=frozenset(("compact",))), 6_001, LossClass.COMMITTED),
+    ],
+)
+def test_what_is_older_than_retention_ms_has_expired_whoever_led(
+    config: LogConfig, time_ms: int, loss_class: LossClass
+) -> None:
+    assert emptied(config=config, time_ms=time_ms).loss_class is loss_class
 
 
 def test_a_full_disk_refuses_the_cut_and_nothing_has_changed() -> None:

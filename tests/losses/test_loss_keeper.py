@@ -18,7 +18,7 @@ from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.loss_keeper import LossKeeper
 from fenceline.node.replica import Replica
 from fenceline.node.storage_trouble import StorageTrouble
-from fenceline.replica.follower import Cause, CutTo, FollowerState
+from fenceline.replica.follower import BeginAnew, Cause, CutTo, FollowerState
 from fenceline.testing.sim_disk import SimDisk
 
 from .helpers import TOPIC_ID, open_log, receipts_of, write
@@ -84,6 +84,17 @@ def test_what_nobody_was_told_to_be_written(waiting: int, leader_epoch: int, los
     assert receipt.loss_class is loss_class
     assert (receipt.cause, receipt.leader, receipt.leader_epoch) == ("divergence", 7, leader_epoch)
     assert stage.keeper.losses[loss_class] == 1
+
+
+@pytest.mark.parametrize(("clean_since", "loss_class"), [(4, LossClass.EXPIRED), (5, LossClass.COMMITTED)])
+def test_whether_the_leader_had_what_it_has_no_more(clean_since: int, loss_class: LossClass) -> None:
+    stage = Stage(waiting=0)
+    stage.log.advance_high_watermark(stage.log.log_end_offset)
+    stage.replica.clean_since = clean_since
+    state = FollowerState("rain", TOPIC_ID.bytes, 3, 6, stage.log)
+    stage.keeper.cut(stage.replica, BeginAnew(state, 100, Cause.LEADER_STARTS_LATER), 7)
+    (receipt,) = receipts_of(stage.disk)
+    assert receipt.loss_class is loss_class
 
 
 def test_every_cause_of_a_follower_has_a_name_in_receipts() -> None:

@@ -13,6 +13,7 @@ import pytest
 from immutables import Map
 
 from fenceline.errors import ErrorCode
+from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.records.batch import iter_headers
 from fenceline.wire.apis import ApiKey
 from tests.node.desk import TOPIC, Desk, state, told
@@ -183,5 +184,34 @@ def test_what_is_removed_while_a_thread_cuts_it_goes_when_the_thread_ends(comes_
         assert len(put_away) == 1
         assert not comes_again or desk.replica().log.log_end_offset == 0
         assert (desk.partitions.get(TOPIC, 0) is not None) == comes_again
+
+    told(story)
+
+
+def test_from_which_epoch_on_no_leader_was_elected_uncleanly() -> None:
+    """As far as each change of the partition was seen; what was passed over may have been an unclean election."""
+
+    async def story(desk: Desk) -> None:
+        replica = desk.follow(4, partition_epoch=10)
+        assert replica.clean_since == 4, "nothing is known of leaders before"
+        desk.follow(5, leader=3)
+        desk.lead(6)
+        desk.follow(7)
+        assert replica.clean_since == 4
+        desk.follow(8, leader=3, leader_recovery_state=LeaderRecoveryState.RECOVERING)
+        assert replica.clean_since == 8, "the records of epoch 8 are those of the new history"
+        desk.tell(leader_recovery_state=LeaderRecoveryState.RECOVERED)
+        desk.follow(9)
+        assert replica.clean_since == 8
+        desk.follow(11, partition_epoch=replica_epoch(desk) + 2)
+        assert replica.clean_since == 11, "a change was not seen"
+        replica.is_being_cut = True
+        desk.follow(12, leader=3)
+        replica.is_being_cut = False
+        desk.follow(13)
+        assert replica.clean_since == 11
+
+    def replica_epoch(desk: Desk) -> int:
+        return desk.image.topics_by_name[TOPIC].partitions[0].partition_epoch
 
     told(story)

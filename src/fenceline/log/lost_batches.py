@@ -41,6 +41,8 @@ class LostBatches:
     """Each batch is a control batch, or ends at one of the offsets that were named."""
     unreadable_bytes: int = 0
     """Of bytes that are no batch."""
+    newest_ms: int = -1
+    """The highest timestamp; -1 where none is known."""
 
 
 def count_lost(
@@ -54,7 +56,7 @@ def count_lost(
 
     Records below `start_offset` are not counted: they were deleted before.
     """
-    first = end = -1
+    first = end = newest_ms = -1
     records = size_bytes = unreadable = 0
     epochs: list[int] = []
     only_unanswered = True
@@ -71,13 +73,15 @@ def count_lost(
             end = header.next_offset
             records += max(0, header.record_count - max(0, start_offset - header.base_offset))
             size_bytes += header.size_bytes
+            newest_ms = max(newest_ms, header.max_timestamp)
             if not epochs or epochs[-1] != header.leader_epoch:
                 epochs.append(header.leader_epoch)
             only_unanswered &= header.is_control or header.next_offset in unanswered_ends
         unreadable += piece.end - piece.start - read_bytes
     if first < 0:
         return LostBatches(start_offset, start_offset, 0, 0, (), False, max(0, unreadable))
-    return LostBatches(first, end, records, size_bytes, tuple(epochs), only_unanswered, max(0, unreadable))
+    unreadable = max(0, unreadable)
+    return LostBatches(first, end, records, size_bytes, tuple(epochs), only_unanswered, unreadable, newest_ms)
 
 
 def _batches(disk: Disk, piece: Piece, next_offset: int, start_offset: int) -> Iterator[BatchHeader]:

@@ -3,7 +3,9 @@
 | what is known                                                                    | class              |
 |----------------------------------------------------------------------------------|--------------------|
 | the range, or its beginning, lies below a high watermark that the replica knew   | committed          |
-| the leader's log starts behind the whole range, and all of it was committed      | expired            |
+| the leader's log starts behind the whole range, all of it was committed, and     | expired            |
+| the leader had it (no leader since its newest epoch was elected uncleanly, all   |                    |
+| changes were seen), or all of it is older than retention.ms                      |                    |
 | recovery found nothing but records below the log start of the checkpoint          | expired            |
 | the replica itself led when the records came, and all who wrote them were told   | never_acknowledged |
 | that they are not written; or there is nothing but control batches               |                    |
@@ -24,14 +26,38 @@ class Classified(NamedTuple):
     known_by: str
 
 
-def of_cut(lost: LostBatches, high_watermark: int, *, leader_starts_at: int | None = None) -> Classified:
-    """A follower's cut. `high_watermark`: what the replica knew before; `leader_starts_at`: of a log emptied for it."""
+class LaterStart(NamedTuple):
+    """Of a leader's log that starts at the end of the lost range or behind it; the range is all that the follower had.
+
+    `clean_since`: no leader of a later epoch than this one was elected uncleanly. `expired_below_ms`: records with an
+    older timestamp are deleted by retention.ms; -1 where it is not set.
+    """
+
+    offset: int
+    clean_since: int
+    expired_below_ms: int
+
+
+def of_cut(lost: LostBatches, high_watermark: int, *, leader: LaterStart | None = None) -> Classified:
+    """A follower's cut. `high_watermark`: what the replica knew before; `leader`: where the log was emptied as the
+    leader's starts later."""
     if high_watermark > lost.start_offset:
         whole = high_watermark >= lost.end_offset_exclusive
         known = f"this replica knew a high watermark of {high_watermark}"
-        if whole and leader_starts_at is not None and leader_starts_at >= lost.end_offset_exclusive:
+        if whole and leader is not None and leader.offset >= lost.end_offset_exclusive:
+            known += f", and the leader's log starts at {leader.offset}"
+            if lost.leader_epochs and lost.leader_epochs[-1] >= leader.clean_since:
+                epoch = lost.leader_epochs[-1]
+                return Classified(
+                    LossClass.EXPIRED,
+                    f"{known}: it deleted them before, as no leader after epoch {epoch} was elected uncleanly",
+                )
+            if 0 <= lost.newest_ms < leader.expired_below_ms:
+                return Classified(LossClass.EXPIRED, f"{known}; all of them are older than retention.ms")
             return Classified(
-                LossClass.EXPIRED, f"{known}, and the leader's log starts at {leader_starts_at}: it deleted them before"
+                LossClass.COMMITTED,
+                f"{known}: it may have deleted them before; or it never had them, as this node did not see each"
+                f" election since their leader's, or one of them was unclean",
             )
         rest = "" if whole else "; what lies above it may have been acknowledged"
         return Classified(LossClass.COMMITTED, known + rest)

@@ -18,9 +18,9 @@ from fenceline.ids import TopicPartition
 from fenceline.log.disk import Disk
 from fenceline.log.errors import NotSettled, StorageError, passes
 from fenceline.log.lost_batches import LostBatches, Piece, count_lost
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.partition_log import NO_LIMIT, PartitionLog
 from fenceline.log.recovery_note import RecoveryNote, read_note
-from fenceline.losses.classes import of_cut, of_deleted, of_recovery
+from fenceline.losses.classes import LaterStart, of_cut, of_deleted, of_recovery
 from fenceline.losses.folder import Intent, ReceiptFolder
 from fenceline.losses.quarantine import FULL
 from fenceline.losses.receipt import NOBODY, Cause, Receipt, identified
@@ -69,6 +69,8 @@ class Cut:
     unanswered_ends: frozenset[int] = frozenset()
     """Ends of batches whose producers were told that they are not committed; only where this replica led just before
     and nobody else since."""
+    clean_since: int = NO_LIMIT
+    """No leader of a later epoch was elected uncleanly; NO_LIMIT: not known of any."""
 
 
 def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], bool] = lambda: False) -> list[Receipt]:
@@ -200,7 +202,12 @@ def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | N
     lost = count_lost(folder.disk, pieces, start_offset=log.log_start_offset, unanswered_ends=cut.unanswered_ends)
     if not lost.records and not lost.unreadable_bytes:
         return None
-    loss_class, known_by = of_cut(lost, log.high_watermark, leader_starts_at=cut.offset if cut.begins_anew else None)
+    leader = None
+    if cut.begins_anew and cut.cause is Cause.LEADER_STARTS_LATER:
+        has_retention = log.config.deletes and log.config.retention_ms >= 0
+        expired_below_ms = cut.time_ms - log.config.retention_ms if has_retention else -1
+        leader = LaterStart(cut.offset, cut.clean_since, expired_below_ms)
+    loss_class, known_by = of_cut(lost, log.high_watermark, leader=leader)
     topic, partition = log.topic_partition
     receipt = Receipt(
         topic=topic,

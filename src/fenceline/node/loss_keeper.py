@@ -83,6 +83,7 @@ class LossKeeper:
                 self._broker.clock.now_ms(),
                 # Another leader in between may have had the records, and have said so to a producer that tried again.
                 refused_ends if refused_epoch == epoch - 1 else frozenset(),
+                replica.clean_since,
             ),
             lambda: self._make_room(replica.log.directory),
         )

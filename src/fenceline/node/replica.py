@@ -7,11 +7,12 @@ those who wait for it. Decides neither who leads nor what is committed (`fenceli
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import INTERNAL_TOPICS, TopicPartition
+from fenceline.log.partition_log import NO_LIMIT
 from fenceline.replica.waiters import Waiters
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from fenceline.node.cleaning import Cleaning
     from fenceline.node.clock import Clock
     from fenceline.replica.leader import LeaderState
+
+
+_NEVER_SEEN: Final = -2
+"""No partition epoch follows it."""
 
 
 class Committer(Protocol):
@@ -41,6 +46,8 @@ class Replica:
     __slots__ = (
         "_clock",
         "_commits",
+        "_partition_epoch",
+        "clean_since",
         "cleaning",
         "config",
         "follower_waiters",
@@ -77,6 +84,11 @@ class Replica:
         self.leader_epoch = -1
         """Of the role that it has now, also as a follower (`epochs.md E2`)."""
         self.follows_recovering = False
+        self.clean_since = NO_LIMIT
+        """No leader of a later epoch was elected uncleanly, as this node saw each change of the partition since. Tells
+        whether a leader whose log starts later had what it has no more."""
+        self._partition_epoch = _NEVER_SEEN
+        """Of the change that was seen last."""
         self.is_being_cut = False
         """A thread works on the log."""
         self.cleaning: Cleaning | None = None
@@ -106,6 +118,15 @@ class Replica:
     @property
     def high_watermark(self) -> int:
         return self.log.high_watermark
+
+    def saw(self, leader_epoch: int, partition_epoch: int, *, is_recovering: bool) -> None:
+        """What the metadata says of the partition now. An unclean election is a change of its own, and a change that
+        was passed over may have been one."""
+        if partition_epoch == self._partition_epoch:
+            return
+        if is_recovering or partition_epoch != self._partition_epoch + 1:
+            self.clean_since = leader_epoch
+        self._partition_epoch = partition_epoch
 
     def appended(self) -> None:
         """The leader's log grew: move the high watermark, and wake who waits for records."""

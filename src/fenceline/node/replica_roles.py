@@ -50,6 +50,8 @@ class ReplicaRoles:
 
     def take(self, replica: Replica, partition: PartitionImage) -> None:
         """Take over what the image says of a partition; twice the same changes nothing."""
+        is_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        replica.saw(partition.leader_epoch, partition.partition_epoch, is_recovering=is_recovering)
         if replica.is_being_cut:
             return  # see `Replicas.cut_ended`
         if partition.leader == self._node_id:
@@ -59,7 +61,7 @@ class ReplicaRoles:
             replica.end_leadership()
         is_new = partition.leader_epoch != replica.leader_epoch
         replica.leader_epoch = partition.leader_epoch
-        replica.follows_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        replica.follows_recovering = is_recovering
         if partition.leader == NO_LEADER:
             self._roles.left(replica)
         elif is_new:

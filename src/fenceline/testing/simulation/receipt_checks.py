@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from fenceline.testing.simulation.data_history import History
 
 
+_BY_RETENTION = "older than retention.ms"
+
+
 def papers(process: Process, replica: Replica) -> dict[str, Receipt]:
     """By id: the receipts that a replica's directory has."""
     directory = f"{replica.log.directory}/{EVIDENCE_DIR}"
@@ -87,8 +90,10 @@ def _class_complaints(receipt: Receipt, lost: list[StoredBatch], history: Histor
     `never_acknowledged`."""
     is_committed = receipt.start_offset < high_watermark
     if receipt.loss_class is LossClass.EXPIRED and receipt.cause is Cause.LEADER_STARTS_LATER:
-        # The leader's log starts behind them: they were deleted there before.
-        return [] if receipt.end_offset_exclusive <= history.log_start else [f"receipt of {receipt} is expired"]
+        # The leader's log starts behind them: they were deleted there before, or are older than what is kept.
+        is_lost = _BY_RETENTION not in receipt.known_by and any(batch in history.lost_batches for batch in lost)
+        is_deleted = receipt.end_offset_exclusive <= history.log_start and not is_lost
+        return [] if is_deleted else [f"receipt of {receipt} is expired"]
     if is_committed != (receipt.loss_class is LossClass.COMMITTED):
         return [f"receipt of {receipt} is {receipt.loss_class.value}, the high watermark was {high_watermark}"]
     if receipt.loss_class is LossClass.NEVER_ACKNOWLEDGED and any(
