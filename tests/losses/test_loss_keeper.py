@@ -14,6 +14,9 @@ from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.errors import StorageError
 from fenceline.log.partition_dir import RemovedPartition
+from fenceline.losses import quarantine
+from fenceline.losses.cutting import settle
+from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.loss_keeper import LossKeeper
 from fenceline.node.replica import Replica
@@ -51,6 +54,7 @@ class Stage:
         self.keeper.told_of = self.hear
         self.replica = Replica(TopicPartition("rain", 3), TOPIC_ID, self.log, LogConfig(), clock)
         self.replica.leader, self.replica.leader_epoch = cast(Any, object()), 4
+        broker.partitions = SimpleNamespace(open_by_name={self.replica.topic_partition: self.replica})
         self.waiters = [Waiter() for _ in range(waiting)]
         for number in range(3):
             write(self.log, 4, 1)
@@ -112,6 +116,35 @@ def test_what_is_owed_until_it_is_delivered() -> None:
     assert (stage.keeper.next_due(10), stage.keeper.undelivered) == ([], 0)
     assert [name for name in stage.disk.listdir("/data/rain-3/lost+found") if name.endswith(".due")] == []
     stage.keeper.delivered([receipt])
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_a_delivered_cut_is_not_told_again_by_the_next_start(is_checkpointed: bool) -> None:
+    """A full disk took the evidence and refused the checkpoint after the cut: the recovery point on the disk calls what
+    was cut safe, and the node is killed."""
+    stage = Stage(waiting=0)
+    end = stage.log.log_end_offset
+    stage.log.advance_high_watermark(end)
+    stage.log.durable_recovery_point = end
+    receipt = stage.cut(5)
+    if is_checkpointed:
+        stage.log.durable_recovery_point = 0
+    gone = quarantine.without_evidence(receipt, quarantine.BY_FULL_DISK)
+    folder = ReceiptFolder(stage.disk, stage.log.directory)
+    folder.owe(gone)
+    stage.keeper._owes(folder, gone)
+    stage.keeper.delivered([gone])
+    assert folder.due() == []
+    assert receipts_of(stage.disk) == ([] if is_checkpointed else [gone])
+    stage.keeper._sweep()
+    assert receipts_of(stage.disk) == ([] if is_checkpointed else [gone])
+    stage.log.close(clean=False)
+    known = 0 if is_checkpointed else end
+    again = open_log(stage.disk, recovery_point=known, high_watermark=end)
+    assert settle(stage.disk, again, replica=2, high_watermark=end) == []
+    stage.log.durable_recovery_point = 0
+    stage.keeper._sweep()
+    assert receipts_of(stage.disk) == []
 
 
 class _NothingYet:

@@ -76,12 +76,12 @@ class Receipts:
     def due(self) -> list[Receipt]:
         return self._receipts(self._names(), DUE)
 
-    def told(self, receipt: Receipt) -> None:
-        """The ledger has it as it is; what has no evidence left is not kept any longer."""
+    def told(self, receipt: Receipt, *, is_needed: bool = False) -> None:
+        """The ledger has it as it is; what has no evidence left is not kept any longer, unless it `is_needed`."""
         path = self._file(receipt.id, DUE)
         if read_if_there(self.disk, path) != encode(receipt):
             return  # something else is to be told of it by now
-        if receipt.evidence:
+        if receipt.evidence or is_needed:
             self.disk.rename(path, self._file(receipt.id, TOLD))
         else:
             self.disk.unlink(path)

@@ -230,6 +230,7 @@ class LossKeeper:
         for log_dir in self._broker.log_dirs:
             self._take_up_strays(log_dir)
             with self._lock:
+                self._drop_told(log_dir)
                 swept = quarantine.sweep(
                     log_dir.disk,
                     _folders(log_dir),
@@ -260,10 +261,27 @@ class LossKeeper:
                     continue  # more is to be said of it by now
                 del self._due[receipt.id]
                 try:
-                    folder.told(receipt)
+                    folder.told(receipt, is_needed=self._is_needed(folder, receipt))
                 except OSError as error:
                     # It is delivered again after the next start, and counts once.
                     log.warning("receipt not marked as delivered", receipt=receipt.id, reason=str(error))
+
+    def _is_needed(self, folder: Receipts, receipt: Receipt) -> bool:
+        """Whether a crash now would tell of it again: the checkpoint on the disk has a recovery point behind the log's
+        end, and the next start asks these receipts what has gone in between."""
+        if not isinstance(folder, ReceiptFolder):
+            return False
+        replica = self._broker.partitions.open_by_name.get((receipt.topic, receipt.partition))
+        return replica is None or replica.log.durable_recovery_point > replica.log.log_end_offset
+
+    def _drop_told(self, log_dir: LogDir) -> None:
+        """What was kept for the next start, and is not needed any more. Raises OSError."""
+        for _, path in _with_evidence(log_dir):
+            folder = ReceiptFolder(log_dir.disk, path)
+            due = {receipt.id for receipt in folder.due()}
+            for receipt in folder.contents().receipts:
+                if not receipt.evidence and receipt.id not in due and not self._is_needed(folder, receipt):
+                    folder.drop(receipt.id)
 
     def _lost(self, folder: Receipts, receipt: Receipt) -> None:
         with self._lock:
