@@ -47,14 +47,32 @@ def test_a_fault_meets_the_operations_in_progress() -> None:
     assert sorted(map(str, coverage.counts)) == ["log 1-t0, produce, kill", "log None-t0, produce, partition"]
 
 
+def test_one_look_serves_all_that_is_in_progress_on_the_same_logs() -> None:
+    clock = _Clock()
+    coverage = _coverage(clock)
+    coverage.operation("reassign", "t0")
+    coverage.operation("delete records", "t1")
+    coverage.operation("unregister broker")
+    clock.now_s = WINDOW_S / 2
+    sample, coverage.sample = coverage.sample, lambda node_id, topic: ()
+    coverage.fault("lag")
+    coverage.sample = sample
+    coverage.operation("produce", "t0")
+    coverage.operation("produce", "t0")
+    assert coverage.counts == {
+        Triple("log", "None-t0", operation, "lag"): 1 for operation in ("produce", "reassign", "unregister broker")
+    }
+
+
 def test_a_change_meets_what_is_active_on_its_node_and_in_progress_on_its_topic() -> None:
     clock = _Clock()
     coverage = _coverage(clock)
+    sample, coverage.sample = coverage.sample, lambda node_id, topic: ()
     for topic in ("t0", "t1", None):
         coverage.operation(f"of {topic}", topic)
     for node_id in (1, 2, None):
         coverage.fault(f"at {node_id}", node_id)
-    coverage.counts.clear()
+    coverage.sample = sample
     coverage.changed(1, "t0")
     assert {(each.operation, each.fault) for each in coverage.counts} == {
         (f"of {topic}", f"at {node_id}") for topic in ("t0", None) for node_id in (1, None)

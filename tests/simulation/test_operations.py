@@ -82,6 +82,14 @@ def _outcome_of(profile: str) -> Outcome:
     return outcome
 
 
+def test_a_node_whose_disk_failed_is_restarted() -> None:
+    """Without the restart, partitions that it took offline would stay so, as they do on a real node: seed 2."""
+    outcome = play(2, "operations", overrides={"fail_s": "1"})
+    assert outcome.failure is None, outcome.report()
+    assert outcome.struck[Fault.FAILING_DISK]
+    assert Fault.FAILING_DISK in {each.fault for each in outcome.triples}
+
+
 def test_directories_are_lost() -> None:
     assert _outcome_of("moves").struck[Fault.DIRECTORY_LOST.value] > 0
 

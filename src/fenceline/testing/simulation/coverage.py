@@ -75,6 +75,8 @@ class Coverage:
         self.sample: Sampler = _nothing
         self.has_ended: Ending = _at_once
         self.counts: dict[Triple, int] = {}
+        """In how many situations each was met: sets of states, with an operation and a fault."""
+        self._situations: set[tuple[frozenset[State], str, str]] = set()
         self._operations: dict[tuple[str, str | None], float] = {}
         """By name and topic: in progress until this moment."""
         self._faults: dict[tuple[str, int | None], float] = {}
@@ -84,6 +86,7 @@ class Coverage:
         """The story has ended: keep the counts only."""
         self.sample = _nothing
         self.has_ended = _at_once
+        self._situations.clear()
 
     def operation(self, name: str, topic: str | None = None) -> None:
         """A client or operator sends this request now, or a node begins this work. `topic`: the one that it names, None
@@ -92,8 +95,15 @@ class Coverage:
             return
         now_s = self._now_s()
         self._operations[name, topic] = now_s + WINDOW_S
-        for fault, node_id in _alive(self._faults, now_s):
-            self._count(self.sample(node_id, topic), name, fault)
+        faults = _alive(self._faults, now_s)
+        if not faults:
+            return
+        # One look serves all that is in progress on these logs, too.
+        operations = {each for each, named in self._in_progress(now_s) if named is None or named == topic}
+        for fault, node_id in faults:
+            states = frozenset(self.sample(node_id, topic))
+            for operation in operations:
+                self._count(states, operation, fault)
 
     def fault(self, name: str, node_id: int | None = None, lasts_s: float = 0.0) -> None:
         """This fault strikes now, and ends after `lasts_s` by itself. To be called before the fault takes effect.
@@ -104,7 +114,7 @@ class Coverage:
         key, until_s = (name, node_id), now_s + lasts_s + WINDOW_S
         self._faults[key] = max(until_s, self._faults.get(key, 0.0))
         for operation, topic in self._in_progress(now_s):
-            self._count(self.sample(node_id, topic), operation, name)
+            self._count(frozenset(self.sample(node_id, topic)), operation, name)
 
     def changed(self, node_id: int, topic: str | None = None) -> None:
         """A node's state has changed, perhaps for a moment only. `topic`: of one of its replicas, None for the node."""
@@ -114,7 +124,7 @@ class Coverage:
             return
         operations = {name for name, named in self._in_progress(now_s) if None in (topic, named) or named == topic}
         if operations:
-            states = self.sample(node_id, topic)
+            states = frozenset(self.sample(node_id, topic))
             for operation in operations:
                 for fault in faults:
                     self._count(states, operation, fault)
@@ -130,7 +140,12 @@ class Coverage:
                     until_s[key] = now_s + LOOK_S
         return list(until_s)
 
-    def _count(self, states: Iterable[State], operation: str, fault: str) -> None:
+    def _count(self, states: frozenset[State], operation: str, fault: str) -> None:
+        """Most looks find what an earlier one found: they cost one."""
+        situation = states, operation, fault
+        if situation in self._situations:
+            return
+        self._situations.add(situation)
         counts = self.counts
         for room, label in states:
             triple = Triple(room, label, operation, fault)

@@ -214,6 +214,8 @@ class Faults:
                 process.disk.heal()
                 if self._is_under(process, "full disk"):
                     process.disk.capacity_bytes = capacity_bytes
+                if self._options.operate_s:
+                    process.request_stop()  # as a node advises that took a partition offline
 
             self._spell(process, "failing disk", self._options.spell_s, end)
 

@@ -19,7 +19,7 @@ _SHORTEST_MS: Final = 100
 
 
 def draw(rng: Random, drawn: Options) -> Options:
-    """What this story draws for itself. Reads give no wrong bits and no call fails: that is the disk's story."""
+    """What this story draws for itself. Reads give no wrong bits, and calls fail only where an option says so."""
     mixed = replace(
         drawn,
         safety_s=6.0,

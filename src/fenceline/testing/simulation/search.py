@@ -37,13 +37,13 @@ STRIKES: Final[Mapping[Fault, Mapping[str, tuple[str, ...]]]] = {
     Fault.QUICK_RETURN: {"return_s": ("0.5", "0.9")},
     Fault.SLOW_DISK: {"slow_disk_s": ("0.5", "1.5")},
     Fault.FULL_DISK: {"full_s": ("0.5", "1.5")},
-    Fault.FAILING_DISK: {},
+    Fault.FAILING_DISK: {"fail_s": ("0.5", "1.5")},
     Fault.WRONG_BITS: {},
     Fault.WRONG_BYTES: {},
     Fault.DIRECTORY_LOST: {"lose_dir_s": ("0.5", "1.5"), "log_dirs": ("2",)},
     Fault.CLOCK_JUMP: {"jump_s": ("0.3", "1")},
 }
-"""Options that make a fault strike often, with values to choose from; none where only another story has it."""
+"""Options that make a fault strike often, with values to choose from; none where clusters do not have it."""
 
 LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "log rebased": {"retention": ("1",), "segment_bytes": ("300",), "tidy_ms": ("50",)},

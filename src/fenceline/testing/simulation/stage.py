@@ -88,7 +88,7 @@ class Outcome:
     overrides: Mapping[str, str] = field(default_factory=dict)
     """Options that were set by hand."""
     triples: dict[Triple, int] = field(default_factory=dict)
-    """How often each was met (`coverage`)."""
+    """In how many situations each was met (`coverage`)."""
 
     def report(self) -> str:
         """For a person: what broke, and how to see it again."""
