@@ -92,10 +92,21 @@ def test_each_state_that_is_aimed_at_is_one_and_has_options_that_are_known() -> 
 
 def test_the_table_names_what_is_missing() -> None:
     everything = coverage_table.wanted()
-    missing = next(iter(sorted(everything)))
-    table = coverage_table.unreached(everything - {missing})
-    assert f"  {missing.operation}, {missing.fault}: {missing.room} {missing.state}" in table
-    assert "1 not" in table.splitlines()[-1]
+    missing = {
+        Triple("log", "cutting", operation.value, fault.value)
+        for operation in Operation
+        if operation is not Operation.PRODUCE
+        for fault in (Fault.LAG, Fault.PAUSE)
+    } | {Triple("log", "dirty", Operation.RETENTION.value, Fault.KILL.value)}
+    table = coverage_table.unreached(everything - missing).splitlines()
+    assert "  log dirty, kill: retention" in table
+    assert "  log cutting, pause, lag: all but produce" in table
+    rows = {line[:15].strip(): line.split() for line in table if line.startswith("  ") and ":" not in line}
+    assert rows["log dirty"].count("1") == 2
+    assert rows["log cutting"].count("24") == 2
+    assert rows["sum"][-1] == "49"
+    assert "49 not" in table[-1]
+    assert len(coverage_table.unreached(everything).splitlines()) == 1
     assert len(list(coverage_table.every())) == len(Operation) * len(Fault) * sum(
         len(labels) for labels in coverage_table.STATES.values()
     )

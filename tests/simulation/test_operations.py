@@ -90,6 +90,16 @@ def test_a_node_whose_disk_failed_is_restarted() -> None:
     assert Fault.FAILING_DISK in {each.fault for each in outcome.triples}
 
 
+def test_a_node_that_was_away_loads_a_metadata_snapshot() -> None:
+    options = {"forget_metadata": "1", "snapshot_bytes": "300", "snapshot_interval_ms": "200", "quiet_s": "0"}
+    lines: list[str] = []
+    overrides = options | {"crash_s": "0.5", "down_s": "1", "max_job_ms": "100"}
+    outcome = play(2, "operations", overrides=overrides, sink=lines.append)
+    assert outcome.failure is None, outcome.report()
+    assert any("-from-" in line and ".checkpoint.part" in line for line in lines)
+    assert {each.state for each in outcome.triples} >= {"behind", "snapshotting"}
+
+
 def test_directories_are_lost() -> None:
     assert _outcome_of("moves").struck[Fault.DIRECTORY_LOST.value] > 0
 

@@ -49,6 +49,14 @@ _QUIET_TIMES: Final[Mapping[str, str]] = {
 }
 """Of a story that is twice as long, because its clients rest in between."""
 
+_FORGETS: Final[Mapping[str, str]] = {
+    "metadata.max.retention.bytes": "1",
+    "metadata.log.segment.ms": "100",
+    "metadata.start.offset.lag.time.max.ms": "100",
+    "internal.metadata.delete.delay.millis": "100",
+}
+"""Of a metadata log that begins at the newest snapshot but one."""
+
 
 def voter_of(node_id: int) -> Voter:
     endpoint = VoterEndpoint("CONTROLLER", machine_of(node_id), QUORUM_PORT)
@@ -93,6 +101,7 @@ def config_of(options: Options, node_id: int, controllers: Iterable[int]) -> Nod
             "log.retention.check.interval.ms": str(options.tidy_ms),
             **_TIMES,
             **(_tidy(options) if options.operate_s else {}),
+            **(_FORGETS if options.forget_metadata else {}),
             **(_QUIET_TIMES if options.quiet_s else {}),
         },
         {},

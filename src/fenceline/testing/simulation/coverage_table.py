@@ -103,14 +103,88 @@ def ungrouped(operation: str, fault: str, text: str) -> Iterator[Triple]:
         yield from (Triple(room, state, operation, fault) for state in states)
 
 
+_COLUMNS: Final[Mapping[Fault, str]] = {
+    Fault.KILL: "kill",
+    Fault.POWER_LOSS: "power",
+    Fault.TORN_WRITE: "torn",
+    Fault.STOP: "stop",
+    Fault.PAUSE: "pause",
+    Fault.PARTITION: "cut",
+    Fault.ONE_WAY_PARTITION: "1-way",
+    Fault.STRANDED: "strand",
+    Fault.DROPPED_CONNECTIONS: "drop",
+    Fault.LAG: "lag",
+    Fault.QUICK_RETURN: "return",
+    Fault.SLOW_DISK: "slow",
+    Fault.FULL_DISK: "full",
+    Fault.FAILING_DISK: "fail",
+    Fault.WRONG_BITS: "bits",
+    Fault.WRONG_BYTES: "bytes",
+    Fault.DIRECTORY_LOST: "dir",
+    Fault.CLOCK_JUMP: "clock",
+}
+_WIDTH: Final = 7
+
+
 def unreached(reached: Collection[Triple]) -> str:
-    """The table that `make simulate` prints, with its sum in the last line."""
+    """What `make simulate` prints: how many operations are missing for each state and fault, then which, and the sum in
+    the last line."""
     possible = wanted()
     missing = possible.difference(reached)
-    lines = ["Triples of a state, an operation and a fault that no seed has reached:"] if missing else []
-    lines += [f"  {operation}, {fault}: {text}" for (operation, fault), text in grouped(missing).items()]
+    by_pair: dict[str, dict[str, set[str]]] = {}
+    for room, state, operation, fault in missing:
+        by_pair.setdefault(f"{room} {state}", {}).setdefault(fault, set()).add(operation)
+    lines: list[str] = []
+    if missing:
+        lines += ["Triples of a state, an operation and a fault that no seed has reached:", ""]
+        lines += [*_matrix(by_pair, {each.fault for each in possible}), "", *_by_state(by_pair), ""]
     count, excused = len(possible), sum(1 for _ in every()) - len(possible)
     lines.append(
         f"{count - len(missing)} of {count} triples reached, {len(missing)} not; {excused} others cannot be met"
     )
     return "\n".join(lines)
+
+
+def _states() -> Iterator[str]:
+    return (f"{room} {label}" for room, labels in STATES.items() for label in labels)
+
+
+def _matrix(by_pair: Mapping[str, Mapping[str, Collection[str]]], possible: Collection[str]) -> Iterator[str]:
+    """Rows are states, columns faults; each cell counts operations."""
+    faults = [fault for fault in Fault if fault in possible]
+    counts = {
+        state: [len(by_fault.get(fault, ())) for fault in faults]
+        for state in _states()
+        if (by_fault := by_pair.get(state)) is not None
+    }
+    width = max(map(len, counts)) + 2
+
+    def row(head: str, cells: Iterable[object]) -> str:
+        return f"  {head:<{width}}" + "".join(f"{cell:>{_WIDTH}}" for cell in cells)
+
+    yield row("missing operations", [_COLUMNS[fault] for fault in faults] + ["sum"])
+    for state, cells in counts.items():
+        yield row(state, [cell or "." for cell in [*cells, sum(cells)]])
+    sums = [sum(column) for column in zip(*counts.values(), strict=True)]
+    yield row("sum", [*sums, sum(sums)])
+
+
+def _by_state(by_pair: Mapping[str, Mapping[str, Collection[str]]]) -> Iterator[str]:
+    """Faults that miss the same operations of a state share a line."""
+    for state in _states():
+        alike: dict[str, list[str]] = {}
+        by_fault = by_pair.get(state, {})
+        for fault in Fault:
+            if fault in by_fault:
+                alike.setdefault(_named(by_fault[fault]), []).append(fault.value)
+        for operations, faults in alike.items():
+            yield f"  {state}, {', '.join(faults)}: {operations}"
+
+
+def _named(operations: Collection[str]) -> str:
+    """The shorter of those that are named and those that are not."""
+    there = [each.value for each in Operation if each in operations]
+    others = [each.value for each in Operation if each not in operations]
+    if not others:
+        return "every operation"
+    return f"all but {', '.join(others)}" if len(others) < len(there) else ", ".join(there)

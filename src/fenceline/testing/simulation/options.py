@@ -81,6 +81,8 @@ class Options:
     segment_ms: int = 604_800_000
     idle_ms: int = 0
     # a cluster with data
+    forget_metadata: bool = False
+    """Whether the metadata log goes below each snapshot, so that nodes that were away download one."""
     controllers: int = 3
     """Of the nodes; the first ones."""
     topics: int = 1
