@@ -466,7 +466,7 @@ def test_what_recovery_cuts_has_a_receipt(seed: int) -> None:
         assert receipt.cause is Cause.RECOVERY
         assert receipt.start_offset >= safe
         assert receipt.end_offset_exclusive >= receipt.start_offset
-        assert receipt.size_bytes > 0
+        assert receipt.size_bytes > 0 or "counted by their offsets" in receipt.known_by
         for path in receipt.evidence:
             assert disk.peek(path), "what a receipt names is there"
     assert ReceiptFolder(disk, DIRECTORY).notes() == []

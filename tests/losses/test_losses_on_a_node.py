@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from fenceline.cli.app import app
 from fenceline.client.admin import Admin
+from fenceline.client.async_admin import NewTopic
 from fenceline.client.producer import Producer
 from fenceline.ids import TopicPartition
 from fenceline.log.disk import OsDisk
@@ -202,6 +203,31 @@ def test_what_is_set_aside_at_the_start_is_told_exported_and_goes_with_its_direc
     shutil.rmtree(stray)
     eventually(lambda: [each["evidence"] for each in listed(node, "rain")] == [[], []], "the evidence went with it")
     eventually(lambda: not outbox.contents().receipts)
+
+
+def test_first_segments_that_an_operator_removed_are_told(node: EmbeddedNode) -> None:
+    """To make room on a disk, with rm, while the node was stopped cleanly: it serves what is left."""
+    with Admin(node.bootstrap) as admin:
+        admin.create_topics([NewTopic("short", configs={"segment.bytes": "1048576"})])
+    with Producer(node.bootstrap) as producer:
+        for _ in range(3):
+            producer.send("short", b"v" * 700_000, partition=0).result()
+    node.stop()
+    directory = node.log_dir / "short-0"
+    first, second, _ = sorted(directory.glob("*.log"))
+    for path in directory.glob(f"{first.stem}.*"):
+        path.unlink()
+    node.start()
+    (found,) = eventually(lambda: listed(node, "short"), "a receipt of what is gone")
+    end = int(second.stem)
+    assert (found["start_offset"], found["end_offset_exclusive"], found["records"]) == (0, end, end)
+    assert (found["class"], found["cause"], found["evidence"]) == ("committed", "recovery", [])
+    with Admin(node.bootstrap) as admin:
+        tp = TopicPartition("short", 0)
+        assert admin.list_offsets({tp: "earliest"})[tp].offset == end
+    node.stop()
+    node.start()
+    assert len(listed(node, "short")) == 1, "the next start knows where the log begins"
 
 
 def test_nothing_lost_and_wrong_names(node: EmbeddedNode) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -60,15 +60,16 @@ def damage(disk: SimDisk, path: str, position: int) -> None:
     disk.close(fd)
 
 
-def reopened(disk: SimDisk, **fields: int) -> tuple[PartitionLog, list[Receipt]]:
-    """As a start does it. The note is there before the receipt, and gone then."""
+def reopened(disk: SimDisk, **fields: Any) -> tuple[PartitionLog, list[Receipt]]:
+    """As a start does it. The note of each is there before the receipt, and gone then."""
     log = open_log(disk, **fields)
     notes = [name for name in disk.folder(f"{DIRECTORY}/lost+found") or () if name.endswith(NOTE_SUFFIX)]
-    assert len(notes) == 1
+    assert notes
     receipts = settle(disk, log, replica=REPLICA, high_watermark=fields.get("high_watermark", 0))
     assert not [name for name in disk.folder(f"{DIRECTORY}/lost+found") or () if name.endswith(NOTE_SUFFIX)]
-    assert receipts == receipts_of(disk)
-    return log, receipts
+    assert len(receipts) == len(notes)
+    assert {each.id for each in receipts} == {each.id for each in receipts_of(disk)}
+    return log, sorted(receipts, key=lambda each: each.start_offset)
 
 
 def test_torn_end() -> None:
@@ -94,10 +95,63 @@ def test_missing_segment_in_the_middle() -> None:
     disk = a_disk()
     _, second, third, *_ = used(disk).segments
     disk.unlink(second.path)
-    log, (receipt,) = reopened(disk)
+    log, (gone, cut_off) = reopened(disk, high_watermark=second.base_offset + 1)
     assert log.log_end_offset == second.base_offset
-    assert (receipt.start_offset, receipt.end_offset_exclusive) == (third.base_offset, 30)
-    assert receipt.evidence
+    assert (gone.start_offset, gone.end_offset_exclusive) == (second.base_offset, third.base_offset)
+    assert (gone.loss_class, gone.evidence, gone.size_bytes) == (LossClass.COMMITTED, (), 0)
+    assert (cut_off.start_offset, cut_off.end_offset_exclusive) == (third.base_offset, 30)
+    assert (cut_off.loss_class, len(cut_off.evidence)) == (LossClass.MAYBE_ACKNOWLEDGED, len(log_files(cut_off)))
+
+
+def log_files(receipt: Receipt) -> list[str]:
+    return [path for path in receipt.evidence if ".log." in path]
+
+
+def test_missing_segment_in_the_middle_that_had_been_safe() -> None:
+    """Offline, as with any other damage below the recovery point: the advice also has a way to go on without it."""
+    disk = a_disk()
+    first, second, third, *_ = used(disk).segments
+    disk.unlink(second.path)
+    missing = f"offsets {first.next_offset} to {third.base_offset - 1} are missing"
+    for _ in range(2):
+        with pytest.raises(CorruptLog, match=missing) as refused:
+            open_log(disk, recovery_point=30, high_watermark=30)
+    assert refused.value.path == second.path
+    assert "remove the .index and .timeindex files" in refused.value.advice
+    with pytest.raises(CorruptLog, match=missing):
+        open_log(disk, clean=True, recovery_point=30, high_watermark=30)
+    second.delete_index_files()
+    assert open_log(disk, recovery_point=30, high_watermark=30).log_end_offset == 30
+
+
+@pytest.mark.parametrize(("clean", "start"), [(False, 0), (False, 7), (True, 0), (True, 7)])
+def test_missing_first_segments(clean: bool, start: int) -> None:
+    """As of an operator who makes room on a disk with rm: served as in Apache Kafka, and told."""
+    disk = a_disk()
+    log = used(disk)
+    for segment in log.segments[:3]:
+        disk.unlink(segment.path)
+        if clean:
+            segment.delete_index_files()
+    begins = log.segments[3].base_offset
+    fields: dict[str, Any] = {"clean": True, "first_segment": 0} if clean else {}
+    again, (receipt,) = reopened(disk, recovery_point=30, high_watermark=30, log_start_offset=start, **fields)
+    assert (again.log_start_offset, again.log_end_offset) == (begins, 30)
+    assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (start, begins, begins - start)
+    assert (receipt.loss_class, receipt.cause, receipt.evidence) == (LossClass.COMMITTED, Cause.RECOVERY, ())
+    assert "first segment files of the log are gone" in receipt.reason
+    again.close(clean=False)
+    open_log(disk, recovery_point=30, high_watermark=30)
+    assert receipts_of(disk) == [receipt], "told once"
+
+
+def test_first_segments_that_had_been_deleted_leave_no_receipt() -> None:
+    disk = a_disk()
+    log = used(disk)
+    disk.unlink(log.segments[0].path)
+    again = open_log(disk, recovery_point=30, high_watermark=30, log_start_offset=log.segments[1].base_offset)
+    assert again.log_start_offset == log.segments[1].base_offset
+    assert disk.folder(f"{DIRECTORY}/lost+found") is None
 
 
 def test_end_below_the_log_start() -> None:

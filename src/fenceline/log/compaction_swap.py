@@ -30,7 +30,6 @@ from fenceline.log.file_names import (
     LOG_SUFFIX,
     SWAP_SUFFIX,
     offset_in,
-    stem,
 )
 from fenceline.log.index import OffsetIndex, encode_aborted
 from fenceline.log.scan import BadBatch, scan
@@ -116,6 +115,8 @@ def commit(log: PartitionLog, replacement: Replacement) -> bool:
         segment.path += DELETED_SUFFIX
     try:
         for segment in old[1:]:
+            # Its indexes first: recovery takes indexes without a segment file for a file that vanished.
+            segment.delete_index_files()
             disk.unlink(segment.path.removesuffix(DELETED_SUFFIX))
         for suffix in replacement.suffixes:
             disk.rename(new.stem + suffix + SWAP_SUFFIX, new.stem + suffix)
@@ -134,13 +135,9 @@ def commit(log: PartitionLog, replacement: Replacement) -> bool:
 
 
 def settle(disk: Disk, directory: str, replacement: Replacement) -> None:
-    """Make it durable, and remove what the old segments had beside them. For a thread. Raises OSError."""
+    """Make it durable, and remove the snapshots of the old segments. For a thread. Raises OSError."""
     disk.fsync_dir(directory)
     merged = {segment.base_offset for segment in replacement.old[1:]}
-    for base in merged:
-        for suffix in INDEX_SUFFIXES:
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(stem(directory, base) + suffix)
     if merged:
         producer_snapshots.drop(disk, directory, disk.listdir(directory), lambda at: at in merged)
 

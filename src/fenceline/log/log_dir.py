@@ -25,7 +25,8 @@ from fenceline.log.checkpoints import NO_IDENTITY, BadCheckpoint, DirectoryIdent
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file, replace_file
 from fenceline.log.errors import CorruptLog, StorageError
-from fenceline.log.file_names import METADATA_FILE
+from fenceline.log.file_names import LOG_SUFFIX, METADATA_FILE, stem
+from fenceline.log.first_segments import read_first_segments, write_first_segments
 from fenceline.log.log_dir_offsets import RECOVERY_POINTS, LogDirOffsets
 from fenceline.log.meta_properties import directory_id_of, read_meta
 from fenceline.log.open_files import OpenFiles
@@ -97,6 +98,8 @@ class LogDir:
         """For directories that are made (`log_dir_offsets.py`)."""
         self.orphans: list[TopicPartition] = []
         """Partitions that the checkpoints knew after a crash, and that have no directory."""
+        self._first_segments: dict[TopicPartition, int] = {}
+        """Base offsets of the first segment files at the clean stop, of logs that were open in that life or before."""
         self._lock = -1
         self._has_begun = False
         self.offsets = LogDirOffsets(disk, path)
@@ -170,6 +173,8 @@ class LogDir:
                 self.previous_broker_epoch = -1  # Kafka before 3.7 left an empty file
         self.damaged = self.offsets.read()
         self.clean = self.offsets.is_clean = self.clean and RECOVERY_POINTS not in self.damaged
+        if self.clean:
+            self._first_segments = read_first_segments(self.disk, self.path, self.previous_broker_epoch)
         held = {where: name for name in self.disk.listdir(self.path) if (where := partition_of(name)) is not None}
         if self.clean:
             self.missing = {
@@ -227,6 +232,16 @@ class LogDir:
         log.jitter_ms = self.jitter_ms
         return log
 
+    def begun_late(self) -> list[TopicPartition]:
+        """Partitions whose first segment file has gone since the clean stop. A look each. Raises OSError."""
+        return [
+            where
+            for where, base in self._first_segments.items()
+            if where not in self.missing
+            and self.disk.stat(stem(self.partition_path(where), base) + LOG_SUFFIX) is None
+            and self.disk.stat(self.partition_path(where)) is not None
+        ]
+
     def take_in(self, log: PartitionLog) -> None:
         """A log that was opened apart is one of the open ones from now on."""
         self.offline.pop(log.topic_partition, None)
@@ -262,6 +277,7 @@ class LogDir:
         found = self.identity_of(directory) if self.disk.stat(directory) is not None else None
         known = self.offsets.claim(topic_partition, found)
         is_told = found is not None and found.topic_id is not None
+        clean = self.clean and (known.is_proven or found is None)
         log = PartitionLog.open(
             self.disk,
             directory,
@@ -270,7 +286,8 @@ class LogDir:
             incarnation=found.incarnation if found is not None and is_told else self.fresh_incarnation(),
             config=config,
             recovery_point=known.recovery_point,
-            clean=self.clean and (known.is_proven or found is None),
+            clean=clean,
+            first_segment=self._first_segments.get(topic_partition) if clean and known.is_proven else None,
             log_start_offset=known.log_start_offset,
             high_watermark=known.high_watermark,
             now_ms=now_ms,
@@ -388,6 +405,7 @@ class LogDir:
             log.close(clean=False)
         self.offline.pop(topic_partition, None)
         self.offsets.forget(topic_partition)
+        self._first_segments.pop(topic_partition, None)
         return self.put_away_at(self.partition_path(topic_partition), topic_partition, suffix, high_watermark)
 
     def put_away_at(
@@ -442,6 +460,16 @@ class LogDir:
         mark = {"version": 0, "brokerEpoch": broker_epoch}
         replace_file(self.disk, f"{self.path}/{CLEAN_FILE}", json.dumps(mark).encode())
 
+    def _write_first_segments(self) -> None:
+        """Raises OSError."""
+        for where, log in (*self.open_logs.items(), *self.future_logs.items()):
+            self._first_segments.pop(where, None)
+            if log.segments and where in self.open_logs:
+                self._first_segments[where] = log.segments[0].base_offset
+        if self.broker_epoch < 0:
+            return  # of no life that the file could name
+        write_first_segments(self.disk, self.path, self.broker_epoch, self._first_segments)
+
     def close(self, clean: bool = True) -> None:
         """Flush and close everything; a clean close leaves the mark. For a thread. Raises StorageError afterwards."""
         if not self._has_begun:
@@ -461,6 +489,7 @@ class LogDir:
             if clean and failure is None and not any(log.offline or log.unfinished is not None for log in logs):
                 self.checkpoint_work()()
                 if self.clean or self._all_opened():
+                    self._write_first_segments()
                     self._mark_clean(self.broker_epoch)
         except OSError as error:
             raise StorageError.of(f"closing {self.path}", error) from error

@@ -127,6 +127,7 @@ class PartitionLog(ReadableLog):
         now_ms: int,
         files: OpenFiles | None = None,
         incarnation: UUID | None = None,
+        first_segment: int | None = None,
         only_torn: bool = False,
         before_cut: Callable[[CorruptLog], None] | None = None,
     ) -> PartitionLog:
@@ -157,6 +158,7 @@ class PartitionLog(ReadableLog):
             log_start_offset=log_start_offset,
             now_ms=now_ms,
             known_end=min(recovery_point, high_watermark),
+            first_segment=first_segment,
             only_torn=only_torn,
             before_cut=before_cut,
         )

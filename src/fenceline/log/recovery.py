@@ -30,10 +30,10 @@ from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import CorruptLog, passes
-from fenceline.log.file_names import EPOCH_FILE
+from fenceline.log.file_names import EPOCH_FILE, LOG_SUFFIX, OFFSET_DIGITS, stem
 from fenceline.log.producer_state import BadSnapshot, ProducerStates
 from fenceline.log.recovery_cut import Cutting, RecoveryReport, restore_advice
-from fenceline.log.recovery_files import resume, segments_of, tidy
+from fenceline.log.recovery_files import drop, resume, segments_of, tidy
 from fenceline.log.replay import apply_to_producers
 from fenceline.log.scan import BadBatch, Found, ReadTwice, Unstable, scan
 from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
@@ -70,12 +70,14 @@ def load(
     log_start_offset: int,
     now_ms: int,
     known_end: int = 0,
+    first_segment: int | None = None,
     only_torn: bool = False,
     before_cut: Callable[[CorruptLog], None] | None = None,
     looks_only: bool = False,
 ) -> Loaded:
     """Open the files of one partition. `clean`: a clean stop was the last thing that happened to them. `known_end`: up
-    to there records had been safe on the disk and committed.
+    to there records had been safe on the disk and committed. `first_segment`: where the files began at the clean stop,
+    where that is known.
 
     `before_cut`: called before whole batches of a log that is `only_torn` are cut; raises what it is given, or has
     written down durably what was acknowledged. Without it nothing of the kind is cut.
@@ -87,7 +89,7 @@ def load(
     """
     try:
         loader = _Loader(disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut, looks_only)
-        return loader.load(log_start_offset, known_end)
+        return loader.load(log_start_offset, known_end, first_segment)
     except OSError as error:
         what, advice = ("opened", _WAIT_ADVICE) if passes(error.errno) else ("read", _DISK_ADVICE)
         reason = f"can not be {what}: {error.strerror or error}"
@@ -126,11 +128,16 @@ class _Loader:
         self._end = 0  # where the batches that were found good end
         self._gap_from = 0  # as `_end`, also where the next segment begins later
 
-    def load(self, log_start_offset: int, known_end: int) -> Loaded:
-        names = tidy(self._disk, self._directory)
+    def load(self, log_start_offset: int, known_end: int, first_segment: int | None) -> Loaded:
+        names, lone = tidy(self._disk, self._directory)
         segments = segments_of(self._disk, self._directory, names, self._now_ms)
         if segments:
+            if not self._only_torn:
+                self._look_for_vanished(segments, lone, log_start_offset, first_segment)
             log_start_offset = max(log_start_offset, segments[0].base_offset)
+        if lone and not self._looks_only:
+            drop(self._disk, self._directory, names, lone)
+            self._disk.fsync_dir(self._directory)  # one that came back would tell of the same loss again
         epochs_known = self._load_epochs(log_start_offset)
         end = log_start_offset
         if segments:
@@ -149,6 +156,45 @@ class _Loader:
         if not self._clean:
             self._epochs.changed = True
         return Loaded(segments, log_start_offset, end, self._epochs, self._producers, self._report)
+
+    # -- files that are gone ----------------------------------------------------------------------------------------
+
+    def _look_for_vanished(
+        self, segments: list[Segment], lone: list[str], log_start_offset: int, first_segment: int | None
+    ) -> None:
+        """Segment files that neither retention nor compaction nor a cut has taken. Raises CorruptLog where they lay
+        between others and had been safe; the first ones leave a note, and the log begins where the files do."""
+        vanished = sorted({int(name[:OFFSET_DIGITS]) for name in lone})
+        start = segments[0].base_offset
+        began = min([base for base in (first_segment, *vanished) if base is not None], default=start)
+        if max(began, log_start_offset) < start:
+            self._cutting.miss_start(max(began, log_start_offset), start)
+        bases = [segment.base_offset for segment in segments]
+        for base in vanished:
+            if start < base < bases[-1] and (self._clean or base < self._recovery_point):
+                number = bisect_right(bases, base)
+                end = self._end_of(segments[number - 1])
+                if end <= base and not self._looks_only:
+                    raise CorruptLog(
+                        stem(self._directory, base) + LOG_SUFFIX,
+                        0,
+                        f"the segment file is gone and its index is there: offsets {end} to {bases[number] - 1} are"
+                        " missing, and had been safe on the disk",
+                        f"{restore_advice('segment')} Or, to serve the partition without these offsets: stop the node,"
+                        " remove the .index and .timeindex files of this number, start.",
+                    )
+
+    def _end_of(self, segment: Segment) -> int:
+        end = segment.base_offset
+        fd = self._disk.open_read(segment.path)
+        try:
+            for found in self._batches(self._disk, fd, segment, 0, segment.size_bytes, end):
+                end = found.header.next_offset
+        except BadBatch:
+            pass  # the scan meets it again where that counts
+        finally:
+            self._disk.close(fd)
+        return end
 
     # -- what is derived from the batches ---------------------------------------------------------------------------
 
@@ -209,6 +255,8 @@ class _Loader:
             if number > first and self._gap(segment):
                 # Lost between two fsyncs: the end of one file but not the start of the next.
                 reason = f"offsets {self._end} to {segment.base_offset - 1} are missing"
+                if not self._only_torn:
+                    self._cutting.miss_between(self._end, segment.base_offset)
                 self._cutting.cut(
                     segments, number - 1, self._end, BadBatch(segments[number - 1].size_bytes, reason, torn=False)
                 )

@@ -117,10 +117,13 @@ class Cutting:
                     "Make room on the disk, and check that it is healthy; then start the node again.",
                 )
             report.evidence += kept
-        for later in following:
+        moved: list[str] = []
+        # From the last to the first: what a crash leaves of it is cut at the same place, with the same note.
+        for later in reversed(following):
             report.cut_bytes += later.size_bytes
-            report.evidence += keep_file(self._disk, self._directory, later.path)
+            moved[:0] = keep_file(self._disk, self._directory, later.path)
             later.delete_index_files()
+        report.evidence += moved
         del segments[number + 1 :]
         fd = self._disk.open_append(segment.path)
         try:
@@ -169,6 +172,29 @@ class Cutting:
         lost = LostBatches(end, known_end, known_end - end, 0, ())
         self._report.reason = self._report.reason or f"{self._directory}: {reason}"
         note = RecoveryNote(lost, f"{self._directory}: {reason}", False, self._now_ms, names, is_missing=True)
+        write_note(self._disk, self._directory, note)
+
+    def miss_start(self, start: int, end: int) -> None:
+        """The first segment files are gone, with the offsets from `start` to `end`, and the log begins behind them, as
+        in Apache Kafka. Raises OSError."""
+        self._miss_files(start, end, "the first segment files of the log are gone")
+
+    def miss_between(self, start: int, end: int) -> None:
+        """Offsets between two segments are missing, past the recovery point: the log is cut there, and of these nothing
+        is left. Raises OSError."""
+        if not (self._clean or start < self._recovery_point):
+            self._miss_files(start, end, "what lay between two segment files is gone")
+
+    def _miss_files(self, start: int, end: int, what: str) -> None:
+        if self._looks_only:
+            return
+        names = tuple(evidence_in(self._disk, self._directory))
+        if any(name.endswith(INTENDED_SUFFIX) for name in names):
+            return  # a cut was under way, which is looked into and told
+        reason = f"{self._directory}: {what}, with offsets {start} to {end - 1}"
+        self._report.reason = self._report.reason or reason
+        lost = LostBatches(start, end, end - start, 0, ())
+        note = RecoveryNote(lost, reason, False, self._now_ms, names, is_missing=True, is_untold=True)
         write_note(self._disk, self._directory, note)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left
+from collections.abc import Iterable
 
 from fenceline.errors import PeerError
 from fenceline.log.compaction_swap import finish_swaps
@@ -24,22 +25,37 @@ from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
 from fenceline.records.batch import BATCH_OVERHEAD, peek_header
 
 
-def tidy(disk: Disk, directory: str) -> set[str]:
-    """Finish what a crash has left half done, remove what only that left behind; the names that stay."""
+def tidy(disk: Disk, directory: str) -> tuple[set[str], list[str]]:
+    """Finish what a crash has left half done, remove what only that left behind. The names that stay, and among them
+    indexes of segments whose file is gone although nothing here has removed it: for `drop`.
+
+    Whatever removes a segment file leaves it under another name until its indexes have gone (retention, compaction,
+    also Apache Kafka's), or removes the ones behind it first (cuts).
+    """
     kept: set[str] = set()
+    done: list[str] = []
     for name in finish_swaps(disk, directory, disk.listdir(directory)):
-        path = f"{directory}/{name}"
-        if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(path)
-        else:
-            kept.add(name)
-    for name in [name for name in kept if name.endswith(INDEX_SUFFIXES) and name[:OFFSET_DIGITS].isdigit()]:
-        if name[:OFFSET_DIGITS] + LOG_SUFFIX not in kept:
-            kept.discard(name)
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(f"{directory}/{name}")
-    return kept
+        (done.append if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")) else kept.add)(name)
+    removed = {name[:OFFSET_DIGITS] for name in done if name.endswith(LOG_SUFFIX + DELETED_SUFFIX)}
+    lone = sorted(
+        name
+        for name in kept
+        if name.endswith(INDEX_SUFFIXES)
+        and name[:OFFSET_DIGITS].isdigit()
+        and name[:OFFSET_DIGITS] + LOG_SUFFIX not in kept
+    )
+    # The indexes first: without its `.deleted` a segment would seem to have vanished.
+    drop(disk, directory, kept, [name for name in lone if name[:OFFSET_DIGITS] in removed])
+    drop(disk, directory, kept, done)
+    return kept, [name for name in lone if name in kept]
+
+
+def drop(disk: Disk, directory: str, names: set[str], dropped: Iterable[str]) -> None:
+    """Unlink some of the names of a directory. Raises OSError."""
+    for name in dropped:
+        names.discard(name)
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(f"{directory}/{name}")
 
 
 def segments_of(disk: Disk, directory: str, names: set[str], now_ms: int) -> list[Segment]:

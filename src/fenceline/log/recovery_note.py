@@ -22,8 +22,8 @@ NOTE_SUFFIX: Final = ".note"
 class RecoveryNote:
     """`torn`: the end of one write, with nothing whole behind it. `others`: what lay in `lost+found` before.
     `deleted_below`: the log start, where all of this lay below it; else 0. `is_missing`: nothing was cut, the files end
-    before what had been safe. `is_set_aside`: the directory was set aside with them, and its last checkpoint has
-    `known_high_watermark`."""
+    before what had been safe; `is_untold`: whole files are gone, which no cut can have told before. `is_set_aside`: the
+    directory was set aside with them, and its last checkpoint has `known_high_watermark`."""
 
     lost: LostBatches
     reason: str
@@ -32,6 +32,7 @@ class RecoveryNote:
     others: tuple[str, ...]
     deleted_below: int = 0
     is_missing: bool = False
+    is_untold: bool = False
     is_set_aside: bool = False
     known_high_watermark: int = 0
 

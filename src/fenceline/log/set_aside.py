@@ -26,7 +26,7 @@ def keep_records(
     `high_watermark`: of the last checkpoint, where that tells of this directory; else 0. Raises OSError, CorruptLog:
     nothing has moved then that no note tells.
     """
-    bases = segment_bases(tidy(disk, directory))
+    bases = segment_bases(tidy(disk, directory)[0])
     bases = bases[max(0, bisect_right(bases, start_offset) - 1) :]
     paths = [stem(directory, base) + LOG_SUFFIX for base in bases]
     sizes = [found.size_bytes if (found := disk.stat(path)) is not None else 0 for path in paths]

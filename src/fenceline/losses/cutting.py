@@ -135,7 +135,7 @@ def settle_papers(folder: ReceiptFolder, papers: Papers, *, replica: int, high_w
     noted = sorted((note.lost.start_offset, note.lost.end_offset_exclusive) for _, note in notes)
     receipts = _settle_intents(folder, papers.ends, noted)
     for path, note in notes:
-        if note.is_missing and not (note := _not_told(folder, note)).lost.records:
+        if note.is_missing and not note.is_untold and not (note := _not_told(folder, note)).lost.records:
             disk.unlink(path)
             continue
         receipt = _receipt_of_note(folder, note, papers.topic_partition, papers.topic_id, replica, high_watermark)
@@ -394,6 +394,8 @@ def _receipt_of_note(
     new = (f"{folder.path}/{name}" for name in folder.evidence() if name not in note.others)
     # A copy that a crash interrupted before its first byte is none.
     evidence = tuple(path for path in new if path not in claimed and _size(folder.disk, path))
+    if note.is_untold:
+        evidence = ()  # whole files are gone; what is there belongs to what followed
     lost = note.lost
     if note.is_set_aside:
         loss_class, known_by = of_cut(lost, max(high_watermark, note.known_high_watermark))

@@ -48,7 +48,14 @@ async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]
         with _suspecting(broker, log_dir):
             settled = await broker.loop.run_in_executor(broker.disk_threads, places.settle_copies, log_dir)
             copies += [(log_dir, copy) for copy in settled]
-    await _check(broker, [found.get(log_dir, []) for log_dir in unclean])
+    late: dict[LogDir, list[TopicPartition]] = {}
+    for log_dir in broker.log_dirs:
+        with _suspecting(broker, log_dir):
+            # Opened before anything is served: what is gone has a note then, and its receipt.
+            if gone := log_dir.begun_late():
+                late[log_dir] = gone
+    checked = [found.get(log_dir, []) for log_dir in unclean]
+    await _check(broker, [*checked, *late.values()])
     return copies
 
 

@@ -1,0 +1,38 @@
+"""Where the files of each log began at the last clean stop: what has gone from the front since was nobody's order.
+
+Owns `fenceline-first-segments`, beside the checkpoints. Kafka's checkpoint of log starts does not have a start that a
+segment file is named after. The file counts for the clean stop of one life, which is named by its broker epoch: after
+Apache Kafka has used the directory, or after a crash, retention may have moved the starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from fenceline.ids import TopicPartition
+from fenceline.log.disk import Disk, read_file, replace_file
+
+FIRST_SEGMENTS: Final = "fenceline-first-segments"
+
+
+def read_first_segments(disk: Disk, path: str, broker_epoch: int) -> dict[TopicPartition, int]:
+    """Of the life whose clean mark has this epoch; nothing where that is not known. Raises OSError."""
+    content = read_file(disk, f"{path}/{FIRST_SEGMENTS}")
+    if content is None or broker_epoch < 0:
+        return {}
+    try:
+        fields = json.loads(content)
+        if int(fields["brokerEpoch"]) != broker_epoch:
+            return {}
+        return {TopicPartition(str(topic), int(index)): int(base) for topic, index, base in fields["firstSegments"]}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def write_first_segments(disk: Disk, path: str, broker_epoch: int, bases: Mapping[TopicPartition, int]) -> None:
+    """Durable when it returns; before the clean mark is written. Raises OSError."""
+    rows = [[topic, index, base] for (topic, index), base in sorted(bases.items())]
+    fields = {"version": 0, "brokerEpoch": broker_epoch, "firstSegments": rows}
+    replace_file(disk, f"{path}/{FIRST_SEGMENTS}", json.dumps(fields, separators=(",", ":")).encode())
