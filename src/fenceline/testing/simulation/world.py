@@ -207,7 +207,8 @@ class Process:
 
     def _torn(self) -> None:
         self.world.coverage.fault(Fault.TORN_WRITE, self.node_id)
-        self.kill(power_lost=self.rng.random() < self.world.options.power_chance)
+        chance = self.world.options.power_chance
+        self.kill(power_lost=chance >= 1 or self.rng.random() < chance)
 
     def _ended(self, *, power_lost: bool) -> None:
         loop, disk = self.loop, self._life_disk
