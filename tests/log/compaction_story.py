@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
+from uuid import UUID
 
 from fenceline.log import compaction, compaction_swap
 from fenceline.log.compaction import Compaction, Limits
@@ -89,6 +90,10 @@ def fetch(leading: PartitionLog, following: PartitionLog, leader_epoch: int, max
     assert info.base_offset >= 0
 
 
+OURS = UUID(int=7)
+"""An incarnation: nothing else compacts these logs, and `compaction_bound` is exact."""
+
+
 class Story:
     def __init__(self, rng: Random, disk: SimDisk | None = None) -> None:
         self.rng = rng
@@ -101,7 +106,7 @@ class Story:
             delete_retention_ms=DELETE_RETENTION_MS,
             timestamp_type=rng.choice([*[TimestampType.CREATE_TIME] * 3, TimestampType.LOG_APPEND_TIME]),
         )
-        self.log = open_log(self.disk, config=self.config)
+        self.log = open_log(self.disk, config=self.config, incarnation=OURS)
         self.now_ms = 10_000
         self.epoch = 0
         self.written: dict[int, Written] = {}
@@ -256,7 +261,9 @@ class Story:
         self.log.close()
         if self.rng.random() < 0.5:
             self.forget_producers()
-        self.log = open_log(self.disk, config=self.config, clean=True, recovery_point=self.log.log_end_offset)
+        self.log = open_log(
+            self.disk, config=self.config, clean=True, recovery_point=self.log.log_end_offset, incarnation=OURS
+        )
         self.log.advance_high_watermark(self.log.log_end_offset)
         self.same()
 
@@ -342,7 +349,7 @@ class Story:
         """
         rng, log, disk = self.rng, self.log, SimDisk(self.rng.randrange(1 << 30))
         disk.mkdir("/data")
-        follower = open_log(disk, config=self.config)
+        follower = open_log(disk, config=self.config, incarnation=OURS)
         follower.truncate_fully_and_start_at(log.log_start_offset)
         crash_at = rng.randrange(log.log_start_offset, 2 * log.log_end_offset + 1)
         was_flushed, points = True, [follower.recovery_point]
@@ -356,7 +363,7 @@ class Story:
                 was_flushed = not follower.epochs.changed
                 follower.close(clean=False)
                 # The checkpoint of the directory is behind.
-                follower = open_log(disk, config=self.config, recovery_point=rng.choice(points))
+                follower = open_log(disk, config=self.config, recovery_point=rng.choice(points), incarnation=OURS)
         for epoch in range(self.epoch + 1):
             of_leader, of_follower = log.end_offset_for_epoch(epoch), follower.end_offset_for_epoch(epoch)
             assert of_follower[1] <= of_leader[1], epoch

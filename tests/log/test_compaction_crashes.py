@@ -12,7 +12,7 @@ from fenceline.log.compaction_swap import Replacement
 from fenceline.log.index import encode_aborted
 from fenceline.testing.sim_disk import Call, SimDisk
 
-from .compaction_story import Story
+from .compaction_story import OURS, Story
 from .helpers import DIRECTORY, open_log
 
 
@@ -88,7 +88,7 @@ def power_is_lost(seed: int, call: int) -> None:
         compact_until_power_is_lost(story)
     disk.calls_left = 0
     disk.crash()
-    story.log = open_log(disk, config=story.config, recovery_point=story.recovery_point)
+    story.log = open_log(disk, config=story.config, recovery_point=story.recovery_point, incarnation=OURS)
     assert story.log.recovery is not None
     assert story.log.recovery.cut_bytes == 0
     story.log.advance_high_watermark(story.log.log_end_offset)

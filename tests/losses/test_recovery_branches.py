@@ -7,10 +7,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import pytest
 
 from fenceline.ids import TopicPartition
+from fenceline.log.compaction import Limits
+from fenceline.log.compaction_bound import read_bound
+from fenceline.log.config import LogConfig
 from fenceline.log.errors import CorruptLog
 from fenceline.log.log_dir_offsets import UNKNOWN
 from fenceline.log.partition_dir import RemovedPartition
@@ -19,11 +23,14 @@ from fenceline.log.recovery_note import NOTE_SUFFIX
 from fenceline.log.set_aside import keep_records
 from fenceline.log.twin_logs import survey
 from fenceline.losses import put_away
+from fenceline.losses.check import stored_batches
 from fenceline.losses.cutting import cut_log, settle
 from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
+from tests.log.compaction_story import compact_all
 
 from .helpers import DIRECTORY, REPLICA, a_disk, cut, open_log, receipts_of, write
 
@@ -101,6 +108,51 @@ def test_missing_segment_in_the_middle() -> None:
     assert (gone.loss_class, gone.evidence, gone.size_bytes) == (LossClass.COMMITTED, (), 0)
     assert (cut_off.start_offset, cut_off.end_offset_exclusive) == (third.base_offset, 30)
     assert (cut_off.loss_class, len(cut_off.evidence)) == (LossClass.MAYBE_ACKNOWLEDGED, len(log_files(cut_off)))
+
+
+COMPACT: Final = LogConfig(segment_bytes=400, cleanup_policy=frozenset({"compact"}))
+OURS: Final[dict[str, Any]] = {"config": COMPACT, "incarnation": UUID(int=7)}
+
+
+def test_gap_of_a_compacted_log_that_compaction_has_not_made() -> None:
+    """Seed 57 of the story `operations`, with kills in the middle of writes: power took the end of a segment whose
+    successor was there, and the leader's log had a hole that no follower could pass."""
+    disk = a_disk()
+    log = open_log(disk, **OURS)
+    write(log, 1, 10)
+    first, second = log.segments[:2]
+    last = stored_batches(log)[len(list(iter_headers(disk.peek(first.path) or b""))) - 1]
+    shorten(disk, first.path, first.size_bytes - last.size_bytes)
+    log.close(clean=False)
+    as_kafka_left_it = open_log(disk, config=COMPACT)
+    assert as_kafka_left_it.log_end_offset == log.log_end_offset, "who compacted it is not known"
+    as_kafka_left_it.close(clean=False)
+    log, (gone, cut_off) = reopened(disk, **OURS)
+    assert log.log_end_offset == last.base_offset
+    assert (gone.start_offset, gone.end_offset_exclusive) == (last.base_offset, second.base_offset)
+    assert cut_off.start_offset == second.base_offset
+
+
+def test_gap_that_compaction_has_made() -> None:
+    """Also where a crash came before the next checkpoints of the cleaner and of recovery points. After a cut it counts
+    up to there."""
+    disk = a_disk()
+    log = open_log(disk, **OURS)
+    for key in (b"a", b"b", b"c", b"a", b"b", b"c", b"d", b"e", b"a", b"b"):
+        made = build_batch([(1_000, key, b"v" * 90, ())])
+        log.append_as_leader(memoryview(made), leader_epoch=1, now_ms=1_000)
+    log.advance_high_watermark(10)
+    compact_all(log, 2_000, Limits(secret=bytes(16)))
+    ends = [segment.next_offset for segment in log.segments]
+    stored = stored_batches(log)
+    log.close(clean=False)
+    log = open_log(disk, **OURS)
+    assert stored_batches(log) == stored
+    assert read_bound(disk, DIRECTORY) == log.segments[-1].base_offset, ends
+    log.truncate_to(7)
+    assert read_bound(disk, DIRECTORY) <= 7
+    log.truncate_fully_and_start_at(3)
+    assert read_bound(disk, DIRECTORY) == 0
 
 
 def log_files(receipt: Receipt) -> list[str]:

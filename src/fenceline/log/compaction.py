@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import FencelineError
 from fenceline.log import compaction_swap
+from fenceline.log.compaction_bound import raise_bound
 from fenceline.log.compaction_filter import Filtering, Indexing, Kept
 from fenceline.log.compaction_kernel import SLOT_BYTES, KeyOffsets, tell_batches
 from fenceline.log.compaction_plan import Due, Group, groups
@@ -226,6 +227,7 @@ class Compaction:
                 replaces_aborted = any(segment.aborted_transactions() for segment in old[:1])
                 suffixes = compaction_swap.write_indexes(disk, new, replaces_aborted)
                 replacement = replacement._replace(suffixes=suffixes)
+                raise_bound(disk, self.directory, self.due.end)
                 compaction_swap.prepare(disk, self.directory, replacement)
                 yield replacement
                 compaction_swap.settle(disk, self.directory, replacement)

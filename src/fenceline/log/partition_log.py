@@ -159,6 +159,7 @@ class PartitionLog(ReadableLog):
             now_ms=now_ms,
             known_end=min(recovery_point, high_watermark),
             first_segment=first_segment,
+            knows_gaps=incarnation is not None,
             only_torn=only_torn,
             before_cut=before_cut,
         )

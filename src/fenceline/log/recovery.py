@@ -26,6 +26,7 @@ from typing import Final
 from fenceline.errors import PeerError
 from fenceline.log import producer_snapshots
 from fenceline.log.checkpoints import BadCheckpoint, read_epochs
+from fenceline.log.compaction_bound import read_bound
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
@@ -71,13 +72,14 @@ def load(
     now_ms: int,
     known_end: int = 0,
     first_segment: int | None = None,
+    knows_gaps: bool = False,
     only_torn: bool = False,
     before_cut: Callable[[CorruptLog], None] | None = None,
     looks_only: bool = False,
 ) -> Loaded:
     """Open the files of one partition. `clean`: a clean stop was the last thing that happened to them. `known_end`: up
     to there records had been safe on the disk and committed. `first_segment`: where the files began at the clean stop,
-    where that is known.
+    where that is known. `knows_gaps`: no program compacts this log that does not write its `compaction_bound`.
 
     `before_cut`: called before whole batches of a log that is `only_torn` are cut; raises what it is given, or has
     written down durably what was acknowledged. Without it nothing of the kind is cut.
@@ -89,6 +91,7 @@ def load(
     """
     try:
         loader = _Loader(disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut, looks_only)
+        loader.knows_gaps = knows_gaps
         return loader.load(log_start_offset, known_end, first_segment)
     except OSError as error:
         what, advice = ("opened", _WAIT_ADVICE) if passes(error.errno) else ("read", _DISK_ADVICE)
@@ -110,6 +113,7 @@ class _Loader:
         looks_only: bool,
     ) -> None:
         self._looks_only = looks_only
+        self.knows_gaps = False
         self._disk = disk
         self._directory = directory
         self._config = config
@@ -319,9 +323,11 @@ class _Loader:
 
     def _gap(self, segment: Segment) -> bool:
         """Whether offsets past the recovery point are missing before a segment. Compaction leaves gaps, crashes too."""
-        if self._clean or self._config.compacted:
+        if self._clean or not segment.base_offset > self._end >= self._recovery_point:
             return False
-        return segment.base_offset > self._end >= self._recovery_point
+        if self.knows_gaps:
+            return segment.base_offset > read_bound(self._disk, self._directory)
+        return not self._config.compacted
 
     def _scan_segment(self, segment: Segment, start_offset: int, replay_from: int, *, last: bool) -> None:
         """Walk one segment. On BadBatch the segment's `size_bytes` and `next_offset` are those of its good part."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fenceline.errors import OperatorError
+from fenceline.log.compaction_bound import lower_bound
 from fenceline.log.disk import Disk
 from fenceline.log.errors import CorruptLog
 from fenceline.log.lost_and_found import EVIDENCE_DIR, INTENDED_SUFFIX, evidence_in, keep_file, keep_tail
@@ -131,6 +132,7 @@ class Cutting:
             self._disk.fsync(fd)
         finally:
             self._disk.close(fd)
+        lower_bound(self._disk, self._directory, end)
         self._disk.fsync_dir(self._directory)
         segment.size_bytes = bad.position
         segment.sealed = False
@@ -156,6 +158,7 @@ class Cutting:
             report.cut_bytes += segment.size_bytes
             report.evidence[:0] = keep_file(self._disk, self._directory, segment.path)
             segment.delete_index_files()
+        lower_bound(self._disk, self._directory, 0)
         segments.clear()
 
     def miss(self, end: int, known_end: int) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fenceline.errors import PeerError
 from fenceline.log import producer_snapshots, saving
 from fenceline.log.checkpoints import encode_epochs
+from fenceline.log.compaction_bound import lower_bound
 from fenceline.log.disk import Disk, replace_file
 from fenceline.log.errors import CorruptLog, StorageError, passes
 from fenceline.log.file_names import EPOCH_FILE
@@ -183,6 +184,7 @@ def _truncate(log: PartitionLog, offset: int, keep_evidence: bool) -> Truncated:
     log.epochs.truncate_from_end(offset)
     replace_file(disk, f"{directory}/{EPOCH_FILE}", encode_epochs(log.epochs.entries))
     log.epochs.changed = False
+    lower_bound(disk, directory, offset)
     disk.fsync_dir(directory)
     log.log_start_offset = min(log.log_start_offset, offset)
     _reload(log, offset)
@@ -228,6 +230,7 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence
         if written:
             producer_snapshots.drop(log._disk, log.directory, log._disk.listdir(log.directory), lambda _: True)
             replace_file(log._disk, f"{log.directory}/{EPOCH_FILE}", encode_epochs(()))
+            lower_bound(log._disk, log.directory, 0)
     except OSError as error:
         raise _stopped(log, Unfinished(offset, keep_evidence), f"emptying {log.topic_partition}", error) from error
     log.segments, log._bases = [], []
