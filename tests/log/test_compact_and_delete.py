@@ -130,3 +130,20 @@ def test_segments_that_retention_takes_before_a_pass_begins(disk: SimDisk) -> No
     work = compaction.begin(log, due, now_ms=NEW_MS, limits=Limits(secret=bytes(16)))
     assert run(log, work) == []
     assert work.end == active
+
+
+def test_a_flush_leaves_the_index_of_a_segment_that_was_exchanged_meanwhile(disk: SimDisk) -> None:
+    """Indexes of a newest segment that a clean close saved: the segment ends after the start, and a flush begins."""
+    config = LogConfig(segment_bytes=1 << 20, index_interval_bytes=100, cleanup_policy=frozenset({"compact"}))
+    log = open_log(disk, config=config)
+    write(log, 0, OLD_MS, [b"same"] * 30)
+    log.close(clean=True)
+    log = open_log(disk, config=config, clean=True, recovery_point=log.log_end_offset)
+    log.roll(OLD_MS)
+    work = log.flush_work(OLD_MS)
+    assert work is not None
+    due = Due(0, log.segments[-1].base_offset, 1, 1.0)
+    assert run(log, compaction.begin(log, due, now_ms=NEW_MS, limits=Limits(secret=bytes(16))))
+    work.run()
+    segment = log.segments[0]
+    assert disk.peek(segment.stem + ".index") == segment.indexes()[0].encode()

@@ -62,7 +62,9 @@ class FlushWork:
                     self.disk.close(fd)
             self.batches_safe = True
             for segment in self.sealed:
-                segment.save_indexes(durable=True)
+                # Compaction may have exchanged a segment whose indexes are saved: these files are its successor's.
+                if not segment.indexes_saved:
+                    segment.save_indexes(durable=True)
             for path, content in self.files:
                 replace_file(self.disk, path, content)
             for directory in self.directories:
