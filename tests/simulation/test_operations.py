@@ -11,7 +11,7 @@ from immutables import Map
 
 from fenceline.log.compaction import Compaction, Uncleanable
 from fenceline.metadata.image import EMPTY_IMAGE, LOST_DIRECTORY, BrokerImage, PartitionImage
-from fenceline.testing.simulation.brokers_operator import has_lost_files
+from fenceline.testing.simulation.brokers_operator import Operator, has_lost_files
 from fenceline.testing.simulation.coverage import Coverage
 from fenceline.testing.simulation.data_checks import DataChecks
 from fenceline.testing.simulation.operations import FAULTS, OPERATIONS, Fault, Operation
@@ -154,3 +154,10 @@ def test_a_log_that_the_cleaner_gives_up_is_found(monkeypatch: pytest.MonkeyPatc
     outcome = play(3, "operations", overrides=no_faults | wanted)
     assert outcome.failure is not None
     assert "is not compacted any more: a test (compaction)" in outcome.failure
+
+
+def test_an_operator_that_has_enough_still_creates_topics_that_are_deleted_late() -> None:
+    """Seed 10095: the deletion whose answer was lost took effect two seconds after the last fault."""
+    operator = object.__new__(Operator)
+    operator.enough, operator.done = 3, 5
+    assert operator.quiet_s() == 0.0
