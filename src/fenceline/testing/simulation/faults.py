@@ -56,7 +56,7 @@ class Faults:
             (options.strand_s, self._strand),
         ):
             if period_s > 0:
-                self._again(period_s, fault)
+                self._again(period_s, fault, after_s=options.calm_s)
 
     def stop(self) -> None:
         """End every fault; machines that are down or frozen go on."""
@@ -71,13 +71,13 @@ class Faults:
         for process in world.processes.values():
             process.resume()
 
-    def _again(self, period_s: float, fault: Callable[[], None]) -> None:
+    def _again(self, period_s: float, fault: Callable[[], None], *, after_s: float = 0.0) -> None:
         def strike() -> None:
             if self._world.faults_strike:
                 fault()
                 self._again(period_s, fault)
 
-        self._world.loop.call_later(self._world.lasting_s(self._rng.expovariate(1 / period_s)), strike)
+        self._world.loop.call_later(after_s + self._world.lasting_s(self._rng.expovariate(1 / period_s)), strike)
 
     def _ended(self, process: Process) -> None:
         self._world.loop.call_later(0.01, self._supervise, process)

@@ -17,6 +17,8 @@ class Options:
     nodes: int = 1
     safety_s: float = 10.0
     """How long faults strike."""
+    calm_s: float = 0.0
+    """From the beginning, until faults strike: a cluster has its topics by then."""
     liveness_s: float = 120.0
     """Within this, after the last fault, every client must make progress."""
     shuffle: bool = True

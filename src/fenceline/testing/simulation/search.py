@@ -24,50 +24,84 @@ from fenceline.testing.simulation.stage import Outcome
 from fenceline.testing.simulation.workers import Game, played
 
 STRIKES: Final[Mapping[Fault, Mapping[str, tuple[str, ...]]]] = {
-    Fault.KILL: {"crash_s": ("0.4", "1.0"), "power_chance": ("0",)},
-    Fault.POWER_LOSS: {"crash_s": ("0.4", "1.0"), "power_chance": ("1",)},
-    Fault.TORN_WRITE: {"crash_calls": ("30", "100", "400"), "crash_s": ("1.0",), "power_chance": ("0.5", "1")},
-    Fault.STOP: {"stop_s": ("0.7", "1.5")},
-    Fault.PAUSE: {"pause_s": ("0.5", "1.0"), "paused_s": ("0.5", "2")},
-    Fault.PARTITION: {"partition_s": ("0.8", "2"), "one_way_chance": ("0",)},
-    Fault.ONE_WAY_PARTITION: {"partition_s": ("0.8", "2"), "one_way_chance": ("1",)},
+    Fault.KILL: {"crash_s": ("1", "2"), "power_chance": ("0",)},
+    Fault.POWER_LOSS: {"crash_s": ("1", "2"), "power_chance": ("1",)},
+    Fault.TORN_WRITE: {"crash_calls": ("100", "400"), "crash_s": ("2",), "power_chance": ("0.5", "1")},
+    Fault.STOP: {"stop_s": ("0.7", "1.5"), "down_s": ("0.1", "0.5")},
+    Fault.PAUSE: {"pause_s": ("1", "2"), "paused_s": ("0.5", "2")},
+    Fault.PARTITION: {"partition_s": ("1", "2"), "one_way_chance": ("0",)},
+    Fault.ONE_WAY_PARTITION: {"partition_s": ("1", "2"), "one_way_chance": ("1",)},
     Fault.STRANDED: {"strand_s": ("0.7",), "unclean": ("0", "1"), "replicas": ("2",), "min_isr": ("1",)},
-    Fault.DROPPED_CONNECTIONS: {"drop_s": ("0.3", "1")},
+    Fault.DROPPED_CONNECTIONS: {"drop_s": ("0.5", "1")},
     Fault.LAG: {"lag_s": ("0.3", "0.8")},
-    Fault.QUICK_RETURN: {"return_s": ("0.5", "0.9")},
-    Fault.SLOW_DISK: {"slow_disk_s": ("0.5", "1.5")},
-    Fault.FULL_DISK: {"full_s": ("0.5", "1.5")},
-    Fault.FAILING_DISK: {"fail_s": ("0.5", "1.5")},
+    Fault.QUICK_RETURN: {"return_s": ("0.7", "1.5")},
+    Fault.SLOW_DISK: {"slow_disk_s": ("0.5", "1.5"), "max_job_ms": ("1", "5")},
+    Fault.FULL_DISK: {"full_s": ("0.7", "1.5")},
+    Fault.FAILING_DISK: {"fail_s": ("0.7", "1.5")},
     Fault.WRONG_BITS: {},
     Fault.WRONG_BYTES: {},
-    Fault.DIRECTORY_LOST: {"lose_dir_s": ("0.5", "1.5"), "log_dirs": ("2",)},
+    Fault.DIRECTORY_LOST: {"lose_dir_s": ("0.7", "1.5"), "log_dirs": ("2",)},
     Fault.CLOCK_JUMP: {"jump_s": ("0.3", "1")},
 }
 """Options that make a fault strike often, with values to choose from; none where clusters do not have it."""
+
+GENTLE: Final = frozenset((Fault.LAG, Fault.SLOW_DISK, Fault.DROPPED_CONNECTIONS, Fault.CLOCK_JUMP))
+"""Faults under which a cluster serves: a game can have them besides the one that it aims at."""
+
+_CALM: Final[Mapping[str, str]] = dict.fromkeys(
+    (
+        "crash_s",
+        "crash_calls",
+        "stop_s",
+        "pause_s",
+        "partition_s",
+        "strand_s",
+        "drop_s",
+        "lag_s",
+        "return_s",
+        "slow_disk_s",
+        "full_s",
+        "fail_s",
+        "lose_dir_s",
+        "loss_chance",
+    ),
+    "0",
+)
+"""No faults: a cluster that most of them strike at once serves no request, and meets nothing."""
 
 LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "log rebased": {"retention": ("1",), "segment_bytes": ("300",), "tidy_ms": ("50",)},
     "log rolled": {"segment_bytes": ("300",)},
     "log cutting": {
-        "strand_s": ("0.5",),
+        "strand_s": ("0.5", "1"),
         "unclean": ("1",),
         "replicas": ("2",),
         "min_isr": ("1",),
+        "topics": ("2",),
         "think_ms": ("10",),
-        "max_job_ms": ("20", "50"),
+        "max_job_ms": ("20", "100"),
+        "slow_disk_s": ("0", "0.5"),
     },
     "log compacting": {
         "compaction": ("1",),
         "segment_bytes": ("300",),
         "tidy_ms": ("50",),
-        "max_job_ms": ("20", "100"),
+        "slow_disk_s": ("0.3", "1"),
+        "max_job_ms": ("5", "20"),
         "think_ms": ("10",),
-        "controllers": ("1",),
+        "topics": ("2",),
     },
-    "log moving": {"log_dirs": ("2", "3"), "max_job_ms": ("50", "100"), "segment_bytes": ("300",), "think_ms": ("10",)},
+    "log moving": {
+        "log_dirs": ("2", "3"),
+        "slow_disk_s": ("0.3", "1"),
+        "max_job_ms": ("5", "20"),
+        "segment_bytes": ("300",),
+        "think_ms": ("10",),
+        "partitions": ("2",),
+    },
     "replica alone": {"replicas": ("2",), "min_isr": ("1",), "crash_s": ("0.7",), "down_s": ("1",)},
     "replica expanding": {"crash_s": ("0.5",), "down_s": ("0.2",), "max_delay_ms": ("10", "50")},
-    "replica shrinking": {"pause_s": ("0.5",), "paused_s": ("4",), "max_delay_ms": ("10", "50")},
+    "replica shrinking": {"pause_s": ("2",), "paused_s": ("3",), "max_delay_ms": ("50",), "lag_s": ("0.5",)},
     "replica recovering": {
         "strand_s": ("0.5",),
         "unclean": ("1",),
@@ -80,10 +114,12 @@ LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "retention": ("1",),
         "segment_bytes": ("300",),
         "tidy_ms": ("50",),
-        "crash_s": ("0.5",),
-        "down_s": ("0.5", "1"),
+        "crash_s": ("0.5", "1"),
+        "down_s": ("0.3", "1"),
+        "lag_s": ("0.3",),
         "max_delay_ms": ("50",),
         "think_ms": ("10",),
+        "topics": ("2",),
     },
     "replica waiting": {"drop_s": ("0.3",), "partition_s": ("0.8",)},
     "replica offline": {"lose_dir_s": ("0.5",), "log_dirs": ("2", "3"), "partitions": ("2",)},
@@ -160,9 +196,7 @@ _MUTATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "max_delay_ms": ("0.5", "2", "10", "50"),
     "snapshot_bytes": ("300", "2000"),
     "snapshot_interval_ms": ("200", "5000"),
-    "down_s": ("0.05", "0.5", "2"),
-    "crash_s": ("0", "0.7", "2"),
-    "lag_s": ("0", "0.5"),
+    "down_s": ("0.05", "0.5", "1"),
 }
 """What a game is changed by besides its aim."""
 
@@ -230,13 +264,15 @@ class Search:
         self._next_seed += 1
         if rng.random() < _NEW_SEEDS:
             return Game("operations", self._next_seed, {})
-        overrides = dict(rng.choice(self.entries).game.overrides) if self.entries and rng.random() < 0.3 else {}
+        is_known = self.entries and rng.random() < 0.3
+        overrides = dict(rng.choice(self.entries).game.overrides if is_known else _CALM)
         for name in rng.sample(sorted(_MUTATIONS), rng.randint(1, 4)):
             overrides[name] = rng.choice(_MUTATIONS[name])
         faults, states, operations = self._aim()
         overrides |= {
             "operate_s": rng.choice(("0.1", "0.3")),
             "safety_s": rng.choice(("12", "24")),
+            "calm_s": rng.choice(("0", "2", "2")),
             "load_s": "1.2",
             "quiet_s": rng.choice(("0", "0.5")),
         }
@@ -264,7 +300,7 @@ class Search:
             states.append(self._likeliest([f"{each.room} {each.state}" for each in with_fault]))
         there = [each for each in missing if f"{each.room} {each.state}" == states[0]]
         operations = sorted({each.operation for each in there if each.fault == fault})
-        others = sorted({each.fault for each in there} - {fault})
+        others = sorted(GENTLE & {each.fault for each in there} - {fault})
         faults = [*rng.sample(others, min(rng.randrange(_AT_ONCE), len(others))), fault]
         chosen = rng.sample(operations, min(_AT_ONCE, len(operations)))
         return [Fault(each) for each in faults], states, [Operation(each) for each in chosen]
