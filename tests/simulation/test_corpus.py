@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from fenceline.testing.simulation import coverage_table
+from fenceline.testing.simulation import search as search_module
 from fenceline.testing.simulation.corpus import Entry, load, save
 from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.operations import Fault, Operation
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.search import LIKELY, STRIKES, Search
-from fenceline.testing.simulation.stage import STORIES, options_of
+from fenceline.testing.simulation.stage import STORIES, Outcome, options_of
 from fenceline.testing.simulation.workers import Game
 
 from .broken_holes_rules import NO_SEED, RULES
@@ -24,12 +25,13 @@ GAMES = [Game(rule.story, rule.seed, rule.options) for rule in HOLES]
 SEEDS = 2_000
 """Of each story, as the Makefile has it."""
 _GAME = Game("operations", 7, {"crash_s": "0.5", "operations": "delete records,reassign"})
+_LAG = Triple("replica", "leader", "produce", "lag")
 _MET = frozenset(
     {
         Triple("log", "dirty", "delete records", "kill"),
         Triple("log", "rebased", "delete records", "kill"),
         Triple("replica", "leader", "delete records", "kill"),
-        Triple("replica", "leader", "produce", "lag"),
+        _LAG,
     }
 )
 
@@ -67,6 +69,23 @@ def test_the_search_keeps_what_reaches_something_new(tmp_path: Path) -> None:
     search._take(Game("operations", 9, {}), _MET)
     assert load(path) == [Entry(_GAME, _MET)]
     assert search.reached == _MET
+
+
+def test_a_corpus_that_is_played_anew_keeps_what_reaches_most_of_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And games that are there for another reason."""
+    produce, lag = _MET - {_LAG}, {_LAG}
+    met = {1: set(), 2: lag, 3: produce, 4: _MET, 5: set()}
+    games = {seed: Game("operations", seed, {}) for seed in met}
+    outcomes = [
+        Outcome(seed, "operations", Options(), triples=dict.fromkeys(triples, 1)) for seed, triples in met.items()
+    ]
+    monkeypatch.setattr(search_module, "played", lambda games, workers: (each for each in outcomes))
+    path = tmp_path / "corpus.txt"
+    save(path, [Entry(games[1], frozenset()), *(Entry(games[seed], frozenset({_LAG})) for seed in (2, 3, 4, 5))])
+    Search(path, 5).replay(1, lambda outcome: None)
+    assert load(path) == [Entry(games[1], frozenset()), Entry(games[4], _MET)]
 
 
 def test_the_search_makes_the_same_games_again() -> None:

@@ -223,16 +223,25 @@ class Search:
         self._misses = 0
 
     def replay(self, workers: int, tell: Callable[[Outcome], None]) -> None:
-        """Play the corpus anew, and keep of each entry what it reaches first now."""
+        """Play the corpus anew, and keep what reaches something: always the game that reaches most of what is left.
+        Games that are kept for another reason stay first."""
+        left: dict[int, frozenset[Triple]] = {}
+        with closing(played([entry.game for entry in self.entries], workers)) as found:
+            for place, outcome in enumerate(found):
+                tell(outcome)
+                left[place] = frozenset(self.wanted & outcome.triples.keys())
         self.reached.clear()
         kept: list[Entry] = []
-        with closing(played([entry.game for entry in self.entries], workers)) as found:
-            for entry, outcome in zip(self.entries, found, strict=True):
-                tell(outcome)
-                first = frozenset((self.wanted & outcome.triples.keys()) - self.reached)
-                self.reached |= first
-                if first or not entry.first:
-                    kept.append(Entry(entry.game, first))
+        for place in [place for place, entry in enumerate(self.entries) if not entry.first]:
+            kept.append(Entry(self.entries[place].game, frozenset()))
+            del left[place]
+        while left:
+            best = max(left, key=lambda place: len(left[place] - self.reached))
+            first = left.pop(best) - self.reached
+            if not first:
+                break
+            self.reached |= first
+            kept.append(Entry(self.entries[best].game, first))
         self.entries = kept
         save(self._path, kept)
 
