@@ -11,7 +11,10 @@ import pytest
 
 from fenceline.controller import elections
 from fenceline.controller.elections import Election
-from fenceline.log import truncation
+from fenceline.log import checkpoints, recovery, truncation
+from fenceline.log.checkpoints import BadCheckpoint
+from fenceline.log.disk import Disk
+from fenceline.log.errors import CorruptLog
 from fenceline.node.replicas import Replicas
 from fenceline.replica.leader import LeaderState
 from fenceline.testing.simulation.disk import LifeDisk
@@ -85,12 +88,20 @@ def _kafka_12403_the_state_of_a_deleted_topic_goes(patch: pytest.MonkeyPatch) ->
     patch.setattr(Replicas, "_drop", lambda self, topic: None)
 
 
-@breaks(41, "readers", "2026-11-23")
+@breaks(41, "a node ends", "2026-11-23")
 def _kafka_16541_an_epoch_file_is_whole_before_it_gets_its_name(patch: pytest.MonkeyPatch) -> None:
-    fsync = LifeDisk.fsync
+    """With what made it harmful there: a log whose file could not be read was not opened. Here it is read anew."""
+    fsync, read_epochs = LifeDisk.fsync, checkpoints.read_epochs
 
     def skip(self: LifeDisk, fd: int) -> None:
         if "leader-epoch-checkpoint" not in self._descriptors[fd]:
             fsync(self, fd)
 
+    def refuse(disk: Disk, path: str) -> list[tuple[int, int]]:
+        try:
+            return read_epochs(disk, path)
+        except BadCheckpoint as error:
+            raise CorruptLog(path, 0, str(error), "Remove the file.") from error
+
     patch.setattr(LifeDisk, "fsync", skip)
+    patch.setattr(recovery, "read_epochs", refuse)
