@@ -66,6 +66,8 @@ test: setup java  ## all tests (those against real Kafka need Maven)
 	@$(SIMULATION) --seeds 0..300 --workers 2 --progress 100
 	@echo "300 seeds of simulated clusters with data ..."
 	@$(CLUSTERS) --seeds 0..300 --workers 2 --progress 100
+	@echo "100 seeds of simulated clusters with operators ..."
+	@$(OPERATIONS) --seeds 0..100 --workers 2 --progress 50
 	@echo "The same logs and data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
 

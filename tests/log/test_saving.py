@@ -45,6 +45,25 @@ def test_flush_moves_the_recovery_point_to_what_it_covered(disk: SimDisk) -> Non
         assert disk.stat(f"{DIRECTORY}/{segment.next_offset:020d}.snapshot") is not None
 
 
+def test_indexes_that_made_room_in_memory_are_safe_with_the_next_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`OpenFiles` writes large indexes of segments that are rarely used, and does not wait for the disk."""
+    monkeypatch.setattr("fenceline.log.segment.SMALL_INDEX_BYTES", -1)
+    for seed in range(20):
+        disk = SimDisk(seed)
+        disk.mkdir(DIRECTORY.rpartition("/")[0])
+        log = open_log(disk, config=SMALL)
+        for _ in range(20):
+            append(log)
+        sealed = log.segments[0]
+        sealed.release()
+        assert sealed.index is None
+        flush(log)
+        assert sealed.indexes_saved
+        before = [disk.peek(sealed.stem + suffix) for suffix in (".index", ".timeindex")]
+        disk.crash()
+        assert [disk.peek(sealed.stem + suffix) for suffix in (".index", ".timeindex")] == before
+
+
 def flush(log: PartitionLog, now_ms: int = 0) -> None:
     work = log.flush_work(now_ms)
     assert work is not None

@@ -117,7 +117,7 @@ class Segment(SegmentTail):
         return index, time_index
 
     def save_indexes(self, *, durable: bool) -> None:
-        """Write the index files beside the log. Raises OSError."""
+        """Write the index files beside the log; they count as saved where that is durable. Raises OSError."""
         index, time_index = self.indexes()
         times = time_index
         if not self.sealed and self.max_timestamp_ms >= 0:
@@ -129,7 +129,7 @@ class Segment(SegmentTail):
         replace_file(self.disk, self.stem + ".timeindex", times.encode(), durable=durable)
         if self.aborted:
             replace_file(self.disk, self.stem + ".txnindex", encode_aborted(self.aborted), durable=durable)
-        self.indexes_saved = True
+        self.indexes_saved = durable
 
     def aborted_transactions(self) -> list[AbortedTransaction]:
         """Aborted transactions that ended here; read from the disk once. Raises OSError."""

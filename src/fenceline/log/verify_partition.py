@@ -354,6 +354,17 @@ class _Verifier:
                     "Compare with the other replicas, and see `fenceline losses list` for what was cut off.",
                     offset=end,
                 )
+        point = place.recovery_point
+        if place.closed and point is not None and end > point and self._report.batches:
+            self._findings.error(
+                Kind.OFFSET_CHECKPOINT,
+                place.path,
+                f"ends at offset {end}, but was closed with its end at {point}: the offset of a batch is damaged, which"
+                " no checksum covers, or batches were added",
+                "Compare with the other replicas. Where one of them has the batches, remove this directory while the"
+                " node is stopped: it is fetched again.",
+                offset=point,
+            )
 
 
 def _first_after(epochs: memoryview, epoch: int, start: int) -> int:
