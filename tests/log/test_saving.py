@@ -49,8 +49,7 @@ def test_indexes_that_made_room_in_memory_are_safe_with_the_next_flush(monkeypat
     """`OpenFiles` writes large indexes of segments that are rarely used, and does not wait for the disk."""
     monkeypatch.setattr("fenceline.log.segment.SMALL_INDEX_BYTES", -1)
     for seed in range(20):
-        disk = SimDisk(seed)
-        disk.mkdir(DIRECTORY.rpartition("/")[0])
+        disk = a_disk(seed)
         log = open_log(disk, config=SMALL)
         for _ in range(20):
             append(log)
@@ -64,6 +63,13 @@ def test_indexes_that_made_room_in_memory_are_safe_with_the_next_flush(monkeypat
         assert [disk.peek(sealed.stem + suffix) for suffix in (".index", ".timeindex")] == before
 
 
+def a_disk(seed: int) -> SimDisk:
+    """A crash keeps other bytes of it with each seed."""
+    disk = SimDisk(seed)
+    disk.mkdir(DIRECTORY.rpartition("/")[0])
+    return disk
+
+
 def flush(log: PartitionLog, now_ms: int = 0) -> None:
     work = log.flush_work(now_ms)
     assert work is not None
@@ -73,8 +79,7 @@ def flush(log: PartitionLog, now_ms: int = 0) -> None:
 def test_the_topic_id_is_safe_with_the_first_flush() -> None:
     """Seed 16 of the story `brokers`: without it, a later topic of that name took the records for its own."""
     for seed in range(50):
-        disk = SimDisk(seed)
-        disk.mkdir(DIRECTORY.rpartition("/")[0])
+        disk = a_disk(seed)
         log = open_log(disk)
         append(log)
         flush(log)
@@ -86,8 +91,7 @@ def test_the_topic_id_is_safe_with_the_first_flush() -> None:
 def test_what_a_killed_process_wrote_is_safe_with_the_next_flush() -> None:
     """Its names, too: nobody knows what of them had been synced."""
     for seed in range(50):
-        disk = SimDisk(seed)
-        disk.mkdir(DIRECTORY.rpartition("/")[0])
+        disk = a_disk(seed)
         append(open_log(disk))
         log = open_log(disk)
         assert log.flush_due(1_000)
@@ -101,8 +105,7 @@ def test_a_log_start_inside_of_a_segment_makes_nothing_safe() -> None:
     """The log start (DeleteRecords) was taken for the recovery point when a killed process's log was opened: with the
     next loss of power bytes were missing that "had been safe", and the partition stayed offline (recovery.md)."""
     for seed in range(50):
-        disk = SimDisk(seed)
-        disk.mkdir(DIRECTORY.rpartition("/")[0])
+        disk = a_disk(seed)
         log = open_log(disk)
         append(log)
         flush(log)

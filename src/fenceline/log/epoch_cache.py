@@ -123,7 +123,7 @@ class EpochCache:
     def deleted_as(self, epoch: int) -> bool:
         """Whether a log whose record right below this one's start is of `epoch` has all that was deleted here.
 
-        An epoch has one leader: who has a record of it below our first record of the same epoch had what we had there.
+        An epoch has one leader: a log with a record of it below our first record of that epoch had what we had there.
         False where that is not known.
         """
         if self._deleted_epoch != UNDEFINED:

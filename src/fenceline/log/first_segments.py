@@ -1,4 +1,4 @@
-"""Where the files of each log began at the last clean stop: what has gone from the front since was nobody's order.
+"""Where the files of each log began at the last clean stop: this node did not delete what is missing there since.
 
 Owns `fenceline-first-segments`, beside the checkpoints. Kafka's checkpoint of log starts does not have a start that a
 segment file is named after. The file counts for the clean stop of one life, which is named by its broker epoch: after

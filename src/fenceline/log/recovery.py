@@ -90,8 +90,9 @@ def load(
     OSError on the way becomes a CorruptLog.
     """
     try:
-        loader = _Loader(disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut, looks_only)
-        loader.knows_gaps = knows_gaps
+        loader = _Loader(
+            disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut, looks_only, knows_gaps
+        )
         return loader.load(log_start_offset, known_end, first_segment)
     except OSError as error:
         what, advice = ("opened", _WAIT_ADVICE) if passes(error.errno) else ("read", _DISK_ADVICE)
@@ -111,9 +112,10 @@ class _Loader:
         only_torn: bool,
         before_cut: Callable[[CorruptLog], None] | None,
         looks_only: bool,
+        knows_gaps: bool,
     ) -> None:
         self._looks_only = looks_only
-        self.knows_gaps = False
+        self._knows_gaps = knows_gaps
         self._disk = disk
         self._directory = directory
         self._config = config
@@ -325,7 +327,7 @@ class _Loader:
         """Whether offsets past the recovery point are missing before a segment. Compaction leaves gaps, crashes too."""
         if self._clean or not segment.base_offset > self._end >= self._recovery_point:
             return False
-        if self.knows_gaps:
+        if self._knows_gaps:
             return segment.base_offset > read_bound(self._disk, self._directory)
         return not self._config.compacted
 

@@ -7,14 +7,13 @@ Never decides what is set aside and never renames the directory. Blocks on the d
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_right
 
 from fenceline.log.disk import Disk
-from fenceline.log.file_names import INDEX_SUFFIXES, LOG_SUFFIX, segment_bases, stem
+from fenceline.log.file_names import INDEX_SUFFIXES, LOG_SUFFIX, OFFSET_DIGITS, segment_bases, stem
 from fenceline.log.lost_and_found import evidence_in, keep_file
 from fenceline.log.lost_batches import Piece, count_lost
-from fenceline.log.recovery_files import tidy
+from fenceline.log.recovery_files import drop, tidy
 from fenceline.log.recovery_note import RecoveryNote, write_note
 
 
@@ -26,7 +25,8 @@ def keep_records(
     `high_watermark`: of the last checkpoint, where that tells of this directory; else 0. Raises OSError, CorruptLog:
     nothing has moved then that no note tells.
     """
-    bases = segment_bases(tidy(disk, directory)[0])
+    names, _ = tidy(disk, directory)
+    bases = segment_bases(names)
     bases = bases[max(0, bisect_right(bases, start_offset) - 1) :]
     paths = [stem(directory, base) + LOG_SUFFIX for base in bases]
     sizes = [found.size_bytes if (found := disk.stat(path)) is not None else 0 for path in paths]
@@ -40,7 +40,5 @@ def keep_records(
     write_note(disk, directory, note)
     for base, path in zip(reversed(bases), reversed(paths), strict=True):
         keep_file(disk, directory, path)
-        for suffix in INDEX_SUFFIXES:
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(stem(directory, base) + suffix)
+        drop(disk, directory, names, [f"{base:0{OFFSET_DIGITS}d}{suffix}" for suffix in INDEX_SUFFIXES])
     return note
