@@ -139,27 +139,73 @@ def test_where_the_files_are_counts_before_what_the_controller_says() -> None:
     told_of(1, story)
 
 
-def twins(desk: Desk, *epochs: tuple[int, ...]) -> None:
-    """The partition lies in both directories, with a record of each epoch."""
+def twins(desk: Desk, *epochs: tuple[int, ...], safe: bool = False) -> None:
+    """The partition lies in both directories, with a record of each epoch. `safe`: the checkpoints know of them."""
     for log_dir, wanted in zip(desk.log_dirs, epochs, strict=True):
         log = log_dir.partition(where(), desk.topic_id, LogConfig())
         for epoch in wanted:
             log.append_as_leader(memoryview(build_batch([(0, b"k", b"v", ())])), leader_epoch=epoch, now_ms=0)
-        log.close(clean=False)
+        log.close(clean=safe)
+        if safe:
+            log_dir.checkpoint_work()()
         del log_dir.open_logs[where()]
 
 
-def test_a_partition_in_two_directories_is_refused_where_they_part() -> None:
+def everything(desk: Desk) -> dict[str, bytes | None]:
+    """The files of the partition in both directories."""
+    return {
+        f"{path}/{name}": desk.disk.peek(f"{path}/{name}")
+        for path in (f"{log_dir.path}/{TOPIC}-0" for log_dir in desk.log_dirs.opened)
+        for name in desk.disk.listdir(path)
+    }
+
+
+def test_a_partition_in_two_directories_is_offline_alone_where_they_part() -> None:
     async def story(desk: Desk) -> None:
         twins(desk, (1, 1, 2), (1, 3, 3, 3))
-        first, second = desk.log_dirs
-        desk.partitions.places.settle(first)
-        with pytest.raises(
-            OperatorError, match=f"{TOPIC}-0 lies in two directories, and each has .*: /data and /data2"
-        ):
-            desk.partitions.places.settle(second)
+        before = everything(desk)
+        assert [desk.partitions.places.settle(log_dir) for log_dir in desk.log_dirs] == [[where()], []]
+        desk.partitions.recover([where()])
+        reason = desk.partitions.offline[where()]
+        assert f"{TOPIC}-0 lies in two directories, and each has what the other lacks: /data and /data2" in reason
+        assert everything(desk) == before
 
     told_of(1, story)
+
+
+@pytest.mark.parametrize("damaged", [(0,), (1,), (0, 1)], ids=str)
+def test_a_damaged_copy_of_a_partition_in_two_directories_is_the_trouble_of_that_partition_alone(
+    damaged: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The comparison raised CorruptLog, which ended the start of the node."""
+
+    async def story(desk: Desk) -> None:
+        twins(desk, (1, 2, 2), (1, 2, 2), safe=True)
+        for number in damaged:
+            path = f"{desk.log_dirs.opened[number].partition_path(where())}/{0:020d}.log"
+            content = bytearray(desk.disk.peek(path) or b"")
+            content[80] ^= 0x40
+            replace_file(desk.disk, path, bytes(content))
+        before = everything(desk)
+        assert [desk.partitions.places.settle(log_dir) for log_dir in desk.log_dirs] == [[where()], []]
+        desk.partitions.recover([where()])
+        await turns()
+        reason = desk.partitions.offline[where()]
+        assert f"{TOPIC}-0 lies in two directories, which cannot be compared: /data" in reason
+        assert reason.count("is damaged at byte 70") == len(damaged)
+        assert reason.count("has offsets 0 to 2, undamaged") == 2 - len(damaged)
+        assert everything(desk) == before
+        with pytest.raises(PeerError) as refused:
+            lead(desk, 0, GONE)
+        assert refused.value.code is STORAGE_ERROR
+        await turns()
+        assert assigned(desk).get(0, LOST_DIRECTORY) == LOST_DIRECTORY, "no directory of it is announced"
+        lead(desk, 1, mine(desk, 1))
+        desk.append(index=1)
+        desk.delete_topic()
+        assert [name for path in ("/data", "/data2") for name in desk.disk.listdir(path) if name == f"{TOPIC}-0"] == []
+
+    told_of(2, story)
 
 
 @pytest.mark.parametrize("named", [0, 1])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +104,50 @@ def test_damage_below_the_recovery_point(node: EmbeddedNode) -> None:
         flip(log, position)
     node.start()
     assert_only_bad_is_offline(node, "below the recovery point")
+
+
+class TwoDirectories(EmbeddedNode):
+    """`log.dirs` is the usual directory and `second`."""
+
+    @property
+    def second(self) -> Path:
+        return self.root / "second"
+
+    def command(self) -> list[str]:
+        command = super().command()
+        at = command.index("--data-dir")
+        command[at : at + 2] = ["--override", f"log.dirs={self.log_dir},{self.second}"]
+        return command
+
+
+def test_a_damaged_copy_in_one_of_two_directories(tmp_path: Path) -> None:
+    """The partition alone is offline; with the damaged copy moved away the whole one is served."""
+    with TwoDirectories(data_dir=tmp_path) as node:
+        with connection_to(node) as connection:
+            for topic in ("bad", "good"):
+                create(connection, topic)
+                for number in range(RECORDS):
+                    produce(connection, topic, b"%d" % number)
+        node.stop()
+        directories = (node.log_dir, node.second)
+        ((home, other),) = [(a, b) for a in directories for b in directories if a != b and (a / "bad-0").exists()]
+        shutil.copytree(home / "bad-0", other / "bad-0")
+        (home / ".kafka_cleanshutdown").unlink()
+        for position in range(8, 20):
+            flip(home / "bad-0" / f"{0:020d}.log", position)
+        before = {path: path.read_bytes() for path in tmp_path.glob("*/bad-0/*")}
+        node.start()
+        assert_only_bad_is_offline(node, "bad-0 lies in two directories, which cannot be compared")
+        assert {path: path.read_bytes() for path in tmp_path.glob("*/bad-0/*")} == before
+        node.stop()
+        verified = subprocess.run(
+            [sys.executable, "-m", "fenceline", "verify", str(home)], capture_output=True, text=True, check=False
+        )
+        assert verified.returncode != 0
+        assert str(home / "bad-0") in verified.stdout
+        (home / "bad-0").rename(tmp_path / "kept")
+        node.start()
+        assert numbers(node, "bad") == list(range(RECORDS))
 
 
 def test_a_segment_that_can_not_be_read(node: EmbeddedNode) -> None:

@@ -27,8 +27,8 @@ THREADS: Final = "num.recovery.threads.per.data.dir"
 
 
 async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]:
-    """Copies of replicas that were on their way to a directory. Raises OperatorError when a partition lies in two
-    directories and parts there. The first to change a data directory: before, the last life's clean mark holds."""
+    """Copies of replicas that were on their way to a directory. The first to change a data directory: before, the last
+    life's clean mark holds."""
     for log_dir in broker.log_dirs:
         with _suspecting(broker, log_dir):
             log_dir.begin()
@@ -55,7 +55,9 @@ async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]
             if gone := log_dir.begun_late():
                 late[log_dir] = gone
     checked = [found.get(log_dir, []) for log_dir in unclean]
-    await _check(broker, [*checked, *late.values()])
+    # Asked for now, so that the operator reads why they are offline, and another replica leads.
+    unresolved = [where for where in places.unresolved if not any(where in held for held in checked)]
+    await _check(broker, [*checked, *late.values(), *([unresolved] if unresolved else [])])
     return copies
 
 

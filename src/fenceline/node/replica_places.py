@@ -10,7 +10,7 @@ could be elected then (KIP-858 would).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
@@ -27,6 +27,7 @@ from fenceline.node.logs import Logger
 if TYPE_CHECKING:
     from fenceline.log.log_dir import ExistingPartition, LogDir
     from fenceline.log.log_dirs import LogDirs
+    from fenceline.log.twin_logs import Survey
     from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
 
 log = Logger("replicas")
@@ -42,6 +43,11 @@ _NO_ID: Final = (
     " flush: it may be of an older topic of this name"
 )
 _MEND: Final = "Mend the directory, then restart the node. Other directories are served."
+_CHOOSE: Final = (
+    "This partition is offline, the others are served; nothing was removed. Check both copies with: fenceline verify."
+    " Then stop the node, move the one that is not to be used out of log.dirs, and start: what it holds is then lost to"
+    " this node. Keep it until another replica is known to have all of it."
+)
 
 
 class OfflinePlace(OperatorError):
@@ -88,6 +94,9 @@ class ReplicaPlaces:
         """Where a replica is to be made that is not here yet."""
         self.not_noted: dict[TopicPartition, NotNoted] = {}
         """Partitions that are out of service until what a directory holds is written down."""
+        self.unresolved: dict[TopicPartition, list[LogDir]] = {}
+        """Partitions that lie in several directories, where nothing says which one counts: offline until the operator
+        chooses. Here are the directories besides the one that `LogDirs` has for them."""
 
     # -- where a replica goes ------------------------------------------------------------------------------------------
 
@@ -184,6 +193,8 @@ class ReplicaPlaces:
 
         Not for a replica that is offline.
         """
+        if (topic.name, index) in self.unresolved:
+            return
         partition = topic.partitions[index]
         recorded = partition.directory_of(self._node_id)
         if recorded is None or self._image().metadata_version < MV_DIRECTORIES:
@@ -247,7 +258,8 @@ class ReplicaPlaces:
     def settle(self, log_dir: LogDir) -> list[TopicPartition]:
         """What lies in a directory; what the cluster does not know is set aside (snapshots.md N41). Blocks.
 
-        Raises OSError, OperatorError when two directories hold the same partition and neither has all of it.
+        Where two directories hold the same partition and nothing says which one counts, that partition alone is
+        offline (`unresolved`). Raises OSError.
         """
         found = []
         for each in list(log_dir.existing()):
@@ -278,7 +290,12 @@ class ReplicaPlaces:
             other = self._log_dirs.holder(topic_partition)
             if other is not None and other is not log_dir:
                 recorded = topic.partitions[topic_partition.partition].directory_of(self._node_id)
-                kept, reason, lost_from = self._of_two(topic_partition, other, log_dir, recorded)
+                chosen = self._of_two(topic_partition, other, log_dir, recorded)
+                if isinstance(chosen, CorruptLog):
+                    other.offline[topic_partition] = chosen
+                    self.unresolved.setdefault(topic_partition, []).append(log_dir)
+                    continue
+                kept, reason, lost_from = chosen
                 dropped = log_dir if kept is other else other
                 if lost_from is None:
                     _set_aside(dropped, topic_partition, reason)
@@ -292,23 +309,33 @@ class ReplicaPlaces:
 
     def _of_two(
         self, topic_partition: TopicPartition, one: LogDir, other: LogDir, recorded: UUID | None
-    ) -> tuple[LogDir, str, int | None]:
+    ) -> tuple[LogDir, str, int | None] | CorruptLog:
         """The directory that keeps it, why the other one does not, and from where on the other one has records that the
         first lacks (None: it has none). The longer log, where a loss of power has kept
         the second half of a move; else the one that the metadata names (`recorded`), where a directory comes back that
-        was offline while the replica was moved away and made anew. Raises OperatorError.
+        was offline while the replica was moved away and made anew.
+
+        CorruptLog, for the operator: neither counts, as what a damaged log holds cannot be compared, or as the two
+        diverge and the metadata names none of them.
         """
-        first, second = one.survey(topic_partition), other.survey(topic_partition)
+        if topic_partition in self.unresolved:
+            return one.offline[topic_partition]  # a third one
+        surveys = [_survey(each, topic_partition) for each in (one, other)]
+        first, second = surveys
+        if isinstance(first, CorruptLog) or isinstance(second, CorruptLog):
+            return _not_comparable(topic_partition, [(one, first), (other, second)])
         longer = the_longer(first, second)
         if longer is not None:
             kept = one if longer is first else other
             return kept, f"the replica lies in {kept.path}, and has all of it", None
         named = [each for each in (one, other) if each.directory_id is not None and each.directory_id == recorded]
         if not named:
-            raise OperatorError(
+            return CorruptLog(
+                one.partition_path(topic_partition),
+                0,
                 f"{topic_partition} lies in two directories, and each has what the other lacks: {one.path} and"
                 f" {other.path}",
-                "One of them was copied or restored. Move that one away that is not to be used; then start again.",
+                _CHOOSE,
             )
         stays, goes = (first, second) if named[0] is one else (second, first)
         lost_from = max(agreed_end(goes, stays), goes.log_start_offset)
@@ -385,6 +412,36 @@ class ReplicaPlaces:
 
     def _is_assigned(self, topic: TopicImage, index: int) -> bool:
         return index < len(topic.partitions) and self._node_id in topic.partitions[index].replicas
+
+
+def _survey(log_dir: LogDir, topic_partition: TopicPartition) -> Survey | CorruptLog:
+    """Raises OSError."""
+    try:
+        return log_dir.survey(topic_partition)
+    except CorruptLog as error:
+        return error
+
+
+def _not_comparable(
+    topic_partition: TopicPartition, surveys: Sequence[tuple[LogDir, Survey | CorruptLog]]
+) -> CorruptLog:
+    """At least one of the logs of a partition is damaged where it had been safe on the disk."""
+    found = [
+        (log_dir.partition_path(topic_partition), result)
+        for log_dir, result in sorted(surveys, key=lambda each: not isinstance(each[1], CorruptLog))
+    ]
+    said = [
+        f"{path} has offsets {result.log_start_offset} to {result.log_end_offset - 1}, undamaged"
+        if not isinstance(result, CorruptLog)
+        else f"{result.path} is damaged at byte {result.position}: {result.reason}"
+        for path, result in found
+    ]
+    return CorruptLog(
+        found[0][0],
+        0,
+        f"{topic_partition} lies in two directories, which cannot be compared: {'; '.join(said)}",
+        _CHOOSE,
+    )
 
 
 def _set_aside(log_dir: LogDir, topic_partition: TopicPartition, reason: str, advice: str = _ADVICE) -> None:

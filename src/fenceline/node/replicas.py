@@ -447,13 +447,17 @@ class Replicas:
 
     def _put_away(self, topic_partition: TopicPartition) -> None:
         """Its files go, its receipts stay."""
-        log_dir = self._log_dirs.holder(topic_partition)
+        holders = [self._log_dirs.holder(topic_partition), *self.places.unresolved.pop(topic_partition, ())]
         self._log_dirs.forget(topic_partition)
         # The next topic of this name misses nothing.
         self._log_dirs.missing.pop(topic_partition, None)
         self.places.not_noted.pop(topic_partition, None)
-        if log_dir is None or not self._log_dirs.is_online(log_dir):
-            return  # what a failed directory still has of it is set aside when it comes back
+        for log_dir in holders:
+            if log_dir is not None and self._log_dirs.is_online(log_dir):
+                self._delete_files(topic_partition, log_dir)
+            # What a failed directory still has of it is set aside when it comes back.
+
+    def _delete_files(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
         try:
             removed = log_dir.delete_partition(topic_partition)
         except StorageError as error:
