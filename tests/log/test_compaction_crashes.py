@@ -10,6 +10,8 @@ from fenceline.log import compaction_swap
 from fenceline.log.compaction_plan import Due
 from fenceline.log.compaction_swap import Replacement
 from fenceline.log.index import encode_aborted
+from fenceline.log.log_dir_offsets import UNKNOWN
+from fenceline.log.twin_logs import Survey, survey
 from fenceline.testing.sim_disk import Call, SimDisk
 
 from .compaction_story import OURS, Story
@@ -80,6 +82,14 @@ def calls_of(seed: int) -> int:
     return (1 << 30) - disk.calls_left
 
 
+def looked_at(disk: SimDisk, recovery_point: int) -> Survey:
+    """The log as a comparison with another directory finds it; no file changes."""
+    before = {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)}
+    found = survey(disk, DIRECTORY, UNKNOWN._replace(recovery_point=recovery_point), clean=False)
+    assert {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)} == before
+    return found
+
+
 def power_is_lost(seed: int, call: int) -> None:
     story, disk = grown(seed)
     before = (story.log.log_start_offset, story.log.log_end_offset, story.log.epochs.entries)
@@ -88,7 +98,9 @@ def power_is_lost(seed: int, call: int) -> None:
         compact_until_power_is_lost(story)
     disk.calls_left = 0
     disk.crash()
+    found = looked_at(disk, story.recovery_point)
     story.log = open_log(disk, config=story.config, recovery_point=story.recovery_point, incarnation=OURS)
+    assert (found.log_start_offset, found.log_end_offset) == (story.log.log_start_offset, story.log.log_end_offset)
     assert story.log.recovery is not None
     assert story.log.recovery.cut_bytes == 0
     story.log.advance_high_watermark(story.log.log_end_offset)

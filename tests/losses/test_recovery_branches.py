@@ -345,9 +345,13 @@ def test_directory_that_is_set_aside(lost_from: int, high_watermark: int) -> Non
 
 
 def test_comparison_of_two_directories() -> None:
-    """Two directories hold one partition: what recovery would cut off either of them stays while they are compared."""
+    """Two directories hold one partition: what recovery would cut off either of them stays while they are compared, and
+    so does what retention and compaction had not finished."""
     disk = a_disk()
     segments = used(disk).segments
+    disk.rename(segments[0].path, segments[0].path + ".swap")
+    disk.link(segments[1].path, segments[1].path + ".deleted")
+    disk.link(segments[1].path, segments[-1].path + ".cleaned")
     shorten(disk, segments[-1].path, segments[-1].size_bytes - 5)
     damage(disk, segments[1].path, 80)
     before = {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)}

@@ -17,7 +17,7 @@ just before finds its bytes until they are deleted. Never looks into a batch but
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.log import producer_snapshots
@@ -171,28 +171,48 @@ def take_back(disk: Disk, directory: str, replacement: Replacement) -> None:
 # --- after a crash ----------------------------------------------------------------------------------------------------
 
 
-def finish_swaps(disk: Disk, directory: str, names: Sequence[str]) -> Sequence[str]:
-    """Finish what a crash interrupted, of this program or of Apache Kafka; the directory's names then.
+class UnfinishedSwaps(NamedTuple):
+    """What a crash left of exchanges of segments. Names of files of one directory."""
 
-    A `.swap` that lies at or behind the first `.cleaned` belongs to a step that was not over: it goes, and the old
-    segments stay. Every other one is the newest of what it covers. Raises CorruptLog, OSError.
+    dropped: list[str]
+    """Of a step that was not over: the old segments stay."""
+    covered: list[str]
+    """Of segments that another takes the place of."""
+    swaps: list[str]
+    """They take their names, in this order."""
+
+
+def unfinished_swaps(disk: Disk, directory: str, names: Iterable[str]) -> UnfinishedSwaps | None:
+    """What a crash interrupted, of this program or of Apache Kafka; None where it did not. Changes nothing.
+
+    A `.swap` that lies at or behind the first `.cleaned` belongs to a step that was not over. Every other one is the
+    newest of what it covers. Raises CorruptLog, OSError.
     """
     swaps = {name: base for name in names if (base := offset_in(name, SWAP_SUFFIX)) is not None}
     if not swaps:
-        return names
+        return None
     cleaned = [base for name in names if (base := offset_in(name, CLEANED_SUFFIX)) is not None]
     unfinished = min(cleaned, default=None)
     valid = {name: base for name, base in swaps.items() if unfinished is None or base < unfinished}
-    for name in _log_last(set(swaps) - set(valid)):
-        disk.unlink(f"{directory}/{name}")
+    covered = []
     for name, base in sorted(valid.items()):
         if name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
             after = max(base + 1, _end_of(disk, f"{directory}/{name}", base))
             for other in sorted(names):
                 offset = next((at for suffix in _SUFFIXES if (at := offset_in(other, suffix)) is not None), None)
                 if offset is not None and base <= offset < after:
-                    disk.unlink(f"{directory}/{other}")
-    for name in _log_last(valid)[::-1]:
+                    covered.append(other)
+    return UnfinishedSwaps(_log_last(set(swaps) - set(valid)), covered, _log_last(valid)[::-1])
+
+
+def finish_swaps(disk: Disk, directory: str, names: Sequence[str]) -> Sequence[str]:
+    """Finish what a crash interrupted; the directory's names then. Raises CorruptLog, OSError."""
+    found = unfinished_swaps(disk, directory, names)
+    if found is None:
+        return names
+    for name in (*found.dropped, *found.covered):
+        disk.unlink(f"{directory}/{name}")
+    for name in found.swaps:
         disk.rename(f"{directory}/{name}", f"{directory}/{name.removesuffix(SWAP_SUFFIX)}")
     disk.fsync_dir(directory)
     return disk.listdir(directory)

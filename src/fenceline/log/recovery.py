@@ -34,7 +34,7 @@ from fenceline.log.errors import CorruptLog, passes
 from fenceline.log.file_names import EPOCH_FILE, LOG_SUFFIX, OFFSET_DIGITS, stem
 from fenceline.log.producer_state import BadSnapshot, ProducerStates
 from fenceline.log.recovery_cut import Cutting, RecoveryReport, restore_advice
-from fenceline.log.recovery_files import drop, resume, segments_of, tidy
+from fenceline.log.recovery_files import drop, look, resume, segments_of, tidy
 from fenceline.log.replay import apply_to_producers
 from fenceline.log.scan import BadBatch, Found, ReadTwice, Unstable, scan
 from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
@@ -84,7 +84,7 @@ def load(
     `before_cut`: called before whole batches of a log that is `only_torn` are cut; raises what it is given, or has
     written down durably what was acknowledged. Without it nothing of the kind is cut.
 
-    `looks_only`: nothing is cut, and no note is written; the segments end where the log would.
+    `looks_only`: no file changes, also none that a crash left half done; the segments end where the log would.
 
     Raises CorruptLog, what `before_cut` raises, OperatorError where there is no room for what it allows to cut; any
     OSError on the way becomes a CorruptLog.
@@ -135,8 +135,9 @@ class _Loader:
         self._gap_from = 0  # as `_end`, also where the next segment begins later
 
     def load(self, log_start_offset: int, known_end: int, first_segment: int | None) -> Loaded:
-        names, lone = tidy(self._disk, self._directory)
-        segments = segments_of(self._disk, self._directory, names, self._now_ms)
+        files = (look if self._looks_only else tidy)(self._disk, self._directory)
+        names, lone = files.names, files.lone
+        segments = segments_of(self._disk, self._directory, files, self._now_ms)
         if segments:
             if not self._only_torn:
                 self._look_for_vanished(segments, lone, log_start_offset, first_segment)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from fenceline.errors import PeerError
-from fenceline.log.compaction_swap import finish_swaps
+from fenceline.log.compaction_swap import finish_swaps, unfinished_swaps
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.file_names import (
     CLEANED_SUFFIX,
@@ -18,6 +19,7 @@ from fenceline.log.file_names import (
     INDEX_SUFFIXES,
     LOG_SUFFIX,
     OFFSET_DIGITS,
+    SWAP_SUFFIX,
     segment_bases,
 )
 from fenceline.log.index import OffsetIndex, TimeIndex
@@ -25,16 +27,46 @@ from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
 from fenceline.records.batch import BATCH_OVERHEAD, peek_header
 
 
-def tidy(disk: Disk, directory: str) -> tuple[set[str], list[str]]:
-    """Finish what a crash has left half done, remove what only that left behind. The names that stay, and among them
-    indexes of segments whose file is gone although nothing here has removed it: for `drop`.
+class Files(NamedTuple):
+    """A partition's directory as it is, or will be, once what a crash left half done is finished."""
 
-    Whatever removes a segment file leaves it under another name until its indexes have gone (retention, compaction,
-    also Apache Kafka's), or removes the ones behind it first (cuts).
-    """
+    names: set[str]
+    lone: list[str]
+    """Of them, indexes of segments whose file is gone although nothing here has removed it: for `drop`.
+
+    What removes a segment file leaves it under another name until its indexes have gone (retention, compaction, also
+    Apache Kafka's), or removes the ones behind it first (cuts)."""
+    swapped: Mapping[str, str]
+    """By name, what the file is called while it is only looked at; empty once that is finished."""
+
+
+def tidy(disk: Disk, directory: str) -> Files:
+    """Finish what a crash has left half done, remove what only that left behind. Raises CorruptLog, OSError."""
+    kept, done, removed, lone = _sorted(finish_swaps(disk, directory, disk.listdir(directory)))
+    # The indexes first: without its `.deleted` a segment would seem to have vanished.
+    drop(disk, directory, kept, [name for name in lone if name[:OFFSET_DIGITS] in removed])
+    drop(disk, directory, kept, done)
+    return Files(kept, [name for name in lone if name in kept], {})
+
+
+def look(disk: Disk, directory: str) -> Files:
+    """What `tidy` would leave. Changes nothing. Raises CorruptLog, OSError."""
+    names = set(disk.listdir(directory))
+    swapped: dict[str, str] = {}
+    found = unfinished_swaps(disk, directory, names)
+    if found is not None:
+        swapped = {name.removesuffix(SWAP_SUFFIX): name for name in found.swaps}
+        names = names.difference(found.dropped, found.covered, found.swaps).union(swapped)
+    kept, _, removed, lone = _sorted(names)
+    gone = {name for name in lone if name[:OFFSET_DIGITS] in removed}
+    return Files(kept - gone, [name for name in lone if name not in gone], swapped)
+
+
+def _sorted(names: Iterable[str]) -> tuple[set[str], list[str], set[str], list[str]]:
+    """Names that stay, and that go; numbers of segments that were removed; indexes that have no segment file."""
     kept: set[str] = set()
     done: list[str] = []
-    for name in finish_swaps(disk, directory, disk.listdir(directory)):
+    for name in names:
         (done.append if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")) else kept.add)(name)
     removed = {name[:OFFSET_DIGITS] for name in done if name.endswith(LOG_SUFFIX + DELETED_SUFFIX)}
     lone = sorted(
@@ -44,10 +76,7 @@ def tidy(disk: Disk, directory: str) -> tuple[set[str], list[str]]:
         and name[:OFFSET_DIGITS].isdigit()
         and name[:OFFSET_DIGITS] + LOG_SUFFIX not in kept
     )
-    # The indexes first: without its `.deleted` a segment would seem to have vanished.
-    drop(disk, directory, kept, [name for name in lone if name[:OFFSET_DIGITS] in removed])
-    drop(disk, directory, kept, done)
-    return kept, [name for name in lone if name in kept]
+    return kept, done, removed, lone
 
 
 def drop(disk: Disk, directory: str, names: set[str], dropped: Iterable[str]) -> None:
@@ -58,18 +87,21 @@ def drop(disk: Disk, directory: str, names: set[str], dropped: Iterable[str]) ->
             disk.unlink(f"{directory}/{name}")
 
 
-def segments_of(disk: Disk, directory: str, names: set[str], now_ms: int) -> list[Segment]:
+def segments_of(disk: Disk, directory: str, files: Files, now_ms: int) -> list[Segment]:
     """The segments of these files, in order. Nothing is read: each is taken to end where its file does."""
     segments: list[Segment] = []
-    for base in segment_bases(names):
+    for base in segment_bases(files.names):
         segment = Segment(disk, directory, base, now_ms)
+        name = segment.path.rpartition("/")[2]
+        if name in files.swapped:
+            segment.path = f"{directory}/{files.swapped[name]}"
         found = disk.stat(segment.path)
         if found is None:
             raise FileNotFoundError(2, "segment vanished", segment.path)
         segment.size_bytes = found.size_bytes
         segment.created_ms = min(found.modified_ms, now_ms)
         segment.index = segment.time_index = None
-        segment.aborted = None if f"{base:0{OFFSET_DIGITS}d}.txnindex" in names else []
+        segment.aborted = None if f"{base:0{OFFSET_DIGITS}d}.txnindex" in files.names else []
         segment.indexes_saved = True
         if segments:
             segments[-1].next_offset = base
@@ -81,11 +113,14 @@ def segments_of(disk: Disk, directory: str, names: set[str], now_ms: int) -> lis
 def resume(segment: Segment, start_offset: int) -> tuple[int, int]:
     """Where scanning may start inside of a segment: (position, offset of the batch there). Loads the index so far.
 
-    Only an index whose last kept entry meets the very batch that it names is believed. Raises OSError.
+    Only an index whose last kept entry meets the very batch that it names is believed; none of a segment that is yet to
+    take another's place, as its name is still that of the other's. Raises OSError.
     """
     disk = segment.disk
     segment.index, segment.time_index = OffsetIndex(), TimeIndex()
     segment.bytes_since_index = 0
+    if not segment.path.endswith(LOG_SUFFIX):
+        return 0, segment.base_offset
     content = read_file(disk, segment.stem + ".index")
     times = read_file(disk, segment.stem + ".timeindex")
     index = OffsetIndex.decode(content) if content else None

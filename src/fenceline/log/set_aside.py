@@ -25,7 +25,7 @@ def keep_records(
     `high_watermark`: of the last checkpoint, where that tells of this directory; else 0. Raises OSError, CorruptLog:
     nothing has moved then that no note tells.
     """
-    names, _ = tidy(disk, directory)
+    names = tidy(disk, directory).names
     bases = segment_bases(names)
     bases = bases[max(0, bisect_right(bases, start_offset) - 1) :]
     paths = [stem(directory, base) + LOG_SUFFIX for base in bases]

@@ -4,8 +4,9 @@ Owns the comparison. A move between directories that a loss of power interrupted
 take its place in the other, under the same name; so does Apache Kafka's when it is killed between its two renames. One
 of them then continues where the other ends. Where the two part, only the operator or the metadata knows.
 
-Never changes a log: what recovery would cut off a copy is only left out of the comparison. The copy that does not count
-keeps its files unchanged, and loses nothing that would need a receipt.
+Never changes a file: what recovery would cut off a copy is only left out of the comparison, and what a crash left half
+done (an exchange of segments by compaction, files on their way out) stays so until it is known which copy counts. The
+other one keeps its files, and loses nothing that would need a receipt.
 """
 
 from __future__ import annotations
