@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -166,6 +168,41 @@ def test_damage_below_the_recovery_point_takes_the_partition_offline(directory: 
         reopen(directory, recovery_point=80)
     assert (caught.value.path, caught.value.position) == (str(path), 0)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("count", [None, "known"])
+def test_a_clean_start_opens_no_sealed_segment_to_look_for_missing_ones(directory: Path, count: str | None) -> None:
+    opened: list[str] = []
+
+    class WatchedDisk(OsDisk):
+        def open_read(self, path: str) -> int:
+            opened.append(path)
+            return super().open_read(path)
+
+    number = len(segments(directory)) if count else None
+    fields: dict[str, Any] = {"clean": True, "recovery_point": 80, "incarnation": UUID(int=7), "segment_count": number}
+    assert open_log(WatchedDisk(), str(directory), config=CONFIG, **fields).log_end_offset == 80
+    assert not set(opened) & {str(path) for path in segments(directory)[:-1]}
+    opened.clear()
+    fields["segment_count"] = number = len(segments(directory)) + 1
+    assert open_log(WatchedDisk(), str(directory), config=CONFIG, **fields).log_end_offset == 80
+    assert set(opened) >= {str(path) for path in segments(directory)}, "a file is missing: it looks where"
+
+
+def test_a_wrong_bit_of_one_read_is_no_missing_segment(tmp_path: Path) -> None:
+    """In the number of offsets of a segment's last batch, which then ends too early."""
+    directory = tmp_path / "rain-0"
+    log = open_log(OsDisk(), str(directory), config=CONFIG)
+    for _ in range(30):
+        append(log, 5)
+    log.close()
+    first = segments(directory)[0]
+    last = list(iter_headers(first.read_bytes()))[-1]
+    assert last.last_offset_delta == 4
+    for read in range(4):
+        disk = LyingDisk(first.name, read, last.position + 26)
+        fields: dict[str, Any] = {"recovery_point": 150, "incarnation": UUID(int=7)}
+        assert open_log(disk, str(directory), config=CONFIG, **fields).log_end_offset == 150
 
 
 def test_broken_structure_after_a_clean_stop_takes_the_partition_offline(directory: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from fenceline.ids import TopicPartition
 from fenceline.log.compaction import Limits
-from fenceline.log.compaction_bound import read_bound
+from fenceline.log.compaction_bound import BOUND_FILE, read_bound
 from fenceline.log.config import LogConfig
+from fenceline.log.disk import replace_file
 from fenceline.log.errors import CorruptLog
 from fenceline.log.log_dir_offsets import UNKNOWN
 from fenceline.log.partition_dir import RemovedPartition
@@ -174,6 +175,37 @@ def test_missing_segment_in_the_middle_that_had_been_safe() -> None:
         open_log(disk, clean=True, recovery_point=30, high_watermark=30)
     second.delete_index_files()
     assert open_log(disk, recovery_point=30, high_watermark=30).log_end_offset == 30
+
+
+@pytest.mark.parametrize("interval", [150, 10_000], ids=["with index entries", "without index entries"])
+@pytest.mark.parametrize("clean", [False, True])
+def test_missing_segment_in_the_middle_and_its_indexes(clean: bool, interval: int) -> None:
+    """It went unnoticed by all but `fenceline verify`: below the recovery point nothing is read of such segments."""
+    config = LogConfig(segment_bytes=600, index_interval_bytes=interval)
+    fields: dict[str, Any] = {"config": config, "incarnation": UUID(int=7), "recovery_point": 30, "high_watermark": 30}
+    disk = a_disk()
+    log = used(disk)
+    log.close(clean=True)
+    fields |= {"clean": True, "segment_count": len(log.segments)} if clean else {}
+    assert open_log(disk, **fields).log_end_offset == 30
+    first, second, third, *_ = log.segments
+    disk.unlink(second.path)
+    second.delete_index_files()
+    missing = f"offsets {first.next_offset} to {third.base_offset - 1} are missing"
+    for _ in range(2):
+        with pytest.raises(CorruptLog, match=missing) as refused:
+            open_log(disk, **fields)
+    assert refused.value.path == first.path
+    assert disk.folder(f"{DIRECTORY}/lost+found") is None
+    # Compaction may have made it, or another program.
+    assert open_log(disk, **fields | {"config": COMPACT}).log_end_offset == 30
+    assert open_log(disk, **fields | {"incarnation": None}).log_end_offset == 30
+    # What lies below the log start was deleted.
+    assert open_log(disk, **fields | {"log_start_offset": third.base_offset}).log_start_offset == third.base_offset
+    # As the advice says.
+    assert f"write {third.base_offset} into the file {BOUND_FILE}" in refused.value.advice
+    replace_file(disk, f"{DIRECTORY}/{BOUND_FILE}", b"%d\n" % third.base_offset)
+    assert open_log(disk, **fields).log_end_offset == 30
 
 
 @pytest.mark.parametrize(("clean", "start"), [(False, 0), (False, 7), (True, 0), (True, 7)])

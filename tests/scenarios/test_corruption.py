@@ -150,6 +150,17 @@ def test_a_damaged_copy_in_one_of_two_directories(tmp_path: Path) -> None:
         assert numbers(node, "bad") == list(range(RECORDS))
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_segment_between_others_that_is_gone_with_its_indexes(node: EmbeddedNode, clean: bool) -> None:
+    node.stop()
+    if not clean:
+        (node.log_dir / ".kafka_cleanshutdown").unlink()
+    for path in (node.log_dir / "bad-0").glob(f"{segments(node, 'bad-0')[1].stem}.*"):
+        path.unlink()
+    node.start()
+    assert_only_bad_is_offline(node, "are missing, and had been safe on the disk")
+
+
 def test_a_segment_that_can_not_be_read(node: EmbeddedNode) -> None:
     node.kill()
     log = segments(node, "bad-0")[-1]

@@ -1,4 +1,5 @@
-"""Where the files of each log began at the last clean stop: this node did not delete what is missing there since.
+"""Where the files of each log began at the last clean stop, and how many there were: this node did not delete what is
+missing there since.
 
 Owns `fenceline-first-segments`, beside the checkpoints. Kafka's checkpoint of log starts does not have a start that a
 segment file is named after. The file counts for the clean stop of one life, which is named by its broker epoch: after
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from fenceline.ids import TopicPartition
 from fenceline.log.disk import Disk, read_file, replace_file
@@ -17,7 +18,14 @@ from fenceline.log.disk import Disk, read_file, replace_file
 FIRST_SEGMENTS: Final = "fenceline-first-segments"
 
 
-def read_first_segments(disk: Disk, path: str, broker_epoch: int) -> dict[TopicPartition, int]:
+class SegmentsAtStop(NamedTuple):
+    """The segment files of one log: where the first begins, and their number (None: not written down)."""
+
+    first_base: int
+    files: int | None
+
+
+def read_first_segments(disk: Disk, path: str, broker_epoch: int) -> dict[TopicPartition, SegmentsAtStop]:
     """Of the life whose clean mark has this epoch; nothing where that is not known. Raises OSError."""
     content = read_file(disk, f"{path}/{FIRST_SEGMENTS}")
     if content is None or broker_epoch < 0:
@@ -26,13 +34,21 @@ def read_first_segments(disk: Disk, path: str, broker_epoch: int) -> dict[TopicP
         fields = json.loads(content)
         if int(fields["brokerEpoch"]) != broker_epoch:
             return {}
-        return {TopicPartition(str(topic), int(index)): int(base) for topic, index, base in fields["firstSegments"]}
+        return {
+            TopicPartition(str(topic), int(index)): SegmentsAtStop(int(base), int(files[0]) if files else None)
+            for topic, index, base, *files in fields["firstSegments"]
+        }
     except (ValueError, KeyError, TypeError):
         return {}
 
 
-def write_first_segments(disk: Disk, path: str, broker_epoch: int, bases: Mapping[TopicPartition, int]) -> None:
+def write_first_segments(
+    disk: Disk, path: str, broker_epoch: int, segments: Mapping[TopicPartition, SegmentsAtStop]
+) -> None:
     """Durable when it returns; before the clean mark is written. Raises OSError."""
-    rows = [[topic, index, base] for (topic, index), base in sorted(bases.items())]
+    rows = [
+        [topic, index, base] if files is None else [topic, index, base, files]
+        for (topic, index), (base, files) in sorted(segments.items())
+    ]
     fields = {"version": 0, "brokerEpoch": broker_epoch, "firstSegments": rows}
     replace_file(disk, f"{path}/{FIRST_SEGMENTS}", json.dumps(fields, separators=(",", ":")).encode())

@@ -22,6 +22,7 @@ from uuid import UUID
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.log.agreement import agreed_end
+from fenceline.log.compaction_bound import raise_bound
 from fenceline.log.config import LogConfig
 from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import StorageError
@@ -179,6 +180,7 @@ class FutureLog:
         if next_base <= self.log.log_end_offset:
             return
         if self.log.size_bytes:
+            raise_bound(self.target.disk, self.log.directory, next_base)
             self.log.log_end_offset = next_base
             self.log.roll(now_ms)
         else:

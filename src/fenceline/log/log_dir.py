@@ -26,7 +26,7 @@ from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file, replace_file
 from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.file_names import LOG_SUFFIX, METADATA_FILE, stem
-from fenceline.log.first_segments import read_first_segments, write_first_segments
+from fenceline.log.first_segments import SegmentsAtStop, read_first_segments, write_first_segments
 from fenceline.log.log_dir_offsets import RECOVERY_POINTS, LogDirOffsets
 from fenceline.log.meta_properties import directory_id_of, read_meta
 from fenceline.log.open_files import OpenFiles
@@ -98,8 +98,8 @@ class LogDir:
         """For directories that are made (`log_dir_offsets.py`)."""
         self.orphans: list[TopicPartition] = []
         """Partitions that the checkpoints knew after a crash, and that have no directory."""
-        self._first_segments: dict[TopicPartition, int] = {}
-        """Base offsets of the first segment files at the clean stop, of logs that were open in that life or before."""
+        self._first_segments: dict[TopicPartition, SegmentsAtStop] = {}
+        """At the clean stop, of logs that were open in that life or before."""
         self._lock = -1
         self._has_begun = False
         self.offsets = LogDirOffsets(disk, path)
@@ -236,9 +236,9 @@ class LogDir:
         """Partitions whose first segment file has gone since the clean stop. A look each. Raises OSError."""
         return [
             where
-            for where, base in self._first_segments.items()
+            for where, known in self._first_segments.items()
             if where not in self.missing
-            and self.disk.stat(stem(self.partition_path(where), base) + LOG_SUFFIX) is None
+            and self.disk.stat(stem(self.partition_path(where), known.first_base) + LOG_SUFFIX) is None
             and self.disk.stat(self.partition_path(where)) is not None
         ]
 
@@ -278,6 +278,7 @@ class LogDir:
         known = self.offsets.claim(topic_partition, found)
         is_told = found is not None and found.topic_id is not None
         clean = self.clean and (known.is_proven or found is None)
+        at_stop = self._first_segments.get(topic_partition) if clean and known.is_proven else None
         log = PartitionLog.open(
             self.disk,
             directory,
@@ -287,7 +288,8 @@ class LogDir:
             config=config,
             recovery_point=known.recovery_point,
             clean=clean,
-            first_segment=self._first_segments.get(topic_partition) if clean and known.is_proven else None,
+            first_segment=at_stop.first_base if at_stop is not None else None,
+            segment_count=at_stop.files if at_stop is not None else None,
             log_start_offset=known.log_start_offset,
             high_watermark=known.high_watermark,
             now_ms=now_ms,
@@ -465,7 +467,7 @@ class LogDir:
         for where, log in (*self.open_logs.items(), *self.future_logs.items()):
             self._first_segments.pop(where, None)
             if log.segments and where in self.open_logs:
-                self._first_segments[where] = log.segments[0].base_offset
+                self._first_segments[where] = SegmentsAtStop(log.segments[0].base_offset, len(log.segments))
         if self.broker_epoch < 0:
             return  # of no life that the file could name
         write_first_segments(self.disk, self.path, self.broker_epoch, self._first_segments)

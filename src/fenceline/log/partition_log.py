@@ -128,6 +128,7 @@ class PartitionLog(ReadableLog):
         files: OpenFiles | None = None,
         incarnation: UUID | None = None,
         first_segment: int | None = None,
+        segment_count: int | None = None,
         only_torn: bool = False,
         before_cut: Callable[[CorruptLog], None] | None = None,
     ) -> PartitionLog:
@@ -159,6 +160,7 @@ class PartitionLog(ReadableLog):
             now_ms=now_ms,
             known_end=min(recovery_point, high_watermark),
             first_segment=first_segment,
+            segment_count=segment_count,
             knows_gaps=incarnation is not None,
             only_torn=only_torn,
             before_cut=before_cut,

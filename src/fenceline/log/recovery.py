@@ -21,12 +21,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from fenceline.errors import PeerError
 from fenceline.log import producer_snapshots
 from fenceline.log.checkpoints import BadCheckpoint, read_epochs
-from fenceline.log.compaction_bound import read_bound
+from fenceline.log.compaction_bound import BOUND_FILE, read_bound
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
@@ -34,7 +35,7 @@ from fenceline.log.errors import CorruptLog, passes
 from fenceline.log.file_names import EPOCH_FILE, LOG_SUFFIX, OFFSET_DIGITS, stem
 from fenceline.log.producer_state import BadSnapshot, ProducerStates
 from fenceline.log.recovery_cut import Cutting, RecoveryReport, restore_advice
-from fenceline.log.recovery_files import drop, look, resume, segments_of, tidy
+from fenceline.log.recovery_files import drop, look, near_end, resume, segments_of, tidy
 from fenceline.log.replay import apply_to_producers
 from fenceline.log.scan import BadBatch, Found, ReadTwice, Unstable, scan
 from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
@@ -72,6 +73,7 @@ def load(
     now_ms: int,
     known_end: int = 0,
     first_segment: int | None = None,
+    segment_count: int | None = None,
     knows_gaps: bool = False,
     only_torn: bool = False,
     before_cut: Callable[[CorruptLog], None] | None = None,
@@ -93,7 +95,7 @@ def load(
         loader = _Loader(
             disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut, looks_only, knows_gaps
         )
-        return loader.load(log_start_offset, known_end, first_segment)
+        return loader.load(log_start_offset, known_end, first_segment, segment_count)
     except OSError as error:
         what, advice = ("opened", _WAIT_ADVICE) if passes(error.errno) else ("read", _DISK_ADVICE)
         reason = f"can not be {what}: {error.strerror or error}"
@@ -134,13 +136,17 @@ class _Loader:
         self._end = 0  # where the batches that were found good end
         self._gap_from = 0  # as `_end`, also where the next segment begins later
 
-    def load(self, log_start_offset: int, known_end: int, first_segment: int | None) -> Loaded:
+    def load(
+        self, log_start_offset: int, known_end: int, first_segment: int | None, segment_count: int | None
+    ) -> Loaded:
         files = (look if self._looks_only else tidy)(self._disk, self._directory)
         names, lone = files.names, files.lone
         segments = segments_of(self._disk, self._directory, files, self._now_ms)
         if segments:
             if not self._only_torn:
                 self._look_for_vanished(segments, lone, log_start_offset, first_segment)
+                if not (self._clean and segment_count in (None, len(segments))):
+                    self._look_for_holes(segments, log_start_offset)
             log_start_offset = max(log_start_offset, segments[0].base_offset)
         if lone and not self._looks_only:
             drop(self._disk, self._directory, names, lone)
@@ -180,28 +186,46 @@ class _Loader:
         for base in vanished:
             if start < base < bases[-1] and (self._clean or base < self._recovery_point):
                 number = bisect_right(bases, base)
-                end = self._end_of(segments[number - 1])
+                end, _ = self._end_of(segments[number - 1])
                 if end <= base and not self._looks_only:
-                    raise CorruptLog(
-                        stem(self._directory, base) + LOG_SUFFIX,
-                        0,
-                        f"the segment file is gone and its index is there: offsets {end} to {bases[number] - 1} are"
-                        " missing, and had been safe on the disk",
-                        f"{restore_advice('segment')} Or, to serve the partition without these offsets: stop the node,"
-                        " remove the .index and .timeindex files of this number, start.",
-                    )
+                    path = stem(self._directory, base) + LOG_SUFFIX
+                    raise _hole(path, "the segment file is gone and its index is there", end, bases[number])
 
-    def _end_of(self, segment: Segment) -> int:
-        end = segment.base_offset
+    def _look_for_holes(self, segments: list[Segment], log_start_offset: int) -> None:
+        """A segment between others that has gone with its indexes, below the recovery point or after a clean stop, in a
+        log that is not compacted; past the recovery point the scan finds it. Reads the end of each segment: after a
+        crash, or where a clean stop had counted more files. Raises CorruptLog."""
+        if self._config.compacted or not self._knows_gaps:
+            return
+        for segment, following in pairwise(segments):
+            if not self._clean and segment.base_offset >= self._recovery_point:
+                break
+            if following.base_offset <= log_start_offset:
+                continue
+            # No checksum is looked at: what is read twice is there.
+            end = self._hole_before(following, segment)
+            if end is not None and end == self._hole_before(following, segment):
+                raise _hole(segment.path, "a segment file behind this one is gone", end, following.base_offset)
+
+    def _hole_before(self, following: Segment, segment: Segment) -> int | None:
+        """Where `segment` ends, if offsets that had been safe are missing behind it. Damage is met where it is read."""
+        end, is_whole = self._end_of(segment)
+        was_safe = self._clean or end < self._recovery_point
+        is_hole = is_whole and was_safe and end < following.base_offset
+        return end if is_hole and following.base_offset > read_bound(self._disk, self._directory) else None
+
+    def _end_of(self, segment: Segment) -> tuple[int, bool]:
+        """The offset behind its last batch, or where it is damaged; whether it is not."""
+        position, end = near_end(segment)
         fd = self._disk.open_read(segment.path)
         try:
-            for found in self._batches(self._disk, fd, segment, 0, segment.size_bytes, end):
+            for found in self._batches(self._disk, fd, segment, position, segment.size_bytes, end):
                 end = found.header.next_offset
         except BadBatch:
-            pass  # the scan meets it again where that counts
+            return end, False  # the scan meets it again where that counts
         finally:
             self._disk.close(fd)
-        return end
+        return end, True
 
     # -- what is derived from the batches ---------------------------------------------------------------------------
 
@@ -379,6 +403,18 @@ class _Loader:
         written = [(epoch, start) for epoch, start in self._checkpoint if start >= self._gap_from]
         is_known = any(epoch == header.leader_epoch for epoch, _ in written)
         return written if is_known else [(header.leader_epoch, self._gap_from)]
+
+
+def _hole(path: str, what: str, start: int, end: int) -> CorruptLog:
+    """Offsets from `start` to `end` between two segments had been safe on the disk."""
+    return CorruptLog(
+        path,
+        0,
+        f"{what}: offsets {start} to {end - 1} are missing, and had been safe on the disk",
+        f"{restore_advice('segment')} Or, to serve the partition without these offsets: stop the node, remove the"
+        f" .index and .timeindex files that have no .log file of their number, write {end} into the file {BOUND_FILE}"
+        " of the partition's directory unless it has a higher number, start.",
+    )
 
 
 def _unstable(segment: Segment, position: int, reason: str) -> CorruptLog:

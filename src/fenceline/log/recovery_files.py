@@ -22,7 +22,7 @@ from fenceline.log.file_names import (
     SWAP_SUFFIX,
     segment_bases,
 )
-from fenceline.log.index import OffsetIndex, TimeIndex
+from fenceline.log.index import OFFSET_ENTRY_BYTES, OffsetIndex, TimeIndex
 from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
 from fenceline.records.batch import BATCH_OVERHEAD, peek_header
 
@@ -149,3 +149,29 @@ def resume(segment: Segment, start_offset: int) -> tuple[int, int]:
     segment.max_timestamp_ms, at = time_index.last
     segment.max_timestamp_offset = segment.base_offset + at if segment.max_timestamp_ms >= 0 else -1
     return position, header.base_offset
+
+
+def near_end(segment: Segment) -> tuple[int, int]:
+    """Where to begin to look for the end of a segment: (position, offset of the batch there), by the last entry of its
+    index file where that meets the very batch that it names, else the first batch. Raises OSError."""
+    disk, path = segment.disk, segment.stem + ".index"
+    found = disk.stat(path)
+    if found is None or found.size_bytes < OFFSET_ENTRY_BYTES or found.size_bytes % OFFSET_ENTRY_BYTES:
+        return 0, segment.base_offset
+    fd = disk.open_read(path)
+    try:
+        index = OffsetIndex.decode(disk.pread(fd, OFFSET_ENTRY_BYTES, found.size_bytes - OFFSET_ENTRY_BYTES))
+    finally:
+        disk.close(fd)
+    if index is None or not index.positions or index.positions[-1] > segment.size_bytes - BATCH_OVERHEAD:
+        return 0, segment.base_offset
+    position = index.positions[-1]
+    fd = disk.open_read(segment.path)
+    try:
+        header = peek_header(disk.pread(fd, BATCH_OVERHEAD, position))
+    except PeerError:
+        return 0, segment.base_offset
+    finally:
+        disk.close(fd)
+    is_met = header.last_offset == segment.base_offset + index.offsets[-1] and header.base_offset >= segment.base_offset
+    return (position, header.base_offset) if is_met else (0, segment.base_offset)
