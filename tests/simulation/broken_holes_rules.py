@@ -19,6 +19,7 @@ from fenceline.log.log_dir import LogDir
 from fenceline.log.log_dir_offsets import LogDirOffsets
 from fenceline.log.segmented_log import SegmentedLog
 from fenceline.node import leader_link
+from fenceline.node.leader_duties import Duties
 from fenceline.node.replication import Replication
 from fenceline.replica.leader import LeaderState
 from fenceline.testing.simulation.brokers_members import GROUP
@@ -180,3 +181,9 @@ def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatc
 
     patch.setattr(ConsumerOffsets, "_send_commit", send)
     patch.setattr(AutoCommit, "close", lambda self: None)
+
+
+@breaks(0, "durability", "2026-11-23", flush_each="1")
+def _a_follower_flushes_before_its_fetch_acknowledges(patch: pytest.MonkeyPatch) -> None:
+    """`flush.messages=1`: its next fetch went out while the flush was under way."""
+    patch.setattr(Duties, "flush_first", lambda self, replica, state: False)

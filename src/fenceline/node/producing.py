@@ -170,10 +170,11 @@ class Producing:
             self.metrics.failed_produce_partitions += 1
             told_start = -1 if error.code in _WITHOUT_LOG_START else log_start_offset
             return _failed(partition, error.code, error.message, told_start)
+        # A duplicate is acknowledged as well: the flush that the first attempt waited for may be under way.
+        if acks and replica.log.unflushed_messages >= replica.config.flush_messages:
+            owed.append(Owed(position, replica, replica.log.log_end_offset, OwedBy.DISK))
         if not appended.duplicate:
             replica.appended()
-            if acks and replica.log.unflushed_messages >= replica.config.flush_messages:
-                owed.append(Owed(position, replica, replica.log.log_end_offset, OwedBy.DISK))
             self.metrics.produced_partitions += 1
             self.metrics.produced_bytes += appended.size_bytes
         if acks == -1:

@@ -9,6 +9,7 @@ import asyncio
 from typing import Any
 
 from fenceline.testing.simulation.brokers_clients import Client
+from fenceline.testing.simulation.flush_checks import FLUSH_MESSAGES
 from fenceline.wire.apis import ApiKey
 
 
@@ -53,6 +54,7 @@ class Admin(Client):
             "min.insync.replicas": str(options.min_isr or rng.choice((1, 2, 2))),
             "unclean.leader.election.enable": unclean,
             **self.more_configs(topic),
+            **({FLUSH_MESSAGES: "1"} if options.flush_each else {}),
         }
         count, replication_factor = options.partitions, options.replicas or rng.choice((3, 3, 2))
         assignments: list[dict[str, Any]] = []

@@ -241,6 +241,8 @@ class Producer(Client):
             if self._acks == -1 and sequence >= 0:
                 history.acknowledged(result.base_offset, producer_id, sequence, self.who)
             history.told_written(result.base_offset, batch)
+            if self._acks:
+                self.checks.answered(place.key, place.leader, result.base_offset, batch)
         return 0
 
     def _lost_its_sequence(self, place: Place, code: ErrorCode) -> None:

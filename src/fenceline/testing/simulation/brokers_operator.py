@@ -18,6 +18,7 @@ from fenceline.testing.simulation.brokers_admin import Admin
 from fenceline.testing.simulation.brokers_clients import ENOUGH_S
 from fenceline.testing.simulation.brokers_node import directories_of
 from fenceline.testing.simulation.brokers_wire import Place
+from fenceline.testing.simulation.flush_checks import FLUSH_MESSAGES
 from fenceline.testing.simulation.operations import Operation
 from fenceline.wire.apis import ApiKey
 
@@ -91,7 +92,7 @@ class Operator(Admin):
         if options.retention and "delete" in policy and rng.random() < 0.7:
             configs |= rng.choice(({"retention.bytes": "1500"}, {"retention.ms": "1500"}, {"retention.bytes": "0"}))
         if rng.random() < 0.2:
-            configs["flush.messages"] = "1"
+            configs[FLUSH_MESSAGES] = "1"
         return configs
 
     async def _recreate(self, place: Place) -> None:
@@ -135,7 +136,7 @@ class Operator(Admin):
 
     async def _alter_config(self, place: Place) -> None:
         options, rng = self.options, self.rng
-        choices = [("min.insync.replicas", "1"), ("min.insync.replicas", "2"), ("flush.messages", "1")]
+        choices = [("min.insync.replicas", "1"), ("min.insync.replicas", "2"), (FLUSH_MESSAGES, "1")]
         choices += [("max.message.bytes", rng.choice(("2000", "1048588"))), ("file.delete.delay.ms", "0")]
         if options.segment_bytes:
             choices.append(("internal.segment.bytes", str(rng.choice((300, 1000, options.segment_bytes)))))
@@ -149,6 +150,8 @@ class Operator(Admin):
             choices += [("delete.retention.ms", "0"), ("min.compaction.lag.ms", rng.choice(("0", "500")))]
         name, value = rng.choice(choices)
         self.begin(Operation.ALTER_CONFIG, place.topic)
+        if name == FLUSH_MESSAGES:
+            self.checks.may_flush_late(place.topic)
         await self.alter_config(place.topic, name, value)
 
     # -- places and leaders --------------------------------------------------------------------------------------------

@@ -22,12 +22,13 @@ from fenceline.metadata.image import (
     MetadataImage,
     PartitionImage,
 )
-from fenceline.records.batch import read_header
+from fenceline.records.batch import BATCH_OVERHEAD, read_header
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.data_crashes import Crashes, Key
 from fenceline.testing.simulation.data_history import History, Place, decoded, first_from
 from fenceline.testing.simulation.disk_checks import ledger_is_complete
+from fenceline.testing.simulation.flush_checks import FLUSH_MESSAGES, check_durable
 from fenceline.testing.simulation.group_checks import Positions
 from fenceline.testing.simulation.log_reader import StoredBatches
 from fenceline.testing.simulation.partition_checks import check_change, shown
@@ -135,6 +136,8 @@ class DataChecks:
         self._partitions: dict[Key, PartitionImage] = {}
         self._nodes: dict[int, _Node] = {}
         self._crashes: dict[int, Crashes] = {}
+        self._flushes_late: set[str] = set()
+        """Topics whose flush.messages a request changes."""
         self.on_change: Callable[[Process, str], None] = lambda process, topic: None
         """Hears of a replica of this topic whose state is another."""
         self.on_cut: Callable[[Process, str], None] = lambda process, directory: None
@@ -234,6 +237,25 @@ class DataChecks:
         """All such requests of this partition were answered."""
         self._deleting.pop(f"{topic}-{index}", None)
 
+    def may_flush_late(self, topic: str) -> None:
+        """A request is sent that changes flush.messages: brokers hear of it at any time."""
+        self._flushes_late.add(topic)
+        for name, histories in self._named.items():
+            if name.rpartition("-")[0] == topic:
+                for history in histories:
+                    history.flushes_each = False
+
+    def answered(self, key: Key, node_id: int, base_offset: int, batch: bytes) -> None:
+        """A producer has the answer of this leader that its batch is there, with acks=all or acks=1. Raises
+        InvariantBroken where the leader's disk could lose it and the topic has flush.messages=1."""
+        history, node = self.histories[key], self._nodes.get(node_id)
+        copy = node.copies.get(key) if node is not None else None
+        if copy is None or not _must_be_durable(history, copy) or copy.replica.leader is None:
+            return
+        assert node is not None, "it has a copy"
+        mine = [each for each in copy.batches(base_offset, base_offset + 1) if _has_records_of(each, batch)]
+        check_durable(node.process.disk, copy.replica.log, mine, f"{node.process.name} {history.name}")
+
     # -- the controller's side -----------------------------------------------------------------------------------------
 
     def _newer(self, image: MetadataImage, process: Process) -> None:
@@ -249,6 +271,7 @@ class DataChecks:
             for index in range(len(topic.partitions)):
                 history = self.histories[topic.id.bytes, index]
                 history.has_retention |= "delete" in policy and not retains_all
+                history.flushes_each &= own.get(FLUSH_MESSAGES) == "1" and topic.name not in self._flushes_late
                 if "compact" in policy:
                     history.becomes_compacted()
 
@@ -342,7 +365,10 @@ class DataChecks:
         if began:
             self._leads(copy, history, where)
         if by is not None and committed and by.leader_epoch >= history.last_unclean and not by.is_recovering:
-            history.commit(copy.batches(min(copy.matched, history.end), high_watermark), where)
+            batches = copy.batches(min(copy.matched, history.end), high_watermark)
+            if history.flushes_each:
+                self._check_followers(key, history, by.isr - {node.process.node_id}, batches)
+            history.commit(batches, where)
             copy.matched = max(copy.matched, high_watermark)
             led = history.ends
             led[by.leader_epoch] = max(led.get(by.leader_epoch, 0), high_watermark)
@@ -372,6 +398,14 @@ class DataChecks:
         if not copy.log:  # with the batch that the log begins inside of
             batches = copy.reader.between(replica.log.segments, copy.start, replica.log.log_end_offset)
         copy.log += batches
+
+    def _check_followers(self, key: Key, history: History, members: Iterable[int], batches: list[StoredBatch]) -> None:
+        """What was committed, by their fetches, is safe on their disks."""
+        for node_id in members:
+            other = self._nodes.get(node_id)
+            copy = other.copies.get(key) if other is not None else None
+            if other is not None and copy is not None and _must_be_durable(history, copy):
+                check_durable(other.process.disk, copy.replica.log, batches, f"{other.process.name} {history.name}")
 
     def _leader_of(self, key: Key, epoch: int) -> _Copy | None:
         """Who leads in exactly this epoch and runs."""
@@ -567,3 +601,13 @@ def history_header(batch: StoredBatch) -> tuple[int, int, int]:
 
 def _told(batches: list[StoredBatch]) -> str:
     return ", ".join(f"{each.base_offset}@{each.epoch}" for each in batches) or "nothing"
+
+
+def _must_be_durable(history: History, copy: _Copy) -> bool:
+    """Whether all that the replica has acknowledged is in its log, and is to be safe on its disk."""
+    is_used = not copy.was_cut and not copy.replica.is_being_cut
+    return is_used and history.flushes_each and not history.is_compacted and history.last_unclean < 0
+
+
+def _has_records_of(batch: StoredBatch, sent: bytes) -> bool:
+    return batch.content[BATCH_OVERHEAD:] == sent[BATCH_OVERHEAD:]

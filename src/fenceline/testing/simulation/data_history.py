@@ -47,6 +47,8 @@ class History:
         """Whether it ever was: its records count, not its batches."""
         self.has_retention = False
         """Whether its config ever let old segments go."""
+        self.flushes_each = True
+        """Whether its config always had flush.messages=1, from its creation on."""
         self.deletable = 0
         """Requests to delete records named offsets up to this one."""
         self.log_start = 0

@@ -134,6 +134,8 @@ class Options:
     """Between looks for segments that are to be deleted or compacted."""
     return_s: float = 0.0
     """Between returns of one machine that lost power for a moment, while what is said of it is late."""
+    flush_each: bool = False
+    """Whether all topics have flush.messages=1. Drawn for no seed: by hand only."""
 
     def __str__(self) -> str:
         """Only what differs from the defaults."""

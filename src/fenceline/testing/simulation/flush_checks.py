@@ -1,0 +1,46 @@
+"""Durability of topics with `flush.messages=1`: what a replica acknowledges is safe on its disk from any loss of power.
+
+Owns the comparison of a batch with the safe bytes of one log's disk, and which partitions it holds for. Two moments
+count, as each replica acknowledges for itself:
+
+- A follower acknowledges by its next fetch. So what a leader calls committed is safe on each other member of the
+  in-sync set by which it does so.
+- A leader acknowledges by its answer to the producer (acks=all and acks=1), not by the high watermark: consumers may
+  read a record that the leader has not flushed, and that all other members of the in-sync set have.
+
+Compacted logs are left out: compaction replaces batches. So are topics whose setting was ever another, or was sent
+anew: when a broker hears of it, records may have been acknowledged by the one before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.world import StoredBatch
+
+if TYPE_CHECKING:
+    from fenceline.log.partition_log import PartitionLog
+
+FLUSH_MESSAGES: Final = "flush.messages"
+
+
+def check_durable(disk: SimDisk, log: PartitionLog, batches: Iterable[StoredBatch], where: str) -> None:
+    """Batches that the log has must be safe on its disk; what it lacks is for other checks. Raises InvariantBroken."""
+    bases = [segment.base_offset for segment in log.segments]
+    for batch in batches:
+        number = bisect_right(bases, batch.base_offset) - 1
+        if number < 0 or not log.log_start_offset <= batch.base_offset < batch.next_offset <= log.log_end_offset:
+            continue
+        segment = log.segments[number]
+        directory, _, name = segment.path.rpartition("/")
+        has_it = batch.content in (disk.peek(segment.path) or b"")
+        is_safe = name in disk.safe_names(directory) and batch.content in disk.safe_content(directory, name)
+        if has_it and not is_safe:
+            raise InvariantBroken(
+                f"{where}: acknowledged the batch at {batch.base_offset} of epoch {batch.epoch} before it was flushed"
+                " (durability)"
+            )
