@@ -112,6 +112,33 @@ def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: b
             return
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_log_that_its_leader_has_whole_goes_without_a_receipt(seed: int) -> None:
+    """Whenever the machine stops: neither the next start nor the next cut tells of a loss, and nothing is kept."""
+    step = 0
+    while True:
+        step += 1
+        disk = a_disk(seed * 1_000 + step)
+        _, high_watermark = a_safe_history(disk, Random(seed))
+        life = a_life(disk, seed, step)
+        log = open_log(life, clean=True, high_watermark=high_watermark)
+        try:
+            assert cut_log(life, log, cut(0, begins_anew=True, is_whole=True)) == []
+            survived = True
+        except ProcessEnded:
+            survived = False
+        life.forget()
+        again = open_log(disk, high_watermark=high_watermark)  # its recovery point was lowered before
+        assert settled(disk, again) == []
+        cut_log(disk, again, cut(0, begins_anew=True, is_whole=True, time_ms=8_000))
+        assert (again.log_start_offset, again.log_end_offset, stored_batches(again)) == (0, 0, [])
+        assert receipts_of(disk) == []
+        assert ReceiptFolder(disk, DIRECTORY).contents().evidence == ()
+        if survived:
+            assert step > 10, "the cut has more steps than this"
+            return
+
+
 def test_evidence_whose_content_power_took_does_not_make_a_loss_smaller() -> None:
     """The machine stops in the middle of a cut, and a segment that it had set aside was never flushed."""
     damaged = step = 0

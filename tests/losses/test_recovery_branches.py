@@ -315,6 +315,19 @@ def test_begin_anew_below_the_end(offset: int) -> None:
     assert (receipt.start_offset, receipt.end_offset_exclusive) == (10, 30)
 
 
+def test_compacted_log_that_is_fetched_anew() -> None:
+    """The receipt of the cut tells what is lost; what goes after it is the leader's."""
+    disk = a_disk()
+    used(disk)
+    log = open_log(disk, recovery_point=30, high_watermark=30)
+    log.rely_on(25, 3)
+    (receipt,) = cut_log(disk, log, cut(12))
+    assert log.complete_from.offset == 25, "the next start would know it, too"
+    assert cut_log(disk, log, cut(0, begins_anew=True, is_whole=True)) == []
+    assert (log.log_start_offset, log.log_end_offset, log.complete_from.offset) == (0, 0, 0)
+    assert receipts_of(disk) == [receipt]
+
+
 def test_damage_in_what_a_cut_leaves() -> None:
     """The log is opened anew after a cut: what is damaged in the part that was to stay goes as well, and is told."""
     disk = a_disk()

@@ -13,7 +13,9 @@ from uuid import UUID
 import pytest
 
 from fenceline.ids import TopicPartition
+from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.log.config import LogConfig
+from fenceline.log.partition_log import NO_LIMIT
 from fenceline.node.absent_brokers import NOBODY, AbsentBrokers
 from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
@@ -58,7 +60,12 @@ class LeaderOfLargeBatches(SocketLeader):
 def replica(index: int) -> Any:
     """Its log takes everything that is offered as one record."""
     log = SimpleNamespace(
-        log_start_offset=0, log_end_offset=0, latest_epoch=-1, latest_epoch_start=-1, unflushed_messages=0
+        log_start_offset=0,
+        log_end_offset=0,
+        latest_epoch=-1,
+        latest_epoch_start=-1,
+        unflushed_messages=0,
+        complete_from=CompleteFrom(),
     )
 
     def append(records: memoryview, **_: Any) -> Any:
@@ -70,6 +77,7 @@ def replica(index: int) -> Any:
         topic_id_bytes=TOPIC_ID.bytes,
         topic_partition=TopicPartition("rain", index),
         log=log,
+        clean_since=NO_LIMIT,
         config=LogConfig(),
         is_being_cut=False,
         learn=lambda *_: None,

@@ -13,8 +13,9 @@ import pytest
 
 from fenceline.ids import TopicPartition
 from fenceline.log import write_behind
+from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.log.config import LogConfig
-from fenceline.log.partition_log import AppendInfo
+from fenceline.log.partition_log import NO_LIMIT, AppendInfo
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse, encode_response, parse_request
@@ -74,6 +75,7 @@ class Log:
     """Counts records of one byte."""
 
     log_start_offset, latest_epoch, latest_epoch_start, unflushed_messages = 0, -1, -1, 0
+    complete_from = CompleteFrom()
 
     def __init__(self) -> None:
         self.log_end_offset = 0
@@ -101,6 +103,7 @@ def replica(index: int) -> Any:
         topic_id_bytes=TOPIC_ID.bytes,
         topic_partition=TopicPartition("rain", index),
         log=Log(),
+        clean_since=NO_LIMIT,
         config=LogConfig(),
         learn=lambda high_watermark, log_start_offset: None,
     )

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
+from fenceline.log.partition_log import NO_LIMIT
 from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
@@ -53,6 +54,7 @@ def test_a_log_that_is_being_cut_is_nobody_elses_until_the_thread_has_ended() ->
             topic_id_bytes=UUID(int=7).bytes,
             log=MemoryLog(),
             cleaning=None,
+            clean_since=NO_LIMIT,
             config=LogConfig(),
         )
         with ThreadPoolExecutor(1) as threads:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from fenceline.errors import ErrorCode
+from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.log.epoch_cache import EpochCache
 from fenceline.wire.fetch import FetchedPartition, FetchPartition
 
@@ -23,6 +24,7 @@ class MemoryLog:
     log_start_offset: int = 0
     epochs: EpochCache = field(default_factory=EpochCache)
     unflushed_messages: int = 0
+    complete_from: CompleteFrom = field(default_factory=CompleteFrom)
 
     @property
     def log_end_offset(self) -> int:

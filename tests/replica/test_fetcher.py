@@ -71,7 +71,7 @@ def run(fetcher: Fetcher, leader: Leader, *, rounds: int = 200, at_most: int = 1
                     fetcher.done(state)
                 case CutTo():
                     gone.setdefault(state.index, []).extend(log.cut_to(duty.offset))
-                    if (rest := state.on_cut()) is not None:
+                    if (rest := state.on_cut(duty)) is not None:
                         gone[state.index].extend(log.begin_anew(rest.offset))
                     fetcher.done(state)
                 case BeginAnew():

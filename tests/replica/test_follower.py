@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.replica.follower import AskEnd, AskStart, BeginAnew, Cause, CutTo, FollowerState, Phase
 from tests.replica.histories import MemoryLog
 
@@ -134,17 +135,51 @@ def test_what_a_cut_leaves_below_the_leaders_start_goes_as_well() -> None:
     into the in-sync set with records that no leader compared.
     """
     state = follower([1] * 10)
-    assert state.on_divergence(1, 6, 6) == CutTo(state, 6, Cause.DIVERGENCE)
+    duty = CutTo(state, 6, Cause.DIVERGENCE)
+    assert state.on_divergence(1, 6, 6) == duty
     state.log.cut_to(6)  # type: ignore[attr-defined]
-    assert state.on_cut() == BeginAnew(state, 6, Cause.LEADER_STARTS_LATER)
-    assert state.on_cut() is None, "of the answer nothing is remembered"
+    assert state.on_cut(duty) == BeginAnew(state, 6, Cause.LEADER_STARTS_LATER)
+    assert state.on_cut(duty) is None, "of the answer nothing is remembered"
+
+
+def test_a_compacted_log_that_is_cut_below_what_it_relies_on_is_fetched_anew() -> None:
+    """Story `operations`, seed 30012: compaction had left out a record for a newer one, the newer one was cut after an
+    unclean election, and the replica led the next epoch with neither. `epochs.md E18`."""
+    state = follower(HISTORY)
+    state.log.complete_from = CompleteFrom(12, 4)  # type: ignore[misc]
+    duty = state.on_divergence(9, 16)
+    assert isinstance(duty, CutTo)
+    assert state.on_cut(duty) is None, "all that it relies on stays"
+    shorter = state.on_divergence(4, 10)
+    assert isinstance(shorter, CutTo)
+    assert state.on_cut(shorter) == BeginAnew(state, 0, Cause.DIVERGENCE, is_whole=True)
+    assert state.phase is Phase.CUTTING
+
+
+@pytest.mark.parametrize(
+    ("complete_from", "clean_since", "begins_anew"),
+    [
+        (CompleteFrom(17, 5), 20, False),  # the log has all of it
+        (CompleteFrom(18, 5), 5, False),  # it is being fetched, from leaders that have all of it
+        (CompleteFrom(18, 5), 6, True),  # the leader of epoch 6 was elected uncleanly
+        (CompleteFrom(18), 0, True),  # no epoch is known
+    ],
+)
+def test_before_the_first_fetch(complete_from: CompleteFrom, clean_since: int, begins_anew: bool) -> None:
+    """A log that ends below `complete_from` would be in sync with its first fetch."""
+    state = follower(HISTORY)
+    state.log.complete_from = complete_from  # type: ignore[misc]
+    expected = BeginAnew(state, 0, Cause.DIVERGENCE, is_whole=True) if begins_anew else None
+    assert state.on_follow(clean_since) == expected
+    assert state.phase is (Phase.CUTTING if begins_anew else Phase.FETCHING)
 
 
 def test_what_a_cut_leaves_above_the_leaders_start_stays() -> None:
     state = follower([1] * 10)
-    state.on_divergence(1, 6, 5)
+    duty = state.on_divergence(1, 6, 5)
+    assert isinstance(duty, CutTo)
     state.log.cut_to(6)  # type: ignore[attr-defined]
-    assert state.on_cut() is None
+    assert state.on_cut(duty) is None
 
 
 def test_a_log_that_is_emptied_asks_again_after_an_error() -> None:

@@ -103,6 +103,7 @@ class Compaction:
     limits: Limits
     end: int = -1
     stats: Stats = field(default_factory=Stats)
+    _has_raised_bound: bool = False
 
     def steps(self) -> Generator[int | Replacement]:
         """Pieces of work, each for a thread: bytes that it read and wrote, or segments that are to be exchanged before
@@ -227,7 +228,9 @@ class Compaction:
                 replaces_aborted = any(segment.aborted_transactions() for segment in old[:1])
                 suffixes = compaction_swap.write_indexes(disk, new, replaces_aborted)
                 replacement = replacement._replace(suffixes=suffixes)
-                raise_bound(disk, self.directory, self.due.end)
+                if not self._has_raised_bound:
+                    raise_bound(disk, self.directory, self.due.end)
+                    self._has_raised_bound = True
                 compaction_swap.prepare(disk, self.directory, replacement)
                 yield replacement
                 compaction_swap.settle(disk, self.directory, replacement)
@@ -315,6 +318,10 @@ def _index_of(segment: Segment) -> OffsetIndex:
 def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compaction:
     """A compaction of a log as it is now, on the loop."""
     config = log.config
+    is_saved = log.complete_from == log._saved_complete_from
+    log.complete_from = log.complete_from.raised(due.end, log.latest_epoch)
+    if is_saved:
+        log._saved_complete_from = log.complete_from  # `raise_bound` writes it down
     segments = tuple(segment for segment in log.segments[:-1] if segment.base_offset < due.end)
     ends = {due.end - 1}
     marker_epochs: dict[int, int] = {}

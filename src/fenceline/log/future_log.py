@@ -60,6 +60,8 @@ class FutureLog:
         self.log = log
         self._reached: tuple[str, int, int] = ("", -1, 0)
         """The file that was read last, the offset behind what was taken, and its position there."""
+        self._times_emptied = 0
+        """The log, when it was copied from last."""
 
     @classmethod
     def open(
@@ -80,6 +82,7 @@ class FutureLog:
         log = target.open_at(path, where, current.topic_id, config, now_ms, files)
         log.jitter_ms = target.jitter_ms
         future = cls(source, target, log)
+        future._times_emptied = current.times_emptied
         if current.is_written and not log.segments:
             future.begin_at(current.log_start_offset, now_ms)
         return future
@@ -100,6 +103,9 @@ class FutureLog:
 
     def to_drop(self, current: PartitionLog) -> int | None:
         """Where the copy has to end, as the log was cut; None: it goes on. Below the log's start: it begins anew."""
+        was_emptied = current.times_emptied != self._times_emptied
+        if self.log.size_bytes and (was_emptied or self.log.complete_from.offset > current.complete_from.offset):
+            return current.log_start_offset - 1  # what compaction left out of the copy may be in the log again
         end = agreed_end(self.log, current)
         if end < current.log_start_offset and self.log.log_end_offset != current.log_start_offset:
             return min(end, current.log_start_offset - 1)
@@ -203,7 +209,9 @@ class FutureLog:
             work.run()
 
     def follow_start(self, current: PartitionLog) -> None:
-        """The log's start and high watermark are the copy's, as far as it goes."""
+        """The log's start and high watermark are the copy's, as far as it goes, and so is what compaction left."""
+        self._times_emptied = current.times_emptied
+        self.log.complete_from = current.complete_from
         self.log.advance_high_watermark(current.high_watermark)
         if self.log.log_start_offset < current.log_start_offset <= self.log.high_watermark:
             self.log.advance_log_start(current.log_start_offset)
@@ -256,6 +264,7 @@ class FutureLog:
         log.producers = current.producers
         log.producers.snapshot_offset = snapshot_offset
         log.log_start_offset = current.log_start_offset
+        log.complete_from = current.complete_from
         log.advance_high_watermark(current.high_watermark)
         self._hand_over(current, removed)
         return log, removed

@@ -169,6 +169,8 @@ class PartitionLog(ReadableLog):
         log.recovery_point = loaded.log_end_offset if clean else min(recovery_point, loaded.log_end_offset)
         log.recovery_point = max(log.recovery_point, log.first_stored_offset)
         log.recovery = loaded.report
+        if clean:
+            log._saved_complete_from = log.complete_from
         log._high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         log.producers.high_watermark_moved(log._high_watermark)
         # What the life before wrote and did not flush: names of files, too.
@@ -219,6 +221,11 @@ class PartitionLog(ReadableLog):
     def deleted_as(self, epoch: int) -> bool:
         """Whether a log whose record right below this log's start is of `epoch` has all that was deleted here."""
         return self.epochs.deleted_as(epoch)
+
+    def rely_on(self, offset: int, leader_epoch: int) -> None:
+        """What was appended just now was committed at a leader with a high watermark of `offset`: compaction may have
+        left out records there that have newer ones up to `offset`."""
+        self.complete_from = self.complete_from.raised(offset, leader_epoch)
 
     def assign_epoch(self, epoch: int) -> None:
         """A new leader epoch starts at the log end (E17)."""
@@ -392,6 +399,11 @@ class PartitionLog(ReadableLog):
     @property
     def unflushed_messages(self) -> int:
         return self.log_end_offset - self.recovery_point
+
+    def lower_recovery_point(self) -> None:
+        """All of the log is about to go: what a crash leaves of it is no damage. For a thread."""
+        saving.stop_flush(self)
+        self.recovery_point = self.first_stored_offset
 
     def flush_due(self, now_ms: int) -> bool:
         """Whether `flush.messages`, `flush.ms`, sealed segments, a new directory or epochs that are not to be read back

@@ -27,7 +27,13 @@ from typing import Final
 from fenceline.errors import PeerError
 from fenceline.log import producer_snapshots
 from fenceline.log.checkpoints import BadCheckpoint, read_epochs
-from fenceline.log.compaction_bound import BOUND_FILE, read_bound
+from fenceline.log.compaction_bound import (
+    BOUND_FILE,
+    COMPLETE_FILE,
+    CompleteFrom,
+    read_bound,
+    read_complete_from,
+)
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
@@ -60,6 +66,7 @@ class Loaded:
     epochs: EpochCache
     producers: ProducerStates
     report: RecoveryReport
+    complete_from: CompleteFrom
 
 
 def load(
@@ -135,6 +142,8 @@ class _Loader:
         """(epoch, start), as they were written down."""
         self._end = 0  # where the batches that were found good end
         self._gap_from = 0  # as `_end`, also where the next segment begins later
+        self._lacks_records = False  # compaction left some out, in what is not known to be flushed
+        self._flushed_to = recovery_point  # also where compaction has been: it takes what is safe only
 
     def load(
         self, log_start_offset: int, known_end: int, first_segment: int | None, segment_count: int | None
@@ -142,6 +151,7 @@ class _Loader:
         files = (look if self._looks_only else tidy)(self._disk, self._directory)
         names, lone = files.names, files.lone
         segments = segments_of(self._disk, self._directory, files, self._now_ms)
+        complete_from = self._complete_from(names, segments)
         if segments:
             if not self._only_torn:
                 self._look_for_vanished(segments, lone, log_start_offset, first_segment)
@@ -168,7 +178,23 @@ class _Loader:
             producer_snapshots.drop(self._disk, self._directory, names, lambda at: at > end)
         if not self._clean:
             self._epochs.changed = True
-        return Loaded(segments, log_start_offset, end, self._epochs, self._producers, self._report)
+        if self._lacks_records and self._config.compacted:
+            # Where the newer ones lie was in memory only.
+            complete_from = complete_from.raised(end + 1, self._epochs.latest_epoch)
+        return Loaded(segments, log_start_offset, end, self._epochs, self._producers, self._report, complete_from)
+
+    def _complete_from(self, names: set[str], segments: list[Segment]) -> CompleteFrom:
+        known = CompleteFrom()
+        if COMPLETE_FILE in names:
+            known = read_complete_from(self._disk, self._directory)
+        if BOUND_FILE in names:
+            bound = read_bound(self._disk, self._directory)
+            known = known.raised(bound, -1)
+            self._flushed_to = max(self._flushed_to, bound)
+        if not self._knows_gaps and self._config.compacted and segments:
+            # Apache Kafka compacts all but the active segment.
+            known = known.raised(segments[-1].base_offset, -1)
+        return known
 
     # -- files that are gone ----------------------------------------------------------------------------------------
 
@@ -377,8 +403,11 @@ class _Loader:
             for found in self._batches(self._disk, fd, segment, start, file_bytes, next_offset):
                 header = found.header
                 begins_epoch = header.leader_epoch > max(self._epochs.latest_epoch, -1)
-                if begins_epoch or header.base_offset != self._end:
+                has_gap = header.base_offset != self._end
+                if begins_epoch or has_gap:
                     self._confirm(segment, fd, found)
+                if not self._clean and header.base_offset >= self._flushed_to:
+                    self._lacks_records |= has_gap or header.record_count <= header.last_offset_delta
                 if begins_epoch:
                     self._epochs.begin(header.leader_epoch, header.base_offset, self._starts_in_gap(header))
                 self._end = self._gap_from = header.next_offset

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fenceline.errors import OperatorError
-from fenceline.log.compaction_bound import lower_bound
+from fenceline.log.compaction_bound import forget_bounds, lower_bound
 from fenceline.log.disk import Disk
 from fenceline.log.errors import CorruptLog
 from fenceline.log.lost_and_found import EVIDENCE_DIR, INTENDED_SUFFIX, evidence_in, keep_file, keep_tail
@@ -158,7 +158,7 @@ class Cutting:
             report.cut_bytes += segment.size_bytes
             report.evidence[:0] = keep_file(self._disk, self._directory, segment.path)
             segment.delete_index_files()
-        lower_bound(self._disk, self._directory, 0)
+        forget_bounds(self._disk, self._directory)
         segments.clear()
 
     def miss(self, end: int, known_end: int) -> None:

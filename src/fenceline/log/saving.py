@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fenceline.log import producer_snapshots
 from fenceline.log.checkpoints import encode_epochs, encode_partition_metadata
+from fenceline.log.compaction_bound import COMPLETE_FILE, CompleteFrom, encode_complete_from
 from fenceline.log.disk import Disk, replace_file
 from fenceline.log.errors import StorageError
 from fenceline.log.file_names import EPOCH_FILE, METADATA_FILE
@@ -26,7 +27,9 @@ def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
     end = log.log_end_offset
     if log._flushing is not None or not log.segments or log.unfinished is not None:
         return None
-    is_saved = not (log.epochs.changed or log._unsaved or log._new_files or log._new_id)
+    complete_from = log.complete_from
+    has_complete_from = complete_from == log._saved_complete_from
+    is_saved = has_complete_from and not (log.epochs.changed or log._unsaved or log._new_files or log._new_id)
     if end == log.recovery_point and is_saved:
         return None
     disk, files = log._disk, log._files
@@ -44,6 +47,8 @@ def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
     derived = [(producer_snapshots.path_of(log.directory, offset), content) for offset, content in snapshots]
     if log.epochs.changed:
         derived.append((f"{log.directory}/{EPOCH_FILE}", encode_epochs(log.epochs.entries)))
+    if not has_complete_from:
+        derived.append((f"{log.directory}/{COMPLETE_FILE}", encode_complete_from(complete_from)))
     if log._new_id and log.topic_id is not None:
         derived.append((f"{log.directory}/{METADATA_FILE}", encode_partition_metadata(log.topic_id, log.incarnation)))
     work = FlushWork(
@@ -54,7 +59,7 @@ def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
         snapshots=snapshots,
         files=derived,
         directories=[log.directory, log.directory.rpartition("/")[0]] if log._new_files else [],
-        on_done=lambda work: _flushed(log, work),
+        on_done=lambda work: _flushed(log, work, complete_from),
         on_failed=lambda work, error: _flush_failed(log, work, error),
         epochs_too=log.epochs.changed,
         id_too=log._new_id,
@@ -67,8 +72,9 @@ def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
     return work
 
 
-def _flushed(log: PartitionLog, work: FlushWork) -> None:
+def _flushed(log: PartitionLog, work: FlushWork, complete_from: CompleteFrom) -> None:
     log._flushing = None
+    log._saved_complete_from = complete_from
     log.recovery_point = max(log.recovery_point, work.up_to_offset)
     if work.snapshots:
         _drop_old_snapshots(log)
@@ -118,6 +124,7 @@ def is_dirty(log: PartitionLog) -> bool:
     return (
         log.recovery_point != log.log_end_offset
         or log.epochs.changed
+        or log.complete_from != log._saved_complete_from
         or log._flushing is not None
         or bool(log._unsaved or log._unsaved_snapshots)
         or not log.segments[-1].indexes_saved
@@ -157,6 +164,9 @@ def save_all(log: PartitionLog, *, durable: bool) -> None:
         if log.epochs.changed:
             epochs = encode_epochs(log.epochs.entries)
             replace_file(disk, f"{log.directory}/{EPOCH_FILE}", epochs, durable=durable)
+        if log.complete_from != log._saved_complete_from:
+            content = encode_complete_from(log.complete_from)
+            replace_file(disk, f"{log.directory}/{COMPLETE_FILE}", content, durable=durable)
     except OSError as error:
         raise StorageError.of(f"closing {log.topic_partition}", error) from error
 
@@ -165,6 +175,7 @@ def saved(log: PartitionLog) -> None:
     """What `save_all` wrote is durable now."""
     log.producers.snapshot_offset = log.log_end_offset
     log.epochs.changed = False
+    log._saved_complete_from = log.complete_from
     log._unsaved, log._unsaved_snapshots = [], []
     log._new_files = log._new_id = False
     log.recovery_point = log.log_end_offset

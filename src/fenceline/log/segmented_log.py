@@ -16,6 +16,7 @@ from uuid import UUID
 
 from fenceline.ids import TopicPartition
 from fenceline.log.checkpoints import DirectoryIdentity, encode_partition_metadata
+from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, replace_file
 from fenceline.log.epoch_cache import EpochCache
@@ -42,12 +43,15 @@ class SegmentedLog(LogTail):
         "_hints",
         "_new_files",
         "_new_id",
+        "_saved_complete_from",
         "_unsaved",
         "_unsaved_snapshots",
+        "complete_from",
         "directory",
         "incarnation",
         "jitter_ms",
         "on_sealed",
+        "times_emptied",
         "topic_id",
         "topic_partition",
     )
@@ -75,6 +79,12 @@ class SegmentedLog(LogTail):
         """Draws a segment's share of `segment.jitter.ms`; None: no jitter."""
         self.on_sealed: Callable[[TopicPartition], None] | None = None
         """Hears that a segment takes no more records."""
+        self.complete_from = CompleteFrom()
+        """Cut below it, the log may lack records that other replicas have (`compaction_bound`)."""
+        self._saved_complete_from = CompleteFrom()
+        """As the disk has it."""
+        self.times_emptied = 0
+        """Since it was opened."""
         self._bases: list[int] = []
         """Of the segments, for bisecting."""
         self._unsaved: list[Segment] = []
@@ -110,6 +120,7 @@ class SegmentedLog(LogTail):
         self.producers = loaded.producers
         self.log_start_offset = loaded.log_start_offset
         self.log_end_offset = loaded.log_end_offset
+        self.complete_from = self.complete_from.raised(*loaded.complete_from)
         self.size_bytes = sum(segment.size_bytes for segment in loaded.segments)
 
     def _segment_number(self, offset: int) -> int:

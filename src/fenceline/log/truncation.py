@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fenceline.errors import PeerError
 from fenceline.log import producer_snapshots, saving
 from fenceline.log.checkpoints import encode_epochs
-from fenceline.log.compaction_bound import lower_bound
+from fenceline.log.compaction_bound import CompleteFrom, forget_bounds, lower_bound, write_complete_from
 from fenceline.log.disk import Disk, replace_file
 from fenceline.log.errors import CorruptLog, StorageError, passes
 from fenceline.log.file_names import EPOCH_FILE
@@ -157,11 +157,14 @@ def _truncate(log: PartitionLog, offset: int, keep_evidence: bool) -> Truncated:
     following = log.segments[number + 1 :]
     cut_bytes = kept.size_bytes - position + sum(segment.size_bytes for segment in following)
     copy = kept.path + _KEPT_SUFFIX if position < kept.size_bytes else ""
-    if keep_evidence:
-        try:
+    try:
+        if offset < log.complete_from.offset:
+            # `lower_bound` below takes away what compaction has written of it.
+            write_complete_from(disk, directory, log.complete_from)
+        if keep_evidence:
             _copy_start(disk, kept.path, copy, position)
-        except OSError as error:
-            raise StorageError.of(f"truncating {log.topic_partition} to {offset}", error) from error
+    except OSError as error:
+        raise StorageError.of(f"truncating {log.topic_partition} to {offset}", error) from error
     _forget_files(log)
     evidence: list[str] = []
     if not keep_evidence:
@@ -230,10 +233,12 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence
         if written:
             producer_snapshots.drop(log._disk, log.directory, log._disk.listdir(log.directory), lambda _: True)
             replace_file(log._disk, f"{log.directory}/{EPOCH_FILE}", encode_epochs(()))
-            lower_bound(log._disk, log.directory, 0)
+            forget_bounds(log._disk, log.directory)
     except OSError as error:
         raise _stopped(log, Unfinished(offset, keep_evidence), f"emptying {log.topic_partition}", error) from error
     log.segments, log._bases = [], []
+    log.complete_from = log._saved_complete_from = CompleteFrom()
+    log.times_emptied += 1
     log.epochs.clear()
     log.epochs.changed = False
     log.producers.clear()
@@ -261,7 +266,7 @@ def _forget_files(log: PartitionLog) -> None:
 
 def _reload(log: PartitionLog, offset: int) -> None:
     """Memory anew from the files that are left; everything in them is whole."""
-    high_watermark = log.high_watermark
+    high_watermark, complete_from = log.high_watermark, log.complete_from
     recovery_point = min(log.recovery_point, offset)
     loaded = load(
         log._disk,
@@ -273,6 +278,7 @@ def _reload(log: PartitionLog, offset: int) -> None:
         now_ms=log.last_flush_ms,
     )
     log._adopt(loaded)
+    log.complete_from = complete_from
     log.recovery = log.recovery or loaded.report
     log._new_files = True
     log.recovery_point = max(min(recovery_point, loaded.log_end_offset), log.first_stored_offset)

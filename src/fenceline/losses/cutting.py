@@ -71,6 +71,8 @@ class Cut:
     and nobody else since."""
     clean_since: int = NO_LIMIT
     """No leader of a later epoch was elected uncleanly; NO_LIMIT: not known of any."""
+    is_whole: bool = False
+    """The leader has all that goes: nothing is lost, and nothing is kept."""
 
 
 def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], bool] = lambda: False) -> list[Receipt]:
@@ -101,7 +103,7 @@ def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], boo
             # It has its intent, which tells all of it when it is done.
             _forget_deleted(folder, log)
         try:
-            _do(log, cut)
+            _do(log, cut, keep_evidence=not cut.is_whole)
         except StorageError as error:
             if error.disk_full and (log.offline is None or log.unfinished is not None) and make_room():
                 continue
@@ -133,8 +135,12 @@ def settle_papers(folder: ReceiptFolder, papers: Papers, *, replica: int, high_w
     notes = [(path, note) for path in folder.notes() if (note := read_note(disk, path)) is not None]
     # What recovery cut is the notes' to tell, also where it lay in the range of an interrupted cut.
     noted = sorted((note.lost.start_offset, note.lost.end_offset_exclusive) for _, note in notes)
+    is_whole = any(intent.loses_nothing for intent in folder.intents())
     receipts = _settle_intents(folder, papers.ends, noted)
     for path, note in notes:
+        if is_whole:
+            disk.unlink(path)  # of a log that is being emptied: its leader has all of it
+            continue
         if note.is_missing and not note.is_untold and not (note := _not_told(folder, note)).lost.records:
             disk.unlink(path)
             continue
@@ -236,6 +242,7 @@ def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | N
         cut.begins_anew,
         tuple(folder.evidence()),
         kept_end,
+        cut.is_whole,
     )
 
 
@@ -263,6 +270,9 @@ def _settle_intents(folder: ReceiptFolder, ends: Ends | None, noted: Sequence[Ra
     told_up_to = max((end for _, end in noted), default=0)
     receipts = []
     for intent in list(folder.intents()):
+        if intent.loses_nothing:
+            folder.drop_intent(intent.receipt.id)
+            continue
         told = [_lost_with_power(intent, each) for each in _untold(ends, intent, noted)] if ends else []
         if not folder.is_known(intent.receipt.id):
             cut = _what_happened(folder, ends, intent, told_up_to) if ends else _what_was_planned(folder, intent)

@@ -15,6 +15,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fenceline.errors import FencelineError
+from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.log.errors import EpochStartUnknown, NotSettled, StorageError
 from fenceline.log.write_behind import WriteBehind
 from fenceline.node.logs import Logger
@@ -35,6 +36,7 @@ from fenceline.replica.follower import (
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
+    from fenceline.log.partition_log import PartitionLog
     from fenceline.node.peer_connection import AnswerTooLarge, PeerConnection
     from fenceline.node.replica import Replica
     from fenceline.node.replica_fetchers import ReplicaFetchers
@@ -135,6 +137,8 @@ class Duties:
         except (RecordsError, FencelineError) as error:
             self._not_taken(replica, state, str(error))
             return
+        if appended.base_offset < duty.high_watermark and replica.config.compacted:
+            replica.log.rely_on(duty.high_watermark, state.leader_epoch)
         replica.learn(duty.high_watermark, duty.log_start_offset)
         quota = self._fetchers.quota
         if quota.is_active and quota.covers(state.topic, state.index):
@@ -223,13 +227,13 @@ class Duties:
     async def cut(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
         """In a thread; meanwhile nobody reads or maintains this log."""
         state = duty.state
-        before = replica.log.log_end_offset, replica.log.latest_epoch
+        before = _ends(replica.log)
         replica.is_being_cut = True
         try:
             if replica.cleaning is not None:
                 await replica.cleaning.stop()
             await self._cut_and_settle(replica, duty)
-            if self._link.replica_of(state) is replica and (rest := state.on_cut()) is not None:
+            if self._link.replica_of(state) is replica and (rest := state.on_cut(duty)) is not None:
                 await self._cut_and_settle(replica, rest)
             # A recovery point behind the cut would call what is appended now, and torn by a crash, a damaged log.
             await self._host.checkpoint()
@@ -240,7 +244,7 @@ class Duties:
         finally:
             replica.is_being_cut = False
             self._host.cut_ended(replica)
-        if (replica.log.log_end_offset, replica.log.latest_epoch) == before:
+        if _ends(replica.log) == before:
             self._not_taken(replica, state, f"{duty.cause.value}, yet nothing of this log lies there")
             self._link.look_again()
             return
@@ -250,11 +254,14 @@ class Duties:
     async def _cut_and_settle(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
         """Where a full disk has no room for the receipt: again until it has, whoever leads meanwhile. Raises
         StorageError."""
+        loop, executor = asyncio.get_running_loop(), self._fetchers.executor()
+        if isinstance(duty, BeginAnew) and duty.is_whole:
+            # No receipt will tell the next start why the log ends where it does.
+            await loop.run_in_executor(executor, replica.log.lower_recovery_point)
+            await self._host.checkpoint()
         while True:
             try:
-                await asyncio.get_running_loop().run_in_executor(
-                    self._fetchers.executor(), self._host.cut_log, replica, duty, self._leader_id
-                )
+                await loop.run_in_executor(executor, self._host.cut_log, replica, duty, self._leader_id)
             except NotSettled as error:
                 if self._fetchers.is_closed or replica.is_leaving:
                     raise
@@ -354,3 +361,8 @@ class Duties:
 
 def _is_power_of_two(number: int) -> bool:
     return not number & (number - 1)
+
+
+def _ends(followed: PartitionLog) -> tuple[int, int, CompleteFrom]:
+    """Something of it differs once a cut has taken anything."""
+    return followed.log_end_offset, followed.latest_epoch, followed.complete_from

@@ -124,7 +124,11 @@ class LeaderLink:
         self._replicas[key] = replica
         state = FollowerState(replica.topic_partition.topic, key[0], key[1], leader_epoch, replica.log)
         self.fetcher.follow(state)
-        self.duties.flush_first(replica, state)
+        rest = state.on_follow(replica.clean_since)
+        if rest is not None:
+            self.duties.do(rest, [])
+        else:
+            self.duties.flush_first(replica, state)
         self.interrupt()
 
     def leave(self, key: tuple[bytes, int]) -> None:

@@ -84,6 +84,7 @@ class LossKeeper:
                 # Another leader in between may have had the records, and have said so to a producer that tried again.
                 refused_ends if refused_epoch == epoch - 1 else frozenset(),
                 replica.clean_since,
+                isinstance(duty, BeginAnew) and duty.is_whole,
             ),
             lambda: self._make_room(replica.log.directory),
         )

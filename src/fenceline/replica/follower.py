@@ -31,6 +31,8 @@ what is to be done with it (`Duty`). Which partitions go into one fetch is the w
 |                                         | leader's record below our start is the one we deleted     |           |
 | a cut that leaves records below the     | begin anew there, before the next fetch                   | E13 d     |
 | leader's log start only                 |                                                           |           |
+| a cut below `complete_from` of a log    | empty it and fetch it anew: records that compaction left  | E18       |
+| that is compacted                       | out for newer ones that are cut may be in the leader's    |           |
 | 74 while no newer leader epoch is known | wait and ask again; never given up                        | G3        |
 | 75, 6, 3, 56, 100, 103 and others       | wait and ask again                                        | E27       |
 """
@@ -42,6 +44,7 @@ from enum import Enum
 from typing import Protocol, TypeAlias
 
 from fenceline.log.agreement import EpochsOfLog
+from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.log.epoch_cache import UNDEFINED
 from fenceline.replica.epoch_search import EpochSearch
 from fenceline.replica.fencing import NO_EPOCH
@@ -52,6 +55,8 @@ class FollowedLog(EpochsOfLog, Protocol):
 
     @property
     def latest_epoch_start(self) -> int: ...
+    @property
+    def complete_from(self) -> CompleteFrom: ...
     def deleted_as(self, epoch: int) -> bool: ...
 
 
@@ -156,11 +161,23 @@ class FollowerState:
             return CutTo(self, end, Cause.DIVERGENCE)
         return self._cut(end, Cause.DIVERGENCE)
 
-    def on_cut(self) -> BeginAnew | None:
-        """The log has been cut. Where all that is left lies below the leader's log start (`on_agreement`), it goes
-        before the next fetch: with that the leader would count this replica."""
+    def on_follow(self, clean_since: int) -> BeginAnew | None:
+        """Before the first fetch. `clean_since`: no leader of a later epoch was elected uncleanly. Of a log that ends
+        below `complete_from`: a leader that was elected uncleanly since may have records that this log lacks."""
+        log = self.log
+        if log.log_end_offset >= log.complete_from.offset or clean_since <= log.complete_from.leader_epoch:
+            return None
+        self.phase = Phase.CUTTING
+        return BeginAnew(self, 0, Cause.DIVERGENCE, is_whole=True)
+
+    def on_cut(self, duty: CutTo | BeginAnew) -> BeginAnew | None:
+        """The log has been cut. Where all that is left lies below the leader's log start (`on_agreement`), or lacks
+        what compaction left out (`complete_from`), it goes before the next fetch: with that the leader would count
+        this replica."""
         leader_start, self.leader_start = self.leader_start, -1
         log = self.log
+        if isinstance(duty, CutTo) and duty.offset < log.complete_from.offset:
+            return BeginAnew(self, 0, duty.cause, is_whole=True)
         if leader_start < log.log_end_offset or log.log_end_offset == log.log_start_offset:
             return None
         return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
@@ -266,11 +283,12 @@ class CutTo:
 
 @dataclass(frozen=True, slots=True)
 class BeginAnew:
-    """Empty the log; it goes on at `offset`."""
+    """Empty the log; it goes on at `offset`. `is_whole`: the leader has all that goes by that."""
 
     state: FollowerState
     offset: int
     cause: Cause
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

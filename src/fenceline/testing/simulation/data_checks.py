@@ -581,7 +581,9 @@ class DataChecks:
                         batch.base_offset for batch in history.batches if batch.base_offset >= log.log_start_offset
                     ]
                 else:
-                    there = [record.offset for batch in batches for record in decoded(batch)]
+                    # The log start may lie within a batch.
+                    stored = copy.batches(log.first_stored_offset, log.log_end_offset)
+                    there = [record.offset for batch in stored for record in decoded(batch)]
                     needed = sorted(history.survivors(log.log_start_offset).difference(there))
                     there = []
                 if there != needed:

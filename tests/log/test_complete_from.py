@@ -1,0 +1,114 @@
+"""How long a log knows up to where it relies on newer records than those that compaction left out."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import UUID
+
+import pytest
+
+from fenceline.log.compaction import Limits
+from fenceline.log.compaction_bound import COMPLETE_FILE, CompleteFrom, read_complete_from
+from fenceline.log.config import LogConfig
+from fenceline.log.disk import replace_file
+from fenceline.log.partition_log import PartitionLog
+from fenceline.records.build import build_batch
+from fenceline.testing.sim_disk import SimDisk
+from tests.log.compaction_story import compact_all
+from tests.losses.helpers import DIRECTORY, a_disk, open_log
+
+COMPACT: Final = LogConfig(segment_bytes=400, cleanup_policy=frozenset({"compact"}))
+OURS: Final[dict[str, Any]] = {"config": COMPACT, "incarnation": UUID(int=7)}
+
+
+def compacted(disk: SimDisk) -> PartitionLog:
+    log = open_log(disk, **OURS)
+    for key in (b"a", b"b", b"c", b"a", b"b", b"c", b"d", b"e", b"a", b"b"):
+        made = build_batch([(1_000, key, b"v" * 90, ())])
+        log.append_as_leader(memoryview(made), leader_epoch=3, now_ms=1_000)
+    log.advance_high_watermark(10)
+    compact_all(log, 2_000, Limits(secret=bytes(16)))
+    return log
+
+
+def fetched(log: PartitionLog, offset: int) -> None:
+    made = build_batch([(1_000, b"a", b"v", ())], base_offset=offset, leader_epoch=3)
+    log.append_as_follower(memoryview(made), leader_epoch=3, now_ms=1_000, epoch_starts=((3, 0),))
+
+
+def test_compaction_makes_a_log_rely_on_what_it_has_read() -> None:
+    disk = a_disk()
+    log = compacted(disk)
+    end = log.segments[-1].base_offset
+    assert log.complete_from == CompleteFrom(end, 3)
+    log.close(clean=False)
+    again = open_log(disk, **OURS)
+    assert again.complete_from == CompleteFrom(end, -1), "also after a crash; the epoch is not known then"
+
+
+def test_a_cut_below_it_does_not_lower_it() -> None:
+    """Should the node stop before the log is emptied, the next life has to do it."""
+    disk = a_disk()
+    log = compacted(disk)
+    relied_on = log.complete_from
+    log.truncate_to(4)
+    assert log.complete_from == relied_on
+    log.close(clean=False)
+    again = open_log(disk, **OURS)
+    assert again.complete_from == relied_on
+    again.truncate_fully_and_start_at(0)
+    assert again.complete_from == CompleteFrom()
+    again.close(clean=False)
+    assert open_log(disk, **OURS).complete_from == CompleteFrom()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_what_a_follower_fetched_relies_on_its_leaders_high_watermark(is_clean: bool) -> None:
+    """A flush writes it down, and so does a clean stop."""
+    disk = a_disk()
+    log = open_log(disk, **OURS)
+    fetched(log, 5)
+    log.rely_on(20, 3)
+    log.rely_on(18, 4)
+    assert log.complete_from == CompleteFrom(20, 3)
+    if not is_clean:
+        work = log.flush_work(2_000)
+        assert work is not None
+        work.run()
+        assert log.flush_work(3_000) is None, "nothing is left to be written"
+    log.close(clean=is_clean)
+    again = open_log(disk, clean=is_clean, recovery_point=6, **OURS)
+    assert again.complete_from == CompleteFrom(20, 3)
+    assert not is_clean or again.flush_work(2_000) is None, "the disk has it"
+
+
+@pytest.mark.parametrize("has_gap", [True, False])
+def test_a_crash_before_the_flush(has_gap: bool) -> None:
+    """Recovery finds records without their neighbours: which newer ones they rely on is not known any more."""
+    disk = a_disk()
+    log = open_log(disk, **OURS)
+    fetched(log, 0)
+    fetched(log, 3 if has_gap else 1)
+    log.rely_on(20, 3)
+    log.close(clean=False)
+    again = open_log(disk, **OURS)
+    assert again.complete_from == (CompleteFrom(5, 3) if has_gap else CompleteFrom())
+
+
+def test_of_a_directory_of_kafka_all_but_the_active_segment_may_be_compacted() -> None:
+    disk = a_disk()
+    log = open_log(disk, config=COMPACT)
+    for _ in range(10):
+        made = build_batch([(1_000, b"key", b"v" * 90, ())])
+        log.append_as_leader(memoryview(made), leader_epoch=3, now_ms=1_000)
+    log.close()
+    again = open_log(disk, clean=True, config=COMPACT)
+    assert again.complete_from == CompleteFrom(again.segments[-1].base_offset, -1) > CompleteFrom(0)
+
+
+@pytest.mark.parametrize("content", [b"", b"12", b"twelve 3", b"1 2 3", b"9" * 30 + b" 1", b"12 -3"])
+def test_a_damaged_file_counts_for_any_offset(content: bytes) -> None:
+    disk = a_disk()
+    disk.mkdir(DIRECTORY)
+    replace_file(disk, f"{DIRECTORY}/{COMPLETE_FILE}", content)
+    assert read_complete_from(disk, DIRECTORY).offset > 1 << 60
