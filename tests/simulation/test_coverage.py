@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from fenceline.testing.simulation.coverage import LOOK_S, ROOMS, WINDOW_S, Coverage, State, Triple
@@ -150,3 +152,57 @@ def test_a_triple_is_written_and_read() -> None:
 
 def test_each_room_has_its_states() -> None:
     assert tuple(STATES) == ROOMS
+
+
+def test_a_fault_that_ends_a_process_lasts_until_it_is_started() -> None:
+    clock = _Clock()
+    coverage = _coverage(clock)
+    coverage.fault("kill", 1, inf)
+    clock.now_s = 60.0
+    coverage.operation("produce", "t0")
+    coverage.starts(2)
+    coverage.starts(1)
+    clock.now_s += WINDOW_S / 2
+    coverage.operation("fetch", "t0")
+    clock.now_s += WINDOW_S
+    coverage.operation("list offsets", "t0")
+    assert sorted(map(str, coverage.counts)) == ["log 1-t0, fetch, kill", "log 1-t0, produce, kill"]
+
+
+def test_a_fault_can_last_longer_than_was_known_when_it_struck() -> None:
+    clock = _Clock()
+    coverage = _coverage(clock)
+    coverage.fault("stranded", 1)
+    coverage.lasts("stranded", 1, 2.0)
+    coverage.lasts("stranded", 2, 2.0)
+    clock.now_s = 2.0 + WINDOW_S
+    coverage.operation("produce", "t0")
+    assert sorted(map(str, coverage.counts)) == ["log 1-t0, produce, stranded"]
+
+
+def test_a_change_of_a_node_meets_each_operation_with_the_logs_of_its_topic() -> None:
+    coverage = _coverage(_Clock())
+    sample, coverage.sample = coverage.sample, lambda node_id, topic: ()
+    for topic in ("t0", "t1", None):
+        coverage.operation(f"of {topic}", topic)
+    coverage.fault("lag")
+    coverage.sample = sample
+    coverage.changed(1)
+    assert {(each.state, each.operation) for each in coverage.counts} == {
+        ("1-t0", "of t0"),
+        ("1-t1", "of t1"),
+        ("1-None", "of None"),
+    }
+
+
+def test_what_a_fault_would_meet() -> None:
+    """Operations on the logs that are in this state now, and nothing is counted by asking."""
+    clock = _Clock()
+    coverage = _coverage(clock)
+    coverage.operation("reassign", "t0")
+    coverage.operation("delete records", "t1")
+    assert coverage.meeting(State("log", "1-t1"), 1) == {"delete records"}
+    assert coverage.meeting(State("log", "2-t1"), 1) == set()
+    clock.now_s = 2 * WINDOW_S
+    assert coverage.meeting(State("log", "1-t1"), 1) == set()
+    assert not coverage.counts

@@ -130,6 +130,8 @@ class Story:
         if role is not self._roles.get(node_id):
             self._roles[node_id] = role
             self._world.coverage.changed(node_id)
+        if self._world.look_for_aim is not None:
+            self._world.look_for_aim(process)
 
     async def _body(self, process: Process) -> None:
         broker = SimBroker(process, self._configs[process.node_id], self._sockets)

@@ -24,6 +24,7 @@ from fenceline.wire.apis import ApiKey
 
 _TIMEOUT_MS: Final = 2000
 _MOST_PARTITIONS: Final = 4
+_FOCUS: Final = 0.8
 _HIGH_WATERMARK: Final = -1
 
 
@@ -39,6 +40,8 @@ class Operator(Admin):
         self._made: set[str] = set()
         self._another = ""
         """The newest topic that is none of those that the seed begins with."""
+        self._newest_topic = ""
+        """That an operation named."""
         self._offsets_roll = False
         """Whether the topic of the groups has small segments."""
         self._left: dict[tuple[str, int], list[int]] = {}
@@ -66,12 +69,18 @@ class Operator(Admin):
             return
         await asyncio.sleep(self.world.lasting_s(self.rng.expovariate(1 / self.options.operate_s)))
         if self.places and self._wanted:
-            place = self.rng.choice(self.places)
+            place = self.rng.choice(self._focus() if self.options.aim else self.places)
             await OPERATIONS[self.rng.choice(self._wanted)](self, place)
         self.served()
 
     def begin(self, operation: Operation, topic: str | None = None) -> None:
         self.world.coverage.operation(operation, topic)
+        self._newest_topic = topic or self._newest_topic
+
+    def _focus(self) -> list[Place]:
+        """Mostly those of the topic that the newest operation named, so that several are in progress on its logs."""
+        same = [place for place in self.places if place.topic == self._newest_topic]
+        return same if same and self.rng.random() < _FOCUS else self.places
 
     # -- topics --------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ no object of the story, so that a seed has the same hash with and without it. Wh
 `coverage_states`' work; which operations and faults there are is the story's.
 
 How it works: an operation is in progress from when it is reported until `WINDOW_S` later, and from then on until its
-effect has ended, where the story can see that; a fault is active from when it strikes until `WINDOW_S` after it ended.
+effect has ended, where the story can see that; a fault is active from when it strikes until `WINDOW_S` after it ended:
+one that ends a process lasts until this process is started again.
 `operation`, `fault` and `changed` combine what they report with what is in progress and active at that moment. The
 states are those of the node that the fault strikes (of all nodes where it strikes the network or the whole cluster)
 and, of its logs, those of the topic that the operation names.
@@ -14,6 +15,7 @@ and, of its logs, those of the topic that the operation names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Final, NamedTuple, TypeVar
 
 _Key = TypeVar("_Key")
@@ -106,7 +108,8 @@ class Coverage:
                 self._count(states, operation, fault)
 
     def fault(self, name: str, node_id: int | None = None, lasts_s: float = 0.0) -> None:
-        """This fault strikes now, and ends after `lasts_s` by itself. To be called before the fault takes effect.
+        """This fault strikes now, and ends after `lasts_s` by itself; infinite where it ends the process, until
+        `starts`. To be called before the fault takes effect.
         `node_id`: the node that it strikes, None where it strikes the network or the whole cluster."""
         if self.sample is _nothing:
             return
@@ -116,18 +119,45 @@ class Coverage:
         for operation, topic in self._in_progress(now_s):
             self._count(frozenset(self.sample(node_id, topic)), operation, name)
 
+    def lasts(self, name: str, node_id: int, lasts_s: float) -> None:
+        """A fault that struck this node lasts so much longer from now on, by what is known now."""
+        key = (name, node_id)
+        if key in self._faults:
+            self._faults[key] = max(self._now_s() + lasts_s + WINDOW_S, self._faults[key])
+
+    def starts(self, node_id: int) -> None:
+        """A process starts: the faults that ended it are over."""
+        end_s = self._now_s() + WINDOW_S
+        for key, until_s in self._faults.items():
+            if key[1] == node_id and until_s == inf:
+                self._faults[key] = end_s
+
     def changed(self, node_id: int, topic: str | None = None) -> None:
         """A node's state has changed, perhaps for a moment only. `topic`: of one of its replicas, None for the node."""
         now_s = self._now_s()
         faults = {name for name, struck in _alive(self._faults, now_s) if struck is None or struck == node_id}
         if not faults:
             return
-        operations = {name for name, named in self._in_progress(now_s) if None in (topic, named) or named == topic}
-        if operations:
-            states = frozenset(self.sample(node_id, topic))
+        by_topic: dict[str | None, set[str]] = {}
+        for name, named in self._in_progress(now_s):
+            if None in (topic, named) or named == topic:
+                by_topic.setdefault(named if topic is None else topic, set()).add(name)
+        for each, operations in by_topic.items():
+            states = frozenset(self.sample(node_id, each))
             for operation in operations:
                 for fault in faults:
                     self._count(states, operation, fault)
+
+    def meeting(self, state: State, node_id: int) -> set[str]:
+        """The operations in progress that a fault at this node would meet in this state."""
+        found: set[str] = set()
+        samples: dict[str | None, frozenset[State]] = {}
+        for name, topic in self._in_progress(self._now_s()):
+            if topic not in samples:
+                samples[topic] = frozenset(self.sample(node_id, topic))
+            if state in samples[topic]:
+                found.add(name)
+        return found
 
     def _in_progress(self, now_s: float) -> list[tuple[str, str | None]]:
         """Names and topics."""

@@ -4,14 +4,19 @@ Owns how that is read off the nodes that run and their disks. Only reads; asked 
 
 | Operation | Lasts until |
 |---|---|
-| reassign, reassign back | no partition of the topic has replicas to add or to remove |
+| reassign, reassign back | no partition of the topic has replicas to add or to remove, and each replica is as the newest metadata say |
+| create topic, recreate topic, add partitions, cancel reassignment, preferred election, unclean election | each replica of the topic is as the newest metadata say: its broker runs, has opened it, and knows the newest leader epoch |
+| alter config | every broker runs and has the newest configs of the topic |
+| delete records | each replica of the topic is open, and those of a partition begin at the same offset |
 | move directory | no node moves a replica of the topic |
-| delete topic | no disk has files of its partitions that are put away |
+| delete topic | no disk has files of its partitions that are put away, and none has its partitions if no topic has its name |
 | retention | no node has a segment of the topic whose file is to be deleted |
 | compaction | no node compacts a partition of the topic |
 | metadata snapshot | no node writes one |
 | unregister broker | every broker is registered again |
-"""
+
+A broker that is down or cut off has not heard of an operation: it is in progress there until it has.
+"""  # noqa: E501 - a table
 
 from __future__ import annotations
 
@@ -20,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from fenceline.log.file_names import DELETED_SUFFIX, LOG_SUFFIX
 from fenceline.log.partition_dir import DELETE_SUFFIX
+from fenceline.metadata.image import ConfigResourceType
 from fenceline.testing.simulation.operations import Operation
 
 if TYPE_CHECKING:
@@ -38,6 +44,14 @@ class Effects:
         self._processes = processes
         self._brokers = brokers
         self._last: Mapping[str, Callable[[str], bool]] = {
+            Operation.CREATE_TOPIC: self._is_news,
+            Operation.RECREATE_TOPIC: self._is_news,
+            Operation.ADD_PARTITIONS: self._is_news,
+            Operation.CANCEL_REASSIGNMENT: self._is_news,
+            Operation.PREFERRED_ELECTION: self._is_news,
+            Operation.UNCLEAN_ELECTION: self._is_news,
+            Operation.ALTER_CONFIG: self._is_configured,
+            Operation.DELETE_RECORDS: self._moves_starts,
             Operation.REASSIGN: self._is_reassigned,
             Operation.REASSIGN_BACK: self._is_reassigned,
             Operation.MOVE_DIRECTORY: self._is_moving,
@@ -70,7 +84,48 @@ class Effects:
 
     def _is_reassigned(self, topic: str) -> bool:
         found = self._checks.image.topics_by_name.get(topic)
-        return found is not None and any(each.adding or each.removing for each in found.partitions)
+        if found is None:
+            return False
+        return any(each.adding or each.removing for each in found.partitions) or self._is_news(topic)
+
+    def _broker(self, node_id: int) -> SimBroker | None:
+        """None while it is not there."""
+        broker = self._brokers.get(node_id)
+        return broker if broker is not None and self._processes[node_id].is_up and broker.has_metadata else None
+
+    def _is_news(self, topic: str) -> bool:
+        found = self._checks.image.topics_by_name.get(topic)
+        if found is None:
+            return False
+        for index, partition in enumerate(found.partitions):
+            for node_id in partition.replicas:
+                broker = self._broker(node_id)
+                replica = broker.partitions.open_by_id.get((found.id.bytes, index)) if broker is not None else None
+                if replica is None or replica.leader_epoch < partition.leader_epoch:
+                    return True
+        return False
+
+    def _is_configured(self, topic: str) -> bool:
+        newest = self._checks.image
+        if topic not in newest.topics_by_name:
+            return False
+        wanted = newest.config(ConfigResourceType.TOPIC, topic)
+        brokers = [self._broker(node_id) for node_id in self._processes]
+        return any(each is None or each.image.config(ConfigResourceType.TOPIC, topic) != wanted for each in brokers)
+
+    def _moves_starts(self, topic: str) -> bool:
+        found = self._checks.image.topics_by_name.get(topic)
+        if found is None:
+            return False
+        for index, partition in enumerate(found.partitions):
+            opened = [
+                None if broker is None else broker.partitions.open_by_id.get((found.id.bytes, index))
+                for broker in map(self._broker, partition.replicas)
+            ]
+            starts = {None if replica is None else replica.log.log_start_offset for replica in opened}
+            if None in starts or len(starts) > 1:
+                return True
+        return False
 
     def _is_moving(self, topic: str) -> bool:
         return any(replica.topic_partition in broker.moves.under_way for broker, replica in self._replicas(topic))
@@ -86,8 +141,9 @@ class Effects:
         )
 
     def _has_deleted_files(self, topic: str) -> bool:
+        is_gone = topic not in self._checks.image.topics_by_name
         return any(
-            folder.endswith(DELETE_SUFFIX) and folder.rpartition("/")[2].startswith(f"{topic}-")
+            (is_gone or folder.endswith(DELETE_SUFFIX)) and folder.rpartition("/")[2].startswith(f"{topic}-")
             for process in self._processes.values()
             for folder in process.disk.folders()
         )

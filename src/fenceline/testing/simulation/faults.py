@@ -7,16 +7,20 @@ that in advance. `stop` ends all of them: the liveness phase begins with every m
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import inf
 from random import Random
 from typing import Final
 
 from fenceline.testing.sim_disk import Call
+from fenceline.testing.simulation.aim import Aim
 from fenceline.testing.simulation.brokers_node import DATA_PORT, QUORUM_PORT, directories_of
 from fenceline.testing.simulation.operations import Fault
 from fenceline.testing.simulation.world import Process, World
 
 _SLOW: Final = 100.0
+_CALLS: Final = 3
+"""Of the disk, from when a torn write is aimed at a node until it dies."""
 _FAILING: Final[tuple[Call, ...]] = ("open", "write", "fsync", "rename", "unlink", "truncate")
 _ERRORS: Final = {"EIO": errno.EIO, "EMFILE": errno.EMFILE}
 
@@ -34,6 +38,18 @@ class Faults:
         """Who loses power again and again."""
         self.struck: dict[str, int] = {}
         """How often each kind struck."""
+        self._aimed: Mapping[Fault, Callable[[Process], None]] = {
+            Fault.STOP: self._stop,
+            Fault.PAUSE: self._pause,
+            Fault.STRANDED: self._strand,
+            Fault.DROPPED_CONNECTIONS: self._drop,
+            Fault.QUICK_RETURN: self._return,
+            Fault.SLOW_DISK: self._slow_disk,
+            Fault.FULL_DISK: self._full,
+            Fault.FAILING_DISK: self._fail,
+            Fault.DIRECTORY_LOST: self._lose_dir,
+            Fault.CLOCK_JUMP: self._jump,
+        }
         world.standing_excuses = self._standing_excuses
         world.on_end.append(self._ended)
 
@@ -57,6 +73,8 @@ class Faults:
         ):
             if period_s > 0:
                 self._again(period_s, fault, after_s=options.calm_s)
+        if options.aim:
+            self._world.look_for_aim = Aim(self._world, self.strike).look
 
     def stop(self) -> None:
         """End every fault; machines that are down or frozen go on."""
@@ -118,29 +136,33 @@ class Faults:
     def _crash(self) -> None:
         process = self._someone()
         if process is not None:
-            power_lost = self._rng.random() < self._options.power_chance
-            self._count(Fault.POWER_LOSS if power_lost else Fault.KILL, process)
+            self._end(process, power_lost=self._rng.random() < self._options.power_chance)
+
+    def _end(self, process: Process, *, power_lost: bool) -> None:
+        if process.is_up:
+            self._count(Fault.POWER_LOSS if power_lost else Fault.KILL, process, inf)
             process.kill(power_lost=power_lost)
 
-    def _stop(self) -> None:
-        process = self._someone()
+    def _stop(self, process: Process | None = None) -> None:
+        process = process or self._someone()
         if process is not None:
-            self._count(Fault.STOP, process)
+            self._count(Fault.STOP, process, inf)
             process.request_stop()
 
-    def _pause(self) -> None:
-        process = self._someone()
+    def _pause(self, process: Process | None = None) -> None:
+        process = process or self._someone()
         if process is not None and not self._is_under(process, "pause"):
             lasts_s = self._options.paused_s * self._rng.uniform(0.1, 2)
             self._count(Fault.PAUSE, process, lasts_s)
             process.pause()
             self._spell(process, "pause", lasts_s, process.resume)
 
-    def _partition(self) -> None:
+    def _partition(self, one_way: bool | None = None) -> None:
         """Cut the nodes in two groups, or single links one way, for a while."""
         world, rng = self._world, self._rng
         nodes = sorted(world.processes)
-        one_way = rng.random() < self._options.one_way_chance
+        if one_way is None:
+            one_way = rng.random() < self._options.one_way_chance
         if one_way:
             source = rng.choice(nodes)
             cut = [(source, other) for other in nodes if other != source and rng.random() < 0.7]
@@ -162,14 +184,14 @@ class Faults:
 
         world.loop.call_later(lasts_s, end)
 
-    def _drop(self) -> None:
-        process = self._someone()
+    def _drop(self, process: Process | None = None) -> None:
+        process = process or self._someone()
         if process is not None:
             self._count(Fault.DROPPED_CONNECTIONS, process)
             self._world.network.drop_connections(process.node_id)
 
-    def _slow_disk(self) -> None:
-        process = self._someone()
+    def _slow_disk(self, process: Process | None = None) -> None:
+        process = process or self._someone()
         if process is not None and not self._is_under(process, "slow disk"):
             self._count(Fault.SLOW_DISK, process, self._options.spell_s)
             process.tell("disk is slow")
@@ -180,9 +202,9 @@ class Faults:
 
             self._spell(process, "slow disk", self._options.spell_s, end)
 
-    def _full(self) -> None:
+    def _full(self, process: Process | None = None) -> None:
         """Room for a few bytes more, or for none."""
-        process = self._someone()
+        process = process or self._someone()
         if process is not None and not self._is_under(process, "full disk"):
             self._count(Fault.FULL_DISK, process, self._options.spell_s)
             room = self._rng.choice((0, 0, 10, 200, 3000))
@@ -196,9 +218,9 @@ class Faults:
 
             self._spell(process, "full disk", self._options.spell_s, end)
 
-    def _fail(self) -> None:
+    def _fail(self, process: Process | None = None) -> None:
         """One kind of call fails for a while, perhaps only on one kind of file."""
-        process = self._someone()
+        process = process or self._someone()
         if process is not None and not self._is_under(process, "failing disk"):
             self._count(Fault.FAILING_DISK, process, self._options.spell_s)
             call = self._rng.choice(_FAILING)
@@ -234,17 +256,17 @@ class Faults:
 
             self._spell(process, "wrong bits", self._options.spell_s, end)
 
-    def _jump(self) -> None:
-        process = self._rng.choice(list(self._world.processes.values()))
+    def _jump(self, process: Process | None = None) -> None:
+        process = process or self._rng.choice(list(self._world.processes.values()))
         by_ms = self._rng.choice((-1, 1)) * self._rng.choice((10, 1000, 86_400_000))
         self._count(Fault.CLOCK_JUMP, process)
         process.tell(f"wall clock jumps by {by_ms} ms")
         process.clock.jump(by_ms)
 
-    def _lose_dir(self) -> None:
+    def _lose_dir(self, process: Process | None = None) -> None:
         """One of several data directories fails, not the one with the metadata log; it is back after a restart."""
         directories = directories_of(self._options)[1:]
-        process = self._someone()
+        process = process or self._someone()
         if not directories or process is None or self._is_under(process, Fault.DIRECTORY_LOST):
             return
         directory, lasts_s = self._rng.choice(directories), self._rng.uniform(0.3, 2.0)
@@ -271,30 +293,34 @@ class Faults:
         self._count(Fault.LAG, lasts_s=lasts_s)
         self._hears_late(sources, destinations, ports, by_s, lasts_s)
 
-    def _return(self) -> None:
+    def _return(self, process: Process | None = None) -> None:
         """A machine loses power and is back at once; what others tell the controllers, and it of the data, is late."""
         rng, world = self._rng, self._world
         nodes = sorted(world.processes)
-        if self._returning is None:
-            self._returning = world.processes[rng.choice(nodes)]
-        process = self._returning
+        if process is None:
+            if self._returning is None:
+                self._returning = world.processes[rng.choice(nodes)]
+            process = self._returning
         if not process.is_up or process.is_paused:
             return
-        self._count(Fault.QUICK_RETURN, process)
         others = [node for node in nodes if node != process.node_id]
         lasts_s = rng.uniform(0.3, 1.2)
+        self._count(Fault.QUICK_RETURN, process, lasts_s)
         self._hears_late(others, [process.node_id], (DATA_PORT,), rng.uniform(0.2, 0.9), lasts_s)
         self._hears_late(others, others, (QUORUM_PORT,), rng.uniform(0.2, 0.9), lasts_s)
         process.kill(power_lost=True)
         if not self._is_under(process, "down"):
             self._spell(process, "down", 0.02, process.start)
 
-    def _strand(self) -> None:
+    def _strand(self, stranded: Process | None = None) -> None:
         """One node is down for a moment; another goes on without it, and is cut off when the first comes back. Who can
         be elected then lacks what the other had: an unclean election, where these are allowed."""
         rng, world = self._rng, self._world
         nodes = sorted(world.processes)[1 if self._options.controllers == 1 else 0 :]
         behind, alone = (world.processes[node] for node in rng.sample(nodes, 2))
+        if stranded is not None:
+            alone = stranded
+            behind = world.processes[rng.choice([node for node in nodes if node != alone.node_id])]
         if any(self._is_under(each, "stranded") for each in world.processes.values()) or not behind.is_up:
             return
         self._count(Fault.STRANDED, alone)
@@ -319,7 +345,25 @@ class Faults:
                 world.network.heal(*link)
 
         world.loop.call_later(rng.uniform(0.05, 0.4), cut)
-        self._spell(alone, "stranded", rng.uniform(1.9, 2.9), end)
+        lasts_s = rng.uniform(1.9, 2.9)
+        world.coverage.lasts(Fault.STRANDED, alone.node_id, lasts_s)
+        self._spell(alone, "stranded", lasts_s, end)
+
+    # -- aimed ---------------------------------------------------------------------------------------------------------
+
+    def strike(self, fault: Fault, process: Process) -> None:
+        """This fault, at this process: now."""
+        match fault:
+            case Fault.KILL | Fault.POWER_LOSS:
+                self._end(process, power_lost=fault is Fault.POWER_LOSS)
+            case Fault.TORN_WRITE:
+                process.files.crash_after(self._rng.randrange(_CALLS))
+            case Fault.PARTITION | Fault.ONE_WAY_PARTITION:
+                self._partition(one_way=fault is Fault.ONE_WAY_PARTITION)
+            case Fault.LAG:
+                self._lag()
+            case _:
+                self._aimed[fault](process)
 
     def _hears_late(
         self, sources: list[int], destinations: list[int], ports: tuple[int, ...], by_s: float, lasts_s: float

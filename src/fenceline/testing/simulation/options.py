@@ -132,6 +132,12 @@ class Options:
     """Between looks for segments that are to be flushed."""
     tidy_ms: int = 2000
     """Between looks for segments that are to be deleted or compacted."""
+    aim: str = ""
+    """A room and its state: faults strike a node when it is in it (`aim`)."""
+    aim_faults: str = ""
+    """Names of the faults that do, with commas between them."""
+    aim_s: float = 0.7
+    """Between two of them."""
     return_s: float = 0.0
     """Between returns of one machine that lost power for a moment, while what is said of it is late."""
     flush_each: bool = False

@@ -114,8 +114,10 @@ LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "retention": ("1",),
         "segment_bytes": ("300",),
         "tidy_ms": ("50",),
-        "crash_s": ("0.5", "1"),
+        "crash_s": ("0", "0.5", "1"),
         "down_s": ("0.3", "1"),
+        "pause_s": ("0", "1"),
+        "paused_s": ("2",),
         "lag_s": ("0.3",),
         "max_delay_ms": ("50",),
         "think_ms": ("10",),
@@ -145,8 +147,10 @@ LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "forget_metadata": ("1",),
         "snapshot_bytes": ("300",),
         "snapshot_interval_ms": ("200",),
-        "crash_s": ("0.5",),
-        "down_s": ("1",),
+        "pause_s": ("1", "2"),
+        "paused_s": ("2", "3"),
+        "lag_s": ("0", "0.5"),
+        "partition_s": ("0", "1.5"),
         "max_job_ms": ("50", "100"),
     },
     "metadata snapshotting": {"snapshot_bytes": ("300",), "snapshot_interval_ms": ("200",), "max_job_ms": ("100",)},
@@ -200,7 +204,12 @@ _MUTATIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What a game is changed by besides its aim."""
 
-_NEW_SEEDS: Final = 0.05
+_NEW_SEEDS: Final = 0.02
+_AT_THE_MOMENT: Final = 0.85
+"""Games whose faults wait for a state."""
+_FAULTS_OF_AN_AIM: Final = 8
+_ALSO_ELSEWHERE: Final = 0.3
+"""Of games whose faults wait for a state, those in which one of them strikes at other times, too."""
 _AT_ONCE: Final = 4
 """Operations and faults that one game aims at, at most."""
 _LEAST: Final = 3
@@ -273,11 +282,44 @@ class Search:
         self._next_seed += 1
         if rng.random() < _NEW_SEEDS:
             return Game("operations", self._next_seed, {})
+        if rng.random() < _AT_THE_MOMENT:
+            return self._at_the_moment()
         is_known = self.entries and rng.random() < 0.3
         overrides = dict(rng.choice(self.entries).game.overrides if is_known else _CALM)
         for name in rng.sample(sorted(_MUTATIONS), rng.randint(1, 4)):
             overrides[name] = rng.choice(_MUTATIONS[name])
         faults, states, operations = self._aim()
+        return self._game(overrides, states, operations, [STRIKES[each] for each in faults])
+
+    def _at_the_moment(self) -> Game:
+        """A game in which faults wait for a state of a node, and strike in it."""
+        rng = self._rng
+        missing = sorted(self.wanted - self.reached)
+        aim = self._likeliest([f"{each.room} {each.state}" for each in missing])
+        there = [each for each in missing if f"{each.room} {each.state}" == aim]
+        faults = sorted(
+            {self._likeliest([each.fault for each in there]) for _ in range(rng.randint(2, _FAULTS_OF_AN_AIM))}
+        )
+        there = [each for each in there if each.fault in faults]
+        operations = sorted({self._likeliest([each.operation for each in there]) for _ in range(_AT_ONCE)})
+        overrides = dict(_CALM)
+        for name in rng.sample(sorted(_MUTATIONS), rng.randint(0, 3)):
+            overrides[name] = rng.choice(_MUTATIONS[name])
+        overrides |= {"aim": aim, "aim_faults": ",".join(faults), "aim_s": rng.choice(("0.2", "0.7"))}
+        strikes = [STRIKES[Fault(each)] for each in rng.sample(faults, 1) if rng.random() < _ALSO_ELSEWHERE]
+        if Fault.DIRECTORY_LOST in faults:
+            strikes.append({"log_dirs": ("2",)})
+        return self._game(overrides, [aim], [Operation(each) for each in operations], strikes)
+
+    def _game(
+        self,
+        overrides: dict[str, str],
+        states: list[str],
+        operations: list[Operation],
+        strikes: list[Mapping[str, tuple[str, ...]]],
+    ) -> Game:
+        """With these options, and those that make the states likely, the operations possible and the faults strike."""
+        rng = self._rng
         overrides |= {
             "operate_s": rng.choice(("0.1", "0.3")),
             "safety_s": rng.choice(("12", "24")),
@@ -287,7 +329,7 @@ class Search:
         }
         likely = [LIKELY[state] for state in states if state in LIKELY]
         needed = [_NEEDS[each] for each in operations if each in _NEEDS]
-        for options in (*likely, *needed, *(STRIKES[each] for each in faults)):
+        for options in (*strikes, *needed, *likely):
             for name, values in options.items():
                 overrides[name] = rng.choice(values)
         asked = [asked for each in operations if (asked := _ASKED_BY.get(each, each)) in OPERATIONS]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from math import inf
 from random import Random
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -155,6 +156,7 @@ class Process:
         self.life += 1
         self.tell(f"starts, life {self.life}")
         world = self.world
+        world.coverage.starts(self.node_id)
         world.network.machine_is_back(self.node_id)
         loop = self.loop = SimLoop(
             world.scheduler,
@@ -206,7 +208,7 @@ class Process:
         self._ended(power_lost=power_lost)
 
     def _torn(self) -> None:
-        self.world.coverage.fault(Fault.TORN_WRITE, self.node_id)
+        self.world.coverage.fault(Fault.TORN_WRITE, self.node_id, inf)
         chance = self.world.options.power_chance
         self.kill(power_lost=chance >= 1 or self.rng.random() < chance)
 
@@ -275,6 +277,8 @@ class World:
         self.buried: list[SimLoop] = []
         self.on_end: list[Callable[[Process], None]] = []
         self.standing_excuses: Callable[[Process], set[str]] = lambda process: set()
+        self.look_for_aim: Callable[[Process], None] | None = None
+        """Called after each step of a process where faults aim at a state."""
 
     def rng(self, name: str) -> Random:
         """The random source for one purpose."""
@@ -315,6 +319,7 @@ class World:
             loop.bury()
         self.buried.clear()
         self.coverage.forget()
+        self.look_for_aim = None
         self.scheduler.forget()
         self.network.forget_all()
         self.processes.clear()

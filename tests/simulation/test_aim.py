@@ -1,0 +1,57 @@
+"""Faults that wait for a state of a node: they strike in it, and a story without them is the same as before."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.testing.simulation.aim import Aim
+from fenceline.testing.simulation.faults import Faults
+from fenceline.testing.simulation.operations import Fault
+from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.search import _CALM
+from fenceline.testing.simulation.stage import play
+from fenceline.testing.simulation.world import World
+
+_MOVES = {
+    **_CALM,
+    "safety_s": "6",
+    "calm_s": "1",
+    "quiet_s": "0",
+    "log_dirs": "2",
+    "partitions": "2",
+    "max_job_ms": "20",
+    "operate_s": "0.1",
+    "operations": "move directory,reassign",
+}
+
+
+def test_a_fault_strikes_in_the_state_that_is_aimed_at() -> None:
+    met = {}
+    for aim in ({}, {"aim": "log moving", "aim_faults": "kill,pause", "aim_s": "0.5"}):
+        outcome = play(5, "operations", overrides=_MOVES | aim)
+        assert outcome.failure is None
+        met[bool(aim)] = {each.fault for each in outcome.triples if (each.room, each.state) == ("log", "moving")}
+    assert met == {False: set(), True: {Fault.KILL, Fault.PAUSE}}
+
+
+@pytest.mark.parametrize("options", [{"aim": "log"}, {"aim": "log moving", "aim_faults": "rain"}])
+def test_an_aim_that_is_none_is_refused(options: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"unpack|rain"):
+        Aim(World(1, Options().with_text(options)), lambda fault, process: None)
+
+
+def test_every_fault_of_clusters_can_be_aimed() -> None:
+    """Wrong bits and wrong bytes are not in clusters with data."""
+    world = World(1, Options(nodes=2))
+    faults = Faults(world)
+    others = set(Fault) - {
+        Fault.KILL,
+        Fault.POWER_LOSS,
+        Fault.TORN_WRITE,
+        Fault.PARTITION,
+        Fault.ONE_WAY_PARTITION,
+        Fault.LAG,
+        Fault.WRONG_BITS,
+        Fault.WRONG_BYTES,
+    }
+    assert set(faults._aimed) == others
