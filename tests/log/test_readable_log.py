@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from random import Random
 
@@ -9,6 +10,7 @@ import pytest
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.disk import OsDisk
+from fenceline.log.errors import StorageError
 from fenceline.log.open_files import OpenFiles
 from fenceline.log.partition_log import PartitionLog
 from fenceline.records.batch import iter_headers
@@ -79,6 +81,23 @@ def test_what_is_not_in_the_page_cache_is_loaded_elsewhere() -> None:
     before = disk.open_descriptors
     log.read(10, 500, end_offset_exclusive=20).close()
     assert disk.open_descriptors == before
+
+
+def test_a_segment_that_cannot_be_opened_for_a_thread_is_an_error_of_its_log(disk: SimDisk) -> None:
+    """A Fetch answers KAFKA_STORAGE_ERROR for this partition, and the others are served."""
+    log = open_log(disk, config=SMALL)
+    for _ in range(20):
+        append(log, 3, size=90)
+    segment = log.segments[0]
+    segment.index = None  # as after memory for indexes ran out: a thread reads
+    disk.close(segment.fd)
+    segment.fd = -1
+    disk.fail("open", ".log", errno.EIO)
+    with pytest.raises(StorageError, match="reading ") as caught:
+        log.read(0, 5000, end_offset_exclusive=log.log_end_offset)
+    assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    disk.heal()
+    assert not log.read(0, 5000, end_offset_exclusive=log.log_end_offset).resident
 
 
 def test_slices_outlive_truncation_and_deletion(tmp_path: object) -> None:

@@ -55,11 +55,12 @@ class ReadableLog(SegmentedLog):
                 position = hint[1] if hint is not None and hint[0] is segment else -1
                 request = Request(offset, end, max_bytes, at_least_one, position)
                 try:
-                    records, stored, position, whole = reading.read_now(self._files, segment, request)
-                except NotResident:
-                    behind = segments[number + 1 :]
-                    pending = reading.loader(self._files, segment, request, behind)
-                    return LogRead(offset, position=position, segment_base_offset=segment.base_offset, loader=pending)
+                    try:
+                        records, stored, position, whole = reading.read_now(self._files, segment, request)
+                    except NotResident:
+                        base_offset, behind = segment.base_offset, segments[number + 1 :]
+                        pending = reading.loader(self._files, segment, request, behind)
+                        return LogRead(offset, position=position, segment_base_offset=base_offset, loader=pending)
                 except OSError as error:
                     raise StorageError.of(f"reading {segment.path}", error) from error
                 if records or position < segment.size_bytes or number + 1 == len(segments):
