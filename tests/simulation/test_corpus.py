@@ -71,6 +71,22 @@ def test_the_search_keeps_what_reaches_something_new(tmp_path: Path) -> None:
     assert search.reached == _MET
 
 
+def test_a_game_that_fails_is_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a finding: as an entry it would fail again in every run until it is repaired."""
+    failures = [None, "InvariantBroken: rest"]
+    monkeypatch.setattr(
+        search_module,
+        "played",
+        lambda games, workers, ahead: (
+            Outcome(game.seed, game.story, Options(), failure=failures.pop(), triples=dict.fromkeys(_MET, 1))
+            for game in games
+        ),
+    )
+    search = Search(tmp_path / "corpus.txt", 5)
+    search.run(1, lambda: not failures, lambda outcome: None)
+    assert [entry.game.seed for entry in load(tmp_path / "corpus.txt")] == [7]
+
+
 def test_a_corpus_that_is_played_anew_keeps_what_reaches_most_of_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

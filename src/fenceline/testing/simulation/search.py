@@ -101,7 +101,13 @@ LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "replica alone": {"replicas": ("2",), "min_isr": ("1",), "crash_s": ("0.7",), "down_s": ("1",)},
     "replica expanding": {"crash_s": ("0.5",), "down_s": ("0.2",), "max_delay_ms": ("10", "50")},
-    "replica shrinking": {"pause_s": ("2",), "paused_s": ("3",), "max_delay_ms": ("50",), "lag_s": ("0.5",)},
+    "replica shrinking": {
+        "lag_s": ("0.2",),
+        "partition_s": ("0", "0", "2.5"),
+        "one_way_chance": ("1",),
+        "replicas": ("3",),
+        "max_delay_ms": ("50",),
+    },
     "replica recovering": {
         "strand_s": ("0.5",),
         "unclean": ("1",),
@@ -111,17 +117,14 @@ LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "replica joining": {"crash_s": ("0.5",), "down_s": ("0.5",), "max_delay_ms": ("10", "50")},
     "replica looking": {
-        "retention": ("1",),
-        "segment_bytes": ("300",),
-        "tidy_ms": ("50",),
-        "crash_s": ("0", "0.5", "1"),
-        "down_s": ("0.3", "1"),
-        "pause_s": ("0", "1"),
-        "paused_s": ("2",),
-        "lag_s": ("0.3",),
+        "min_isr": ("1",),
+        "replicas": ("3",),
+        "crash_s": ("0.7",),
+        "power_chance": ("0", "0.5"),
+        "down_s": ("1",),
         "max_delay_ms": ("50",),
         "think_ms": ("10",),
-        "topics": ("2",),
+        "topics": ("1",),
     },
     "replica waiting": {"drop_s": ("0.3",), "partition_s": ("0.8",)},
     "replica offline": {"lose_dir_s": ("0.5",), "log_dirs": ("2", "3"), "partitions": ("2",)},
@@ -147,10 +150,12 @@ LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "forget_metadata": ("1",),
         "snapshot_bytes": ("300",),
         "snapshot_interval_ms": ("200",),
-        "pause_s": ("1", "2"),
-        "paused_s": ("2", "3"),
-        "lag_s": ("0", "0.5"),
-        "partition_s": ("0", "1.5"),
+        "controllers": ("1", "3", "3"),
+        "replicas": ("3",),
+        "min_isr": ("1",),
+        "pause_s": ("0.7",),
+        "paused_s": ("2",),
+        "partition_s": ("0", "0.7"),
         "max_job_ms": ("50", "100"),
     },
     "metadata snapshotting": {"snapshot_bytes": ("300",), "snapshot_interval_ms": ("200",), "max_job_ms": ("100",)},
@@ -173,6 +178,12 @@ _NEEDS: Final[Mapping[Operation, Mapping[str, tuple[str, ...]]]] = {
     Operation.DELETE_GROUP: _GROUPS,
 }
 """Options without which an operation is rare or none."""
+
+_MADE_BY: Final[Mapping[str, Operation]] = {
+    "log moving": Operation.MOVE_DIRECTORY,
+    "replica looking": Operation.DELETE_RECORDS,
+}
+"""Operations without which a state is rare."""
 
 _ASKED_BY: Final[Mapping[Operation, Operation]] = {
     Operation.REASSIGN_BACK: Operation.REASSIGN,
@@ -266,7 +277,9 @@ class Search:
         with closing(played(next_games(), workers, ahead=1)) as found:
             for outcome in found:
                 tell(outcome)
-                self._take(games.pop(0), outcome.triples)
+                game = games.pop(0)
+                if outcome.failure is None:  # or it is a finding: no entry until it is repaired
+                    self._take(game, outcome.triples)
 
     def _take(self, game: Game, triples: Iterable[Triple]) -> None:
         first = frozenset((self.wanted & set(triples)) - self.reached)
@@ -333,8 +346,7 @@ class Search:
             for name, values in options.items():
                 overrides[name] = rng.choice(values)
         asked = [asked for each in operations if (asked := _ASKED_BY.get(each, each)) in OPERATIONS]
-        if "log moving" in states and Operation.MOVE_DIRECTORY not in asked:
-            asked.append(Operation.MOVE_DIRECTORY)
+        asked += [each for state, each in _MADE_BY.items() if state in states and each not in asked]
         if asked:
             overrides["operations"] = ",".join(each.value for each in asked)
         return Game("operations", self._next_seed, overrides)
