@@ -110,7 +110,7 @@ class LossExpiry:
         if not moved:
             return
         receipts = []
-        for positions in self._broker.groups.coordinator.committed({where.topic for where in moved}):
+        for positions in self._broker.groups.coordinator.committed(sorted({where.topic for where in moved})):
             for slot, committed in positions:
                 topic = self._broker.image.topics_by_name.get(slot.topic)
                 if topic is None or (starts := moved.get(TopicPartition(slot.topic, slot.partition))) is None:
