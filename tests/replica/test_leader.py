@@ -271,6 +271,21 @@ class TestInSyncSet:
         fetch(state, 3, 9)
         assert state.propose_expansion(3) is None
 
+    def test_does_not_join_with_records_below_the_log_start_only(self) -> None:
+        """`epochs.md E13` (d): a game of the search (seed 7000004 of `operations`): the follower's log ended where the
+        leader's began, and was of another history."""
+        state = leader({1}, high_watermark=0)
+        state.on_append(13, 1, 0)
+        state.on_fetch(3, 13, log_start_offset=10, broker_epoch=103, min_insync_replicas=1, now_ms=0)
+        assert state.propose_expansion(3, 13) is None
+        assert state.propose_expansion(3, 12) is not None, "the record before was compared"
+
+    def test_joins_with_nothing_at_the_log_start(self) -> None:
+        state = leader({1}, high_watermark=0)
+        state.on_append(13, 1, 0)
+        state.on_fetch(3, 13, log_start_offset=13, broker_epoch=103, min_insync_replicas=1, now_ms=0)
+        assert state.propose_expansion(3, 13) is not None
+
     @pytest.mark.parametrize("brokers", [{1: 101}, {1: 101, 3: 104}])
     def test_who_is_not_eligible_does_not_join(self, brokers: dict[int, int]) -> None:
         """`epochs.md E36`: fenced, shutting down, gone; or another incarnation than the one that fetched (KIP-903)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 from uuid import UUID
 
 import pytest
@@ -108,6 +109,57 @@ def test_what_a_later_unclean_election_brings_back_is_not_lost() -> None:
     """Seed 100066: a replica that lost its log leads, then the one that has all of it leads again."""
     busy = {"quiet_s": "0", "safety_s": "6", "tidy_ms": "2000"}
     outcome = play(100066, "operations", overrides={"retention": "0", "stop_s": "1.5"} | busy)
+    assert outcome.failure is None, outcome.report()
+
+
+_CALM: Final = dict.fromkeys(
+    (
+        "crash_s",
+        "crash_calls",
+        "stop_s",
+        "pause_s",
+        "partition_s",
+        "strand_s",
+        "drop_s",
+        "lag_s",
+        "return_s",
+        "slow_disk_s",
+        "full_s",
+        "fail_s",
+        "lose_dir_s",
+        "loss_chance",
+    ),
+    "0",
+)
+
+
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [
+        (30012, {}),  # compaction took a record for a newer one, and an unclean election that one
+        (
+            7000004,  # a follower was in sync whose log ended where the leader's began, with another history
+            _CALM
+            | {
+                "elr": "1",
+                "aim": "log rebased",
+                "aim_faults": "failing disk,full disk,partition,quick return,stop,stranded",
+                "aim_s": "0.2",
+                "operate_s": "0.3",
+                "safety_s": "24",
+                "calm_s": "2",
+                "load_s": "1.2",
+                "quiet_s": "0.5",
+                "retention": "1",
+                "segment_bytes": "300",
+                "tidy_ms": "50",
+                "operations": "add partitions,recreate topic",
+            },
+        ),
+    ],
+)
+def test_games_that_found_something(seed: int, options: dict[str, str]) -> None:
+    outcome = play(seed, "operations", overrides=options)
     assert outcome.failure is None, outcome.report()
 
 

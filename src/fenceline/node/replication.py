@@ -200,7 +200,7 @@ class Replication:
             replica.commit()
         self.deletions.progressed(replica)
         if replica_id not in leader.isr:
-            proposal = leader.propose_expansion(replica_id)
+            proposal = leader.propose_expansion(replica_id, replica.log.log_start_offset)
             if proposal is not None:
                 self.isr_changes.ask(replica, proposal)
 

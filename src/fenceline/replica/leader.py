@@ -246,10 +246,12 @@ class LeaderState:
 
     # -- in-sync set ---------------------------------------------------------------------------------------------------
 
-    def propose_expansion(self, replica_id: int) -> IsrProposal | None:
+    def propose_expansion(self, replica_id: int, own_log_start_offset: int = 0) -> IsrProposal | None:
         """Ask for a follower to be in sync (E35).
 
-        None where it may not be, or a change is under way, or while the leader recovers (V39).
+        None where it may not be, or a change is under way, or while the leader recovers (V39); also where all that the
+        follower has lies below the leader's log start: no record is left that shows whether its log diverges
+        (`epochs.md E13` d). It begins anew, or its log start moves up, with this answer.
         """
         if self.proposal is not None or self.is_recovering or replica_id in self.isr:
             return None
@@ -257,6 +259,7 @@ class LeaderState:
         if (
             progress is None
             or not self._has_reached_this_epoch(progress)
+            or progress.log_start_offset < progress.log_end_offset <= own_log_start_offset
             or not self._is_eligible(replica_id, progress)
         ):
             return None
