@@ -12,7 +12,7 @@ from fenceline.log.file_names import METADATA_FILE
 from fenceline.log.partition_log import PartitionLog
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import DIRECTORY, SMALL, TOPIC_ID, append, open_log
+from .helpers import DIRECTORY, SMALL, TOPIC_ID, append, files, open_log
 
 
 def test_a_failed_fsync_takes_the_partition_offline(disk: SimDisk) -> None:
@@ -43,6 +43,25 @@ def test_flush_moves_the_recovery_point_to_what_it_covered(disk: SimDisk) -> Non
     for segment in log.segments[:-1]:
         assert disk.stat(segment.stem + ".index") is not None
         assert disk.stat(f"{DIRECTORY}/{segment.next_offset:020d}.snapshot") is not None
+
+
+def test_a_flush_leaves_no_index_of_a_segment_that_retention_took_meanwhile(disk: SimDisk) -> None:
+    """A game of the search (seed 6000056 of `operations`): the next start took these indexes for what a segment file
+    that vanished leaves, and wrote a receipt of records that had been deleted on request."""
+    log = open_log(disk, config=SMALL)
+    for _ in range(60):
+        append(log)
+    log.advance_high_watermark(60)
+    work = log.flush_work()
+    assert work is not None
+    log.advance_log_start(log.segments[2].base_offset)
+    removed = log.enforce_retention(1_000)
+    assert len(removed) == 2
+    work()
+    work.done()
+    for segment in removed:
+        segment.delete()
+    assert min(name for name in files(disk) if name.endswith("index")).startswith(f"{log.segments[0].base_offset:020d}")
 
 
 def test_indexes_that_made_room_in_memory_are_safe_with_the_next_flush(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,7 @@ def _remove_while(log: PartitionLog, now_ms: int, reason: str, due: _Due) -> lis
 
 def _retire(log: PartitionLog, segment: Segment, reason: str) -> RemovedSegment:
     disk = log._disk
+    segment.is_retired = True
     log._files.close(segment)
     log.size_bytes -= segment.size_bytes
     log._unsaved = [kept for kept in log._unsaved if kept is not segment]

@@ -34,7 +34,7 @@ class Segment(SegmentTail):
     Invariant: the file has at least `size_bytes` bytes, and they are whole batches.
     """
 
-    __slots__ = ("__weakref__", "aborted", "disk", "path", "sealed")
+    __slots__ = ("__weakref__", "aborted", "disk", "is_retired", "path", "sealed")
 
     def __init__(self, disk: Disk, directory: str, base_offset: int, created_ms: int) -> None:
         super().__init__()
@@ -47,6 +47,8 @@ class Segment(SegmentTail):
         self.time_index = TimeIndex()
         self.aborted: list[AbortedTransaction] | None = []
         self.sealed = False
+        self.is_retired = False
+        """Retention has taken it: its files go."""
 
     @property
     def stem(self) -> str:
@@ -130,6 +132,9 @@ class Segment(SegmentTail):
         if self.aborted:
             replace_file(self.disk, self.stem + ".txnindex", encode_aborted(self.aborted), durable=durable)
         self.indexes_saved = durable
+        if self.is_retired:
+            # On the loop, meanwhile. Indexes without a segment file are what one that vanished leaves.
+            self.delete_index_files()
 
     def aborted_transactions(self) -> list[AbortedTransaction]:
         """Aborted transactions that ended here; read from the disk once. Raises OSError."""
