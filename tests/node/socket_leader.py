@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
+from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.metadata.image import Endpoint
 from fenceline.node.absent_brokers import AbsentBrokers
 from fenceline.node.clock import SystemClock
@@ -106,3 +107,15 @@ async def following(
     finally:
         await fetchers.close()
         leader.refuse()
+
+
+def empty_log() -> Any:
+    """What a follower looks at of a log without records."""
+    return SimpleNamespace(
+        log_start_offset=0,
+        log_end_offset=0,
+        latest_epoch=-1,
+        latest_epoch_start=-1,
+        unflushed_messages=0,
+        complete_from=CompleteFrom(),
+    )

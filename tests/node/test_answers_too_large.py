@@ -13,7 +13,6 @@ from uuid import UUID
 import pytest
 
 from fenceline.ids import TopicPartition
-from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.log.config import LogConfig
 from fenceline.log.partition_log import NO_LIMIT
 from fenceline.node.absent_brokers import NOBODY, AbsentBrokers
@@ -23,7 +22,7 @@ from fenceline.replica.fetch_session import FetchSessions
 from fenceline.replica.follower import Phase
 from fenceline.wire.fetch import FetchedPartition, FetchResponse, encode_response, parse_request
 from tests.node.desk import Desk, told
-from tests.node.socket_leader import LEADER, NEVER_MS, WAIT_S, SocketLeader, following
+from tests.node.socket_leader import LEADER, NEVER_MS, WAIT_S, SocketLeader, empty_log, following
 
 TOPIC_ID = UUID(int=7)
 LARGE_BYTES = 3 << 20
@@ -59,14 +58,7 @@ class LeaderOfLargeBatches(SocketLeader):
 
 def replica(index: int) -> Any:
     """Its log takes everything that is offered as one record."""
-    log = SimpleNamespace(
-        log_start_offset=0,
-        log_end_offset=0,
-        latest_epoch=-1,
-        latest_epoch_start=-1,
-        unflushed_messages=0,
-        complete_from=CompleteFrom(),
-    )
+    log = empty_log()
 
     def append(records: memoryview, **_: Any) -> Any:
         log.log_end_offset += 1

@@ -8,11 +8,10 @@ from typing import Any
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
-from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.log.config import LogConfig
 from fenceline.log.partition_log import NO_LIMIT
 from fenceline.wire.fetch import FetchRequest, parse_request
-from tests.node.socket_leader import LEADER, SocketLeader, following
+from tests.node.socket_leader import LEADER, SocketLeader, empty_log, following
 
 TOPIC_ID = UUID(int=7)
 
@@ -27,14 +26,7 @@ class SilentLeader(SocketLeader):
 
 
 def replica(index: int) -> Any:
-    log = SimpleNamespace(
-        log_start_offset=0,
-        log_end_offset=0,
-        latest_epoch=-1,
-        latest_epoch_start=-1,
-        unflushed_messages=0,
-        complete_from=CompleteFrom(),
-    )
+    log = empty_log()
     return SimpleNamespace(
         topic_id_bytes=TOPIC_ID.bytes,
         topic_partition=TopicPartition("rain", index),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
 from uuid import UUID
 
 import pytest
@@ -16,6 +15,7 @@ from fenceline.testing.simulation.brokers_operator import Operator, has_lost_fil
 from fenceline.testing.simulation.coverage import Coverage
 from fenceline.testing.simulation.data_checks import DataChecks
 from fenceline.testing.simulation.operations import FAULTS, OPERATIONS, Fault, Operation
+from fenceline.testing.simulation.search import CALM
 from fenceline.testing.simulation.stage import Outcome, options_of, play
 
 from .test_brokers_story import NO_FAULTS
@@ -112,34 +112,13 @@ def test_what_a_later_unclean_election_brings_back_is_not_lost() -> None:
     assert outcome.failure is None, outcome.report()
 
 
-_CALM: Final = dict.fromkeys(
-    (
-        "crash_s",
-        "crash_calls",
-        "stop_s",
-        "pause_s",
-        "partition_s",
-        "strand_s",
-        "drop_s",
-        "lag_s",
-        "return_s",
-        "slow_disk_s",
-        "full_s",
-        "fail_s",
-        "lose_dir_s",
-        "loss_chance",
-    ),
-    "0",
-)
-
-
 @pytest.mark.parametrize(
     ("seed", "options"),
     [
         (30012, {}),  # compaction took a record for a newer one, and an unclean election that one
         (
             7000004,  # a follower was in sync whose log ended where the leader's began, with another history
-            _CALM
+            dict(CALM)
             | {
                 "elr": "1",
                 "aim": "log rebased",

@@ -319,7 +319,7 @@ def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compac
     """A compaction of a log as it is now, on the loop."""
     config = log.config
     is_saved = log.complete_from == log._saved_complete_from
-    log.complete_from = log.complete_from.raised(due.end, log.latest_epoch)
+    log.rely_on(due.end, log.latest_epoch)
     if is_saved:
         log._saved_complete_from = log.complete_from  # `raise_bound` writes it down
     segments = tuple(segment for segment in log.segments[:-1] if segment.base_offset < due.end)

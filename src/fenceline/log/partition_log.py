@@ -223,8 +223,8 @@ class PartitionLog(ReadableLog):
         return self.epochs.deleted_as(epoch)
 
     def rely_on(self, offset: int, leader_epoch: int) -> None:
-        """What was appended just now was committed at a leader with a high watermark of `offset`: compaction may have
-        left out records there that have newer ones up to `offset`."""
+        """Compaction has left out records, here or at the leader that they were fetched from, that have newer ones
+        up to `offset`."""
         self.complete_from = self.complete_from.raised(offset, leader_epoch)
 
     def assign_epoch(self, epoch: int) -> None:

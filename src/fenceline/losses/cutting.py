@@ -135,7 +135,7 @@ def settle_papers(folder: ReceiptFolder, papers: Papers, *, replica: int, high_w
     notes = [(path, note) for path in folder.notes() if (note := read_note(disk, path)) is not None]
     # What recovery cut is the notes' to tell, also where it lay in the range of an interrupted cut.
     noted = sorted((note.lost.start_offset, note.lost.end_offset_exclusive) for _, note in notes)
-    is_whole = any(intent.loses_nothing for intent in folder.intents())
+    is_whole = any(intent.is_whole for intent in folder.intents())
     receipts = _settle_intents(folder, papers.ends, noted)
     for path, note in notes:
         if is_whole:
@@ -270,7 +270,7 @@ def _settle_intents(folder: ReceiptFolder, ends: Ends | None, noted: Sequence[Ra
     told_up_to = max((end for _, end in noted), default=0)
     receipts = []
     for intent in list(folder.intents()):
-        if intent.loses_nothing:
+        if intent.is_whole:
             folder.drop_intent(intent.receipt.id)
             continue
         told = [_lost_with_power(intent, each) for each in _untold(ends, intent, noted)] if ends else []

@@ -43,7 +43,7 @@ class Intent:
     """What lay in `lost+found` before."""
     kept_end_offset: int = 0
     """Where the log ends when all of it has happened; 0: nothing stays, or that is not known."""
-    loses_nothing: bool = False
+    is_whole: bool = False
     """The leader has all that goes; a crash in the middle tells nothing either."""
 
 
@@ -162,7 +162,7 @@ class ReceiptFolder(Receipts):
             "begins_anew": intent.begins_anew,
             "others": list(intent.others),
             "kept_end_offset": intent.kept_end_offset,
-            "loses_nothing": intent.loses_nothing,
+            "is_whole": intent.is_whole,
         }
         replace_file(self.disk, self._file(intent.receipt.id, INTENDED), json.dumps(fields).encode())
 
@@ -180,7 +180,7 @@ class ReceiptFolder(Receipts):
                     bool(fields["begins_anew"]),
                     tuple(fields["others"]),
                     int(fields.get("kept_end_offset", 0)),
-                    bool(fields.get("loses_nothing", False)),
+                    bool(fields.get("is_whole", False)),
                 )
 
     def drop_intent(self, receipt_id: str) -> None:

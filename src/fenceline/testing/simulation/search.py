@@ -48,7 +48,7 @@ STRIKES: Final[Mapping[Fault, Mapping[str, tuple[str, ...]]]] = {
 GENTLE: Final = frozenset((Fault.LAG, Fault.SLOW_DISK, Fault.DROPPED_CONNECTIONS, Fault.CLOCK_JUMP))
 """Faults under which a cluster serves: a game can have them besides the one that it aims at."""
 
-_CALM: Final[Mapping[str, str]] = dict.fromkeys(
+CALM: Final[Mapping[str, str]] = dict.fromkeys(
     (
         "crash_s",
         "crash_calls",
@@ -298,7 +298,7 @@ class Search:
         if rng.random() < _AT_THE_MOMENT:
             return self._at_the_moment()
         is_known = self.entries and rng.random() < 0.3
-        overrides = dict(rng.choice(self.entries).game.overrides if is_known else _CALM)
+        overrides = dict(rng.choice(self.entries).game.overrides if is_known else CALM)
         for name in rng.sample(sorted(_MUTATIONS), rng.randint(1, 4)):
             overrides[name] = rng.choice(_MUTATIONS[name])
         faults, states, operations = self._aim()
@@ -315,7 +315,7 @@ class Search:
         )
         there = [each for each in there if each.fault in faults]
         operations = sorted({self._likeliest([each.operation for each in there]) for _ in range(_AT_ONCE)})
-        overrides = dict(_CALM)
+        overrides = dict(CALM)
         for name in rng.sample(sorted(_MUTATIONS), rng.randint(0, 3)):
             overrides[name] = rng.choice(_MUTATIONS[name])
         overrides |= {"aim": aim, "aim_faults": ",".join(faults), "aim_s": rng.choice(("0.2", "0.7"))}
