@@ -8,12 +8,12 @@ from fenceline.testing.simulation.aim import Aim
 from fenceline.testing.simulation.faults import Faults
 from fenceline.testing.simulation.operations import Fault
 from fenceline.testing.simulation.options import Options
-from fenceline.testing.simulation.search import _CALM
+from fenceline.testing.simulation.search import CALM
 from fenceline.testing.simulation.stage import play
 from fenceline.testing.simulation.world import World
 
 _MOVES = {
-    **_CALM,
+    **CALM,
     "safety_s": "6",
     "calm_s": "1",
     "quiet_s": "0",
