@@ -58,6 +58,7 @@ class _Copy:
         "high_watermark",
         "is_new",
         "isr",
+        "known",
         "last",
         "leader",
         "log",
@@ -94,6 +95,8 @@ class _Copy:
         """All of its log."""
         self.receipts: dict[str, Receipt] = {}
         """By name: those in its `lost+found` that were looked at."""
+        self.known: dict[str, Receipt] = {}
+        """By id: all that its node had told of when the cut began that is under way."""
 
     def batches(self, start: int, end: int) -> list[StoredBatch]:
         return first_from(self.reader.between(self.replica.log.segments, start, end), start)
@@ -155,7 +158,7 @@ class DataChecks:
             for key, copy in node.copies.items():
                 if not copy.is_new:
                     # A cut that was under way may have a receipt already, of what the log had when it was seen last.
-                    known = copy.receipts if copy.was_cut else node.receipts | copy.receipts
+                    known = copy.known if copy.was_cut else node.receipts | copy.receipts
                     crashes.ended(key, copy.replica.log.directory, copy.log, known, start=copy.start)
 
     @property
@@ -209,6 +212,7 @@ class DataChecks:
             if replica.is_being_cut:
                 if not copy.was_cut:
                     copy.was_cut = True
+                    copy.known = node.receipts | copy.receipts
                     self.on_change(process, replica.topic_partition.topic)
                     self.on_cut(process, replica.log.directory)
                 continue
