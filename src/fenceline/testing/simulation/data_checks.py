@@ -58,7 +58,6 @@ class _Copy:
         "high_watermark",
         "is_new",
         "isr",
-        "known",
         "last",
         "leader",
         "log",
@@ -94,9 +93,7 @@ class _Copy:
         self.log: list[StoredBatch] = []
         """All of its log."""
         self.receipts: dict[str, Receipt] = {}
-        """By name: those in its `lost+found` that were looked at."""
-        self.known: dict[str, Receipt] = {}
-        """By id: all that its node had told of when the cut began that is under way."""
+        """By id: those that were looked at, and all that its node had told of when the last cut began."""
 
     def batches(self, start: int, end: int) -> list[StoredBatch]:
         return first_from(self.reader.between(self.replica.log.segments, start, end), start)
@@ -158,7 +155,7 @@ class DataChecks:
             for key, copy in node.copies.items():
                 if not copy.is_new:
                     # A cut that was under way may have a receipt already, of what the log had when it was seen last.
-                    known = copy.known if copy.was_cut else node.receipts | copy.receipts
+                    known = copy.receipts if copy.was_cut else node.receipts | copy.receipts
                     crashes.ended(key, copy.replica.log.directory, copy.log, known, start=copy.start)
 
     @property
@@ -212,7 +209,7 @@ class DataChecks:
             if replica.is_being_cut:
                 if not copy.was_cut:
                     copy.was_cut = True
-                    copy.known = node.receipts | copy.receipts
+                    copy.receipts |= node.receipts
                     self.on_change(process, replica.topic_partition.topic)
                     self.on_cut(process, replica.log.directory)
                 continue
@@ -339,14 +336,17 @@ class DataChecks:
             copy.end = max(copy.end, start)
             is_whole = bool(kept) and kept[-1].base_offset >= start
             copy.last = Place(kept[-1].base_offset, kept[-1].epoch) if is_whole else None
-            copy.was_cut = False
             lost = [
                 batch for batch in copy.log if not (start < batch.next_offset and batch.base_offset < copy.end and kept)
             ]
             copy.log = kept
             if not copy.is_new and not history.is_compacted:
                 known = start_before, copy.high_watermark
-                receipts_are_exact(node.process, copy.replica, copy.receipts, lost, history, *known, where)
+                there = papers(node.process, replica)
+                if copy.was_cut:  # the ledger may have one already, and the directory not any more
+                    there |= {name: each for name, each in node.receipts.items() if is_of(each, key)}
+                receipts_are_exact(node.process, there, copy.receipts, lost, history, *known, where)
+            copy.was_cut = False
         committed = high_watermark != copy.high_watermark or (leader is not None and leader.isr is not copy.isr)
         # Who hears at once of a smaller in-sync set and of the next leader commits in between.
         by = copy.leader if leader is None and high_watermark > copy.high_watermark else leader

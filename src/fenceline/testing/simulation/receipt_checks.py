@@ -5,7 +5,7 @@ Owns the look at the `lost+found` of a simulated disk. What a receipt must hold 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from fenceline.log.lost_and_found import EVIDENCE_DIR
@@ -52,7 +52,7 @@ def is_of(receipt: Receipt, key: tuple[bytes, int]) -> bool:
 
 def receipts_are_exact(
     process: Process,
-    replica: Replica,
+    there: Mapping[str, Receipt],
     known: dict[str, Receipt],
     lost: list[StoredBatch],
     history: History,
@@ -60,9 +60,8 @@ def receipts_are_exact(
     high_watermark: int,
     where: str,
 ) -> None:
-    """`known`: those of cuts before; the new ones join them. `log_start`, `high_watermark`: what the replica knew of
-    them before the cut. Raises InvariantBroken."""
-    there = papers(process, replica)
+    """`there`: the replica's receipts by id. `known`: those of cuts before; the new ones join them. `log_start`,
+    `high_watermark`: what the replica knew of them before the cut. Raises InvariantBroken."""
     receipts = [receipt for name, receipt in there.items() if name not in known and not receipt.group]
     known |= there
     found = complaints(receipts, [stored(batch) for batch in lost], log_start=log_start)
