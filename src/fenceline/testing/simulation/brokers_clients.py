@@ -300,11 +300,12 @@ class Consumer(Client):
         self.begins(Operation.LIST_OFFSETS, place)
         history = self.history(place)
         least = history.least_end(place.epoch) if history is not None else 0
+        is_known = self.checks.knows(place.leader, place.key)
         code, offset, epoch = await self.wire.list_offset(place, LATEST)
         if history is None or code:
             return code
-        if place.key not in self.checks.live_keys:
-            return 0  # asked by its name, which is another topic's by now
+        if not is_known or place.key not in self.checks.live_keys:
+            return 0  # asked by its name, which was another topic's there, or is by now
         self.answered_by_leader(place)
         if place.epoch not in (-1, epoch):
             raise InvariantBroken(f"{self.who}: asked in epoch {place.epoch}, answered in {epoch} (E2)")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, LOSSES_TOPIC, NO_LEADER
 from fenceline.losses.receipt import Receipt
@@ -168,6 +169,11 @@ class DataChecks:
     def live_keys(self) -> dict[Key, PartitionImage]:
         """The partitions of the newest image."""
         return self._partitions
+
+    def knows(self, node_id: int, key: Key) -> bool:
+        """Whether a node that runs has heard of this topic: what it says of the name before is of another one."""
+        node = self._nodes.get(node_id)
+        return node is not None and node.has_metadata and UUID(bytes=key[0]) in node.image.topics_by_id
 
     def forget(self) -> None:
         """Nothing will be looked at any more."""
