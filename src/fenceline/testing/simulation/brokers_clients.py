@@ -317,8 +317,9 @@ class Consumer(Client):
         return 0
 
     async def _begin(self, place: Place) -> int:
+        is_known = self.checks.knows(place.leader, place.key)
         code, offset, _ = await self.wire.list_offset(place, EARLIEST)
-        if not code:
+        if not code and is_known:  # asked by name: else it is where another topic begins
             self.answered_by_leader(place)
             self._read[place.key] = _Position(offset)
         return code
