@@ -69,6 +69,7 @@ class _Copy:
         "seen",
         "since",
         "start",
+        "times_emptied",
         "was_cut",
     )
 
@@ -81,6 +82,8 @@ class _Copy:
         self.was_cut = False
         self.end = replica.log.log_start_offset
         self.start = -1
+        self.times_emptied = replica.log.times_emptied
+        """Of its log: one that held nothing can begin anew and grow within one step."""
         self.high_watermark = -1
         self.seen = (-1, -1, -1)
         """Log start, high watermark and log end."""
@@ -312,7 +315,10 @@ class DataChecks:
         log, leader = replica.log, replica.leader
         start, end, high_watermark = log.log_start_offset, log.log_end_offset, log.high_watermark
         where = f"{node.process.name} {history.name}"
-        was_cut, began = copy.was_cut or end < copy.end, leader is not None and leader is not copy.leader
+        began_anew = start < copy.start and log.times_emptied != copy.times_emptied
+        was_cut = copy.was_cut or end < copy.end or began_anew
+        began = leader is not None and leader is not copy.leader
+        copy.times_emptied = log.times_emptied
         if not start <= high_watermark <= end:
             raise InvariantBroken(f"{where}: the log is {start}..{end}, its high watermark {high_watermark}")
         if high_watermark < copy.high_watermark and not was_cut:
