@@ -208,7 +208,7 @@ class DataChecks:
             for key in [each for each in copies if each not in open_by_id]:
                 untraced = self._crashes[process.node_id].untraced
                 untraced.update((key, batch) for batch in copies[key].log)
-                del copies[key]
+                self._went(node, key, copies.pop(key))
         for key, replica in open_by_id.items():
             copy = copies.get(key)
             if copy is None or copy.replica is not replica:
@@ -390,6 +390,18 @@ class DataChecks:
             led[by.leader_epoch] = max(led.get(by.leader_epoch, 0), high_watermark)
         if committed or was_cut:
             self._check_isr(key)
+
+    def _went(self, node: _Node, key: Key, copy: _Copy) -> None:
+        """The replica is closed, or its directory has failed: a fetch may have committed in the same step."""
+        history, leader, high_watermark = self.histories.get(key), copy.leader, copy.replica.log.high_watermark
+        if history is None or leader is None or copy.was_cut or high_watermark <= copy.high_watermark:
+            return
+        if leader.leader_epoch >= history.last_unclean and not leader.is_recovering:
+            start = min(copy.matched, history.end)
+            batches = [each for each in copy.log if start < each.next_offset and each.base_offset < high_watermark]
+            where = f"{node.process.name} {history.name}"
+            history.commit(first_from(batches, start), where)
+            history.ends[leader.leader_epoch] = max(history.ends.get(leader.leader_epoch, 0), high_watermark)
 
     def _appended(self, node: _Node, key: Key, copy: _Copy, history: History, where: str) -> None:
         """Log matching; what a follower takes is what the leader of its epoch has (E64)."""
