@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fenceline.log.compaction_bound import BOUND_FILE, COMPLETE_FILE
 from fenceline.log.disk import write_all
 from fenceline.log.index import TimeIndex
 from fenceline.log.producer_state import Origin
@@ -171,6 +172,16 @@ def test_gaps_of_a_topic_that_was_compacted_here_are_no_findings(disk: SimDisk) 
     disk.unlink(logs(disk)[1])
     put(disk, "/data/cleaner-offset-checkpoint", b"0\n1\nrain 0 5\n")
     put(disk, "/data/meta.properties", b"")
+    assert errors(verified(disk)) == []
+
+
+@pytest.mark.parametrize(("name", "content"), [(BOUND_FILE, b"35\n"), (COMPLETE_FILE, b"35 3\n")])
+def test_gaps_of_a_log_whose_files_say_that_it_was_compacted(disk: SimDisk, name: str, content: bytes) -> None:
+    """Here, with the checkpoint not written yet, or at the leader that it was fetched from (`operations`, seeds
+    9102022 and 9102088)."""
+    rain(disk, epochs=[0, 0, 0, 0])
+    disk.unlink(logs(disk)[1])
+    put(disk, f"{DIRECTORY}/{name}", content)
     assert errors(verified(disk)) == []
 
 
@@ -382,6 +393,8 @@ def test_a_log_that_ends_above_where_it_was_closed(disk: SimDisk) -> None:
     flip(disk, path, len(content_of(disk, path)) - last.size_bytes + 5)
     reports = verified(disk, settings=replace(QUIET, allow_gaps=True))
     assert "offset_checkpoint" in errors(reports)
+    (told,) = [each for report in reports for each in report.findings.kept if "closed with its end" in each.message]
+    assert told.path == path, "an operator sees which file has the batch"
     put(disk, "/data/recovery-point-offset-checkpoint", b"0\n0\n")
     assert "offset_checkpoint" not in errors(verified(disk, settings=replace(QUIET, allow_gaps=True)))
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, LOSSES_TOPIC, TRANSACTION_STATE_TOPIC
 from fenceline.log import verify_epochs
 from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
+from fenceline.log.compaction_bound import BOUND_FILE, COMPLETE_FILE
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.file_names import (
     CLEANED_SUFFIX,
@@ -122,10 +123,10 @@ class _Verifier:
             name.endswith((LOG_SUFFIX + CLEANED_SUFFIX, LOG_SUFFIX + SWAP_SUFFIX)) for name in names
         )
         self._names(names, bases)
-        self._tell_gaps()
+        self._tell_gaps(names)
         if not self._report.damaged:
             verify_epochs.check_epochs(self._disk, self._place, self._report, epochs_before)
-            self._checkpoints()
+            self._checkpoints(stem(self._place.path, bases[-1]) + LOG_SUFFIX if bases else self._place.path)
 
     # -- segments -----------------------------------------------------------------------------------------------
 
@@ -287,13 +288,16 @@ class _Verifier:
         self._gaps += count
         self._missing_offsets += missing
 
-    def _tell_gaps(self) -> None:
+    def _tell_gaps(self, names: list[str]) -> None:
+        """A log of which a compaction has left out records, here or where they were fetched from, has a file that says
+        so, also while the checkpoint of the compaction is not written yet."""
         place = self._place
         self._report.compacted = bool(
             self._settings.allow_gaps
             or self._holes
             or self._is_being_compacted
             or place.cleaned
+            or any(name in names for name in (BOUND_FILE, COMPLETE_FILE))
             or place.topic in _COMPACTED_TOPICS
         )
         if not self._gaps or self._report.compacted or self._report.damaged:
@@ -341,7 +345,8 @@ class _Verifier:
                     Kind.LEFTOVER, f"{self._place.path}/{name}", "belongs to no segment", "It can be removed."
                 )
 
-    def _checkpoints(self) -> None:
+    def _checkpoints(self, path: str) -> None:
+        """`path`: of the newest segment, where the log ends."""
         place, end = self._place, self._report.end_offset
         said = (("high watermark", place.high_watermark), ("recovery point", place.recovery_point))
         for what, offset in said:
@@ -349,7 +354,7 @@ class _Verifier:
                 self._findings.say(
                     self._unsettled,
                     Kind.OFFSET_CHECKPOINT,
-                    place.path,
+                    path,
                     f"ends at offset {end}, but its {what} was {offset}: records that were there are gone",
                     "Compare with the other replicas, and see `fenceline losses list` for what was cut off.",
                     offset=end,
@@ -358,11 +363,11 @@ class _Verifier:
         if place.closed and point is not None and end > point and self._report.batches:
             self._findings.error(
                 Kind.OFFSET_CHECKPOINT,
-                place.path,
+                path,
                 f"ends at offset {end}, but was closed with its end at {point}: the offset of a batch is damaged, which"
                 " no checksum covers, or batches were added",
-                "Compare with the other replicas. Where one of them has the batches, remove this directory while the"
-                " node is stopped: it is fetched again.",
+                "Compare with the other replicas. Where one of them has the batches, remove the partition's"
+                " directory while the node is stopped: it is fetched again.",
                 offset=point,
             )
 
