@@ -200,6 +200,36 @@ def test_a_broker_that_is_not_known_any_more_registers_and_is_unfenced() -> None
     play(story)
 
 
+def test_a_broker_that_is_unregistered_before_its_image_shows_it_registers_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its image never shows the epoch of the first registration (`operations`, game 7000170: a slow disk, no metadata
+    log, and an operator who unregisters the broker while it reads a snapshot)."""
+    monkeypatch.setattr(broker_lifecycle, "_AGAIN_S", 0.0)
+
+    async def whole() -> None:
+        controller = Elsewhere()
+        lifecycle = BrokerLifecycle(ME, controller, heartbeat_s=0.0)  # type: ignore[arg-type]
+        registering = asyncio.ensure_future(
+            lifecycle.register(
+                cluster_id="c", endpoints=(), features={}, rack=None, log_dirs=(), previous_broker_epoch=-1
+            )
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            await controller.until_asked(2)
+            assert lifecycle.broker_epoch == EPOCH + 1
+            controller.refusals.append(PeerError(ErrorCode.STALE_BROKER_EPOCH, "unknown"))
+            while lifecycle.broker_epoch == EPOCH + 1:
+                await controller.until_asked(len(controller.asked) + 1)
+                await settled()
+            assert all(each.want_fence for each in controller.asked if isinstance(each, BrokerHeartbeat))
+            controller.tell(broker(ME, epoch=EPOCH + 2, fenced=True))
+            await registering
+        lifecycle.close()
+
+    asyncio.run(whole())
+
+
 def test_a_failed_directory_is_told_until_the_controller_has_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """KIP-858; and with every heartbeat after it, as a new controller may know nothing of the one before."""
     monkeypatch.setattr(broker_lifecycle, "_AGAIN_S", 0.0)

@@ -193,11 +193,12 @@ class BrokerLifecycle:
         return OperatorError(f"Broker {self._node_id} can not be registered: {reason}", advice)
 
     async def _stay_fenced(self) -> None:
-        """The broker lives and is not ready."""
+        """The broker lives and is not ready. Unregistered meanwhile, it registers again: its image would never show the
+        epoch that `register` waits for."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
             with contextlib.suppress(PeerError):
-                await self._controller.submit(self._beat(want_fence=True))
+                await self.heartbeat()
 
     async def unfence(self) -> None:
         """The broker is ready: until the controller lets it serve, however long nobody leads. Raises PeerError."""
