@@ -174,6 +174,19 @@ def test_before_the_first_fetch(complete_from: CompleteFrom, clean_since: int, b
     assert state.phase is (Phase.CUTTING if begins_anew else Phase.FETCHING)
 
 
+@pytest.mark.parametrize("may_lead", [False, True])
+def test_an_empty_log_above_the_leaders_start_begins_there_unless_it_may_lead(may_lead: bool) -> None:
+    """`operations`, seed 9100327: retention had emptied a replica up to 17, a leader whose log ended at 7 was elected
+    uncleanly and wrote up to 23. From 17 on, the replica would have lacked committed records, in sync."""
+    state = follower([], start=17)
+    state.may_lead = may_lead
+    assert state.on_agreement(7) == (None if may_lead else BeginAnew(state, 7, Cause.DIVERGENCE))
+    assert state.is_compared is may_lead
+    state.log.begin_anew(7)  # type: ignore[attr-defined]
+    assert state.on_agreement(7) is None
+    assert state.is_compared
+
+
 def test_what_a_cut_leaves_above_the_leaders_start_stays() -> None:
     state = follower([1] * 10)
     duty = state.on_divergence(1, 6, 5)

@@ -122,7 +122,9 @@ class LeaderLink:
         key = (replica.topic_id_bytes, replica.topic_partition.partition)
         self._leave_far(key)
         self._replicas[key] = replica
-        state = FollowerState(replica.topic_partition.topic, key[0], key[1], leader_epoch, replica.log)
+        state = FollowerState(
+            replica.topic_partition.topic, key[0], key[1], leader_epoch, replica.log, may_lead=replica.may_lead
+        )
         self.fetcher.follow(state)
         rest = state.on_follow(replica.clean_since)
         if rest is not None:

@@ -58,6 +58,7 @@ class Replica:
         "leader",
         "leader_epoch",
         "log",
+        "may_lead",
         "refused",
         "topic_id",
         "topic_id_bytes",
@@ -87,6 +88,8 @@ class Replica:
         self.clean_since = NO_LIMIT
         """No leader of a later epoch was elected uncleanly, as this node saw each change of the partition since. Tells
         whether a leader whose log starts later had what it has no more."""
+        self.may_lead = False
+        """Whether the metadata counts this replica in sync, or eligible (KIP-966)."""
         self._partition_epoch = _NEVER_SEEN
         """Of the change that was seen last."""
         self.is_being_cut = False
@@ -119,11 +122,12 @@ class Replica:
     def high_watermark(self) -> int:
         return self.log.high_watermark
 
-    def saw(self, leader_epoch: int, partition_epoch: int, *, is_recovering: bool) -> None:
-        """What the metadata says of the partition now. An unclean election is a change of its own, and a change that
-        was passed over may have been one."""
+    def saw(self, leader_epoch: int, partition_epoch: int, *, is_recovering: bool, may_lead: bool) -> None:
+        """What the metadata says of the partition and of this replica. An unclean election is a change of its own,
+        and a change that was passed over may have been one."""
         if partition_epoch == self._partition_epoch:
             return
+        self.may_lead = may_lead
         if is_recovering or partition_epoch != self._partition_epoch + 1:
             self.clean_since = leader_epoch
         self._partition_epoch = partition_epoch

@@ -51,7 +51,12 @@ class ReplicaRoles:
     def take(self, replica: Replica, partition: PartitionImage) -> None:
         """Take over what the image says of a partition; twice the same changes nothing."""
         is_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
-        replica.saw(partition.leader_epoch, partition.partition_epoch, is_recovering=is_recovering)
+        replica.saw(
+            partition.leader_epoch,
+            partition.partition_epoch,
+            is_recovering=is_recovering,
+            may_lead=self._node_id in partition.isr or self._node_id in partition.elr,
+        )
         if replica.is_being_cut:
             return  # see `Replicas.cut_ended`
         if partition.leader == self._node_id:

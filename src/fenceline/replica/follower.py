@@ -106,6 +106,8 @@ class FollowerState:
     """Where the leader's log starts, by the last answer that diverged; -1: not told."""
     is_compared: bool = False
     """Whether the leader has confirmed in this leader epoch that what it has of this log is the same."""
+    may_lead: bool = True
+    """Whether the metadata counted this replica in sync, or eligible (KIP-966), when following began."""
     initial_offset: int = field(init=False)
     """Log end when following began: where a leader that can not tell an epoch's end makes it cut (E25)."""
 
@@ -187,8 +189,15 @@ class FollowerState:
 
         A leader whose log starts there has forgotten our last epoch: it answers with that epoch and its own start,
         whatever our records are (E13 d). Those may be of a history that no later leader had.
+
+        An empty log has no record that could be compared. Fetched from its own start on it would lack what lies below
+        in the leader's log, which may be of another history than what was deleted here: it begins at the leader's
+        start, unless this replica may lead, and so has been compared.
         """
         log = self.log
+        if log.log_end_offset == log.log_start_offset > leader_start and not self.may_lead:
+            self.phase = Phase.CUTTING
+            return BeginAnew(self, leader_start, Cause.DIVERGENCE)
         if leader_start < log.log_end_offset or log.log_end_offset == log.log_start_offset:
             self.is_compared = True
             return None

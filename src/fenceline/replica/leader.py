@@ -250,8 +250,8 @@ class LeaderState:
         """Ask for a follower to be in sync (E35).
 
         None where it may not be, or a change is under way, or while the leader recovers (V39); also where all that the
-        follower has lies below the leader's log start: no record is left that shows whether its log diverges
-        (`epochs.md E13` d). It begins anew, or its log start moves up, with this answer.
+        follower has lies below the leader's log start, or where its log is empty above it: no record is left that shows
+        whether its log diverges (`epochs.md E13` d). It begins anew, or its log start moves up, with this answer.
         """
         if self.proposal is not None or self.is_recovering or replica_id in self.isr:
             return None
@@ -260,6 +260,7 @@ class LeaderState:
             progress is None
             or not self._has_reached_this_epoch(progress)
             or progress.log_start_offset < progress.log_end_offset <= own_log_start_offset
+            or progress.log_start_offset == progress.log_end_offset > own_log_start_offset
             or not self._is_eligible(replica_id, progress)
         ):
             return None
