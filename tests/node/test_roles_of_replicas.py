@@ -13,6 +13,7 @@ import pytest
 from immutables import Map
 
 from fenceline.errors import ErrorCode
+from fenceline.log.errors import StorageError
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.records.batch import iter_headers
 from fenceline.wire.apis import ApiKey
@@ -184,6 +185,38 @@ def test_what_is_removed_while_a_thread_cuts_it_goes_when_the_thread_ends(comes_
         assert len(put_away) == 1
         assert not comes_again or desk.replica().log.log_end_offset == 0
         assert (desk.partitions.get(TOPIC, 0) is not None) == comes_again
+
+    told(story)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_removed_while_a_thread_flushes_it_goes_when_the_flush_ends(fails: bool) -> None:
+    """`operations`, seed 9200933: the flush of a deleted topic wrote its topic id and its epochs into the directory of
+    the next topic of that name, which the next start set aside."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(4)
+        desk.copied(3, epoch=4, high_watermark=3)
+        old, first = desk.replica(), desk.image
+        work = old.log.flush_work()
+        assert work is not None
+        desk.delete_topic()
+        topic = replace(first.topics_by_name[TOPIC], id=UUID(int=4712))
+        after = replace(first, topics_by_name=Map({TOPIC: topic}), topics_by_id=Map({topic.id: topic}))
+        desk._apply(desk.image, after)
+        assert desk.partitions.get(TOPIC, 0) is None
+        if fails:
+            desk.disk.fail("fsync")
+            with pytest.raises(StorageError) as caught:
+                work()
+            desk.disk.heal()
+            work.failed(caught.value)
+        else:
+            work.run()
+        desk.partitions.flush_ended(old)
+        assert desk.replica().log.log_end_offset == 0
+        desk.copied(2, epoch=4, high_watermark=2)
+        assert desk.log_dirs.first.topic_id_of("/data/rain-0") == topic.id
 
     told(story)
 

@@ -117,6 +117,8 @@ def test_what_a_later_unclean_election_brings_back_is_not_lost() -> None:
     [
         (30012, {}),  # compaction took a record for a newer one, and an unclean election that one
         (9102826, {}),  # a receipt that waits beside the directories, a cut, and a kill in the middle of it (checker)
+        (9200933, {}),  # a flush of a deleted topic wrote into the directory of the next one of that name
+        (9100327, {}),  # an empty log began above the start of a leader with another history
         (9103861, {}),  # the ledger has a receipt before the cut has ended (checker)
         (9100066, {}),  # a fetch commits, and its read finds that the directory has failed (checker)
         (9101397, {}),  # an empty log begins anew below its start and grows within one step (checker)

@@ -210,6 +210,11 @@ class PartitionLog(ReadableLog):
         return self.epochs.latest_start
 
     @property
+    def is_flushing(self) -> bool:
+        """Whether a flush is under way, or was made and has not begun."""
+        return self._flushing is not None
+
+    @property
     def is_written(self) -> bool:
         """Whether the log has a directory."""
         return bool(self.segments) or self.recovery is not None

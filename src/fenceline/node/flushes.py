@@ -136,11 +136,14 @@ class LogFlushes:
         else:
             # Our bug; those who wait raise it.
             bug = error
+            work.failed(StorageError(str(bug)))
             ended.set_exception(bug)
             self._end(replica, lambda outcome: outcome.set_exception(bug))
+            self._replicas.flush_ended(replica)
             return
         ended.set_result(error)
         self._settle(replica, error)
+        self._replicas.flush_ended(replica)
 
     # --- those who wait -------------------------------------------------------------------------------------------
 

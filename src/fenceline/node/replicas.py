@@ -253,11 +253,17 @@ class Replicas:
         elif self._has_work(changed.after):
             self.get(changed.topic, changed.index)
 
+    def flush_ended(self, replica: Replica) -> None:
+        """A thread has flushed the log. What was removed meanwhile is put away now, unless another thread is at it."""
+        if replica.is_leaving and not replica.is_being_cut and replica.cleaning is None:
+            self.cut_ended(replica)
+
     def cut_ended(self, replica: Replica) -> None:
         """A thread worked on the log; what the image said meanwhile counts now."""
         topic_partition = replica.topic_partition
         if self._leaving.get(topic_partition) is replica:
-            self._left(topic_partition)
+            if not replica.log.is_flushing:
+                self._left(topic_partition)
             return
         if not self.holds(replica):
             return
@@ -436,8 +442,9 @@ class Replicas:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.left(replica)
             replica.end_leadership()
-            if replica.is_being_cut or replica.cleaning is not None:
-                # The thread would go on in the files of whatever has this name next.
+            if replica.is_being_cut or replica.cleaning is not None or replica.log.is_flushing:
+                # The thread would go on in the files of whatever has this name next: a flush writes the topic id and
+                # the epochs of this log by their path.
                 replica.is_leaving = True
                 if replica.cleaning is not None:
                     replica.cleaning.ask_to_stop()
