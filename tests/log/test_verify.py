@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from fenceline.log.compaction_bound import BOUND_FILE, COMPLETE_FILE
 from fenceline.log.disk import write_all
+from fenceline.log.file_names import LOG_SUFFIX, offset_in
 from fenceline.log.index import TimeIndex
 from fenceline.log.producer_state import Origin
 from fenceline.log.verify import find_places, verify_places
-from fenceline.log.verify_findings import MAX_FINDINGS, Severity
+from fenceline.log.verify_findings import MAX_FINDINGS, Kind, Severity
 from fenceline.losses.check import stored_batches
 from fenceline.records.batch import Codec, compute_crc
+from fenceline.records.build import build_batch
 from fenceline.records.markers import abort_marker
 from fenceline.testing.sim_disk import SimDisk
 
@@ -175,13 +177,46 @@ def test_gaps_of_a_topic_that_was_compacted_here_are_no_findings(disk: SimDisk) 
     assert errors(verified(disk)) == []
 
 
-@pytest.mark.parametrize(("name", "content"), [(BOUND_FILE, b"35\n"), (COMPLETE_FILE, b"35 3\n")])
-def test_gaps_of_a_log_whose_files_say_that_it_was_compacted(disk: SimDisk, name: str, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "explains"),
+    [
+        (BOUND_FILE, b"%d\n", True),
+        (BOUND_FILE, b"0\n", False),
+        (BOUND_FILE, b"damaged", True),
+        (COMPLETE_FILE, b"%d 3\n", True),
+        (COMPLETE_FILE, b"0 0\n", False),
+        (COMPLETE_FILE, b"1", True),
+    ],
+)
+def test_gaps_of_a_log_whose_files_say_that_it_was_compacted(
+    disk: SimDisk, name: str, content: bytes, *, explains: bool
+) -> None:
     """Here, with the checkpoint not written yet, or at the leader that it was fetched from (`operations`, seeds
-    9102022 and 9102088)."""
+    9102022 and 9102088). A gap above what was compacted is a loss; what cannot be read tells of any offset."""
     rain(disk, epochs=[0, 0, 0, 0])
     disk.unlink(logs(disk)[1])
-    put(disk, f"{DIRECTORY}/{name}", content)
+    following = offset_in(logs(disk)[1].rpartition("/")[2], LOG_SUFFIX)
+    assert following is not None
+    path = f"{DIRECTORY}/{name}"
+    put(disk, path, content % following if b"%" in content else content)
+    assert errors(verified(disk)) == ([] if explains else ["gap"])
+    if b"%" in content:
+        put(disk, path, content % (following - 1))
+        assert errors(verified(disk)) == ["gap"]
+
+
+def test_gap_within_a_segment_above_what_was_compacted(disk: SimDisk) -> None:
+    log = open_log(disk)
+    for base in (0, 10, 30, 50):
+        records = build_batch([(1_000, b"k", b"v", ())] * 5, base_offset=base, leader_epoch=1)
+        log.append_as_follower(memoryview(records))
+    log.close(clean=False)
+    for compacted_to, missing in ((0, "offsets 5 to 9 are missing, and 30 more in 2 places"), (30, "offsets 35 to 49")):
+        put(disk, f"{DIRECTORY}/{COMPLETE_FILE}", b"%d 1\n" % compacted_to)
+        (report,) = verified(disk)
+        (gap,) = [found.message for found in report.findings.kept if found.kind is Kind.GAP]
+        assert missing in gap
+    put(disk, f"{DIRECTORY}/{COMPLETE_FILE}", b"50 1\n")
     assert errors(verified(disk)) == []
 
 

@@ -70,6 +70,7 @@ def replica(index: int) -> Any:
         topic_partition=TopicPartition("rain", index),
         log=log,
         clean_since=NO_LIMIT,
+        may_lead=True,
         config=LogConfig(),
         is_being_cut=False,
         learn=lambda *_: None,

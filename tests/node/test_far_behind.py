@@ -104,6 +104,7 @@ def replica(index: int) -> Any:
         topic_partition=TopicPartition("rain", index),
         log=Log(),
         clean_since=NO_LIMIT,
+        may_lead=True,
         config=LogConfig(),
         learn=lambda high_watermark, log_start_offset: None,
     )

@@ -55,6 +55,7 @@ def test_a_log_that_is_being_cut_is_nobody_elses_until_the_thread_has_ended() ->
             log=MemoryLog(),
             cleaning=None,
             clean_since=NO_LIMIT,
+            may_lead=True,
             config=LogConfig(),
         )
         with ThreadPoolExecutor(1) as threads:

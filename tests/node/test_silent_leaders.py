@@ -32,6 +32,7 @@ def replica(index: int) -> Any:
         topic_partition=TopicPartition("rain", index),
         log=log,
         clean_since=NO_LIMIT,
+        may_lead=True,
         is_being_cut=False,
         config=LogConfig(),
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, LOSSES_TOPIC, TRANSACTION_STATE_TOPIC
 from fenceline.log import verify_epochs
 from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
-from fenceline.log.compaction_bound import BOUND_FILE, COMPLETE_FILE
+from fenceline.log.compaction_bound import read_bound, read_complete_from
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.file_names import (
     CLEANED_SUFFIX,
@@ -104,6 +104,7 @@ class _Verifier:
         self._first_gap = (-1, -1, "", -1)
         self._holes = 0
         self._is_being_compacted = False
+        self._compacted_to = 0
         self._missing_indexes: list[str] = []
         self._records = RecordChecks(settings.deep, settings.sequences, self._findings)
         self._unsettled = Severity.ERROR if place.closed else Severity.NOTE
@@ -123,7 +124,7 @@ class _Verifier:
             name.endswith((LOG_SUFFIX + CLEANED_SUFFIX, LOG_SUFFIX + SWAP_SUFFIX)) for name in names
         )
         self._names(names, bases)
-        self._tell_gaps(names)
+        self._tell_gaps()
         if not self._report.damaged:
             verify_epochs.check_epochs(self._disk, self._place, self._report, epochs_before)
             self._checkpoints(stem(self._place.path, bases[-1]) + LOG_SUFFIX if bases else self._place.path)
@@ -146,7 +147,7 @@ class _Verifier:
                 "Compare with the other replicas; the node refuses to load such a log.",
                 offset=base,
             )
-        elif 0 <= self._next_offset < base:
+        elif 0 <= self._next_offset < base and not self._was_compacted_to(base):
             self._note_gaps(1, base - self._next_offset, self._next_offset, base, path, 0)
         saved = self._has_saved_indexes(following)
         severity = Severity.ERROR if saved else self._unsettled
@@ -209,11 +210,8 @@ class _Verifier:
         report.batches += rows.count
         report.records += totals["records"]
         self._holes += totals["holes"]
-        if totals["gaps"]:
-            row = totals["first_gap_row"]
-            behind = rows.value("last_offset", row - 1) + 1 if row else due
-            where = rows.value("base_offset", row), path, rows.value("position", row)
-            self._note_gaps(totals["gaps"], totals["missing_offsets"], behind, *where)
+        if totals["gaps"] and not self._was_compacted_to(rows.value("base_offset", rows.count - 1)):
+            self._look_at_gaps(rows, path, due)
         self._add_runs(rows, path)
         index.see(rows)
         if totals["control_batches"]:
@@ -288,19 +286,36 @@ class _Verifier:
         self._gaps += count
         self._missing_offsets += missing
 
-    def _tell_gaps(self, names: list[str]) -> None:
-        """A log of which a compaction has left out records, here or where they were fetched from, has a file that says
-        so, also while the checkpoint of the compaction is not written yet."""
+    def _look_at_gaps(self, rows: Rows, path: str, due: int) -> None:
+        """`due`: the offset at which the first row should begin."""
+        bases, lasts = rows.column("base_offset"), rows.column("last_offset")
+        for row in range(rows.totals["first_gap_row"], rows.count):
+            start = lasts[row - 1] + 1 if row else due
+            if start < bases[row] > self._compacted_to:
+                self._note_gaps(1, bases[row] - start, start, bases[row], path, rows.value("position", row))
+
+    def _was_compacted_to(self, offset: int) -> bool:
+        """Whether a compaction, here or where the records were fetched from, may have left out what lies below. The
+        files are read again for each offset above what they have told: a node that runs raises it before it compacts.
+        """
+        if offset > self._compacted_to:
+            disk, path = self._disk, self._place.path
+            self._compacted_to = max(read_bound(disk, path), read_complete_from(disk, path).offset)
+        return offset <= self._compacted_to
+
+    def _tell_gaps(self) -> None:
+        """What lies above all that compaction has left out is missing, unless a node compacts without telling how far:
+        Apache Kafka."""
         place = self._place
-        self._report.compacted = bool(
+        compacts = bool(
             self._settings.allow_gaps
             or self._holes
             or self._is_being_compacted
             or place.cleaned
-            or any(name in names for name in (BOUND_FILE, COMPLETE_FILE))
             or place.topic in _COMPACTED_TOPICS
         )
-        if not self._gaps or self._report.compacted or self._report.damaged:
+        self._report.compacted = compacts or self._was_compacted_to(1)
+        if not self._gaps or compacts or self._report.damaged:
             return
         start, end, path, position = self._first_gap
         more = f", and {self._missing_offsets - end + start} more in {self._gaps - 1} places" if self._gaps > 1 else ""
