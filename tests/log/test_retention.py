@@ -34,6 +34,20 @@ def test_retention_by_size_and_time_stops_at_the_high_watermark(disk: SimDisk) -
     assert open_log(disk, log_start_offset=5).log_end_offset == 6
 
 
+@pytest.mark.parametrize("config", [LogConfig(segment_bytes=200, retention_ms=100), LogConfig(retention_bytes=0)])
+def test_retention_leaves_the_last_records_where_it_may_not_empty_the_log(disk: SimDisk, config: LogConfig) -> None:
+    """`operations`, seed 9320087."""
+    log = open_log(disk, config=LogConfig(segment_bytes=200))
+    for _ in range(3):
+        append(log, size=100, timestamp=1_000)
+    log.advance_high_watermark(3)
+    log.config = config
+    assert [segment.base_offset for segment in log.enforce_retention(1_000_000, may_empty=False)] == [0, 1]
+    assert (log.log_start_offset, log.log_end_offset) == (2, 3)
+    assert [segment.base_offset for segment in log.enforce_retention(1_000_000)] == [2]
+    assert (log.log_start_offset, log.log_end_offset) == (3, 3)
+
+
 def test_delete_records(disk: SimDisk) -> None:
     log = open_log(disk, config=SMALL)
     for number in range(40):

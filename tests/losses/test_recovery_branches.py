@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from fenceline.log.compaction_bound import BOUND_FILE, read_bound
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import replace_file
 from fenceline.log.errors import CorruptLog
+from fenceline.log.log_dir import LogDir
 from fenceline.log.log_dir_offsets import UNKNOWN
 from fenceline.log.partition_dir import RemovedPartition
 from fenceline.log.partition_log import PartitionLog
@@ -27,7 +29,9 @@ from fenceline.losses import put_away
 from fenceline.losses.check import stored_batches
 from fenceline.losses.cutting import cut_log, settle
 from fenceline.losses.evidence import EvidenceReader
+from fenceline.losses.folder import Outbox
 from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.node.loss_keeper import LossKeeper
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
@@ -387,6 +391,54 @@ def test_directory_that_is_set_aside(lost_from: int, high_watermark: int) -> Non
     ]
     (told,) = put_away.rescue(removed, "/data", with_evidence=True)
     assert told.evidence == receipt.evidence
+
+
+def moved_away(disk: SimDisk, high_watermark: int) -> tuple[LossKeeper, LogDir, RemovedPartition]:
+    aside = f"{DIRECTORY}.0123456789abcdef-stray"
+    disk.rename(DIRECTORY, aside)
+    removed = RemovedPartition(aside, disk, TopicPartition("rain", 3), high_watermark)
+    log_dir: Any = SimpleNamespace(disk=disk, path="/data", strays=list)
+    broker: Any = SimpleNamespace(
+        config=SimpleNamespace(get_int=lambda key: -1),
+        node_id=REPLICA,
+        clock=SimpleNamespace(now_ms=lambda: 9_000),
+        log_dirs=[log_dir],
+    )
+    return LossKeeper(broker), log_dir, removed
+
+
+@pytest.mark.parametrize(("lost_from", "high_watermark"), [(0, 30), (12, 30), (12, 12), (29, 0)])
+def test_replica_that_is_moved_away(lost_from: int, high_watermark: int) -> None:
+    """The leader has what lies below `lost_from`; the rest is evidence, and the receipt waits for its delivery."""
+    disk = a_disk()
+    used(disk)
+    keeper, log_dir, removed = moved_away(disk, high_watermark)
+    keeper.keep_rest(log_dir, removed, lost_from, "a test")
+    (receipt,) = keeper.next_due(10)
+    assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (lost_from, 30, 30 - lost_from)
+    assert (receipt.cause, receipt.reason) == (Cause.SET_ASIDE, "a test")
+    known = high_watermark > lost_from
+    assert receipt.loss_class is (LossClass.COMMITTED if known else LossClass.MAYBE_ACKNOWLEDGED)
+    kept = sum(header.record_count for header, _ in EvidenceReader(disk, receipt, receipt.evidence).batches())
+    assert kept == receipt.records
+    assert not [name for name in disk.listdir(removed.path) if name.endswith((".log", ".index"))]
+    assert [each.id for each in Outbox(disk, "/data").due()] == [receipt.id]
+
+
+@pytest.mark.parametrize("keeps_evidence", [False, True])
+def test_replica_that_is_moved_away_and_whose_leader_has_it_all(*, keeps_evidence: bool) -> None:
+    disk = a_disk()
+    used(disk)
+    keeper, log_dir, removed = moved_away(disk, 30)
+    if keeps_evidence:
+        keeper.keep_rest(log_dir, removed, 28, "an older loss")
+        (receipt,) = keeper.next_due(10)
+        keeper.delete_contained(removed, keeps_evidence=True)
+        assert all(disk.stat(path) is not None for path in receipt.evidence)
+    else:
+        keeper.delete_contained(removed, keeps_evidence=False)
+        assert keeper.next_due(10) == []
+        assert disk.folder(removed.path) is None
 
 
 def test_comparison_of_two_directories() -> None:

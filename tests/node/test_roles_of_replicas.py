@@ -5,6 +5,7 @@ The cases of PartitionTest about becoming leader and follower. Rules: `epochs.md
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -213,10 +214,44 @@ def test_what_is_removed_while_a_thread_flushes_it_goes_when_the_flush_ends(fail
             work.failed(caught.value)
         else:
             work.run()
-        desk.partitions.flush_ended(old)
+        desk.partitions.thread_ended(old)
         assert desk.replica().log.log_end_offset == 0
         desk.copied(2, epoch=4, high_watermark=2)
         assert desk.log_dirs.first.topic_id_of("/data/rain-0") == topic.id
+
+    told(story)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_what_went_offline_while_a_thread_flushes_it_waits_for_its_end(is_deleted: bool) -> None:
+    """Deletion of a partition that is offline, and its next opening, meet the thread that was at the log before."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(4)
+        desk.copied(3, epoch=4, high_watermark=3)
+        old, first = desk.replica(), desk.image
+        work = old.log.flush_work()
+        assert work is not None
+        desk.partitions.set_offline(old.topic_partition, "the disk is bad")
+        if is_deleted:
+            desk.delete_topic()
+            topic = replace(first.topics_by_name[TOPIC], id=UUID(int=4712))
+            after = replace(first, topics_by_name=Map({TOPIC: topic}), topics_by_id=Map({topic.id: topic}))
+            desk._apply(desk.image, after)
+            assert desk.partitions.get(TOPIC, 0) is None
+        else:
+            assert not desk.partitions.hold(old.topic_partition)
+        assert "rain-0" in desk.disk.listdir("/data")
+        vacated = asyncio.ensure_future(desk.partitions.vacated({TOPIC}, 60))
+        await asyncio.sleep(0)
+        assert vacated.done() != is_deleted
+        work.run()
+        desk.partitions.thread_ended(old)
+        await asyncio.wait_for(vacated, 60)
+        if is_deleted:
+            assert desk.replica().log.log_end_offset == 0
+        else:
+            assert desk.partitions.hold(old.topic_partition)
 
     told(story)
 

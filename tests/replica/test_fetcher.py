@@ -7,9 +7,10 @@ from random import Random
 import pytest
 
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.replica.fetch_session import FetchSessions
 from fenceline.replica.fetcher import Fetcher, FetchLimits
-from fenceline.replica.follower import Append, AskEnd, AskStart, BeginAnew, CutTo, FollowerState, Learn
+from fenceline.replica.follower import Append, AskEnd, AskEpochEnd, AskStart, BeginAnew, CutTo, FollowerState, Learn
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse
 from tests.replica.histories import MemoryLog, answer, histories
 
@@ -248,6 +249,31 @@ def test_cutting_partition_leaves_the_session_and_comes_back() -> None:
     request = following.next_request(0)
     assert request is not None
     assert [(each.index, each.fetch_offset, each.last_fetched_epoch) for each in request.partitions] == [(0, 1, 1)]
+
+
+def test_what_is_compared_first_is_in_no_fetch_before_that() -> None:
+    """`epochs.md E18`: with a fetch the leader would count it."""
+    log = MemoryLog()
+    log.complete_from = CompleteFrom(5)
+    log.append([1] * 3)
+    following = fetcher()
+    state = follow(following, log, epoch=2)
+    assert state.on_follow(2) is None
+    assert following.compares_first(0) == [state]
+    assert following.next_request(0) is None
+    assert state.first_question() == AskEpochEnd(state, 1)
+    assert following.compares_first(0) == [], "it waits for the answer"
+    following.failed(state, 0)
+    assert following.compares_first(0) == []
+    assert following.compares_first(10_000) == [state]
+    assert following.next_request(10_000) is None
+    state.first_question()
+    state.on_epoch_end(1, 3)
+    assert isinstance(state.on_leader_start(0), BeginAnew)
+    following.done(state)
+    request = following.next_request(10_000)
+    assert request is not None
+    assert [each.index for each in request.partitions] == [0]
 
 
 def test_one_request_is_out_at_a_time() -> None:

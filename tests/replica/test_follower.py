@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fenceline.log.compaction_bound import CompleteFrom
-from fenceline.replica.follower import AskEnd, AskStart, BeginAnew, Cause, CutTo, FollowerState, Phase
+from fenceline.replica.follower import AskEnd, AskEpochEnd, AskStart, BeginAnew, Cause, CutTo, FollowerState, Phase
 from tests.replica.histories import MemoryLog
 
 
@@ -150,10 +150,59 @@ def test_a_compacted_log_that_is_cut_below_what_it_relies_on_is_fetched_anew() -
     duty = state.on_divergence(9, 16)
     assert isinstance(duty, CutTo)
     assert state.on_cut(duty) is None, "all that it relies on stays"
-    shorter = state.on_divergence(4, 10)
-    assert isinstance(shorter, CutTo)
-    assert state.on_cut(shorter) == BeginAnew(state, 0, Cause.DIVERGENCE, is_whole=True)
+    assert state.on_divergence(4, 10) == AskEpochEnd(state, 9), "the leader has to have all that goes by that"
+    assert state.on_epoch_end(4, 10) == AskStart(state)
+    shorter = state.on_leader_start(1)
+    assert shorter == CutTo(state, 10, Cause.DIVERGENCE)
+    state.log.cut_to(10)  # type: ignore[attr-defined]
+    assert state.on_cut(shorter) == BeginAnew(state, 1, Cause.DIVERGENCE, is_whole=True)
     assert state.phase is Phase.CUTTING
+
+
+@pytest.mark.parametrize(
+    ("answers", "leader_start", "offset", "cause", "is_cut"),
+    [
+        ([(9, 17)], 2, 2, None, False),  # all of it
+        ([(9, 15)], 2, 15, Cause.DIVERGENCE, True),
+        ([(8, 30), (6, 20), (3, 9), (2, 8)], 2, 8, Cause.DIVERGENCE, True),  # 9, 7 and 4 are not there
+        ([(1, 30), (0, 3)], 2, 3, Cause.DIVERGENCE, True),
+        ([(-1, -1)] * 5, 2, 2, Cause.DIVERGENCE, False),  # nothing of it
+        ([(9, 17)], 17, 17, Cause.LEADER_STARTS_LATER, False),  # what cannot be compared counts as lost
+    ],
+)
+def test_a_log_that_lacks_what_compaction_relied_on_is_compared_first(
+    answers: list[tuple[int, int]], leader_start: int, offset: int, cause: Cause | None, is_cut: bool
+) -> None:
+    """`operations`, seed 9320170: emptied unasked, it lost without a receipt what its leader did not have."""
+    state = follower(HISTORY)
+    state.log.complete_from = CompleteFrom(18)  # type: ignore[misc]
+    assert state.on_follow(0) is None
+    following: object = state.first_question()
+    asked = []
+    for answer in answers:
+        assert isinstance(following, AskEpochEnd)
+        asked.append(following.epoch)
+        following = state.on_epoch_end(*answer)
+    assert asked == sorted(asked, reverse=True)
+    assert following == AskStart(state)
+    assert state.phase is Phase.LOOKING
+    duty = state.on_leader_start(leader_start)
+    if is_cut:
+        assert duty == CutTo(state, offset, Cause.DIVERGENCE)
+    else:
+        assert duty == BeginAnew(state, offset, cause or Cause.DIVERGENCE, is_whole=cause is None)
+    assert state.comparison is None
+
+
+def test_a_comparison_that_fails_begins_again() -> None:
+    """With the next leader's, or the same one's newer answers; it is not fetched before."""
+    state = follower(HISTORY)
+    state.log.complete_from = CompleteFrom(18)  # type: ignore[misc]
+    state.on_follow(0)
+    assert state.on_epoch_end(6, 20) == AskEpochEnd(state, 4)
+    state.wait_until(10)
+    assert state.is_ready(10)
+    assert state.first_question() == AskEpochEnd(state, 9)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +218,12 @@ def test_before_the_first_fetch(complete_from: CompleteFrom, clean_since: int, b
     """A log that ends below `complete_from` would be in sync with its first fetch."""
     state = follower(HISTORY)
     state.log.complete_from = complete_from  # type: ignore[misc]
-    expected = BeginAnew(state, 0, Cause.DIVERGENCE, is_whole=True) if begins_anew else None
-    assert state.on_follow(clean_since) == expected
-    assert state.phase is (Phase.CUTTING if begins_anew else Phase.FETCHING)
+    assert state.on_follow(clean_since) is None
+    assert (state.comparison is not None) is begins_anew
+    empty = follower([], start=3)
+    empty.log.complete_from = complete_from  # type: ignore[misc]
+    if begins_anew:
+        assert empty.on_follow(clean_since) == BeginAnew(empty, 0, Cause.DIVERGENCE, is_whole=True)
 
 
 @pytest.mark.parametrize("may_lead", [False, True])
@@ -180,10 +232,20 @@ def test_an_empty_log_above_the_leaders_start_begins_there_unless_it_may_lead(ma
     uncleanly and wrote up to 23. From 17 on, the replica would have lacked committed records, in sync."""
     state = follower([], start=17)
     state.may_lead = may_lead
-    assert state.on_agreement(7) == (None if may_lead else BeginAnew(state, 7, Cause.DIVERGENCE))
+    assert state.on_agreement(7, had_records=False) == (None if may_lead else BeginAnew(state, 7, Cause.DIVERGENCE))
     assert state.is_compared is may_lead
     state.log.begin_anew(7)  # type: ignore[attr-defined]
     assert state.on_agreement(7) is None
+    assert state.is_compared
+
+
+def test_a_log_that_was_emptied_since_the_leader_was_asked_stays_where_it_is() -> None:
+    """`operations`, seed 9320087: the leader had just called it in sync, and retention emptied it before its node heard
+    of that. Begun anew at 0 it lacked committed records, and could be elected."""
+    state = follower([], start=71)
+    state.may_lead = False
+    assert state.on_agreement(0, had_records=True) is None
+    assert state.phase is Phase.FETCHING
     assert state.is_compared
 
 

@@ -259,7 +259,7 @@ def _e36_who_is_fenced_does_not_join(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(alter_partition, "_is_eligible", lambda state, member: True)
 
 
-@breaks(228, "WeakIsr", "2026-11-22")
+@breaks(223, "logs", "2026-11-24")
 def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.MonkeyPatch) -> None:
     """A leader that comes back goes on with what its followers had fetched from it the last time."""
     lead, heard_before, end = ReplicaRoles._lead, LeaderState.heard_before, Replica.end_leadership

@@ -73,7 +73,9 @@ class Machine:
 
     def opens(self, log: list[StoredBatch], *receipts: Receipt, start: int = 0, is_compacted: bool = False) -> None:
         told = {each.id: each for each in receipts}
-        self.crashes.opened(KEY, log, told, start, is_compacted=is_compacted, where="n1 t0-0")
+        self.crashes.opened(
+            KEY, log, told, start, is_compacted=is_compacted, leader_has=lambda batch: False, where="n1 t0-0"
+        )
 
 
 def killed() -> Machine:

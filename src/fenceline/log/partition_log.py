@@ -436,12 +436,13 @@ class PartitionLog(ReadableLog):
         """
         return retention.advance_log_start(self, offset)
 
-    def enforce_retention(self, now_ms: int) -> list[RemovedSegment]:
+    def enforce_retention(self, now_ms: int, *, may_empty: bool = True) -> list[RemovedSegment]:
         """Take out segments by log start, time and size, and forget idle producers. Raises StorageError.
 
-        Files are only renamed here; `RemovedSegment.delete` unlinks them, in a thread.
+        Files are only renamed here; `RemovedSegment.delete` unlinks them, in a thread. Unless it `may_empty` the log,
+        the last segment with records stays.
         """
-        return retention.enforce_retention(self, now_ms)
+        return retention.enforce_retention(self, now_ms, may_empty=may_empty)
 
     def truncate_to(self, offset: int, *, keep_evidence: bool = True) -> Truncated:
         """Cut the log back to end at `offset`, keeping what was cut (E18, E19). For a thread.

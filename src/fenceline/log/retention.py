@@ -56,8 +56,9 @@ def advance_log_start(log: PartitionLog, offset: int) -> bool:
     return True
 
 
-def enforce_retention(log: PartitionLog, now_ms: int) -> list[RemovedSegment]:
-    """Kafka's order: what lies below the log start, then by time, then by size. Stops at the high watermark."""
+def enforce_retention(log: PartitionLog, now_ms: int, *, may_empty: bool) -> list[RemovedSegment]:
+    """Kafka's order: what lies below the log start, then by time, then by size. Stops at the high watermark, and before
+    the last records unless it `may_empty` the log."""
     log.producers.expire(now_ms, log.config.producer_id_expiration_ms)
     if not log.segments:
         return []
@@ -67,7 +68,13 @@ def enforce_retention(log: PartitionLog, now_ms: int) -> list[RemovedSegment]:
             retention_ms = log.config.retention_ms
             if retention_ms >= 0:
                 removed += _remove_while(
-                    log, now_ms, "time", lambda segment, _: now_ms - segment.largest_timestamp_ms() > retention_ms
+                    log,
+                    now_ms,
+                    "time",
+                    lambda segment, after: (
+                        (may_empty or after < log.log_end_offset)
+                        and now_ms - segment.largest_timestamp_ms() > retention_ms
+                    ),
                 )
             if log.config.retention_bytes >= 0:
                 excess = log.size_bytes - log.config.retention_bytes
@@ -75,7 +82,7 @@ def enforce_retention(log: PartitionLog, now_ms: int) -> list[RemovedSegment]:
                 def too_big(segment: Segment, after: int) -> bool:
                     nonlocal excess
                     excess -= segment.size_bytes
-                    return excess >= 0
+                    return excess >= 0 and (may_empty or after < log.log_end_offset)
 
                 removed += _remove_while(log, now_ms, "size", too_big)
     except OSError as error:

@@ -77,6 +77,11 @@ def drop_records(removed: RemovedPartition) -> None:
     folder = ReceiptFolder(removed.disk, removed.path)
     for path in folder.contents().evidence:
         removed.disk.unlink(path)
+    drop_log(removed)
+
+
+def drop_log(removed: RemovedPartition) -> None:
+    """Delete the log, and leave papers and evidence."""
     for name in removed.disk.listdir(removed.path):
         found = removed.disk.stat(f"{removed.path}/{name}")
         if found is not None and not found.is_directory and name != METADATA_FILE:

@@ -15,7 +15,7 @@ Owns the order of start and stop, and what handlers may reach. Never holds proto
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from random import Random
@@ -68,6 +68,7 @@ from fenceline.node.offsets_topic import (
 )
 from fenceline.node.producing import Producing
 from fenceline.node.quorum_node import QuorumNode
+from fenceline.node.removed_replicas import RemovedReplicas
 from fenceline.node.replica import Replica
 from fenceline.node.replicas import Replicas, tell_recovery
 from fenceline.node.replication import Replication
@@ -170,6 +171,10 @@ class Broker:
             return self.controller.log.end_offset
         return self.partitions.log_end_offset(topic_partition)
 
+    async def topics_created(self, names: Collection[str], timeout_s: float) -> None:
+        """The controller has made these topics: until this node can serve them, but not longer than that."""
+        await self.partitions.vacated(names, timeout_s)
+
     def log_config(self, topic: str) -> Mapping[str, str | None]:
         """Every setting of a topic that has a value (`controller.md C37`), and what brokers say of all logs."""
         configs = self.image.configs
@@ -266,6 +271,7 @@ class Broker:
         self.losses = LossKeeper(self)
         self.storage_trouble.on_full = self.losses.relieve
         self.loss_delivery = LossDelivery(self, self.losses)
+        self.removed_replicas = RemovedReplicas(self)
         self.loss_expiry = LossExpiry(self, self.losses)
         self.replication = Replication(self)
         self.transactions_elsewhere = TransactionsElsewhere(
@@ -288,6 +294,7 @@ class Broker:
             rules=self.replication.rules,
             broker_epoch=lambda: self.broker_epoch,
             delete_partition=self.losses.delete_partition,
+            compare_removed=self.removed_replicas.add,
             tell_place=self._assignments.tell,
             suspect=self.directory_failures.suspect,
         )
@@ -348,6 +355,7 @@ class Broker:
         # Logs were opened by what was known when that began: topics may have gone meanwhile, and come anew.
         self.partitions.apply(difference(known, self.image))
         self.partitions.take_roles()
+        await self.removed_replicas.take_up()
         self.moves.take_up(copies)
         self._coordinators.load_all(self.image)
         # Metadata may name this broker as a leader from here on: who comes at once is not sent away.
@@ -361,6 +369,7 @@ class Broker:
         self._started.append("maintenance")
         await self.server.start_serving()
         self.loss_delivery.start()
+        self.removed_replicas.start()
         self.loss_expiry.start()
         if config.get_int("fenceline.metrics.port") >= 0:
             collectors = [
@@ -382,6 +391,7 @@ class Broker:
             await self.maintenance.stop()
             await self.cleaner.close()
             await self.loss_expiry.stop()
+            await self.removed_replicas.stop()
             await self.loss_delivery.stop()
         if "controller" in self._started and self.broker_epoch >= 0:
             try:

@@ -9,7 +9,7 @@ Rules: since_4_0.md K4.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from fenceline.metadata.features import SUPPORTED, Levels
@@ -110,6 +110,9 @@ class ControllerFace:
     @property
     def finalized_features_epoch(self) -> int:
         return self.image.offset
+
+    async def topics_created(self, names: Collection[str], timeout_s: float) -> None:
+        """A controller has no replicas to wait for."""
 
 
 class _Listening(Server):

@@ -139,11 +139,11 @@ class LogFlushes:
             work.failed(StorageError(str(bug)))
             ended.set_exception(bug)
             self._end(replica, lambda outcome: outcome.set_exception(bug))
-            self._replicas.flush_ended(replica)
+            self._replicas.thread_ended(replica)
             return
         ended.set_result(error)
         self._settle(replica, error)
-        self._replicas.flush_ended(replica)
+        self._replicas.thread_ended(replica)
 
     # --- those who wait -------------------------------------------------------------------------------------------
 

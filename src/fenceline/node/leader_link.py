@@ -268,6 +268,10 @@ class LeaderLink:
         self._hold_back(now_ms)
         # A controller that had forgotten this broker has given it another.
         self.fetcher.broker_epoch = self._host.broker_epoch
+        if self.fetcher.compares_first(now_ms):
+            connection = await self._connected()
+            first: list[Question] = [state.first_question() for state in self.fetcher.compares_first(now_ms)]
+            await self.duties.ask_all(connection, first)
         request = self.fetcher.next_request(now_ms)
         if request is None:
             ready_ms = self.fetcher.next_ready_ms()

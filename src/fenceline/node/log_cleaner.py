@@ -267,8 +267,7 @@ class LogCleaner:
         finally:
             replica.cleaning = None
             cleaning.ended()
-            if replica.is_leaving and not replica.is_being_cut:
-                self._broker.partitions.cut_ended(replica)
+            self._broker.partitions.thread_ended(replica)
 
     async def _run(self, replica: Replica, work: Compaction, cleaning: Cleaning) -> bool:
         """Whether it came to its end."""

@@ -18,6 +18,7 @@ from fenceline.log.errors import StorageError
 from fenceline.log.log_dir import LogDir
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.partition_dir import RemovedPartition, parse_partition_name
+from fenceline.log.set_aside import keep_records
 from fenceline.losses import put_away, quarantine
 from fenceline.losses.cutting import Cut, cut_log
 from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
@@ -55,6 +56,8 @@ class LossKeeper:
         self.evidence_bytes = 0
         """As of the last look."""
         self._unsettled = UnsettledPartitions(broker, self._make_room, self._lost, self._owes, self._take_up_strays)
+        self.compared_first: set[str] = set()
+        """Directories of replicas that were moved away; `RemovedReplicas` is at them."""
         self._relieving: asyncio.Future[bool] | None = None
         self._relief_pauses_until_ms = 0
 
@@ -155,6 +158,8 @@ class LossKeeper:
     def _take_up_strays(self, log_dir: LogDir) -> None:
         """What the cluster does not know any more was lost all the same, and its evidence is in another place now."""
         for stray in log_dir.strays():
+            if stray.path in self.compared_first:
+                continue
             try:
                 self._take_along(log_dir, stray, with_evidence=True)
             except OSError as error:
@@ -200,6 +205,28 @@ class LossKeeper:
                     put_away.drop_records(removed)
                     has_records = False
         removed.delete()
+
+    def delete_contained(self, removed: RemovedPartition, *, keeps_evidence: bool) -> None:
+        """The leader has all records of a replica that was moved away. `keeps_evidence`: the receipts of its older
+        losses name what lies in this directory. Raises OSError."""
+        if keeps_evidence and removed.disk.stat(f"{removed.path}/{EVIDENCE_DIR}") is not None:
+            put_away.drop_log(removed)
+        else:
+            self.delete_partition(removed)
+
+    def keep_rest(self, log_dir: LogDir, removed: RemovedPartition, lost_from: int, reason: str) -> None:
+        """The leader does not have the records from `lost_from` on of a replica that was moved away: they become
+        evidence, with a receipt; the others go. Raises OSError, CorruptLog."""
+        keep_records(
+            removed.disk,
+            removed.path,
+            lost_from,
+            reason,
+            high_watermark=removed.high_watermark,
+            now_ms=self._broker.clock.now_ms(),
+        )
+        self._take_along(log_dir, removed, with_evidence=True)
+        put_away.drop_log(removed)
 
     def _is_kept(self, receipt: Receipt) -> bool:
         """By a replica that is here: what is deleted is where it has moved from, or a copy."""

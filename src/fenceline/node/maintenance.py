@@ -102,7 +102,8 @@ class Maintenance:
         def enforce(replica: Replica) -> None:
             partition_log = replica.log
             # Before the roll, which needs room on the disk: retention is what makes it.
-            removed = partition_log.enforce_retention(now_ms)
+            # A follower that is not in sync keeps its last records: without any, its log cannot be compared.
+            removed = partition_log.enforce_retention(now_ms, may_empty=replica.leader is not None or replica.may_lead)
             for segment in removed:
                 log.info(
                     "segment deleted by retention",

@@ -8,7 +8,8 @@ Rules: `epochs.md E4`, `E33`; `recovery.md V37`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -18,10 +19,11 @@ from fenceline.ids import NO_LEADER, TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.errors import CorruptLog, StorageError, passes
 from fenceline.log.partition_dir import RemovedPartition
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.partition_log import NO_LIMIT, PartitionLog
 from fenceline.metadata.image import ConfigResourceType, LeaderRecoveryState
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
+from fenceline.node.removed_replicas import LogSummary, RemovedReplica
 from fenceline.node.replica import Replica
 from fenceline.node.replica_places import OfflinePlace, ReplicaPlaces
 from fenceline.node.replica_roles import ReplicaRoles, Roles
@@ -71,13 +73,16 @@ class Replicas:
         rules: InSyncRules,
         broker_epoch: Callable[[], int],
         delete_partition: Callable[[RemovedPartition], None] = RemovedPartition.delete,
+        compare_removed: Callable[[RemovedReplica], None] | None = None,
         tell_place: Callable[[UUID, int, UUID], None] = lambda *_: None,
         suspect: Callable[[LogDir, OSError | StorageError], None] = lambda *_: None,
     ) -> None:
-        """`tell_place`: see `ReplicaPlaces`. `suspect` hears, in any thread, of errors that a directory may be to
+        """`compare_removed` is given what a reassignment takes away; without it that is deleted. `tell_place`: see
+        `ReplicaPlaces`. `suspect` hears, in any thread, of errors that a directory may be to
         blame for."""
         self._roles = roles
         self._delete_partition = delete_partition
+        self._compare_removed = compare_removed
         self._role_of = ReplicaRoles(node_id, roles, rules, broker_epoch, clock)
         self._clock = clock
         self._delete_later = delete_later
@@ -102,7 +107,13 @@ class Replicas:
         self._leaving: dict[TopicPartition, Replica | None] = {}
         """Removed while a thread is at their logs; their files go when it ends, and what comes after them waits. None
         for one that was held."""
+        self._stopped: dict[TopicPartition, Replica] = {}
+        """Went offline while a thread is at their logs: not opened again, and not put away, before it ends."""
+        self._vacated: dict[TopicPartition, asyncio.Future[None]] = {}
+        """Of those that are leaving: who waits for their names."""
         self._held: set[TopicPartition] = set()
+        self._moved_away: dict[TopicPartition, tuple[UUID, int]] = {}
+        """Of those that are removed: topic id and `clean_since`, where the partition goes on without this node."""
 
     def __len__(self) -> int:
         return len(self.open_by_name)
@@ -243,6 +254,7 @@ class Replicas:
         replica = self.open_by_name.get((changed.topic, changed.index))
         if self._node_id not in changed.after.replicas:
             if changed.before is not None and self._node_id in changed.before.replicas:
+                self._note_move(changed, replica)
                 self._remove(TopicPartition(changed.topic, changed.index))
             return
         if (topic := self._image().topics_by_name.get(changed.topic)) is not None:
@@ -253,29 +265,51 @@ class Replicas:
         elif self._has_work(changed.after):
             self.get(changed.topic, changed.index)
 
-    def flush_ended(self, replica: Replica) -> None:
-        """A thread has flushed the log. What was removed meanwhile is put away now, unless another thread is at it."""
-        if replica.is_leaving and not replica.is_being_cut and replica.cleaning is None:
-            self.cut_ended(replica)
+    def _note_move(self, changed: ChangedPartition, replica: Replica | None) -> None:
+        topic = self._image().topics_by_name.get(changed.topic)
+        if topic is not None:
+            since = replica.clean_since if replica is not None else NO_LIMIT
+            self._moved_away[TopicPartition(changed.topic, changed.index)] = topic.id, since
+
+    def thread_ended(self, replica: Replica) -> None:
+        """A thread has flushed or compacted the log. What was removed meanwhile is put away now, unless another thread
+        is at it; what went offline may be opened again."""
+        topic_partition = replica.topic_partition
+        if _is_busy(replica):
+            return
+        if self._leaving.get(topic_partition) is replica:
+            self._left(topic_partition)
+        elif self._stopped.get(topic_partition) is replica:
+            del self._stopped[topic_partition]
+            self._take_up(topic_partition)
 
     def cut_ended(self, replica: Replica) -> None:
-        """A thread worked on the log; what the image said meanwhile counts now."""
-        topic_partition = replica.topic_partition
-        if self._leaving.get(topic_partition) is replica:
-            if not replica.log.is_flushing:
-                self._left(topic_partition)
-            return
-        if not self.holds(replica):
-            return
+        """A thread has cut the log; what the image said meanwhile counts now."""
+        self.thread_ended(replica)
         topic = self._image().topics_by_id.get(replica.topic_id)
-        if topic is not None:
+        if topic is not None and self.holds(replica):
             self._role_of.take(replica, topic.partitions[replica.topic_partition.partition])
+
+    async def vacated(self, topics: Collection[str], timeout_s: float) -> None:
+        """Until nothing that had one of these names before is left of it here, but not longer than that: from then on
+        the new topics are served."""
+        waiting = []
+        for topic_partition in self._leaving:
+            if topic_partition.topic in topics:
+                if topic_partition not in self._vacated:
+                    self._vacated[topic_partition] = asyncio.get_running_loop().create_future()
+                waiting.append(self._vacated[topic_partition])
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout_s)
 
     def _left(self, topic_partition: TopicPartition) -> None:
         """The thread that was at the log of a removed replica has ended."""
         del self._leaving[topic_partition]
         self._put_away(topic_partition)
         self._take_up(topic_partition)
+        vacated = self._vacated.pop(topic_partition, None)
+        if vacated is not None:
+            vacated.set_result(None)
 
     def _take_up(self, topic_partition: TopicPartition) -> None:
         topic = self._image().topics_by_name.get(topic_partition.topic)
@@ -285,7 +319,8 @@ class Replicas:
     def hold(self, topic_partition: TopicPartition) -> bool:
         """A thread works on the files of a partition that is offline; False where it is not, or not any more. To be
         followed by `let_go`."""
-        if topic_partition not in self.offline or topic_partition in self._leaving:
+        is_busy = topic_partition in self._leaving or topic_partition in self._stopped
+        if is_busy or topic_partition not in self.offline:
             return False
         self._held.add(topic_partition)
         return True
@@ -361,6 +396,7 @@ class Replicas:
             not 0 <= index < len(topic.partitions)
             or topic_partition in self.offline
             or topic_partition in self._leaving
+            or topic_partition in self._stopped
         ):
             return None
         if self._node_id not in topic.partitions[index].replicas:
@@ -424,10 +460,13 @@ class Replicas:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.left(replica)
             replica.end_leadership(ErrorCode.KAFKA_STORAGE_ERROR)
+            if _is_busy(replica):
+                self._stopped[topic_partition] = replica
 
     def _drop(self, topic: TopicImage) -> None:
         self._configs.pop(topic.name, None)
         for index in range(len(topic.partitions)):
+            self._moved_away.pop(TopicPartition(topic.name, index), None)
             self._remove(TopicPartition(topic.name, index))
 
     def _remove(self, topic_partition: TopicPartition) -> None:
@@ -442,18 +481,20 @@ class Replicas:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.left(replica)
             replica.end_leadership()
-            if replica.is_being_cut or replica.cleaning is not None or replica.log.is_flushing:
-                # The thread would go on in the files of whatever has this name next: a flush writes the topic id and
-                # the epochs of this log by their path.
-                replica.is_leaving = True
-                if replica.cleaning is not None:
-                    replica.cleaning.ask_to_stop()
-                self._leaving[topic_partition] = replica
+        replica = replica or self._stopped.pop(topic_partition, None)
+        if replica is not None and _is_busy(replica):
+            # The thread would go on in the files of whatever has this name next: a flush writes the topic id and the
+            # epochs of this log by their path.
+            replica.is_leaving = True
+            if replica.cleaning is not None:
+                replica.cleaning.ask_to_stop()
+            self._leaving[topic_partition] = replica
         if topic_partition not in self._leaving:
             self._put_away(topic_partition)
 
     def _put_away(self, topic_partition: TopicPartition) -> None:
-        """Its files go, its receipts stay."""
+        """Its files go, its receipts stay. What was moved away is compared with the leader first."""
+        moved = self._moved_away.pop(topic_partition, None)
         holders = [self._log_dirs.holder(topic_partition), *self.places.unresolved.pop(topic_partition, ())]
         self._log_dirs.forget(topic_partition)
         # The next topic of this name misses nothing.
@@ -461,12 +502,17 @@ class Replicas:
         self.places.not_noted.pop(topic_partition, None)
         for log_dir in holders:
             if log_dir is not None and self._log_dirs.is_online(log_dir):
-                self._delete_files(topic_partition, log_dir)
+                self._remove_files(topic_partition, log_dir, moved)
             # What a failed directory still has of it is set aside when it comes back.
 
-    def _delete_files(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
+    def _remove_files(self, topic_partition: TopicPartition, log_dir: LogDir, moved: tuple[UUID, int] | None) -> None:
+        was_open = log_dir.open_logs.get(topic_partition)
+        is_compared = moved is not None and self._compare_removed is not None
         try:
-            removed = log_dir.delete_partition(topic_partition)
+            if is_compared:
+                removed = log_dir.set_aside_stray(topic_partition)
+            else:
+                removed = log_dir.delete_partition(topic_partition)
         except StorageError as error:
             log.error(
                 "files of a removed partition stay",
@@ -476,5 +522,16 @@ class Replicas:
             )
             self._suspect(log_dir, error)
             return
-        if removed is not None:
+        if removed is None:
+            return
+        if moved is None or self._compare_removed is None:
             self._delete_later(partial(self._delete_partition, removed), 0)
+            return
+        topic_id, clean_since = moved
+        known = LogSummary.of(was_open) if was_open is not None and was_open.offline is None else None
+        self._compare_removed(RemovedReplica(log_dir, removed, topic_id, known, clean_since))
+
+
+def _is_busy(replica: Replica) -> bool:
+    """Whether a thread is at its log."""
+    return replica.is_being_cut or replica.cleaning is not None or replica.log.is_flushing

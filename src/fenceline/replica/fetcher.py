@@ -79,6 +79,11 @@ class Fetcher:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
+    def compares_first(self, now_ms: int) -> list[FollowerState]:
+        """What is to be compared with the leader's log before it is fetched: `FollowerState.first_question`."""
+        known = [state for key in self._changed if (state := self.states.get(key)) is not None]
+        return [state for state in known if state.comparison is not None and state.is_ready(now_ms)]
+
     def next_request(self, now_ms: int) -> FetchRequest | None:
         """What to send now; None while an answer is waited for, or nothing is ready (see `next_ready_ms`)."""
         if self._is_waiting_for_answer:
@@ -90,14 +95,15 @@ class Fetcher:
         forgotten: list[tuple[str | None, bytes | None, list[int]]] = []
         for key in tuple(self._changed):
             state = self.states.get(key)
-            if state is not None and state.is_ready(now_ms):
+            compares_first = state is not None and state.comparison is not None
+            if state is not None and state.is_ready(now_ms) and not compares_first:
                 self._changed.pop(key, None)
                 asked = self._ask(state)
                 if self._told.get(key) != asked:
                     self._told[key] = asked
                     wanted.append(asked)
             else:
-                if state is None or state.phase is not Phase.WAITING:
+                if state is None or not (state.phase is Phase.WAITING or compares_first):
                     self._changed.pop(key, None)
                 if self._told.pop(key, None) is not None:
                     forgotten.append((None, key[0], [key[1]]))
@@ -194,7 +200,9 @@ class Fetcher:
             self._changed[key] = None
             return state.on_divergence(*fetched.diverging_epoch, fetched.log_start_offset)
         if not state.is_compared:
-            anew = state.on_agreement(fetched.log_start_offset)
+            told = self._told[key]
+            had_records = told.log_start_offset < told.fetch_offset
+            anew = state.on_agreement(fetched.log_start_offset, had_records=had_records)
             if anew is not None:
                 self._changed[key] = None
                 return anew

@@ -31,8 +31,10 @@ what is to be done with it (`Duty`). Which partitions go into one fetch is the w
 |                                         | leader's record below our start is the one we deleted     |           |
 | a cut that leaves records below the     | begin anew there, before the next fetch                   | E13 d     |
 | leader's log start only                 |                                                           |           |
-| a cut below `complete_from` of a log    | empty it and fetch it anew: records that compaction left  | E18       |
-| that is compacted                       | out for newer ones that are cut may be in the leader's    |           |
+| a cut below `complete_from` of a log    | compare all of it first (`agreement`), cut what is not    | E18       |
+| that is compacted                       | the leader's, empty it and fetch it anew: records that    |           |
+|                                         | compaction left out for newer ones that are cut may be in |           |
+|                                         | the leader's                                              |           |
 | 74 while no newer leader epoch is known | wait and ask again; never given up                        | G3        |
 | 75, 6, 3, 56, 100, 103 and others       | wait and ask again                                        | E27       |
 """
@@ -43,7 +45,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeAlias
 
-from fenceline.log.agreement import EpochsOfLog
+from fenceline.log.agreement import AgreementSearch, EpochsOfLog
 from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.log.epoch_cache import UNDEFINED
 from fenceline.replica.epoch_search import EpochSearch
@@ -98,6 +100,8 @@ class FollowerState:
     """In a row, since the last answer that helped."""
     leader_high_watermark: int = -1
     """As the leader told it last; a replica that does not reach it is not in sync, as far as a throttle goes."""
+    comparison: AgreementSearch | None = None
+    """With the leader's log, which comes before the next fetch; the log is emptied then, and fetched anew."""
     search: EpochSearch | None = None
     """Of the gap that was met last."""
     empties_for: Cause | None = None
@@ -126,6 +130,8 @@ class FollowerState:
         self.ready_at_ms = ready_at_ms
         self.failures += 1
         self.empties_for = None
+        if self.comparison is not None:
+            self.comparison = AgreementSearch(self.log)
 
     @property
     def may_be_held_back(self) -> bool:
@@ -137,7 +143,9 @@ class FollowerState:
         self.phase = Phase.FETCHING
         self.failures = 0
 
-    def on_divergence(self, leader_epoch: int, leader_end: int, leader_start: int = -1) -> CutTo | AskStart:
+    def on_divergence(
+        self, leader_epoch: int, leader_end: int, leader_start: int = -1
+    ) -> CutTo | AskStart | AskEpochEnd:
         """The leader's newest epoch not above our last one is `leader_epoch`, and it ends at `leader_end` (E25).
 
         Where our log does not have that epoch, the cut ends with our next lower one, and the next answer goes on from
@@ -165,27 +173,56 @@ class FollowerState:
 
     def on_follow(self, clean_since: int) -> BeginAnew | None:
         """Before the first fetch. `clean_since`: no leader of a later epoch was elected uncleanly. Of a log that ends
-        below `complete_from`: a leader that was elected uncleanly since may have records that this log lacks."""
+        below `complete_from`: a leader that was elected uncleanly since may have records that this log lacks. It is
+        compared first: see `first_question`."""
         log = self.log
         if log.log_end_offset >= log.complete_from.offset or clean_since <= log.complete_from.leader_epoch:
+            return None
+        if log.log_end_offset > log.log_start_offset:
+            self.comparison = AgreementSearch(log)
             return None
         self.phase = Phase.CUTTING
         return BeginAnew(self, 0, Cause.DIVERGENCE, is_whole=True)
 
+    def first_question(self) -> AskEpochEnd | AskStart:
+        """What the leader is to be asked before the next fetch, where there is a `comparison`."""
+        assert self.comparison is not None, "there is one"
+        return self._compare(self.comparison)
+
+    def _compare(self, comparison: AgreementSearch) -> AskEpochEnd | AskStart:
+        self.phase = Phase.LOOKING
+        return AskStart(self) if comparison.is_done else AskEpochEnd(self, comparison.asks)
+
+    def _on_compared(self, end: int, leader_start: int) -> CutTo | BeginAnew:
+        """Up to `end` the leader has what this log has, as far as it knows: from `leader_start` on. The rest is lost,
+        and has a receipt."""
+        log = self.log
+        self.phase = Phase.CUTTING
+        if end <= log.log_start_offset:
+            return BeginAnew(self, leader_start, Cause.DIVERGENCE)
+        if end < log.log_end_offset:
+            self.leader_start = leader_start
+            return CutTo(self, end, Cause.DIVERGENCE)
+        if leader_start >= end:
+            return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
+        return BeginAnew(self, leader_start, Cause.DIVERGENCE, is_whole=True)
+
     def on_cut(self, duty: CutTo | BeginAnew) -> BeginAnew | None:
         """The log has been cut. Where all that is left lies below the leader's log start (`on_agreement`), or lacks
-        what compaction left out (`complete_from`), it goes before the next fetch: with that the leader would count
-        this replica."""
+        what compaction left out (`complete_from`; it was compared), it goes before the next fetch: with that the
+        leader would count this replica."""
         leader_start, self.leader_start = self.leader_start, -1
         log = self.log
+        is_empty = log.log_end_offset == log.log_start_offset
+        if leader_start >= log.log_end_offset and not is_empty:
+            return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
         if isinstance(duty, CutTo) and duty.offset < log.complete_from.offset:
-            return BeginAnew(self, 0, duty.cause, is_whole=True)
-        if leader_start < log.log_end_offset or log.log_end_offset == log.log_start_offset:
-            return None
-        return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
+            return BeginAnew(self, max(leader_start, 0), duty.cause, is_whole=True)
+        return None
 
-    def on_agreement(self, leader_start: int) -> BeginAnew | None:
+    def on_agreement(self, leader_start: int, *, had_records: bool = True) -> BeginAnew | None:
         """The leader's log starts at `leader_start` and continues where ours ends. None: what both have is the same.
+        `had_records`: this log, when the leader was asked; retention may have emptied it since.
 
         A leader whose log starts there has forgotten our last epoch: it answers with that epoch and its own start,
         whatever our records are (E13 d). Those may be of a history that no later leader had.
@@ -195,21 +232,26 @@ class FollowerState:
         start, unless this replica may lead, and so has been compared.
         """
         log = self.log
-        if log.log_end_offset == log.log_start_offset > leader_start and not self.may_lead:
+        is_empty = log.log_end_offset == log.log_start_offset
+        if is_empty and not had_records and log.log_start_offset > leader_start and not self.may_lead:
             self.phase = Phase.CUTTING
             return BeginAnew(self, leader_start, Cause.DIVERGENCE)
-        if leader_start < log.log_end_offset or log.log_end_offset == log.log_start_offset:
+        if leader_start < log.log_end_offset or is_empty:
             self.is_compared = True
             return None
         self.phase = Phase.CUTTING
         return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
 
-    def _cut(self, end: int, cause: Cause) -> CutTo | AskStart:
-        """Where that leaves nothing, the log begins anew at the leader's start, and never at its own."""
+    def _cut(self, end: int, cause: Cause) -> CutTo | AskStart | AskEpochEnd:
+        """Where that leaves nothing, the log begins anew at the leader's start, and never at its own. Where what is
+        left would go as well, since it lacks what compaction left out, all of it is compared first."""
         if leaves_nothing(self.log, end):
             self.phase = Phase.LOOKING
             self.empties_for = cause
             return AskStart(self)
+        if end < self.log.complete_from.offset:
+            self.comparison = AgreementSearch(self.log)
+            return self._compare(self.comparison)
         self.phase = Phase.CUTTING
         return CutTo(self, end, cause)
 
@@ -225,8 +267,11 @@ class FollowerState:
         self.search = EpochSearch(epoch, first_offset, self.log)
         return self._next_question(self.search)
 
-    def on_epoch_end(self, epoch: int, end: int) -> AskEpochEnd | None:
+    def on_epoch_end(self, epoch: int, end: int) -> AskEpochEnd | AskStart | None:
         """E13. None: it is known where they begin, fetch again."""
+        if self.comparison is not None:
+            self.comparison.on_answer(epoch, end)
+            return self._compare(self.comparison)
         assert self.search is not None, "it was asked for"
         self.search.on_answer(epoch, end)
         return self._next_question(self.search)
@@ -238,16 +283,19 @@ class FollowerState:
         self.phase = Phase.LOOKING
         return AskEnd(self)
 
-    def on_leader_end(self, leader_end: int) -> CutTo | AskStart:
+    def on_leader_end(self, leader_end: int) -> CutTo | AskStart | AskEpochEnd:
         """E28."""
         if leader_end < self.log.log_end_offset:
             return self._cut(max(leader_end, 0), Cause.LEADER_IS_SHORTER)
         return AskStart(self)
 
-    def on_leader_start(self, leader_start: int) -> CutTo | BeginAnew | None:
+    def on_leader_start(self, leader_start: int) -> CutTo | BeginAnew | AskStart | AskEpochEnd | None:
         """E28. None: the log lies within the leader's by now, fetch again."""
         log, empties_for = self.log, self.empties_for
         self.empties_for = None
+        comparison, self.comparison = self.comparison, None
+        if comparison is not None:
+            return self._on_compared(comparison.end, leader_start)
         if empties_for is not None:
             self.phase = Phase.CUTTING
             return BeginAnew(self, leader_start, empties_for)
@@ -256,8 +304,11 @@ class FollowerState:
             return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
         if log.latest_epoch > NO_EPOCH and log.log_end_offset > log.log_start_offset:
             # In range and refused all the same: the leader's epochs all lie below our last one (E8, E13 c).
+            end = max(log.latest_epoch_start, log.log_start_offset)
+            if log.log_start_offset < end < log.complete_from.offset:
+                return self._cut(end, Cause.UNKNOWN_EPOCH)
             self.phase = Phase.CUTTING
-            return CutTo(self, max(log.latest_epoch_start, log.log_start_offset), Cause.UNKNOWN_EPOCH)
+            return CutTo(self, end, Cause.UNKNOWN_EPOCH)
         self.phase = Phase.FETCHING
         return None
 

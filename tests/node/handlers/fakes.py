@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -113,6 +113,9 @@ class FakeBroker:
 
     def __post_init__(self) -> None:
         self.config = NodeConfig.load(None, self.settings, {})
+
+    async def topics_created(self, names: Collection[str], timeout_s: float) -> None:
+        """No replicas here to wait for."""
 
     async def auto_create(self, names: Sequence[str]) -> dict[str, Outcome]:
         self.created.append(names)

@@ -1,8 +1,9 @@
 """CreateTopics v2-7, DeleteTopics v1-6, CreatePartitions v0-3.
 
 Owns what Kafka's listener does before and after the controller: repeated names, ids that are names, the configs that a
-new topic is told with. Whether a topic can be made is the controller's to say. Nobody waits for the request's timeout:
-the controller answers as soon as its records are safe.
+new topic is told with. Whether a topic can be made is the controller's to say. It answers as soon as its records are
+safe; the answer waits only, up to the request's timeout, for a thread of this node that is at the files of a deleted
+topic of that name.
 
 Rules: controller.md C21-C25, since_4_0.md K4, K27.
 """
@@ -62,6 +63,8 @@ async def handle_create_topics(context: RequestContext, request: Any) -> dict[st
         try:
             answer = await context.broker.controller.submit(CreateTopics(tuple(wanted), request.validate_only))
             results.update((topic.name, topic) for topic in answer.topics)
+            created = {topic.name for topic in answer.topics if not topic.outcome.failed}
+            await context.broker.topics_created(created, request.timeout.total_seconds())
         except PeerError as error:
             outcome = _outcome_of(error)
             results.update((topic.name, CreatedTopic(topic.name, outcome)) for topic in wanted)

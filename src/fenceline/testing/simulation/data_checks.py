@@ -35,10 +35,12 @@ from fenceline.testing.simulation.log_reader import StoredBatches
 from fenceline.testing.simulation.partition_checks import check_change, shown
 from fenceline.testing.simulation.receipt_checks import (
     is_of,
+    of_logs_in_use,
     papers,
     receipts_are_exact,
     receipts_to_deliver,
 )
+from fenceline.testing.simulation.removed_checks import LeaderLog, RemovedChecks
 from fenceline.testing.simulation.world import Process, StoredBatch
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ class _Node:
         """By id: those that it told of in this life; what the ledger has need not stay on the disk."""
         self.undelivered = 0
         self.has_metadata = False
+        self.removed = RemovedChecks(process.disk)
 
     @property
     def image(self) -> MetadataImage:
@@ -198,17 +201,20 @@ class DataChecks:
         image = node.image
         if image.offset > self.image.offset:
             self._newer(image, process)
-        losses = node.broker.losses
+        broker = node.broker
+        losses = broker.losses
         if losses.undelivered != node.undelivered:
             node.undelivered = losses.undelivered
             node.receipts.update((each.id, each) for each in losses.next_due(node.undelivered))
             self.receipts |= node.receipts
-        open_by_id, copies = node.broker.partitions.open_by_id, node.copies
+        open_by_id, copies = broker.partitions.open_by_id, node.copies
         if len(copies) > len(open_by_id):
             for key in [each for each in copies if each not in open_by_id]:
-                untraced = self._crashes[process.node_id].untraced
-                untraced.update((key, batch) for batch in copies[key].log)
-                self._went(node, key, copies.pop(key))
+                gone = copies.pop(key)
+                if not self._has_moved_away(key, process.node_id):
+                    self._crashes[process.node_id].untraced.update((key, batch) for batch in gone.log)
+                self._went(node, key, gone)
+        node.removed.look(broker, self._leader_log, self._receipts_of, process.name)
         for key, replica in open_by_id.items():
             copy = copies.get(key)
             if copy is None or copy.replica is not replica:
@@ -332,6 +338,8 @@ class DataChecks:
             begins_segment = not log.segments or log.segments[0].base_offset == start
             history.starts_at(start, by_retention=begins_segment, where=where)
             if not was_cut:
+                deleted = [batch for batch in copy.log if batch.base_offset < start]
+                self._crashes[node.process.node_id].untraced.update((key, batch) for batch in deleted)
                 copy.log = [batch for batch in copy.log if batch.next_offset > start]
                 copy.end = max(copy.end, start)
                 copy.matched = max(copy.matched, start)
@@ -356,8 +364,19 @@ class DataChecks:
                 known = start_before, copy.high_watermark
                 there = papers(node.process, replica)
                 if copy.was_cut:  # the ledger may have one already, and the directory not any more
-                    there |= {name: each for name, each in node.receipts.items() if is_of(each, key)}
+                    there |= of_logs_in_use(node.receipts, key)
                 receipts_are_exact(node.process, there, copy.receipts, lost, history, *known, where)
+            elif not copy.is_new and not kept:
+                there = papers(node.process, replica) | of_logs_in_use(node.receipts, key)
+                if there.keys() <= copy.receipts.keys():
+                    leader_has = self._leader_has(key, replica.leader_epoch)
+                    mine = [batch for batch in lost if batch.base_offset >= start_before and not leader_has(batch)]
+                    if mine:
+                        raise InvariantBroken(
+                            f"{where}: was emptied, the leader does not have {_told(mine)}, no receipt says so"
+                            " (receipts)"
+                        )
+                copy.receipts |= there
             copy.was_cut = False
         committed = high_watermark != copy.high_watermark or (leader is not None and leader.isr is not copy.isr)
         # Who hears at once of a smaller in-sync set and of the next leader commits in between.
@@ -370,9 +389,15 @@ class DataChecks:
             self._appended(node, key, copy, history, where)
         if copy.is_new:
             copy.receipts = papers(node.process, replica)
-            told = {name: each for name, each in node.receipts.items() if is_of(each, key)} | copy.receipts
+            told = of_logs_in_use(node.receipts, key) | copy.receipts
             self._crashes[node.process.node_id].opened(
-                key, copy.log, told, start, is_compacted=history.is_compacted, where=where
+                key,
+                copy.log,
+                told,
+                start,
+                is_compacted=history.is_compacted,
+                leader_has=self._leader_has(key, replica.leader_epoch),
+                where=where,
             )
         copy.is_new = False
         copy.end, copy.high_watermark, copy.leader, copy.epoch = end, high_watermark, leader, replica.leader_epoch
@@ -390,6 +415,36 @@ class DataChecks:
             led[by.leader_epoch] = max(led.get(by.leader_epoch, 0), high_watermark)
         if committed or was_cut:
             self._check_isr(key)
+
+    def _has_moved_away(self, key: Key, node_id: int) -> bool:
+        """Such a replica is compared with its leader before its records go."""
+        partition = self._partitions.get(key)
+        return partition is not None and node_id not in partition.replicas
+
+    def _leader_log(self, key: Key) -> LeaderLog | None:
+        partition = self._partitions.get(key)
+        copy = self._leader_of(key, partition.leader_epoch) if partition is not None else None
+        if copy is None or self.histories[key].is_compacted:
+            return None
+        log = copy.replica.log
+        start, end = log.log_start_offset, log.log_end_offset
+        return LeaderLog(copy.replica.leader_epoch, start, lambda: copy.batches(start, end))
+
+    def _leader_has(self, key: Key, epoch: int) -> Callable[[StoredBatch], bool]:
+        """Whether the leader of this epoch has a batch, or had it before compaction took it; True where none runs."""
+        leader = self._leader_of(key, epoch)
+        log = leader.replica.log if leader is not None else None
+
+        def has(batch: StoredBatch) -> bool:
+            offset = batch.base_offset
+            if log is None or offset < log.log_start_offset:
+                return True
+            return offset < log.log_end_offset and log.epochs.epoch_for_offset(offset) == batch.epoch
+
+        return has
+
+    def _receipts_of(self, key: Key) -> list[Receipt]:
+        return [each for each in self.receipts.values() if is_of(each, key)]
 
     def _went(self, node: _Node, key: Key, copy: _Copy) -> None:
         """The replica is closed, or its directory has failed: a fetch may have committed in the same step."""
@@ -537,7 +592,10 @@ class DataChecks:
     # -- at rest -------------------------------------------------------------------------------------------------------
 
     def is_whole(self) -> bool:
-        """Every partition is led, all its replicas are in sync and have the same."""
+        """Every partition is led, all its replicas are in sync and have the same, and what was moved away has been
+        compared with it."""
+        if any(node.broker.removed_replicas.waiting for node in self._nodes.values() if node.process.is_up):
+            return False
         for key, partition in self._partitions.items():
             if partition.leader == NO_LEADER or set(partition.isr) != set(partition.replicas) or partition.adding:
                 return False
@@ -561,11 +619,11 @@ class DataChecks:
         some replica, unless no replica could know of it. Raises InvariantBroken."""
         for key in self._partitions:
             history = self.histories[key]
-            receipts = [each for each in self.receipts.values() if is_of(each, key)]
+            receipts = self._receipts_of(key)
             for batch in history.lost_batches if not history.is_compacted else ():
                 # A later unclean election may have brought it back.
                 is_there = history.batch_at(batch.base_offset) == batch
-                if is_there or batch.base_offset < history.log_start or not history.was_answered(batch):
+                if is_there or batch not in history.readable_when_lost or not history.was_answered(batch):
                     continue
                 is_told = any(
                     each.start_offset <= batch.base_offset < each.end_offset_exclusive

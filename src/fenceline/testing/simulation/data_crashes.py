@@ -7,12 +7,13 @@ and are no part of the log any more were cut, and receipts tell of nothing else 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.losses.check import complaints
+from fenceline.losses.folder import INTENDED
 from fenceline.losses.receipt import Cause, Receipt
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken
@@ -40,6 +41,8 @@ class _Before:
     """Where the log began."""
     folder: object = None
     """The directory, as the newest life found it."""
+    is_whole: bool = False
+    """Whether it was being emptied, as its leader had all of it."""
     files: list[bytes] = field(default_factory=list)
     """What that life found in the log, and in evidence that no receipt names."""
 
@@ -51,7 +54,8 @@ class Crashes:
         self._disk = disk
         self._before: dict[Key, _Before] = {}
         self.untraced: set[tuple[Key, StoredBatch]] = set()
-        """What is gone without a receipt, and may be: with the power, or with a directory that is not here any more."""
+        """What is gone without a receipt, and may be: with the power, with a directory that is not here any more, or
+        deleted by retention or a request."""
 
     def ended(
         self, key: Key, directory: str, log: list[StoredBatch], receipts: Mapping[str, Receipt], *, start: int = 0
@@ -69,6 +73,12 @@ class Crashes:
                 del self._before[key]
             else:
                 before.files = list(self._found(before))
+                before.is_whole = self._has_whole_intent(before.directory)
+
+    def _has_whole_intent(self, directory: str) -> bool:
+        directory = f"{directory}/{EVIDENCE_DIR}"
+        intents = (name for name in self._disk.folder(directory) or () if name.endswith(INTENDED))
+        return any(b'"is_whole": true' in (self._disk.peek(f"{directory}/{name}") or b"") for name in intents)
 
     def _found(self, before: _Before) -> Iterable[bytes]:
         disk = self._disk
@@ -87,10 +97,12 @@ class Crashes:
         start: int,
         *,
         is_compacted: bool,
+        leader_has: Callable[[StoredBatch], bool],
         where: str,
     ) -> None:
         """The log is in use again and begins at `start`, with these receipts beside it; what is below was
-        deleted, unless all of the log was: then it begins anew, and has a receipt. Raises InvariantBroken."""
+        deleted, unless all of the log was: then it begins anew, and has a receipt, or its leader has all of it.
+        Raises InvariantBroken."""
         before = self._before.pop(key, None)
         if before is None or self._disk.folder(before.directory) is not before.folder:
             if before is not None:
@@ -101,6 +113,8 @@ class Crashes:
         if is_compacted:
             end = log[-1].next_offset if log else start
             lost = [batch for batch in gone if batch.base_offset >= end]
+        if before.is_whole:
+            lost = [batch for batch in lost if not leader_has(batch)]
         begins_anew = bool(lost) and lost[-1].next_offset < start
         new = [receipt for name, receipt in receipts.items() if name not in before.receipts]
         found = []
@@ -112,6 +126,7 @@ class Crashes:
                 found += _complaints(receipt, gone, log, before.start, lost_power=lost_power)
         for batch in lost:
             if batch.base_offset < start and not begins_anew:
+                self.untraced.add((key, batch))
                 continue
             is_told = any(
                 each.start_offset < batch.next_offset and batch.base_offset < each.end_offset_exclusive for each in new

@@ -57,8 +57,12 @@ class History:
         """Batches that were acknowledged to a producer: base offset, and the records' bytes."""
         self.lost_batches: list[StoredBatch] = []
         """Committed ones that unclean elections cost."""
+        self.readable_when_lost: set[StoredBatch] = set()
+        """Of those, what had not been deleted by then; where the log starts now says nothing of them."""
         self._records: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
         """Of a compacted topic: key and value by offset and leader epoch."""
+        self._superseded: set[Place] = set()
+        """Records that compaction had taken for newer ones, which an unclean election cost."""
         self.written: dict[Place, Written] = {}
         self.batches: list[StoredBatch] = []
         """Committed, from offset 0 on."""
@@ -138,7 +142,8 @@ class History:
         newest: dict[bytes | None, tuple[int, bool]] = {}
         for batch in self.batches:
             for record in decoded(batch):
-                newest[record.key] = (record.offset, record.value is None)
+                if Place(record.offset, batch.epoch) not in self._superseded:
+                    newest[record.key] = (record.offset, record.value is None)
         return {offset for offset, is_deletion in newest.values() if offset >= start and not is_deletion}
 
     # -- committed -----------------------------------------------------------------------------------------------------
@@ -204,6 +209,7 @@ class History:
     ) -> None:
         """An uncleanly elected leader has this log from `start` to `end`: what it lacks is lost. `epoch_at`: the leader
         epoch of an offset of it, also where compaction has removed the record: with the same epoch it was the same."""
+        log = list(log)
         mine = {Place(batch.base_offset, batch.epoch) for batch in log}
         kept = 0
         while kept < len(self.batches):
@@ -213,8 +219,18 @@ class History:
             if not is_there and not was_there:
                 break
             kept += 1
+        if self.is_compacted and kept < len(self.batches):
+            there = {record.offset for batch in log for record in decoded(batch)}
+            newest = {record.key: record.offset for batch in self.batches[kept:] for record in decoded(batch)}
+            self._superseded.update(
+                Place(record.offset, batch.epoch)
+                for batch in self.batches[:kept]
+                for record in decoded(batch)
+                if record.key in newest and record.offset >= start and record.offset not in there
+            )
         self.lost += len(self.batches) - kept
         self.lost_batches += self.batches[kept:]
+        self.readable_when_lost.update(each for each in self.batches[kept:] if each.base_offset >= self.log_start)
         del self.batches[kept:], self._bases[kept:]
         self.ends = {led: min(end, self.end) for led, end in self.ends.items()}
         self.last_unclean = max(self.last_unclean, epoch)

@@ -50,6 +50,11 @@ def is_of(receipt: Receipt, key: tuple[bytes, int]) -> bool:
     return receipt.topic_id is not None and (receipt.topic_id.bytes, receipt.partition) == key and not receipt.group
 
 
+def of_logs_in_use(receipts: Mapping[str, Receipt], key: tuple[bytes, int]) -> dict[str, Receipt]:
+    """Those of a partition that tell of cuts of its log: not of directories beside it that were set aside."""
+    return {name: each for name, each in receipts.items() if is_of(each, key) and each.cause is not Cause.SET_ASIDE}
+
+
 def receipts_are_exact(
     process: Process,
     there: Mapping[str, Receipt],
