@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
 from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.logs import Logger
 from fenceline.testing import reaper
 from fenceline.testing.simulation import controller_of_one
 from fenceline.testing.simulation.__main__ import main
@@ -26,14 +28,37 @@ pytestmark = pytest.mark.timeout(600)
 """Against hanging only: each story is played several times, in processes of its own, on a machine that may be busy."""
 
 
+def test_what_another_thread_logs_is_not_of_the_game() -> None:
+    """A test before this one may have left a thread at work in this process."""
+    told, ended = [], threading.Event()
+
+    def log_on() -> None:
+        log = Logger("somebody else")
+        while not ended.wait(0.001):
+            log.debug("still at work")
+            told.append("still at work")
+
+    digest = play(SEED, "quorum").digest
+    thread = threading.Thread(target=log_on)
+    thread.start()
+    try:
+        played = [play(SEED, "quorum").digest]
+        while not told:
+            played.append(play(SEED, "quorum").digest)
+    finally:
+        ended.set()
+        thread.join()
+    assert set(played) == {digest}
+
+
 def _digests_in_a_new_process(hash_seed: str) -> list[str]:
     """Of the whole trace of each story, in a process where sets and maps have another order."""
     code = "from fenceline.testing.simulation.stage import STORIES, play\n"
     code += f"for story in sorted(STORIES): print(play({SEED}, story).digest)"
-    return _printed_by_a_new_process(code, hash_seed)
+    return _lines_of_a_new_process(code, hash_seed)
 
 
-def _printed_by_a_new_process(code: str, hash_seed: str) -> list[str]:
+def _lines_of_a_new_process(code: str, hash_seed: str) -> list[str]:
     return subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
@@ -41,7 +66,7 @@ def _printed_by_a_new_process(code: str, hash_seed: str) -> list[str]:
         capture_output=True,
         text=True,
         check=True,
-    ).stdout.split()
+    ).stdout.splitlines()
 
 
 def test_the_same_seed_in_two_processes() -> None:
@@ -58,12 +83,18 @@ def test_the_same_seed_in_two_processes() -> None:
 
 def test_two_topics_in_two_processes() -> None:
     """Topics are found by their names' hashes, which are others in each process."""
-    code = "from fenceline.testing.simulation.stage import play\n"
-    code += "print(play(7, 'brokers').digest, play(6, 'operations').digest)"
-    assert options_of(7, "brokers").topics == options_of(6, "operations").topics == 2
-    digests = [play(7, "brokers").digest, play(6, "operations").digest]
-    for hash_seed in ("1", "3"):
-        assert _printed_by_a_new_process(code, hash_seed) == digests
+    for seed, story in ((7, "brokers"), (6, "operations")):
+        assert options_of(seed, story).topics == 2
+        lines: list[str] = []
+        play(seed, story, sink=lines.append)
+        code = f"from fenceline.testing.simulation.stage import play\nplay({seed}, {story!r}, sink=print)"
+        for hash_seed in ("1", "3"):
+            told = _lines_of_a_new_process(code, hash_seed)
+            differ = next(
+                ((n, one, other) for n, (one, other) in enumerate(zip(lines, told, strict=False)) if one != other), None
+            )
+            assert differ is None, f"line {differ[0]}: {differ[1]!r} here, {differ[2]!r} in a new process"
+            assert len(lines) == len(told)
 
 
 @pytest.mark.parametrize("story", sorted(STORIES))

@@ -23,7 +23,8 @@ _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _settings: dict[str, Any] = {"format": "auto", "level": 20}
 _configured: list[Sink] = []
 """What writes, once something was written."""
-_sinks: list[Sink] = []
+_redirected: Final = threading.local()
+"""`sink`: what takes the lines of this thread."""
 _writing: Final = threading.Lock()
 
 
@@ -44,9 +45,12 @@ def set_level(name: str) -> None:
 
 
 def redirect(sink: Sink | None) -> Sink | None:
-    """Give lines of every level to `sink` instead of writing them; None writes them again. The sink before it."""
-    before = _sinks[0] if _sinks else None
-    _sinks[:] = [] if sink is None else [sink]
+    """Give this thread's lines of every level to `sink` instead of writing them; None writes them again.
+
+    Returns the sink before it. Other threads write on: what still runs in one is not what the sink listens to.
+    """
+    before: Sink | None = getattr(_redirected, "sink", None)
+    _redirected.sink = sink
     return before
 
 
@@ -75,8 +79,9 @@ class Logger:
         self._write("error", event, {**fields, "exc_info": True})
 
     def _write(self, level: str, event: str, fields: dict[str, Any]) -> None:
-        if _sinks:
-            _sinks[0](level, self._name, event, fields)
+        sink: Sink | None = getattr(_redirected, "sink", None)
+        if sink is not None:
+            sink(level, self._name, event, fields)
             return
         if _LEVELS[level] < _settings["level"]:
             return
