@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from copy import deepcopy
 from uuid import UUID
 
 import pytest
@@ -16,10 +17,10 @@ from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_replay import NO_SNAPSHOT
 from fenceline.quorum.control_records import KRaftVoters, Voter
 from fenceline.quorum.duties import Send
-from fenceline.quorum.log_view import NOTHING, LogEnd
+from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId
 from fenceline.quorum.messages import VoteRequest
 from fenceline.testing.sim_disk import SimDisk
-from tests.kip.snapshot_directory import DATA, DIRECTORY, EPOCH, VOTER, History
+from tests.kip.snapshot_directory import DATA, DIRECTORY, EPOCH, VOTER, History, image_after, snapshot_of
 from tests.node.controller_helpers import ALONE, WITH_OTHERS, open_voter
 
 STATIC = {"controller.quorum.voters": "7@localhost:9093,8@other:9093,9@third:9093"}
@@ -93,6 +94,27 @@ def test_a_hole_in_the_first_flush_after_a_snapshot_was_fetched() -> None:
     assert opened.log.end == (snapshot.epoch, snapshot.end_offset)
     assert (opened.log.start_offset, opened.log.promised) == (snapshot.end_offset, end)
     assert opened.replayed.image.offset == snapshot.end_offset - 1
+
+
+@pytest.mark.parametrize("torn", [True, False], ids=["torn", "hole"])
+def test_unflushed_log_of_a_broker_is_replaced_by_the_snapshot_that_it_fetched(torn: bool) -> None:
+    """A broker flushes nothing of its log: a loss of power between the new snapshot and the cut of the log may leave
+    the log damaged below the snapshot's end (operations, seed 21000399)."""
+    history = _history()
+    disk = history.disk
+    assert isinstance(disk, SimDisk)
+    log = history.log.partition_log
+    fetched = SnapshotId(200, EPOCH + 1)
+    image = image_after(9, fetched.end_offset, fetched.epoch)
+    disk.write(disk.open_append(history.log.path_of(fetched)), b"".join(snapshot_of(image)))
+    position = _tear(history, 9)
+    if torn:
+        disk.truncate(disk.open_append(log.segments[0].path), position + 12)
+    with pytest.raises(OperatorError):
+        MetadataLog.open(deepcopy(disk), DATA, now_ms=0)
+    opened = MetadataLog.open(disk, DATA, now_ms=0, votes=False)
+    assert (opened.start_offset, opened.end) == (200, LogEnd(fetched.epoch, 200))
+    assert opened.replay().image == image
 
 
 def test_what_lay_behind_is_kept_as_it_was() -> None:

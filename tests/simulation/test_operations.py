@@ -124,6 +124,7 @@ def test_what_a_later_unclean_election_brings_back_is_not_lost() -> None:
             {},
         ),  # an unclean election cost a record for which compaction had taken an older (checker)
         (9320087, {}),  # an empty log began anew after the leader had called it in sync
+        (21000399, {}),  # a broker lost power between a metadata snapshot that it fetched and the cut of its log
         (9200933, {}),  # a flush of a deleted topic wrote into the directory of the next one of that name
         (9100327, {}),  # an empty log began above the start of a leader with another history
         (9103861, {}),  # the ledger has a receipt before the cut has ended (checker)

@@ -66,25 +66,31 @@ def _open_log(
     before_cut: Callable[[CorruptLog], None] | None = None,
 ) -> PartitionLog:
     """Raises OperatorError, StorageError."""
-    config = LogConfig(
-        segment_bytes=segment_bytes,
-        segment_ms=segment_ms,
-        retention_bytes=-1,
-        retention_ms=-1,
-        max_message_bytes=MAX_BATCH_BYTES,
+    opening = partial(
+        PartitionLog.open,
+        disk,
+        directory,
+        topic_partition=METADATA_PARTITION,
+        topic_id=METADATA_TOPIC_ID,
+        config=LogConfig(
+            segment_bytes=segment_bytes,
+            segment_ms=segment_ms,
+            retention_bytes=-1,
+            retention_ms=-1,
+            max_message_bytes=MAX_BATCH_BYTES,
+        ),
+        now_ms=now_ms,
+        only_torn=votes,
+        before_cut=before_cut,
     )
     try:
-        log = PartitionLog.open(
-            disk,
-            directory,
-            topic_partition=METADATA_PARTITION,
-            topic_id=METADATA_TOPIC_ID,
-            config=config,
-            recovery_point=newest.end_offset,  # a snapshot stands only for what was flushed (N15)
-            now_ms=now_ms,
-            only_torn=votes,
-            before_cut=before_cut,
-        )
+        try:
+            log = opening(recovery_point=newest.end_offset)  # a snapshot stands only for what was flushed (N15)
+        except CorruptLog:
+            # Unless it was fetched: a node that never votes flushes nothing of the log that the snapshot replaces.
+            if votes or newest.end_offset == 0:
+                raise
+            log = opening(recovery_point=0)
     except CorruptLog as error:
         raise OperatorError(
             f"The metadata log is damaged: {error.message}",
