@@ -117,11 +117,13 @@ def start_again(disk: SimDisk, place: UUID | None) -> tuple[LogDirs, list[str]]:
     """What the next start does with the directories; paths of copies that go on."""
     log_dirs = LogDirs(opened(disk))
     places = ReplicaPlaces(1, log_dirs, lambda: image(place), lambda *_: None, lambda: 0)
+    condemned = [removed for log_dir in log_dirs for removed in log_dir.condemned()]
     for log_dir in log_dirs:
-        for condemned in log_dir.condemned():
-            condemned.delete()
         places.settle(log_dir)
-    return log_dirs, [copy.path for log_dir in log_dirs for copy in places.settle_copies(log_dir)]
+    copies = [copy.path for log_dir in log_dirs for copy in places.settle_copies(log_dir)]
+    for removed in condemned:
+        removed.delete()
+    return log_dirs, copies
 
 
 @pytest.mark.parametrize("seed", range(80))

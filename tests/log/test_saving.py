@@ -171,3 +171,14 @@ def test_a_torn_topic_id_of_an_empty_log_is_written_with_its_first_records(disk:
     append(log)
     flush(log)
     assert read_partition_metadata(disk, f"{DIRECTORY}/{METADATA_FILE}") == TOPIC_ID
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_nothing_is_appended_to_a_closed_log(disk: SimDisk, clean: bool) -> None:
+    """The next start would take it for flushed (operations, seed 21001776)."""
+    log = open_log(disk)
+    append(log)
+    log.close(clean)
+    with pytest.raises(StorageError, match="is closed"):
+        append(log)
+    assert log.log_end_offset == 1

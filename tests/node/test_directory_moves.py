@@ -18,7 +18,7 @@ import pytest
 from immutables import Map
 
 from fenceline.controller.partition_requests import AssignReplicasToDirs
-from fenceline.errors import ErrorCode
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.log import future_log
 from fenceline.log.checkpoints import encode_partition_metadata
 from fenceline.log.disk import replace_file
@@ -26,7 +26,7 @@ from fenceline.log.log_dir import LogDir
 from fenceline.losses.cutting import cut_log
 from fenceline.losses.folder import ReceiptFolder, is_paper
 from fenceline.losses.put_away import rescue
-from fenceline.metadata.image import UNASSIGNED_DIRECTORY, ConfigResource, ConfigResourceType
+from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, ConfigResource, ConfigResourceType
 from fenceline.node import directory_move, directory_moves
 from fenceline.node.loss_keeper import LossKeeper
 from fenceline.records.build import build_batch
@@ -509,13 +509,14 @@ def test_a_copy_of_what_is_not_here_is_deleted() -> None:
 
 
 @pytest.mark.parametrize("is_of", ["it", "another topic", "no topic", "no partition", "what is not here"])
-@pytest.mark.parametrize("recorded", [0, 1])
-def test_a_copy_whose_log_is_gone_is_the_log_where_the_metadata_says_so(is_of: str, recorded: int) -> None:
-    """The node was killed between the two renames of a move. A copy of what this node does not have goes."""
+@pytest.mark.parametrize("unique", ["abc", "xyz"])
+def test_a_copy_is_the_log_where_the_log_was_put_away_for_it(is_of: str, unique: str) -> None:
+    """The node was killed between the two renames of a move. A copy of what this node does not have is deleted."""
 
     async def story(desk: Desk, _: Controller) -> None:
         name = f"{TOPIC}-{7 if is_of == 'no partition' else 0}"
         target, path = desk.log_dirs.opened[1], f"{SECOND}/{name}.abc-future"
+        desk.disk.mkdir(f"{FIRST}/{name}.{unique}-delete")
         desk.disk.mkdir(path)
         topic_id = UUID(int=99) if is_of == "another topic" else desk.topic_id
         replace_file(desk.disk, f"{path}/partition.metadata", encode_partition_metadata(topic_id))
@@ -523,14 +524,53 @@ def test_a_copy_whose_log_is_gone_is_the_log_where_the_metadata_says_so(is_of: s
             desk.delete_topic()
         else:
             replicas = (4, *OTHERS) if is_of == "what is not here" else (1, *OTHERS)
-            desk.tell(replicas=replicas, directories=(mine(desk, recorded), ELSEWHERE, ELSEWHERE))
+            desk.tell(replicas=replicas, directories=(mine(desk, 0), ELSEWHERE, ELSEWHERE))
         desk.log_dirs.forget(where())
-        is_the_log = is_of == "it" and recorded == 1
+        is_the_log = is_of == "it" and unique == "abc"
         copies = desk.partitions.places.settle_copies(target)
         assert names(desk, SECOND) == [name if is_the_log else f"{name}-future"]
         assert [copy.path for copy in copies] == ([] if is_the_log else [path])
         desk.moves.take_up([(target, copy) for copy in copies])
         assert names(desk, SECOND) == [name if is_the_log else f"{name}-future" if is_of == "it" else f"{name}-delete"]
+
+    moves_of(1, story)
+
+
+@pytest.mark.parametrize("is_offline", [True, False], ids=["offline", "removed from log.dirs"])
+@pytest.mark.parametrize("isr", [(1,), (2, 3)], ids=["in sync", "out of sync"])
+def test_a_copy_does_not_stand_for_a_log_that_cannot_be_found(is_offline: bool, isr: tuple[int, ...]) -> None:
+    """The controller knows the directory of a copy before the copy is complete. Then the directory of the log fails,
+    and the node starts with the copy alone (operations, seed 21002976): as a leader it would lose what the log has."""
+
+    async def story(desk: Desk, controller: Controller) -> None:
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(30)
+        await copied(desk, controller)
+        await desk.moves.close()
+        target = desk.log_dirs.opened[1]
+        target.future_logs.pop(where()).close(clean=True)
+        desk.partitions.set_offline(where(), "the next start")
+        desk.log_dirs.forget(where())
+        desk.partitions.offline.clear()
+        if is_offline:
+            desk.log_dirs.offline[FIRST] = "broken at start"
+        (copy,) = desk.partitions.places.settle_copies(target)
+        desk.moves.take_up([(target, copy)])
+        await turns()
+        desk.controller.asked.clear()
+        desk.tell(leader=2, leader_epoch=7, isr=isr, directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
+        await turns()
+        if is_offline or isr == (1,):
+            with pytest.raises(PeerError) as refused:
+                desk.replica()
+            assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+            assert copy.path in refused.value.message
+            assert ("is offline: " + FIRST if is_offline else "none of log.dirs") in refused.value.message
+        else:
+            assert desk.replica().log.log_end_offset == 0
+        await turns()
+        assert assigned(desk) == ({0: LOST_DIRECTORY} if is_offline else {})
+        assert desk.disk.stat(copy.path) is not None
 
     moves_of(1, story)
 

@@ -118,3 +118,21 @@ def test_what_was_appended_before_is_durable_before_the_first_fetch_from_a_new_l
         assert stage.state(0).phase is Phase.FETCHING
 
     run(story)
+
+
+def test_no_connection_follows_from_a_flush_that_ends_while_the_fetchers_close() -> None:
+    """The replica is far behind: it was moved to a connection of its own, which nothing closed. What it appended after
+    the logs were closed counted as flushed (operations, seed 21001776)."""
+
+    async def story(stage: Stage, host: _FlushingHost) -> None:
+        stage.replicas[0].config = LogConfig(flush_messages=1)
+        _take(stage, 5, 0)
+        await _turns()
+        stage.state(0).leader_high_watermark = 50
+        closing = asyncio.ensure_future(stage.fetchers.close())
+        await _turns()
+        host.flushes[0][2].set_result(None)
+        await closing
+        assert stage.link._far == []
+
+    run(story)

@@ -9,7 +9,9 @@ has its own open files until it takes over, as a thread writes it.
 
 The step: what is missing is little and in memory, so it is appended, the log's directory is renamed to `...-delete`,
 the copy's to the log's name. After a crash between the two renames only the copy is left, and has everything that was
-safe on the disk; after a power loss that kept the second one alone both lie there whole (`twin_logs.py`).
+safe on the disk; the unique part of its name is that of the `...-delete` directory, which tells it from a copy whose
+log lies in a directory that is offline. After a power loss that kept the second rename alone both lie there whole
+(`twin_logs.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import StorageError
 from fenceline.log.log_dir import LogDir
 from fenceline.log.open_files import OpenFiles
-from fenceline.log.partition_dir import DELETE_SUFFIX, RemovedPartition, future_name
+from fenceline.log.partition_dir import DELETE_SUFFIX, RemovedPartition, future_name, unique_of_future
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.positions import headers_from
 from fenceline.records.batch import peek_header
@@ -244,7 +246,8 @@ class FutureLog:
         is_written = log.is_written
         removed = None
         if current.is_written:
-            removed = self.source.put_away_at(current.directory, where, DELETE_SUFFIX)
+            unique = unique_of_future(log.directory.rpartition("/")[2]) if is_written else None
+            removed = self.source.put_away_at(current.directory, where, DELETE_SUFFIX, unique=unique)
         try:
             if is_written:
                 self.target.disk.rename(log.directory, self.target.partition_path(where))

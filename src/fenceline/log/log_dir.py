@@ -411,10 +411,16 @@ class LogDir:
         return self.put_away_at(self.partition_path(topic_partition), topic_partition, suffix, high_watermark)
 
     def put_away_at(
-        self, source: str, topic_partition: TopicPartition, suffix: str, high_watermark: int = 0
+        self,
+        source: str,
+        topic_partition: TopicPartition,
+        suffix: str,
+        high_watermark: int = 0,
+        unique: str | None = None,
     ) -> RemovedPartition | None:
-        """As `delete_partition`, for a directory that has another name. What is open there is the caller's."""
-        target = f"{self.path}/{put_away_name(topic_partition, suffix, self.fresh_id().hex)}"
+        """As `delete_partition`, for a directory that has another name. What is open there is the caller's. `unique`:
+        what makes the new name its own; None for a fresh id."""
+        target = f"{self.path}/{put_away_name(topic_partition, suffix, unique or self.fresh_id().hex)}"
         try:
             self.disk.rename(source, target)
         except FileNotFoundError:
@@ -480,6 +486,7 @@ class LogDir:
         failure: StorageError | None = None
         logs = [*self.open_logs.values(), *self.future_logs.values()]
         dirty = [log for log in logs if saving.is_dirty(log)]
+        are_whole = not any(log.offline or log.unfinished is not None for log in logs)
         try:
             if clean and len(dirty) >= SYNC_ALL_FROM:
                 failure = saving.save_together(self.disk, self.path, dirty)
@@ -488,7 +495,7 @@ class LogDir:
                     log.close(clean and failure is None)
                 except StorageError as error:
                     failure = failure or error
-            if clean and failure is None and not any(log.offline or log.unfinished is not None for log in logs):
+            if clean and failure is None and are_whole:
                 self.checkpoint_work()()
                 if self.clean or self._all_opened():
                     self._write_first_segments()

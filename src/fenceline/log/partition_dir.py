@@ -19,7 +19,9 @@ FUTURE_SUFFIX: Final = "-future"
 NAME_LIMIT: Final = 255
 _PARTITION_NAME: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d+)")
 
-_FUTURE_NAME: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d+)\.[0-9a-zA-Z]+-future")
+_FUTURE_NAME: Final = re.compile(
+    r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d+)\.(?P<unique>[0-9a-zA-Z]+)-future"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,18 @@ def _matched(pattern: re.Pattern[str], name: str) -> TopicPartition | None:
 def future_name(topic_partition: TopicPartition, unique: str) -> str:
     """Of a partition's directory that is to take the place of another one. It may be longer than `NAME_LIMIT`."""
     return f"{topic_partition.topic}-{topic_partition.partition}.{unique}{FUTURE_SUFFIX}"
+
+
+def unique_of_future(name: str) -> str:
+    """What makes the name of a copy's directory its own, as in `future_name`."""
+    found = _FUTURE_NAME.fullmatch(name)
+    assert found is not None, f"{name} is the directory of a copy"
+    return found["unique"]
+
+
+def is_replaced_by(name: str, copy: str) -> bool:
+    """Whether a directory of this name was put away as the copy took its place (`future_log.FutureLog.replace`)."""
+    return name.endswith(f".{unique_of_future(copy)}{DELETE_SUFFIX}")
 
 
 def parse_put_away_name(name: str) -> TopicPartition | None:

@@ -133,12 +133,15 @@ def is_dirty(log: PartitionLog) -> bool:
 
 
 def close(log: PartitionLog, clean: bool) -> None:
-    """After a clean close the directory is as Kafka leaves one: indexes, epochs and a producer snapshot at the end."""
+    """After a clean close the directory is as Kafka leaves one: indexes, epochs and a producer snapshot at the end.
+    Nothing is appended to a closed log: the next start would take it for flushed."""
     try:
         if clean and is_dirty(log):
             save_all(log, durable=True)
             saved(log)
     finally:
+        if log.offline is None:
+            log.offline = StorageError(f"{log.topic_partition} is closed")
         log._hints.clear()
         for segment in log.segments:
             log._files.close(segment)

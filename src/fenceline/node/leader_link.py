@@ -175,8 +175,10 @@ class LeaderLink:
             far.interrupt()
 
     def close(self) -> None:
+        """Fetch nothing any more. Flushes and cuts that are under way end, and nothing follows from them."""
         for far in self._far:
             far.close()
+        self._replicas.clear()
         self._task.cancel()
         for timer in (self._watchdog, self._arrivals):
             if timer is not None:

@@ -21,6 +21,7 @@ from fenceline.log.errors import StorageError
 
 if TYPE_CHECKING:
     from fenceline.log.log_dir import ExistingPartition, LogDir
+    from fenceline.log.partition_dir import RemovedPartition
     from fenceline.node.broker import Broker
 
 THREADS: Final = "num.recovery.threads.per.data.dir"
@@ -38,16 +39,18 @@ async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]
     found: dict[LogDir, list[TopicPartition]] = {}
     copies: list[tuple[LogDir, ExistingPartition]] = []
     places = broker.partitions.places
+    condemned: list[RemovedPartition] = []
     for log_dir in broker.log_dirs:
         with _suspecting(broker, log_dir):
-            for condemned in log_dir.condemned():
-                broker.delete_later(partial(broker.losses.delete_partition, condemned), 0)
+            condemned += log_dir.condemned()
             if not is_known:
                 found[log_dir] = await broker.loop.run_in_executor(broker.disk_threads, places.settle, log_dir)
-    for log_dir in () if is_known else tuple(broker.log_dirs):
+    for log_dir in tuple(broker.log_dirs):
         with _suspecting(broker, log_dir):
             settled = await broker.loop.run_in_executor(broker.disk_threads, places.settle_copies, log_dir)
             copies += [(log_dir, copy) for copy in settled]
+    for removed in condemned:  # they have told which copy took whose place
+        broker.delete_later(partial(broker.losses.delete_partition, removed), 0)
     late: dict[LogDir, list[TopicPartition]] = {}
     for log_dir in broker.log_dirs:
         with _suspecting(broker, log_dir):

@@ -18,6 +18,7 @@ from fenceline.errors import OperatorError
 from fenceline.ids import METADATA_TOPIC, TopicPartition, encode_uuid
 from fenceline.log.agreement import agreed_end
 from fenceline.log.errors import CorruptLog, StorageError, passes
+from fenceline.log.partition_dir import is_replaced_by
 from fenceline.log.set_aside import keep_records
 from fenceline.log.twin_logs import the_longer
 from fenceline.metadata.features import MV_DIRECTORIES
@@ -43,6 +44,10 @@ _NO_ID: Final = (
     " flush: it may be of an older topic of this name"
 )
 _MEND: Final = "Mend the directory, then restart the node. Other directories are served."
+_BRING_BACK: Final = (
+    "Put that directory back into log.dirs and restart the node. Where it is gone for good, so are the records that no"
+    " other replica has: elect another leader (unclean), whom this replica then follows, or delete the topic."
+)
 _CHOOSE: Final = (
     "This partition is offline, the others are served; nothing was removed. Check both copies with: fenceline verify."
     " Then stop the node, move the one that is not to be used out of log.dirs, and start: what it holds is then lost to"
@@ -97,6 +102,9 @@ class ReplicaPlaces:
         self.unresolved: dict[TopicPartition, list[LogDir]] = {}
         """Partitions that lie in several directories, where nothing says which one counts: offline until the operator
         chooses. Here are the directories besides the one that `LogDirs` has for them."""
+        self._unfinished: dict[TopicPartition, ExistingPartition] = {}
+        """Replicas of which only a copy was found that has not taken the log's place. The log lies in another
+        directory, or did; the metadata may name the copy's already."""
 
     # -- where a replica goes ------------------------------------------------------------------------------------------
 
@@ -113,6 +121,8 @@ class ReplicaPlaces:
             )
         if topic_partition in self._log_dirs.missing:
             self._do_without(topic_partition, topic.partitions[index])
+        if (copy := self._unfinished_copy(topic, index)) is not None:
+            self._do_without_log(topic_partition, topic.partitions[index], copy.path)
         holder = self._log_dirs.holder(topic_partition)
         if holder is None:
             holder = self._new_place(topic_partition, topic.partitions[index])
@@ -146,6 +156,34 @@ class ReplicaPlaces:
             advice="Everything is fetched from the leader again, and the replica is in sync when that is done.",
         )
 
+    def _unfinished_copy(self, topic: TopicImage, index: int) -> ExistingPartition | None:
+        copy = self._unfinished.get(TopicPartition(topic.name, index))
+        return copy if copy is not None and copy.topic_id == topic.id else None
+
+    def _do_without_log(self, topic_partition: TopicPartition, partition: PartitionImage, copy: str) -> None:
+        """Only a copy is here, which lacks records. Who may be elected needs the log itself; who follows fetches
+        everything again, once it is certain that the log is gone. Raises OfflinePlace."""
+        if offline := self._log_dirs.offline:
+            self.lost(topic_partition)  # the metadata names the copy's directory, which is not
+            raise OfflinePlace(
+                f"its log was on its way to {copy}, and lies in a directory that is offline: {', '.join(offline)}",
+                is_told=False,
+            )
+        if _may_be_elected(self._node_id, partition):
+            raise OfflinePlace(
+                f"its log was on its way to {copy}, which is not complete, and lay in a directory that is none of"
+                " log.dirs",
+                _BRING_BACK,
+                is_told=False,
+            )
+        del self._unfinished[topic_partition]
+        log.warning(
+            "copy of a partition without its log",
+            partition=str(topic_partition),
+            path=copy,
+            advice="Everything is fetched from the leader again, and the replica is in sync when that is done.",
+        )
+
     def _new_place(self, topic_partition: TopicPartition, partition: PartitionImage) -> LogDir:
         """For a replica that has no files in any directory that can be looked into."""
         recorded = partition.directory_of(self._node_id)
@@ -165,13 +203,9 @@ class ReplicaPlaces:
         elected so. That can who is in sync, eligible, or the last known leader. Raises OfflinePlace."""
         if recorded is None or recorded == MIGRATING_DIRECTORY:
             return
-        if self._node_id in (*partition.isr, *partition.elr, *partition.last_known_elr):
+        if _may_be_elected(self._node_id, partition):
             raise OfflinePlace(
-                f"it lay in directory {encode_uuid(recorded)}, which is none of log.dirs",
-                "Put that directory back into log.dirs and restart the node. Where it is gone for good, so are the"
-                " records that no other replica has: elect another leader (unclean), whom this replica then follows, or"
-                " delete the topic.",
-                is_told=False,
+                f"it lay in directory {encode_uuid(recorded)}, which is none of log.dirs", _BRING_BACK, is_told=False
             )
 
     def prefer(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
@@ -193,7 +227,7 @@ class ReplicaPlaces:
 
         Not for a replica that is offline.
         """
-        if (topic.name, index) in self.unresolved:
+        if (topic.name, index) in self.unresolved or self._unfinished_copy(topic, index) is not None:
             return
         partition = topic.partitions[index]
         recorded = partition.directory_of(self._node_id)
@@ -372,8 +406,8 @@ class ReplicaPlaces:
     def settle_copies(self, log_dir: LogDir) -> list[ExistingPartition]:
         """Copies of replicas that were on their way to a directory, when `settle` has seen all of them. Blocks.
 
-        A copy whose log is gone took its place, but for its name (`future_log.py`): the metadata says so. Raises
-        OSError.
+        A copy took its log's place, but for its name, where the log is on its way to be deleted (`future_log.py`). One
+        without a log is not complete (`_unfinished`). Raises OSError.
         """
         copies = []
         for copy in list(log_dir.existing_futures()):
@@ -383,23 +417,24 @@ class ReplicaPlaces:
                 if holder is not log_dir:
                     self.moving[where] = log_dir
                 copies.append(copy)
-            elif self._has_taken_over(log_dir, copy):
+            elif self.has_replica_of(copy) and self._has_taken_over(copy):
                 log_dir.disk.rename(copy.path, log_dir.partition_path(where))
                 log_dir.disk.fsync_dir(log_dir.path)
                 self._log_dirs.put(where, log_dir)
+                self._unfinished.pop(where, None)
                 log.warning("move between directories completed", partition=str(where), path=log_dir.path)
             else:
+                if self.has_replica_of(copy):
+                    self._unfinished[where] = copy
                 copies.append(copy)
         return copies
 
-    def _has_taken_over(self, log_dir: LogDir, copy: ExistingPartition) -> bool:
-        if not self.has_replica_of(copy):
-            return False
-        image, where = self._image(), copy.topic_partition
-        if image.metadata_version < MV_DIRECTORIES:
-            return not self._log_dirs.offline
-        recorded = image.topics_by_name[where.topic].partitions[where.partition].directory_of(self._node_id)
-        return recorded == log_dir.directory_id
+    def _has_taken_over(self, copy: ExistingPartition) -> bool:
+        """Raises OSError."""
+        name = copy.path.rpartition("/")[2]
+        return any(
+            is_replaced_by(each, name) for log_dir in self._log_dirs for each in log_dir.disk.listdir(log_dir.path)
+        )
 
     def has_replica_of(self, found: ExistingPartition) -> bool:
         """Whether this node has a replica of the partition that `found` was copied from, by name and topic id."""
@@ -412,6 +447,11 @@ class ReplicaPlaces:
 
     def _is_assigned(self, topic: TopicImage, index: int) -> bool:
         return index < len(topic.partitions) and self._node_id in topic.partitions[index].replicas
+
+
+def _may_be_elected(node_id: int, partition: PartitionImage) -> bool:
+    """Also as the last known leader."""
+    return node_id in (*partition.isr, *partition.elr, *partition.last_known_elr)
 
 
 def _survey(log_dir: LogDir, topic_partition: TopicPartition) -> Survey | CorruptLog:
