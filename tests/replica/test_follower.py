@@ -239,6 +239,18 @@ def test_an_empty_log_above_the_leaders_start_begins_there_unless_it_may_lead(ma
     assert state.is_compared
 
 
+def test_an_empty_log_is_judged_again_when_the_replica_may_lead_no_more() -> None:
+    """An eligible leader replica is none any more once enough others are in sync. With an empty log above its leader's
+    start it would be out of sync until the next record."""
+    state = follower([], start=17)
+    assert state.on_agreement(7, had_records=False) is None
+    state.may_lead_no_more(17)
+    assert state.is_compared
+    state.may_lead_no_more(7)
+    assert not state.is_compared
+    assert state.on_agreement(7, had_records=False) == BeginAnew(state, 7, Cause.DIVERGENCE)
+
+
 def test_a_log_that_was_emptied_since_the_leader_was_asked_stays_where_it_is() -> None:
     """`operations`, seed 9320087: the leader had just called it in sync, and retention emptied it before its node heard
     of that. Begun anew at 0 it lacked committed records, and could be elected."""

@@ -281,11 +281,13 @@ class TestInSyncSet:
         assert state.propose_expansion(3, 12) is not None, "the record before was compared"
 
     def test_does_not_join_with_an_empty_log_above_the_log_start(self) -> None:
-        """It begins at the leader's start with this answer (`operations`, seed 9100327)."""
+        """It begins at the leader's start with this answer (`operations`, seed 9100327); not so an eligible leader
+        replica, which had its records deleted (seed 22000370: it was out of sync for ever)."""
         state = leader({1}, high_watermark=0)
         state.on_append(13, 1, 0)
         state.on_fetch(3, 13, log_start_offset=13, broker_epoch=103, min_insync_replicas=1, now_ms=0)
         assert state.propose_expansion(3, 12) is None
+        assert state.propose_expansion(3, 12, may_lead=True) is not None
 
     def test_joins_with_nothing_at_the_log_start(self) -> None:
         state = leader({1}, high_watermark=0)

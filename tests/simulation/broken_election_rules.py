@@ -15,7 +15,7 @@ from fenceline.controller.partition_changes import PartitionChanges
 from fenceline.errors import ErrorCode
 from fenceline.log.segmented_log import SegmentedLog
 from fenceline.metadata.image import LeaderRecoveryState
-from fenceline.node import broker_lifecycle, isr_changes
+from fenceline.node import broker_lifecycle, isr_changes, metadata_log
 from fenceline.node.fetch_reads import FetchReads
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.replication import Replication
@@ -94,9 +94,9 @@ def _v39_who_recovers_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None:
         finally:
             leader.is_recovering = True
 
-    def grows(self: LeaderState, replica_id: int) -> Any:
+    def grows(self: LeaderState, *given: Any, **named: Any) -> Any:
         was, self.is_recovering = self.is_recovering, False
-        proposal = propose(self, replica_id)
+        proposal = propose(self, *given, **named)
         self.is_recovering = was
         return proposal
 
@@ -146,8 +146,11 @@ def _v18_an_in_sync_set_is_changed_from_the_newest_only(patch: pytest.MonkeyPatc
 
 @breaks(6, "a node ends", "2026-11-21")
 def _a_metadata_snapshot_stands_for_what_is_safe(patch: pytest.MonkeyPatch) -> None:
-    """Brokers that do not vote flush nothing by themselves: after a power cut the log ended below its snapshot."""
+    """Brokers that do not vote flush nothing by themselves: after a power cut the log ended below its snapshot. A start
+    begins anew at the snapshot since then, which goes as well."""
+    open_log = metadata_log._open_log
     patch.setattr(MetadataLog, "unflushed_before", lambda self, end_offset: [])
+    patch.setattr(metadata_log, "_open_log", lambda *given, **named: open_log(*given, **named | {"votes": True}))
 
 
 @breaks(17, "rest", "2026-11-22", **_CUT_AND_TORN)

@@ -110,6 +110,8 @@ class Duties:
                 self._append(replica, duty, questions)
             case Learn():
                 replica.learn(duty.high_watermark, duty.log_start_offset)
+                if not replica.may_lead:
+                    state.may_lead_no_more(duty.log_start_offset)
                 self._link.sort(replica, state)
             case CutTo() | BeginAnew():
                 self._begin(self.cut(replica, duty))

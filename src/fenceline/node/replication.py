@@ -200,9 +200,16 @@ class Replication:
             replica.commit()
         self.deletions.progressed(replica)
         if replica_id not in leader.isr:
-            proposal = leader.propose_expansion(replica_id, replica.log.log_start_offset)
+            proposal = leader.propose_expansion(
+                replica_id, replica.log.log_start_offset, may_lead=self._is_eligible_leader(replica, replica_id)
+            )
             if proposal is not None:
                 self.isr_changes.ask(replica, proposal)
+
+    def _is_eligible_leader(self, replica: Replica, replica_id: int) -> bool:
+        topic = self._broker.image.topics_by_id.get(replica.topic_id)
+        index = replica.topic_partition.partition
+        return topic is not None and index < len(topic.partitions) and replica_id in topic.partitions[index].elr
 
     def let_go_of_laggards(self) -> None:
         """Ask for in-sync sets without those that lag (E38)."""

@@ -242,6 +242,13 @@ class FollowerState:
         self.phase = Phase.CUTTING
         return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
 
+    def may_lead_no_more(self, leader_start: int) -> None:
+        """The metadata does not count this replica in sync or eligible. An empty log above the leader's start, which
+        was kept as long as it might lead, is judged again with the next answer."""
+        log = self.log
+        if self.may_lead and log.log_end_offset == log.log_start_offset > leader_start:
+            self.may_lead = self.is_compared = False
+
     def _cut(self, end: int, cause: Cause) -> CutTo | AskStart | AskEpochEnd:
         """Where that leaves nothing, the log begins anew at the leader's start, and never at its own. Where what is
         left would go as well, since it lacks what compaction left out, all of it is compared first."""

@@ -246,12 +246,16 @@ class LeaderState:
 
     # -- in-sync set ---------------------------------------------------------------------------------------------------
 
-    def propose_expansion(self, replica_id: int, own_log_start_offset: int = 0) -> IsrProposal | None:
-        """Ask for a follower to be in sync (E35).
+    def propose_expansion(
+        self, replica_id: int, own_log_start_offset: int = 0, *, may_lead: bool = False
+    ) -> IsrProposal | None:
+        """Ask for a follower to be in sync (E35). `may_lead`: it is an eligible leader replica (KIP-966).
 
         None where it may not be, or a change is under way, or while the leader recovers (V39); also where all that the
         follower has lies below the leader's log start, or where its log is empty above it: no record is left that shows
-        whether its log diverges (`epochs.md E13` d). It begins anew, or its log start moves up, with this answer.
+        whether its log diverges (`epochs.md E13` d). It begins anew, or its log start moves up, with this answer. An
+        eligible leader replica has all that is committed: an empty log above the leader's start was emptied by
+        DeleteRecords or retention, and stays as it is.
         """
         if self.proposal is not None or self.is_recovering or replica_id in self.isr:
             return None
@@ -260,7 +264,7 @@ class LeaderState:
             progress is None
             or not self._has_reached_this_epoch(progress)
             or progress.log_start_offset < progress.log_end_offset <= own_log_start_offset
-            or progress.log_start_offset == progress.log_end_offset > own_log_start_offset
+            or (progress.log_start_offset == progress.log_end_offset > own_log_start_offset and not may_lead)
             or not self._is_eligible(replica_id, progress)
         ):
             return None
