@@ -90,7 +90,7 @@ class LogSummary:
 @dataclass(slots=True)
 class RemovedReplica:
     """A directory that is set aside. `log`: what was known of it; None: its files are read. `clean_since`: as of
-    `Replica`. `was_found`: by a start."""
+    `Replica`. `was_found`: by a start. `compared_in`: the leader epoch in which the leader answered, -1 before that."""
 
     log_dir: LogDir
     removed: RemovedPartition
@@ -98,6 +98,7 @@ class RemovedReplica:
     log: EpochsOfLog | None = None
     clean_since: int = NO_LIMIT
     was_found: bool = False
+    compared_in: int = -1
 
 
 class RemovedReplicas:
@@ -215,6 +216,7 @@ class RemovedReplicas:
         lost_from, reason = known.log_end_offset, _PARTED
         if known.log_end_offset > known.log_start_offset:
             lost_from, reason = await self._compare(topic, partition, replica, known)
+            replica.compared_in = partition.leader_epoch
         if lost_from >= known.log_end_offset:
             await self._in_thread(partial(self._delete, replica))
         else:

@@ -162,7 +162,7 @@ class DataChecks:
             for key, copy in node.copies.items():
                 if not copy.is_new:
                     # A cut that was under way may have a receipt already, of what the log had when it was seen last.
-                    known = copy.receipts if copy.was_cut else node.receipts | copy.receipts
+                    known = copy.receipts if copy.was_cut else self._known_receipts(key) | copy.receipts
                     crashes.ended(key, copy.replica.log.directory, copy.log, known, start=copy.start)
 
     @property
@@ -224,7 +224,7 @@ class DataChecks:
             if replica.is_being_cut:
                 if not copy.was_cut:
                     copy.was_cut = True
-                    copy.receipts |= node.receipts
+                    copy.receipts |= self._known_receipts(key)
                     self.on_change(process, replica.topic_partition.topic)
                     self.on_cut(process, replica.log.directory)
                 continue
@@ -442,6 +442,10 @@ class DataChecks:
             return offset < log.log_end_offset and log.epochs.epoch_for_offset(offset) == batch.epoch
 
         return has
+
+    def _known_receipts(self, key: Key) -> dict[str, Receipt]:
+        """By id: those that any node wrote so far. A directory that comes back after it was lost has old ones, too."""
+        return {each.id: each for each in self._receipts_of(key)}
 
     def _receipts_of(self, key: Key) -> list[Receipt]:
         return [each for each in self.receipts.values() if is_of(each, key)]

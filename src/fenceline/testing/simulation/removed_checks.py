@@ -41,8 +41,6 @@ class _Removed:
     replica: RemovedReplica
     key: Key
     batches: list[StoredBatch]
-    leader_epoch: int = -1
-    """Of the partition, while the comparison was due."""
 
 
 class RemovedChecks:
@@ -68,11 +66,11 @@ class RemovedChecks:
                 key = (replica.topic_id.bytes, replica.removed.topic_partition.partition)
                 self._removed.append(_Removed(replica, key, self._batches_in(replica.removed.path)))
         for each in list(self._removed):
-            leader = leader_of(each.key)
-            is_same = leader is not None and leader.leader_epoch == each.leader_epoch
-            each.leader_epoch = leader.leader_epoch if leader is not None else -1
             if all(replica is not each.replica for replica in waiting):
                 self._removed.remove(each)
+                leader = leader_of(each.key)
+                # A leader that was elected since may have less: what goes with that, another replica loses.
+                is_same = leader is not None and leader.leader_epoch == each.replica.compared_in
                 if leader is not None and is_same and broker.log_dirs.is_online(each.replica.log_dir):
                     _check(each, leader, receipts_of(each.key), where)
 
