@@ -41,7 +41,7 @@ def test_an_aim_that_is_none_is_refused(options: dict[str, str]) -> None:
 
 
 def test_every_fault_of_clusters_can_be_aimed() -> None:
-    """Wrong bits and wrong bytes are not in clusters with data."""
+    """Wrong bits are not in clusters with data."""
     world = World(1, Options(nodes=2))
     faults = Faults(world)
     others = set(Fault) - {
@@ -52,6 +52,5 @@ def test_every_fault_of_clusters_can_be_aimed() -> None:
         Fault.ONE_WAY_PARTITION,
         Fault.LAG,
         Fault.WRONG_BITS,
-        Fault.WRONG_BYTES,
     }
     assert set(faults._aimed) == others

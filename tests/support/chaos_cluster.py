@@ -23,6 +23,7 @@ from fenceline.testing.mixed_cluster import COMBINED, MixedCluster, MixedNode
 from fenceline.testing.simulation.operations import Fault
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
+from tests.support.partition_files import change_unflushed_byte
 from tests.support.process_faults import ProcessFaults
 
 KAFKA: Final = f"kafka:{COMBINED}"
@@ -55,7 +56,6 @@ NOT_BY_PROCESSES: Final[Mapping[Fault, str]] = {
     Fault.TORN_WRITE: "the same: a write of a process is torn by a loss of power only",
     Fault.QUICK_RETURN: "the same; a kill with the start right behind it is among the kills",
     Fault.WRONG_BITS: "logs are read through mappings and sendfile, between which and the disk nothing can be loaded",
-    Fault.WRONG_BYTES: "a damaged replica is not equal to the others afterwards; tests/scenarios/test_corruption.py",
     Fault.DROPPED_CONNECTIONS: "sockets of others cannot be reset without rights over the machine; a kill resets all",
     Fault.LAG: "the loopback interface delays nothing without rights over the machine; a pause delays everything",
 }
@@ -82,6 +82,7 @@ class ChaosCluster:
         self._began_s = time.monotonic()
         self.strikes: Mapping[Fault, Callable[[MixedNode, float], None]] = {
             Fault.KILL: self._kill,
+            Fault.WRONG_BYTES: self._spoil,
             Fault.STOP: self._stop,
             Fault.PAUSE: self._pause,
             Fault.PARTITION: self._partition,
@@ -180,6 +181,11 @@ class ChaosCluster:
         node.kill()
         # Every other one comes back before its session has ended.
         time.sleep(lasts_s if self._rng.random() < 0.5 else 0)
+        self.start(node)
+
+    def _spoil(self, node: MixedNode, lasts_s: float) -> None:
+        node.kill()
+        self.say(f"changes {change_unflushed_byte(node.log_dirs, self._rng)}")
         self.start(node)
 
     def _stop(self, node: MixedNode, lasts_s: float) -> None:

@@ -5,13 +5,23 @@ Owns nothing; nobody has to have stopped for the bytes, but for the epochs: Fenc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
+from fenceline.ids import METADATA_TOPIC
+from fenceline.log.checkpoints import read_offsets
+from fenceline.log.disk import OsDisk
 from fenceline.log.file_names import EPOCH_FILE
-from fenceline.records.batch import BatchHeader
+from fenceline.log.log_dir_offsets import RECOVERY_POINTS
+from fenceline.log.partition_dir import parse_partition_name
+from fenceline.records.batch import BatchHeader, iter_headers
 from fenceline.records.build import Record
 from fenceline.records.decode import decode_all
+
+_CHECKED_FROM: Final = 17
+"""From this byte of a batch on, its checksum and what that covers."""
 
 
 def log_bytes(log_dir: Path, topic: str, index: int = 0) -> bytes:
@@ -47,3 +57,30 @@ def epochs(log_dir: Path, topic: str, index: int = 0) -> list[tuple[int, int]]:
     assert lines[0] == "0"
     assert int(lines[1]) == len(entries)
     return [(epoch, start) for epoch, start in entries if start < end]
+
+
+def change_unflushed_byte(log_dirs: Sequence[Path], rng: random.Random) -> str | None:
+    """One that a batch's checksum covers, behind the recovery point of its log, of a node that does not run. The file
+    and the position; None where all is flushed, as far as the node has written down."""
+    found: list[tuple[Path, int, int]] = []
+    for log_dir in log_dirs:
+        flushed = read_offsets(OsDisk(), str(log_dir / RECOVERY_POINTS))
+        for path in log_dir.glob("*/*.log"):
+            where = parse_partition_name(path.parent.name)
+            if where is None or where.topic == METADATA_TOPIC:
+                continue
+            found += [
+                (path, header.position + _CHECKED_FROM, header.end_position)
+                for header in iter_headers(path.read_bytes(), allow_partial_tail=True)
+                if header.base_offset >= flushed.get(where, 0)
+            ]
+    if not found:
+        return None
+    path, start, end = rng.choice(found)
+    position = rng.randrange(start, end)
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes((byte ^ 1 << rng.randrange(8),)))
+    return f"{path} at {position}"

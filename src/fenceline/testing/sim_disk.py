@@ -136,6 +136,15 @@ class SimDisk:
         file = self._entries.get(directory or "/", {}).get(name)
         return bytes(memoryview(file.content)[start:end]) if file is not None else None
 
+    def unsynced(self) -> list[tuple[str, int]]:
+        """Files with bytes that were appended since they were synced: path, and where these begin. Past every fault."""
+        return [
+            (f"{directory.rstrip('/')}/{name}", len(file.safe))
+            for directory, names in self._entries.items()
+            for name, file in names.items()
+            if len(file.content) > len(file.safe) and file.content.startswith(file.safe)
+        ]
+
     def folder(self, directory: str) -> Collection[str] | None:
         """Names of the files in a directory, past every fault; None where there is none. The same object as long as it
         is the same directory and power lasts.

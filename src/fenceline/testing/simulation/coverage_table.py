@@ -38,17 +38,6 @@ REASONS: Final[tuple[Reason, ...]] = (
         "",
         _ANY,
         _ANY,
-        frozenset((Fault.WRONG_BYTES,)),
-        "No node of a simulated cluster starts with bytes that were changed while it was down: the checks of crashes"
-        " know two ways in which a log loses records, a cut and a loss of power, and none in which a replica keeps a"
-        " batch that it cannot serve. What the product does about it is proved on real files by"
-        " tests/log/test_recovery.py, tests/losses/test_recovery_branches.py and tests/scenarios/test_corruption.py;"
-        " at the end of each seed one byte is changed, and verify must find it.",
-    ),
-    Reason(
-        "",
-        _ANY,
-        _ANY,
         frozenset((Fault.WRONG_BITS,)),
         "The checksum of a batch leaves out its base offset and leader epoch, so that a wrong bit in a read of these"
         " goes to followers and consumers as a batch that is whole: checks that know each batch would fail where the"

@@ -92,15 +92,19 @@ def verify_finds_nothing(disks: Mapping[str, SimDisk], directories: Sequence[str
         raise InvariantBroken(f"verify finds {len(found)} errors where all is well: {told} (verify)")
 
 
+def is_log_in_use(path: str) -> bool:
+    """Whether it is a segment of a directory from which logs are opened."""
+    return path.endswith(LOG_SUFFIX) and not path.rpartition("/")[0].endswith((*_PUT_AWAY, EVIDENCE_DIR))
+
+
 def verify_finds_a_changed_byte(disks: Mapping[str, SimDisk], directories: Sequence[str], rng: Random) -> None:
     """In a segment that is not empty; put back afterwards. Raises InvariantBroken."""
     segments = [
         (machine, disk, f"{folder}/{name}")
         for machine, disk in sorted(disks.items())
         for folder in disk.folders()
-        if not folder.endswith((*_PUT_AWAY, EVIDENCE_DIR))
         for name in sorted(disk.folder(folder) or ())
-        if name.endswith(LOG_SUFFIX) and disk.peek(f"{folder}/{name}")
+        if is_log_in_use(f"{folder}/{name}") and disk.peek(f"{folder}/{name}")
     ]
     if not segments:
         return

@@ -12,15 +12,19 @@ from math import inf
 from random import Random
 from typing import Final
 
+from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import Call
 from fenceline.testing.simulation.aim import Aim
 from fenceline.testing.simulation.brokers_node import DATA_PORT, QUORUM_PORT, directories_of
+from fenceline.testing.simulation.disk_checks import is_log_in_use
 from fenceline.testing.simulation.operations import Fault
 from fenceline.testing.simulation.world import Process, World
 
 _SLOW: Final = 100.0
 _CALLS: Final = 3
 """Of the disk, from when a torn write is aimed at a node until it dies."""
+_CHECKED_FROM: Final = 17
+"""From this byte of a batch on, its checksum and what that covers."""
 _FAILING: Final[tuple[Call, ...]] = ("open", "write", "fsync", "rename", "unlink", "truncate")
 _ERRORS: Final = {"EIO": errno.EIO, "EMFILE": errno.EMFILE}
 
@@ -39,6 +43,7 @@ class Faults:
         self.struck: dict[str, int] = {}
         """How often each kind struck."""
         self._aimed: Mapping[Fault, Callable[[Process], None]] = {
+            Fault.WRONG_BYTES: self._spoil,
             Fault.STOP: self._stop,
             Fault.PAUSE: self._pause,
             Fault.STRANDED: self._strand,
@@ -57,6 +62,7 @@ class Faults:
         options = self._options
         for period_s, fault in (
             (options.crash_s, self._crash),
+            (options.spoil_s, self._spoil),
             (options.stop_s, self._stop),
             (options.pause_s, self._pause),
             (options.partition_s, self._partition),
@@ -142,6 +148,27 @@ class Faults:
         if process.is_up:
             self._count(Fault.POWER_LOSS if power_lost else Fault.KILL, process, inf)
             process.kill(power_lost=power_lost)
+
+    def _spoil(self, process: Process | None = None) -> None:
+        """A process is killed, and finds a byte of a log changed when it starts again: one that was not safe on its
+        disk, and that a checksum covers."""
+        process = process or self._someone()
+        if process is None or not process.is_up:
+            return
+        disk = process.disk
+        logs = [(path, safe_bytes) for path, safe_bytes in disk.unsynced() if is_log_in_use(path)]
+        if not logs:
+            return
+        path, safe_bytes = self._rng.choice(logs)
+        self._count(Fault.WRONG_BYTES, process, inf)
+        process.kill(power_lost=False)
+        content = disk.peek(path) or b""
+        position = self._rng.randrange(safe_bytes, len(content))
+        for batch in iter_headers(content, allow_partial_tail=True):
+            if batch.position <= position < batch.end_position:
+                position = max(position, batch.position + _CHECKED_FROM)
+        disk.flip(path, position)
+        process.tell(f"byte {position} of {path} has changed")
 
     def _stop(self, process: Process | None = None) -> None:
         process = process or self._someone()

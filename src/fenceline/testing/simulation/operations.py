@@ -112,7 +112,7 @@ FAULTS: Final[Mapping[Fault, str]] = {
     Fault.FULL_DISK: "the disk has room for a few bytes, or for none",
     Fault.FAILING_DISK: "one kind of call fails with EIO or EMFILE",
     Fault.WRONG_BITS: "reads give wrong bits now and then",
-    Fault.WRONG_BYTES: "bytes of a file are changed while its node is down",
+    Fault.WRONG_BYTES: "a process ends, and a byte of a log that was not synced is changed when it starts again",
     Fault.DIRECTORY_LOST: "every call under one log directory fails",
     Fault.CLOCK_JUMP: "a wall clock steps forwards or backwards",
 }

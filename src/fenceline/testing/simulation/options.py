@@ -40,6 +40,8 @@ class Options:
     """Of a crash that is a loss of power, not a kill of the process."""
     crash_calls: int = 0
     """A new life loses power within this many calls that change its disk; drawn anew for each life, half are spared."""
+    spoil_s: float = 0.0
+    """Between kills of a node that finds a byte of a log changed when it starts again."""
     down_s: float = 0.5
     stop_s: float = 0.0
     """Between clean stops."""

@@ -204,6 +204,7 @@ def _paced(rng: Random, options: Options) -> Options:
         checkpoint_ms=max(options.checkpoint_ms, _SHORTEST_MS),
         flush_ms=max(options.flush_ms, _SHORTEST_MS),
         tidy_ms=max(2 * options.tidy_ms, _SHORTEST_MS),
+        spoil_s=sometimes(rng, 0.25, 0.7, 3),
     )
 
 

@@ -39,7 +39,7 @@ STRIKES: Final[Mapping[Fault, Mapping[str, tuple[str, ...]]]] = {
     Fault.FULL_DISK: {"full_s": ("0.7", "1.5")},
     Fault.FAILING_DISK: {"fail_s": ("0.7", "1.5")},
     Fault.WRONG_BITS: {},
-    Fault.WRONG_BYTES: {},
+    Fault.WRONG_BYTES: {"spoil_s": ("0.7", "1.5")},
     Fault.DIRECTORY_LOST: {"lose_dir_s": ("0.7", "1.5"), "log_dirs": ("2",)},
     Fault.CLOCK_JUMP: {"jump_s": ("0.3", "1")},
 }
@@ -52,6 +52,7 @@ CALM: Final[Mapping[str, str]] = dict.fromkeys(
     (
         "crash_s",
         "crash_calls",
+        "spoil_s",
         "stop_s",
         "pause_s",
         "partition_s",
