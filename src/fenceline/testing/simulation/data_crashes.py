@@ -46,6 +46,9 @@ class _Before:
     files: list[bytes] = field(default_factory=list)
     """What that life found in the log, and in evidence that no receipt names."""
 
+    def has_file_with(self, batch: StoredBatch) -> bool:
+        return any(batch.content in content for content in self.files)
+
 
 class Crashes:
     """Of one machine."""
@@ -111,8 +114,9 @@ class Crashes:
         there = set(log)
         gone = lost = [batch for batch in before.log if batch not in there]
         if is_compacted:
+            # Below that compaction may have taken it, and in a log that was emptied whatever no file had any more.
             end = log[-1].next_offset if log else start
-            lost = [batch for batch in gone if batch.base_offset >= end]
+            lost = [batch for batch in gone if batch.base_offset >= end and before.has_file_with(batch)]
         if before.is_whole:
             lost = [batch for batch in lost if not leader_has(batch)]
         begins_anew = bool(lost) and lost[-1].next_offset < start
@@ -133,7 +137,7 @@ class Crashes:
             )
             if not is_told:
                 self.untraced.add((key, batch))
-            if not is_told and not (lost_power and not any(batch.content in content for content in before.files)):
+            if not is_told and not (lost_power and not before.has_file_with(batch)):
                 found.append(f"the batch at {batch.base_offset} of epoch {batch.epoch} is gone, no receipt says so")
         if found:
             raise InvariantBroken(f"{where}: {'; '.join(found)} (receipts after a crash)")
