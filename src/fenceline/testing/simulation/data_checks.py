@@ -364,7 +364,7 @@ class DataChecks:
                 known = start_before, copy.high_watermark
                 there = papers(node.process, replica)
                 if copy.was_cut:  # the ledger may have one already, and the directory not any more
-                    there |= of_logs_in_use(node.receipts, key)
+                    there = of_logs_in_use(node.receipts, key) | there
                 receipts_are_exact(node.process, there, copy.receipts, lost, history, *known, where)
             elif not copy.is_new and not kept:
                 there = papers(node.process, replica) | of_logs_in_use(node.receipts, key)
