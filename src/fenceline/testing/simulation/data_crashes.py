@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from fenceline.log.file_names import DELETED_SUFFIX
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.losses.check import complaints
 from fenceline.losses.folder import INTENDED
@@ -89,7 +90,8 @@ class Crashes:
         for directory in (before.directory, f"{before.directory}/{EVIDENCE_DIR}"):
             for name in disk.folder(directory) or ():
                 path = f"{directory}/{name}"
-                if ".log" in name and path not in named:
+                # What retention and compaction have taken is there for a while, under another name.
+                if ".log" in name and not name.endswith(DELETED_SUFFIX) and path not in named:
                     yield disk.peek(path) or b""
 
     def opened(
