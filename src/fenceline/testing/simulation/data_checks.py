@@ -307,6 +307,9 @@ class DataChecks:
                 if old is not partition and old != partition:
                     process.tell(f"has {topic.name}-{index} as {shown(partition)}")
                     self._changed(key, old, partition)
+        for key in known.keys() - self._partitions.keys():
+            # With its deletion an image may pass over that its leader has recovered.
+            self.histories[key].recovering_epoch = -1
 
     def _changed(self, key: Key, before: PartitionImage | None, after: PartitionImage) -> None:
         check_change(self.histories[key], before, after, self.image)

@@ -165,7 +165,7 @@ def _complaints_of_compacted(
         and max(mine[0].base_offset, log_start) <= receipt.start_offset
         and receipt.end_offset_exclusive <= mine[-1].next_offset
         and receipt.records <= receipt.end_offset_exclusive - receipt.start_offset
-        and set(receipt.leader_epochs) <= {each.epoch for each in mine}
+        and (_BY_OFFSETS in receipt.known_by or set(receipt.leader_epochs) <= {each.epoch for each in mine})
     )
     return [] if is_within else [f"receipt of {receipt} tells of more than {[each.base_offset for each in mine]}"]
 
