@@ -86,10 +86,14 @@ class _TaskWriter:
         from pyspark_fenceline.delta_beyond import check_opened
         from pyspark_fenceline.delta_commit import check_tracked, partition_columns
         from pyspark_fenceline.delta_opened import look
+        from pyspark_fenceline.delta_properties import check_properties
         from pyspark_fenceline.delta_schema import delta_schema, fit, new_shape, required_columns
+        from pyspark_fenceline.delta_table_files import refuse_deletion_vectors
+        from pyspark_fenceline.delta_upsert import check_keys
 
         delta_schema(schema)
         check_tracked(options, schema)
+        check_keys(options, schema, overwrite=overwrite)
         self.options = options
         self.schema = schema
         self.known: Mapping[TopicPartition, int] | None = None
@@ -100,6 +104,9 @@ class _TaskWriter:
         else:
             self.shape = fit(table, schema, options.partition_by, options.path, may_grow=options.merge_schema)
             self.required = required_columns(table)
+            check_properties(table, options.properties, options.path)
+            if overwrite or options.loses_rows:
+                refuse_deletion_vectors(table, options.path)
             if not overwrite:
                 check_opened(options, table)
 

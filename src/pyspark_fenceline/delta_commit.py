@@ -41,6 +41,7 @@ from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions
 from pyspark_fenceline.delta_schema import delta_schema, fit, new_columns, new_shape
 from pyspark_fenceline.delta_state import KEY
 from pyspark_fenceline.delta_table_files import table_files
+from pyspark_fenceline.delta_upsert import upsert
 from pyspark_fenceline.log_matching import LogView
 from pyspark_fenceline.patience import with_retries
 
@@ -110,17 +111,20 @@ def commit_files(
     """Add `files` in one transaction. False when `transaction` was committed before; its new files are removed then,
     but for rows that are missing from a table that is compared with the log.
 
-    `overwrite` replaces all rows. With `evidence` the table's stale rows are taken out in the same transaction, and
-    rows that it has are not added again. `opened`: the table as it was a moment ago, to be tried first. `query_id`: of
-    a stream, whose batch `transaction` names; its checkpoint tells where its sources stand. Raises `OperatorError` when
-    the DataFrame does not fit the table, or when others keep winning the commit.
+    `overwrite` replaces all rows; with the option upsertKeys rows take the place of those with equal keys. With
+    `evidence` the table's stale rows are taken out in an entry before, and rows that it has are not added again.
+    `opened`: the table as it was a moment ago, to be tried first. `query_id`: of a stream, whose batch `transaction`
+    names; its checkpoint tells where its sources stand. Raises `OperatorError` when the DataFrame does not fit the
+    table, or when others keep winning the commit.
     """
     from deltalake.exceptions import CommitFailedError
 
     if not files and not overwrite and transaction is None and evidence is None:
         return True
     is_exact = evidence is not None and options.client is not None and not overwrite
-    attempts = _EXACT_ATTEMPTS if is_exact else _ATTEMPTS
+    is_upsert = bool(options.upsert_keys and files and not overwrite)
+    must_be_next = is_exact or is_upsert
+    attempts = _EXACT_ATTEMPTS if must_be_next else _ATTEMPTS
     for attempt in range(attempts):
         table = (opened if attempt == 0 else None) or open_table(options) or _create(options, schema)
         shape = fit(table, schema, options.partition_by, options.path, may_grow=options.merge_schema)
@@ -152,11 +156,15 @@ def commit_files(
             if is_exact:
                 assert evidence is not None
                 _commit_exactly(options, table, files, shape.partition_by, transaction, evidence, query_id)
+            elif is_upsert:
+                upsert(options, table, files, _properties(transaction, None, None, only_next=True))
+                # Only read: their rows are in the merge's own files.
+                delete_files(options, [file.path for file in files])
             else:
                 commit_entry(table, files, shape.partition_by, transaction, overwrite=overwrite)
         except CommitFailedError as error:
             _log.warning("another writer was faster on %s, trying again: %s", options.path, error)
-            if is_exact:
+            if must_be_next:
                 time.sleep(random.random() * min(_LONGEST_PAUSE_S, 0.01 * 2**attempt))
             continue
         return not is_replay
