@@ -16,7 +16,7 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.delta_files import file_system
 from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_state import read_state
+from pyspark_fenceline.delta_state import TableState, read_state
 from pyspark_fenceline.log_matching import AFTER_ALL
 
 if TYPE_CHECKING:
@@ -176,11 +176,11 @@ def end_offsets(files: Iterable[TableFile], wanted: Collection[TopicPartition]) 
     return ends
 
 
-def compared(options: DeltaOptions, table: DeltaTable) -> dict[TopicPartition, int]:
+def compared(options: DeltaOptions, table: DeltaTable, state: TableState | None = None) -> dict[TopicPartition, int]:
     """The partitions of which the table has rows, each with the leader epoch that they were last compared with (-1:
-    never, or somebody else has committed since).
+    never, or somebody else has committed since). `state`: of the table's newest entry, where it is known.
     """
-    state = read_state(table)
+    state = state or read_state(table)
     if state is not None:
         return {tp: known.leader_epoch for tp, known in state.partitions.items()}
     found: set[TopicPartition] = set()

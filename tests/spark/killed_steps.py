@@ -46,6 +46,7 @@ DRIVER_STEPS: Mapping[str, tuple[Any, str]] = {
     "columns": (delta_commit, "_grow"),
     "checkpoint": (checkpoint_places, "places_after"),
     "copy": (delta_exact, "rewrite"),
+    "repair": (delta_commit, "_commit_repair"),
     "entry": (delta_commit, "commit_entry"),
     "left-overs": (delta_commit, "delete_files"),
 }
