@@ -199,15 +199,7 @@ def _commit_exactly(
     if change.repair is not None:
         _commit_repair(options, table, change, change.repair, partition_by, transaction)
     if change.repair is None or change.add:
-        commit_entry(
-            table,
-            change.add,
-            partition_by,
-            transaction,
-            overwrite=False,
-            told=change.append_metadata(),
-            only_next=True,
-        )
+        _commit_append(table, change, partition_by, transaction)
     known = sum(one.row_count for one in change.removed if one.reason != "stale")
     if known:
         _log.info("%d rows of the batch are in %s already, or not in the log any more", known, options.path)
@@ -246,6 +238,14 @@ def _commit_repair(
     _say_stale(options, change)
     if not is_last:
         follow(table, version)
+
+
+def _commit_append(
+    table: DeltaTable, change: Change, partition_by: Sequence[str], transaction: AppTransaction | None
+) -> None:
+    """The entry that adds the batch's rows and its transaction id."""
+    told = change.append_metadata()
+    commit_entry(table, change.add, partition_by, transaction, overwrite=False, told=told, only_next=True)
 
 
 def follow(table: DeltaTable, version: int) -> None:
