@@ -173,6 +173,10 @@ def beginning(first: SourceOffset, last: SourceOffset) -> SourceOffset:
     """
     kept = {tp: position for tp, position in first.positions.items() if tp in last.positions}
     ids = dict(first.topic_ids)
+    for tp, offset in last.added.items():
+        if tp in last.positions:
+            kept.setdefault(tp, Position(offset))
+            ids.setdefault(tp.topic, last.topic_ids[tp.topic])
     for loss in last.losses:
         tp = TopicPartition(loss.topic, loss.partition)
         before = first.positions.get(tp)

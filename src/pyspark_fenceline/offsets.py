@@ -9,7 +9,8 @@ Form: `{"cluster": id, "topics": {topic: {"id": id, "partitions": {index: {"epoc
 none or unknown), `id` the topic's id or null. `epochs` are the newest epochs of the log that was read, oldest first,
 each with its first offset there, so that the point where another log parts from it can be found over several elections
 (`gaps.md G6`). The first offset of a query carries its resolved start as `"from"`, because Spark stores only the end of
-batch 0 and asks for the start again when it replays that batch (S9). A batch that a loss went before names it, under
+batch 0 and asks for the start again when it replays that batch (S9). `"added"` (`{topic: {index: offset}}`) says where
+a partition begins that the query read nothing of before, unless at 0. A batch that a loss went before names it, under
 `"truncations"`, `"recreated"`, `"expired"` or `"gone"`.
 """
 
@@ -60,7 +61,9 @@ class Position(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SourceOffset:
     """Positions of a query in all its partitions. `topic_ids` has every topic of `positions` (None: broker has no
-    ids). `losses` were found when the batch that ends here was planned: it begins at their `resume_offset`.
+    ids). `losses` were found when the batch that ends here was planned: it begins at their `resume_offset`. `added`:
+    where partitions begin that are read for the first time, unless at 0. `is_of_connector`: Spark's own source wrote
+    it.
     """
 
     positions: Mapping[TopicPartition, Position]
@@ -68,12 +71,16 @@ class SourceOffset:
     started_at: SourceOffset | None = field(default=None)
     cluster_id: str | None = None
     losses: tuple[Loss, ...] = ()
+    added: Mapping[TopicPartition, int] = field(default_factory=dict)
+    is_of_connector: bool = False
 
     def encode(self) -> dict[str, Any]:
         """The JSON object, keys in a fixed order (topics by name, partitions by number)."""
         encoded: dict[str, Any] = {"topics": self._encode_topics(), "version": VERSION, **losses_by_name(self.losses)}
         if self.started_at is not None:
             encoded["from"] = self.started_at._encode_topics()
+        for tp, offset in sorted(self.added.items()):
+            encoded.setdefault("added", {}).setdefault(tp.topic, {})[str(tp.partition)] = offset
         if self.cluster_id is not None:
             encoded["cluster"] = self.cluster_id
         return dict(sorted(encoded.items()))
@@ -117,7 +124,8 @@ def decode(encoded: Any) -> SourceOffset | Unresolved:
         start, cluster_id = encoded.get("from"), encoded.get("cluster")
         found = _decode_topics(encoded["topics"], cluster_id)
         started_at = None if start is None else _decode_topics(start, cluster_id)
-        return replace(found, started_at=started_at, losses=losses_named(encoded))
+        added = {tp: p.offset for tp, p in _decode_kafka(encoded.get("added", {})).positions.items()}
+        return replace(found, started_at=started_at, losses=losses_named(encoded), added=added)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _unreadable(encoded) from error
 
@@ -136,9 +144,7 @@ def _decode_topics(topics: Mapping[str, Any], cluster_id: str | None) -> SourceO
 
 
 def _decode_kafka(encoded: Mapping[str, Any]) -> SourceOffset:
-    """`{topic: {partition: offset}}`: no ids, no epochs, so the first batch from it can not be checked for
-    truncation.
-    """
+    """`{topic: {partition: offset}}`: no ids, no epochs, so what lies before it has to be proven (`adoption`)."""
     positions: dict[TopicPartition, Position] = {}
     try:
         for topic, partitions in encoded.items():
@@ -146,7 +152,7 @@ def _decode_kafka(encoded: Mapping[str, Any]) -> SourceOffset:
                 positions[TopicPartition(topic, int(index))] = Position(_whole(offset))
     except (TypeError, ValueError, AttributeError) as error:
         raise _unreadable(encoded) from error
-    return SourceOffset(positions, dict.fromkeys(encoded))
+    return SourceOffset(positions, dict.fromkeys(encoded), is_of_connector=True)
 
 
 def _whole(value: object) -> int:

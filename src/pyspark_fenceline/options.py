@@ -3,8 +3,8 @@
 Owns names, defaults and refusals (`pyspark.md S27`), so that a notebook works after changing `format("kafka")` to
 `format("fenceline")`. Pure: no broker, no Spark. Keys are case-insensitive, as everywhere in Spark.
 
-Options beyond the Kafka source's: `onTruncation`, `onExpired`, `onRecreated`, `statefulQuery`, `checkpointLocation`,
-`storage.*`, `includeLeaderEpoch`, `maxPartitions`, `filterPushdown`, `losses`.
+Options beyond the Kafka source's: `onTruncation`, `onExpired`, `onRecreated`, `onUnproven`, `statefulQuery`,
+`checkpointLocation`, `storage.*`, `includeLeaderEpoch`, `maxPartitions`, `filterPushdown`, `losses`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class ReadOptions:
     patience: Patience = USUAL
     filter_pushdown: bool = False
     state: StateHint = SAYS_NOTHING
+    accepts_unproven: bool = False
+    """Whether to go on from a checkpoint of Spark's own source where nothing proves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ _KNOWN: Final = {
         "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
         "failOnDataLoss", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions",
         "maxPartitions", "maxRecordsPerPartition", "includeHeaders", "includeLeaderEpoch", "filterPushdown",
-        "onTruncation", "onExpired", "onRecreated", "losses", "statefulQuery", "checkpointLocation",
+        "onTruncation", "onExpired", "onRecreated", "onUnproven", "losses", "statefulQuery", "checkpointLocation",
         "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
     )
 }  # fmt: skip
@@ -131,7 +133,20 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
         patience=patience_of(given),
         filter_pushdown=given.boolean("filterPushdown"),
         state=_state_hint(given),
+        accepts_unproven=_accepts_unproven(given, fail_on_data_loss=fail_on_data_loss),
     )
+
+
+def _accepts_unproven(given: GivenOptions, *, fail_on_data_loss: bool) -> bool:
+    word = given.text("onUnproven")
+    match word.strip().lower() if word is not None else None:
+        case None:
+            return not fail_on_data_loss
+        case "fail":
+            return False
+        case "accept":
+            return True
+    raise OperatorError(f"Option 'onUnproven' must be fail or accept, not '{word}'")
 
 
 def _state_hint(given: GivenOptions) -> StateHint:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
 
@@ -28,11 +29,14 @@ from pyspark.sql.streaming.datasource import (
 from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.admission import TriggerGate, limit_offsets
+from pyspark_fenceline.adoption import Adoption
 from pyspark_fenceline.batches import PlannedBatch, beginning, plan_batch
+from pyspark_fenceline.bounds import Assign
 from pyspark_fenceline.cluster import Cluster, TopicFacts
 from pyspark_fenceline.connect import connect
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import History
+from pyspark_fenceline.losses_table import known_losses
 from pyspark_fenceline.offsets import Position, SourceOffset, Unresolved, by_topic, decode
 from pyspark_fenceline.options import ReadOptions
 from pyspark_fenceline.patience import with_retries
@@ -95,6 +99,9 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """What the newest batch was planned by."""
         self._tasks_may_go_back = True
         self._is_doubt_told = False
+        self._kept_adoption: Adoption | None = None
+        self._first_seen: dict[tuple[TopicPartition, str | None], int] = {}
+        """Where logs of topics (by id) began that the query had not read from, when it saw them first."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay on the driver; an executor's copy only reads.
@@ -231,7 +238,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
         available = sum(ends.values()) - sum(starts.values())
-        must_run = initial is not None or bool(comparison.losses)
+        # A batch of its own gives a checkpoint of Spark's source its epochs at once.
+        must_run = initial is not None or bool(comparison.losses) or held.is_of_connector
         self._looked_at_s, self._is_held_back = time.monotonic(), available > 0
         if available == 0 and not must_run:
             return None
@@ -258,6 +266,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             started_at=initial,
             cluster_id=snapshot.cluster_id,
             losses=tuple(comparison.losses),
+            added={tp: begin for tp, begin in snapshot.added.items() if begin > 0 and tp in positions},
         )
 
     def _look(self, held: SourceOffset | Unresolved) -> Snapshot:
@@ -271,11 +280,26 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if isinstance(held, Unresolved) or self._options.fail_on_data_loss:
             require_all(self._options.subscription, {**known, **found})
         snapshot = take_snapshot(self._cluster, found)
+        if isinstance(held, SourceOffset):
+            snapshot = self._with_added(held, snapshot)
         if self._is_available_now and self._target is None:
             self._target = snapshot
         self._newest = snapshot
         self._warn_without_epochs(snapshot)
         return snapshot
+
+    def _with_added(self, held: SourceOffset, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with where partitions are read from that the subscription has gained: from the beginning that
+        their logs had when the query saw them first. A partition that a topic gains later is part of what is read: all
+        of it counts, from 0.
+        """
+        is_assigned = isinstance(self._options.subscription, Assign)
+        topics = {tp.topic for tp in held.positions}
+        added: dict[TopicPartition, int] = {}
+        for tp, start in snapshot.starts.items():
+            if tp not in held.positions and (is_assigned or tp.topic not in topics):
+                added[tp] = self._first_seen.setdefault((tp, snapshot.topic_ids[tp.topic]), start)
+        return replace(snapshot, added=added)
 
     def _warn_without_epochs(self, snapshot: Snapshot) -> None:
         """Once: the brokers, or the topics' message formats, are too old for what this source is there for, or the
@@ -290,13 +314,17 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                     "is shorter than what was read"
                 )
 
-    def _compare(self, held: SourceOffset, look: Callable[[], Snapshot]) -> tuple[Snapshot, Comparison]:
+    def _compare(
+        self, held: SourceOffset, look: Callable[[], Snapshot], lost: Collection[TopicPartition] = ()
+    ) -> tuple[Snapshot, Comparison]:
+        """`lost`: partitions that need no proof any more."""
         return compare_patiently(
             held,
             look,
             self._history,
             attempts=self._options.patience.attempts,
             interval_ms=self._options.patience.interval_ms,
+            judge=partial(self._adoption.verdicts, lost=lost) if held.is_of_connector else None,
         )
 
     def _initial_offset(self, snapshot: Snapshot) -> SourceOffset:
@@ -358,8 +386,14 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             }
             return take_snapshot(self._cluster, existing)
 
-        _, begin = self._compare(beginning(first, last), look)
-        snapshot, finish = self._compare(last, look)
+        begins = beginning(first, last)
+        if not last.is_of_connector:
+            # The end has epochs, which the beginning of an adopted query is compared by as well.
+            begins = replace(begins, is_of_connector=False)
+        _, begin = self._compare(begins, look)
+        # A batch of Spark's source that is replayed ends in the dark where its beginning is lost already.
+        lost = {TopicPartition(loss.topic, loss.partition) for loss in begin.losses}
+        snapshot, finish = self._compare(last, look, lost)
         self._last_batch = plan_batch(first, last, begin, finish, snapshot)
         settle(self._last_batch.losses, policy)
         return self._last_batch.ranges
@@ -382,6 +416,18 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._connected is None:
             self._connected = connect(self._options.client)
         return self._connected
+
+    @property
+    def _adoption(self) -> Adoption:
+        if self._kept_adoption is None:
+            options, cluster = self._options, self._cluster
+            self._kept_adoption = Adoption(
+                cluster,
+                options.state,
+                lambda: known_losses(cluster, options.client),
+                accepts_unproven=options.accepts_unproven,
+            )
+        return self._kept_adoption
 
     @property
     def _history(self) -> History:
