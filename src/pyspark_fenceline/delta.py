@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 from fenceline.errors import InternalError, OperatorError
 from pyspark_fenceline import workers
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
+from pyspark_fenceline.options import check_addresses
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,16 +66,22 @@ class DeltaDataSource(DataSource):
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return DeltaWriter(_TaskWriter(delta_options(self.options), schema, overwrite=overwrite), overwrite=overwrite)
+        return DeltaWriter(_TaskWriter(self._checked(), schema, overwrite=overwrite), overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        options = delta_options(self.options)
+        options = self._checked()
         if options.transaction is not None:
             raise OperatorError(
                 "txnAppId and txnVersion are for batch writes; a stream's batches are recorded by query and batch id",
                 "Remove both options.",
             )
         return DeltaStreamWriter(_TaskWriter(options, schema, overwrite=overwrite), overwrite=overwrite)
+
+    def _checked(self) -> DeltaOptions:
+        options = delta_options(self.options)
+        if options.client is not None:
+            check_addresses(options.client["bootstrap.servers"])
+        return options
 
 
 class _TaskWriter:

@@ -221,8 +221,20 @@ def _refuse_consumer_properties(given: GivenOptions) -> None:
 
 
 def _require_bootstrap(given: GivenOptions, kind: str) -> None:
-    if not (given.text("kafka.bootstrap.servers") or "").strip():
+    servers = (given.text("kafka.bootstrap.servers") or "").strip()
+    if not servers:
         raise OperatorError(f"Option 'kafka.bootstrap.servers' must be specified for configuring the {kind}")
+    check_addresses(servers)
+
+
+def check_addresses(servers: str) -> None:
+    """Raises `OperatorError` for a text of `kafka.bootstrap.servers` that names what is no address."""
+    from fenceline.client.config import addresses
+
+    try:
+        addresses([server.strip() for server in servers.split(",") if server.strip()])
+    except OperatorError as error:
+        raise OperatorError(f"Option 'kafka.bootstrap.servers': {error.message}", error.advice) from None
 
 
 def _reader_properties(given: GivenOptions) -> dict[str, str]:

@@ -95,7 +95,7 @@ def test_names_that_mean_nothing_are_said_once(
     given = {**PATH, "queryName": "q", "checkpointLocation": "/c", "storage.x": "1", "kafka.y": "2"}
     for _ in range(2):
         delta_options({**given, "repair": "false", "partitionsBy": "a", "mergeschemas": "true", "colour": "green"})
-        write_options({"kafka.bootstrap.servers": "b", "topics": "t", "includeHeader": "true", "path": "p"})
+        write_options({"kafka.bootstrap.servers": "b:1", "topics": "t", "includeHeader": "true", "path": "p"})
     assert caplog.messages == [
         "option partitionsby is not known to format('fenceline_delta') and is ignored; is partitionBy meant?",
         "option mergeschemas is not known to format('fenceline_delta') and is ignored; is mergeSchema meant?",
