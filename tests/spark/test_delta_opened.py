@@ -116,7 +116,7 @@ def stated(options: DeltaOptions, end: int) -> None:
 def test_a_glance_knows_form_and_state_without_bringing_the_table_up_to_date(
     tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = delta_options({"path": str(tmp_path / "t"), "kafka.bootstrap.servers": "fake"})
+    options = delta_options({"path": str(tmp_path / "t"), "kafka.bootstrap.servers": "fake:1"})
     updates: list[int] = []
     real = DeltaTable.update_incremental
     monkeypatch.setattr(DeltaTable, "update_incremental", lambda table: (updates.append(1), real(table)))
@@ -173,7 +173,7 @@ def test_batches_are_planned_and_committed_on_one_open_table(
     cluster = FakeCluster(t=2)
     monkeypatch.setattr(connect, "connect", lambda _: cluster)
     monkeypatch.setattr(delta_evidence, "_kept", {})
-    given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake"}
+    given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake:1"}
     options = delta_options(given)
     opened: list[int] = []
     cluster.log("t", 1).append(8)

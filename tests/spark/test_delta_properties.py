@@ -32,7 +32,7 @@ def test_properties_are_set_where_the_table_is_made(cluster: FakeCluster, tmp_pa
     """Spark hands the names over in lower case."""
     given = {
         "path": str(tmp_path / "t"),
-        "kafka.bootstrap.servers": "fake",
+        "kafka.bootstrap.servers": "fake:1",
         "delta.enablechangedatafeed": "True",
         "delta.checkpointinterval": "50",
         "delta.logretentionduration": "interval 60 days",
@@ -81,7 +81,7 @@ def test_a_misspelt_property_is_refused_with_the_one_that_is_meant() -> None:
     assert caught.value.advice == "Is 'delta.enableChangeDataFeed' meant?"
 
 
-@pytest.mark.parametrize("more", [{"kafka.bootstrap.servers": "b"}, {"upsertKeys": "id"}])
+@pytest.mark.parametrize("more", [{"kafka.bootstrap.servers": "b:1"}, {"upsertKeys": "id"}])
 def test_a_table_that_only_grows_can_not_lose_rows(more: dict[str, str]) -> None:
     assert delta_options({**PATH, "delta.appendOnly": "true"}).properties == {"delta.appendOnly": "true"}
     with pytest.raises(OperatorError, match=r"delta\.appendOnly.* forbids"):
@@ -132,7 +132,7 @@ def test_a_table_with_deletion_vectors_is_refused_when_the_query_starts(
     plain = {"path": path}
     DeltaDataSource(plain).streamWriter(schema, False)
     for given, overwrite in (
-        ({**plain, "kafka.bootstrap.servers": "fake"}, False),
+        ({**plain, "kafka.bootstrap.servers": "fake:1"}, False),
         ({**plain, "upsertKeys": "offset"}, False),
         (plain, True),
     ):
