@@ -87,6 +87,8 @@ class Adoption:
         self._read_receipts = read_receipts
         self._accepts_unproven = accepts_unproven
         self._is_announced = False
+        self.accepted: dict[TopicPartition, int] = {}
+        """Positions that were last gone on from without a proof."""
 
     def verdicts(
         self, held: SourceOffset, snapshot: Snapshot, lost: Collection[TopicPartition] = ()
@@ -123,6 +125,7 @@ class Adoption:
                     unproven[tp] = f"{tp} at {evidence.offset}: {because} ({facts(evidence)})"
         if unproven and not self._accepts_unproven:
             raise UnprovenCheckpointError(unproven)
+        self.accepted = {tp: inside[tp] for tp in unproven}
         if unproven:
             _log.warning("going on, as the query's options say: %s", _describe(unproven))
         return verdicts

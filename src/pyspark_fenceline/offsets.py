@@ -10,7 +10,8 @@ none or unknown), `id` the topic's id or null. `epochs` are the newest epochs of
 each with its first offset there, so that the point where another log parts from it can be found over several elections
 (`gaps.md G6`). The first offset of a query carries its resolved start as `"from"`, because Spark stores only the end of
 batch 0 and asks for the start again when it replays that batch (S9). `"added"` (`{topic: {index: offset}}`) says where
-a partition begins that the query read nothing of before, unless at 0. A batch that a loss went before names it, under
+a partition begins that the query read nothing of before, unless at 0. `"unproven"`, of the same form, has positions of
+Spark's own source that the query's options accept without a proof. A batch that a loss went before names it, under
 `"truncations"`, `"recreated"`, `"expired"` or `"gone"`.
 """
 
@@ -62,8 +63,8 @@ class Position(NamedTuple):
 class SourceOffset:
     """Positions of a query in all its partitions. `topic_ids` has every topic of `positions` (None: broker has no
     ids). `losses` were found when the batch that ends here was planned: it begins at their `resume_offset`. `added`:
-    where partitions begin that are read for the first time, unless at 0. `is_of_connector`: Spark's own source wrote
-    it.
+    where partitions begin that are read for the first time, unless at 0. `unproven`: positions that were gone on from
+    without a proof. `is_of_connector`: Spark's own source wrote it.
     """
 
     positions: Mapping[TopicPartition, Position]
@@ -72,6 +73,7 @@ class SourceOffset:
     cluster_id: str | None = None
     losses: tuple[Loss, ...] = ()
     added: Mapping[TopicPartition, int] = field(default_factory=dict)
+    unproven: Mapping[TopicPartition, int] = field(default_factory=dict)
     is_of_connector: bool = False
 
     def encode(self) -> dict[str, Any]:
@@ -79,8 +81,9 @@ class SourceOffset:
         encoded: dict[str, Any] = {"topics": self._encode_topics(), "version": VERSION, **losses_by_name(self.losses)}
         if self.started_at is not None:
             encoded["from"] = self.started_at._encode_topics()
-        for tp, offset in sorted(self.added.items()):
-            encoded.setdefault("added", {}).setdefault(tp.topic, {})[str(tp.partition)] = offset
+        for name, offsets in (("added", self.added), ("unproven", self.unproven)):
+            for tp, offset in sorted(offsets.items()):
+                encoded.setdefault(name, {}).setdefault(tp.topic, {})[str(tp.partition)] = offset
         if self.cluster_id is not None:
             encoded["cluster"] = self.cluster_id
         return dict(sorted(encoded.items()))
@@ -124,8 +127,13 @@ def decode(encoded: Any) -> SourceOffset | Unresolved:
         start, cluster_id = encoded.get("from"), encoded.get("cluster")
         found = _decode_topics(encoded["topics"], cluster_id)
         started_at = None if start is None else _decode_topics(start, cluster_id)
-        added = {tp: p.offset for tp, p in _decode_kafka(encoded.get("added", {})).positions.items()}
-        return replace(found, started_at=started_at, losses=losses_named(encoded), added=added)
+        return replace(
+            found,
+            started_at=started_at,
+            losses=losses_named(encoded),
+            added=_decode_numbers(encoded.get("added", {})),
+            unproven=_decode_numbers(encoded.get("unproven", {})),
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _unreadable(encoded) from error
 
@@ -145,14 +153,20 @@ def _decode_topics(topics: Mapping[str, Any], cluster_id: str | None) -> SourceO
 
 def _decode_kafka(encoded: Mapping[str, Any]) -> SourceOffset:
     """`{topic: {partition: offset}}`: no ids, no epochs, so what lies before it has to be proven (`adoption`)."""
-    positions: dict[TopicPartition, Position] = {}
     try:
-        for topic, partitions in encoded.items():
-            for index, offset in partitions.items():
-                positions[TopicPartition(topic, int(index))] = Position(_whole(offset))
+        positions = {tp: Position(offset) for tp, offset in _decode_numbers(encoded).items()}
     except (TypeError, ValueError, AttributeError) as error:
         raise _unreadable(encoded) from error
     return SourceOffset(positions, dict.fromkeys(encoded), is_of_connector=True)
+
+
+def _decode_numbers(encoded: Mapping[str, Any]) -> dict[TopicPartition, int]:
+    """`{topic: {partition: offset}}`."""
+    return {
+        TopicPartition(topic, int(index)): _whole(offset)
+        for topic, partitions in encoded.items()
+        for index, offset in partitions.items()
+    }
 
 
 def _whole(value: object) -> int:

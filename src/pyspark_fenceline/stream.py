@@ -266,6 +266,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             started_at=initial,
             cluster_id=snapshot.cluster_id,
             losses=tuple(comparison.losses),
+            unproven=self._adoption.accepted if held.is_of_connector else {},
             added={tp: begin for tp, begin in snapshot.added.items() if begin > 0 and tp in positions},
         )
 

@@ -143,6 +143,10 @@ def test_it_goes_on_where_that_is_accepted(caplog: pytest.LogCaptureFixture) -> 
         assert reads(reader, AT_1500, later) == {"t-0": (1500, 1700)}
         assert CODE in caplog.text
         assert later["topics"]["t"]["partitions"]["0"]["epochs"] == [[0, 0], [1, 1000]]
+        # The progress tells, too.
+        assert later["unproven"] == AT_1500
+        grown = cluster_of(dated([*CUT[:1], (1, 800, AFTER_MS)]))
+        assert "unproven" not in make(grown).latestOffset(later, ALL)
     with pytest.raises(UnprovenCheckpointError):
         make(cluster_of(dated(CUT)), failOnDataLoss="false", onUnproven="fail").latestOffset(AT_1500, ALL)
 

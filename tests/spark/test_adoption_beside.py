@@ -13,8 +13,11 @@ from fenceline.client.admin import Admin, NewTopic
 from fenceline.client.producer import Producer
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.testing.node import EmbeddedNode
+from fenceline.testing.waiting import eventually
 from pyspark_fenceline import export_checkpoint, lag_of
+from pyspark_fenceline.connect import connect
 from pyspark_fenceline.errors import LossKind, parse
+from pyspark_fenceline.losses_table import known_losses
 from tests.spark.conftest import CONNECTOR
 from tests.spark.cut_log import restart_cut
 
@@ -132,6 +135,31 @@ def test_a_log_that_was_cut_below_the_position(
         query.drain("fenceline")
     assert "from 100" in str(caught.value)
     assert query.rows() == expected(150)
+
+
+def test_a_receipt_decides_where_dates_do_not(spark: SparkSession, topic: str, tmp_path: Path) -> None:
+    """Records are dated as events of long ago; a crash takes the end of the log, and recovery writes the receipt."""
+    with EmbeddedNode() as node:
+        with Admin(node.bootstrap) as admin:
+            admin.create_topics([NewTopic(topic, 1, 1, {"retention.ms": "-1"})])
+        query = Query(spark, node.bootstrap, topic, tmp_path)
+        for first, end in ((0, 100), (100, 150)):
+            produce(node.bootstrap, topic, first, end, at_ms=1000)
+            query.drain("kafka")
+        node.kill()
+        (segment,) = next(node.log_dir.rglob(f"{topic}-0")).glob("*.log")
+        segment.write_bytes(segment.read_bytes()[:-3])
+        node.start()
+        client = {"bootstrap.servers": node.bootstrap}
+        (receipt,) = eventually(lambda: known_losses(connect(client), client), "the receipt")
+        assert 100 <= receipt.start_offset < 150
+        produce(node.bootstrap, topic, receipt.start_offset, 200, at_ms=1000)
+        with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
+            query.drain("fenceline", checkpointLocation=query.checkpoint)
+        assert [loss.divergent_offset for loss in parse(caught.value) or ()] == [receipt.start_offset]
+        assert query.rows() == expected(150)
+        query.drain("fenceline", checkpointLocation=query.checkpoint, onTruncation="rewind", statefulQuery=False)
+        assert query.rows() == sorted(expected(200) + expected(150)[receipt.start_offset :])
 
 
 def _now_ms() -> int:

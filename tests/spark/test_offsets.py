@@ -74,6 +74,7 @@ def test_anything_else_is_refused(bad: object) -> None:
 
 
 def test_where_added_partitions_begin_is_kept() -> None:
-    offset = SourceOffset({T0: Position(900, 0), T1: Position(7, 0)}, {"flights": "id"}, added={T0: 800})
+    positions = {T0: Position(900, 0), T1: Position(7, 0)}
+    offset = SourceOffset(positions, {"flights": "id"}, added={T0: 800}, unproven={T1: 7})
     assert offset.encode()["added"] == {"flights": {"0": 800}}
     assert decode(offset.encode()) == offset
