@@ -3,8 +3,8 @@
 Owns names, defaults and refusals (`pyspark.md S27`), so that a notebook works after changing `format("kafka")` to
 `format("fenceline")`. Pure: no broker, no Spark. Keys are case-insensitive, as everywhere in Spark.
 
-Options beyond the Kafka source's: `onTruncation`, `onExpired`, `onRecreated`, `includeLeaderEpoch`, `maxPartitions`,
-`filterPushdown`, `losses`.
+Options beyond the Kafka source's: `onTruncation`, `onExpired`, `onRecreated`, `statefulQuery`, `checkpointLocation`,
+`storage.*`, `includeLeaderEpoch`, `maxPartitions`, `filterPushdown`, `losses`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pyspark_fenceline.bounds import (
 from pyspark_fenceline.given_options import GivenOptions, duration_ms
 from pyspark_fenceline.patience import USUAL, Patience, patience_of
 from pyspark_fenceline.policy import STRICT, LossPolicy, policy_of
+from pyspark_fenceline.query_state import SAYS_NOTHING, StateHint
 
 _log = logging.getLogger("pyspark_fenceline")
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
@@ -56,6 +57,7 @@ class ReadOptions:
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
     patience: Patience = USUAL
     filter_pushdown: bool = False
+    state: StateHint = SAYS_NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ _KNOWN: Final = {
         "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
         "failOnDataLoss", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions",
         "maxPartitions", "maxRecordsPerPartition", "includeHeaders", "includeLeaderEpoch", "filterPushdown",
-        "onTruncation", "onExpired", "onRecreated", "losses",
+        "onTruncation", "onExpired", "onRecreated", "losses", "statefulQuery", "checkpointLocation",
         "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
     )
 }  # fmt: skip
@@ -126,6 +128,16 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
         max_trigger_delay_ms=DEFAULT_MAX_TRIGGER_DELAY_MS if delay is None else duration_ms(delay, "maxTriggerDelay"),
         patience=patience_of(given),
         filter_pushdown=given.boolean("filterPushdown"),
+        state=_state_hint(given),
+    )
+
+
+def _state_hint(given: GivenOptions) -> StateHint:
+    location = (given.text("checkpointLocation") or "").strip()
+    return StateHint(
+        given.boolean("statefulQuery") if "statefulQuery" in given else None,
+        location or None,
+        given.prefixed("storage.") or None,
     )
 
 
@@ -139,7 +151,7 @@ def check_general(options: Mapping[str, str]) -> tuple[bool, bool]:
     for side in ("starting", "ending"):
         bound_of(given, side, Latest())
     for name in given.names():
-        if name in _KNOWN or name.startswith("kafka."):
+        if name in _KNOWN or name.startswith(("kafka.", "storage.")):
             continue
         close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.75)
         hint = f"; is {_KNOWN[close[0]]} meant?" if close else ""

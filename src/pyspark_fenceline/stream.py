@@ -37,7 +37,8 @@ from pyspark_fenceline.offsets import Position, SourceOffset, Unresolved, by_top
 from pyspark_fenceline.options import ReadOptions
 from pyspark_fenceline.patience import with_retries
 from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
-from pyspark_fenceline.policy import settle
+from pyspark_fenceline.policy import LossPolicy, settle
+from pyspark_fenceline.query_state import FIRST_BATCH, NotKnown, query_state, refusal_to_rewind
 from pyspark_fenceline.ranges import (
     Comparison,
     Snapshot,
@@ -90,6 +91,10 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target: Snapshot | None = None
         self._newest: Snapshot | None = None
         self._last_batch: PlannedBatch | None = None
+        self._batch_policy = options.policy
+        """What the newest batch was planned by."""
+        self._tasks_may_go_back = True
+        self._is_doubt_told = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay on the driver; an executor's copy only reads.
@@ -124,11 +129,11 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         is_paced = time.monotonic() - self._answered_at_s > _PACED_S
         end = None
         if not is_idle or not self._can_await(held) or time.monotonic() - self._looked_at_s > LOOK_AGAIN_S:
-            end = self._retrying(lambda: self._next(held, limit))
+            end = self._retrying(lambda: self._next(start, held, limit))
         if end is None and is_idle:
             # `processAllAvailable` waits for idle looks, so the first are short.
             wait_ms = min(_FIRST_IDLE_WAIT_MS << min(0 if is_paced else self._idle_looks, 10), IDLE_WAIT_MS)
-            end = self._wait(held, limit, wait_ms)
+            end = self._wait(start, held, limit, wait_ms)
         self._answered_at_s = time.monotonic()
         if end is None:
             self._idle_looks, self._idle_at, self._idle_held = self._idle_looks + 1, start, held
@@ -136,12 +141,14 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._idle_looks, self._idle_at = 0, None
         return end.encode()
 
-    def _wait(self, held: SourceOffset | Unresolved, limit: ReadLimit, wait_ms: int) -> SourceOffset | None:
+    def _wait(
+        self, start: dict[str, Any], held: SourceOffset | Unresolved, limit: ReadLimit, wait_ms: int
+    ) -> SourceOffset | None:
         """Wait a while for something to do, at the brokers if they can: the end of the batch that came of it."""
         if self._can_await(held):
             if not self._await_news(held, wait_ms):
                 return None
-            if (end := self._retrying(lambda: self._next(held, limit))) is not None:
+            if (end := self._retrying(lambda: self._next(start, held, limit))) is not None:
                 return end
         time.sleep(min(wait_ms, BLIND_WAIT_MS) / 1000)
         return None
@@ -178,12 +185,19 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         first = decode(start)
         if isinstance(last, Unresolved):
             return []
+        is_first = isinstance(first, Unresolved)
         if isinstance(first, Unresolved):
             if last.started_at is None:
                 raise InternalError("the first batch of the checkpoint does not say where it starts")
             first = last.started_at
-        ranges = self._retrying(lambda: self._ranges(first, last))
-        return [RangesPartition(task, last.topic_ids, last.cluster_id) for task in self._tasks(ranges)]
+        policy = self._batch_policy = self._policy_at(end)
+        no_rewind = policy.truncation_advice
+        if no_rewind is None and is_first and self._options.state.is_stateful is None:
+            # No state is there yet because no batch has run yet.
+            no_rewind = FIRST_BATCH
+        self._tasks_may_go_back = no_rewind is None
+        ranges = self._retrying(lambda: self._ranges(first, last, policy))
+        return [RangesPartition(task, last.topic_ids, last.cluster_id, no_rewind) for task in self._tasks(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(self._plan, partition)
@@ -196,8 +210,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     # Planning ---------------------------------------------------------------------------------------------------
 
-    def _next(self, held: SourceOffset | Unresolved, limit: ReadLimit) -> SourceOffset | None:
-        """End of the next batch, or None when none should run now."""
+    def _next(self, start: dict[str, Any], held: SourceOffset | Unresolved, limit: ReadLimit) -> SourceOffset | None:
+        """End of the next batch, or None when none should run now. `held` is what `start` means."""
         initial = None
         if isinstance(held, Unresolved):
             snapshot = self._look(held)
@@ -206,11 +220,14 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         else:
             snapshot, comparison = self._compare(held, lambda: self._look(held))
             if self._last_batch is not None:
-                tolerated = self._options.policy.tolerated
+                tolerated = self._batch_policy.tolerated
                 if LossKind.LOG_TRUNCATED in tolerated:
-                    comparison = self._last_batch.with_what_was_left_out(held, comparison, snapshot)
+                    comparison = self._last_batch.with_what_was_left_out(
+                        held, comparison, snapshot, tasks_may_go_back=self._tasks_may_go_back
+                    )
                 comparison = self._last_batch.with_what_is_untold(held, comparison, snapshot, tolerated)
-            settle(comparison.losses, self._options.policy)
+            if comparison.losses:
+                settle(comparison.losses, self._policy_at(start))
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
         available = sum(ends.values()) - sum(starts.values())
@@ -318,7 +335,18 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         target = self._target.ends.get(tp)
         return 0 if target is None else min(end, target.offset)
 
-    def _ranges(self, first: SourceOffset, last: SourceOffset) -> list[OffsetRange]:
+    def _policy_at(self, offset: dict[str, Any]) -> LossPolicy:
+        """Which losses end the query whose newest planned batch ends at `offset`."""
+        policy = self._options.policy
+        if LossKind.LOG_TRUNCATED not in policy.tolerated:
+            return policy
+        state = query_state(self._options.state, offset)
+        if isinstance(state, NotKnown) and not self._is_doubt_told:
+            self._is_doubt_told = True
+            _log.warning("%s: this query ends at a truncation, although its options say rewind", state.because)
+        return policy.without_rewind(refusal_to_rewind(state))
+
+    def _ranges(self, first: SourceOffset, last: SourceOffset, policy: LossPolicy) -> list[OffsetRange]:
         """What a batch reads, checked against the logs at both ends, because a replay comes here first (S8)."""
         topics = by_topic(last.positions)
 
@@ -333,7 +361,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         _, begin = self._compare(beginning(first, last), look)
         snapshot, finish = self._compare(last, look)
         self._last_batch = plan_batch(first, last, begin, finish, snapshot)
-        settle(self._last_batch.losses, self._options.policy)
+        settle(self._last_batch.losses, policy)
         return self._last_batch.ranges
 
     def _tasks(self, ranges: list[OffsetRange]) -> list[Task]:

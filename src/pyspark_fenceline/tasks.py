@@ -46,13 +46,23 @@ _NOT_AWAY: Final = (ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTIT
 
 
 class RangesPartition(InputPartition):
-    """One Spark task's ranges, the ids that their topics must still have, and the cluster that they were planned on."""
+    """One Spark task's ranges, the ids that their topics must still have, and the cluster that they were planned on.
 
-    def __init__(self, task: Task, topic_ids: Mapping[str, str | None], cluster_id: str | None = None) -> None:
+    `no_rewind`: why the query may not go back, whatever its options say; None where they decide.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        topic_ids: Mapping[str, str | None],
+        cluster_id: str | None = None,
+        no_rewind: str | None = None,
+    ) -> None:
         super().__init__(task)
         self.task = task
         self.topic_ids = dict(topic_ids)
         self.cluster_id = cluster_id
+        self.no_rewind = no_rewind
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,7 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
     if not isinstance(partition, RangesPartition):
         # Spark stands in a partition of its own when a batch query has none.
         return
+    plan = replace(plan, policy=plan.policy.without_rewind(partition.no_rewind))
     target = arrow_schema(plan.schema)
     columns = client_columns(target)
     waiting, troubles, attempts = list(partition.task), 0, Attempts(plan.patience)

@@ -112,7 +112,7 @@ def test_a_query_that_runs_all_the_while_is_told(spark: SparkSession, story: Unc
         query.stop()
     assert found_in(parse(query.exception())) == [(LossKind.LOG_TRUNCATED, KEPT, END)]
 
-    frame = spark.readStream.format("fenceline").options(**given, onTruncation="rewind").load()
+    frame = spark.readStream.format("fenceline").options(**given, onTruncation="rewind", statefulQuery=False).load()
     query = frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint")).start(table)
     try:
         query.processAllAvailable()
