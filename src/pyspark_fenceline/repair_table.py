@@ -1,9 +1,10 @@
 """`repair`: makes a table equal to the log, and says what it changed.
 
-Owns the order of a repair: audit, then one log entry that takes out what the log does not hold and adds what the table
-lacks, read from the log. Only files with rows that go are written anew, and only the missing ranges are read. A second
-repair finds nothing to do. Somebody who writes the table meanwhile is no trouble, as long as the files in question stay
-and the missing ranges are not added by others; else the repair looks again.
+Owns the order of a repair: audit, then one log entry that takes out what the log does not hold, and one that adds what
+the table lacks, read from the log (two entries, so that readers that skip changes get the new rows: decision 026). Only
+files with rows that go are written anew, and only the missing ranges are read. A second repair finds nothing to do.
+Somebody who writes the table meanwhile is no trouble, as long as the files in question stay and the missing ranges are
+not added by others; else the repair looks again.
 """
 
 from __future__ import annotations
@@ -202,11 +203,34 @@ def _commit_repair(
     filled: Sequence[DataFile],
     removed: Sequence[Removed],
 ) -> int:
-    """One entry, on the table as it is now. Raises `_Moved` where that is not what was planned for."""
+    """Two entries, or the one of them that is needed, on the table as it is now. Returns the version of the last one.
+    Raises `_Moved` where the table is not what was planned for; what the first entry did stays right.
+    """
+    if gone:
+        version = _commit_one(options, known, gone, copies, _told(removed, []), {})
+        if not filled:
+            return version
+        paths = {file.path for file in gone}
+        known = [file for file in known if file.path not in paths]
+        known += [TableFile(file.path, file.size_bytes, file.partition_values) for file in copies]
+    incoming = bounds(span for file in filled for span in file.spans)
+    return _commit_one(options, known, [], filled, _told([], filled), incoming)
+
+
+def _commit_one(
+    options: DeltaOptions,
+    known: Sequence[TableFile],
+    gone: Sequence[TableFile],
+    files: Sequence[DataFile],
+    repaired: Mapping[str, Any],
+    incoming: Mapping[TopicPartition, tuple[int, int]],
+) -> int:
+    """`files` in place of `gone`. `incoming`: bounds of the rows that are new; no file may have come that may have some
+    of them.
+    """
     from deltalake.exceptions import CommitFailedError
 
     paths = {file.path for file in known}
-    incoming = bounds(span for file in filled for span in file.spans)
     for attempt in range(_COMMIT_ATTEMPTS):
         table = open_table(options)
         if table is None:
@@ -215,20 +239,21 @@ def _commit_repair(
         came = [file for path, file in now.items() if path not in paths]
         if any(file.path not in now for file in gone) or any(_may_overlap(file, incoming) for file in came):
             raise _Moved
-        told = {"repair": _told(removed, filled)}
+        told: dict[str, Any] = {"repair": repaired}
         state = read_state(table)
         if state is not None:
             told["state"] = _raised(state, incoming).encode()
         try:
             commit_entry(
                 table,
-                [*copies, *filled],
+                files,
                 table.metadata().partition_columns,
                 None,
                 overwrite=False,
                 remove=gone,
                 told=told,
                 only_next=True,
+                deleted_row_count=int(repaired["removed_rows"]) if gone else 0,
             )
         except CommitFailedError:
             time.sleep(random.random() * min(0.2, 0.01 * 2**attempt))

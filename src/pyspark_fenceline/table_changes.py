@@ -125,7 +125,7 @@ def _rows_of(options: DeltaOptions, file: ChangedFile, target: pa.Schema) -> Ite
     """The file's rows in the columns of `target`; those that the file has not are its partition's, or null."""
     import pyarrow as pa
 
-    same = {name: _value(text, target.field(name).type) for name, text in file.partition_values.items()}
+    same = {name: partition_value(text, target.field(name).type) for name, text in file.partition_values.items()}
     same |= {CHANGE_TYPE: pa.scalar(file.kind), COMMIT_VERSION: pa.scalar(file.version)}
     for batch in open_parquet(options, file.path).iter_batches():
         columns = [
@@ -137,7 +137,7 @@ def _rows_of(options: DeltaOptions, file: ChangedFile, target: pa.Schema) -> Ite
         yield pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def _value(text: str | None, kind: pa.DataType) -> pa.Scalar:
+def partition_value(text: str | None, kind: pa.DataType) -> pa.Scalar:
     """A partition's value as the table's log writes it: times without a zone are UTC."""
     import pyarrow as pa
 
