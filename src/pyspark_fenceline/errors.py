@@ -6,7 +6,7 @@ message holds a code and a JSON object; `parse` finds them again in whatever Spa
 them into its offset, which progress shows (S5); `losses_of` finds them there. Never decides whether something is a
 loss.
 
-Shape of a message: `LOG_TRUNCATED {"partitions": [...]} sentence for a person`.
+Shape of a message: `sentence for a person. advice LOG_TRUNCATED {"partitions": [...]}`.
 """
 
 from __future__ import annotations
@@ -162,12 +162,12 @@ class DataLossError(FencelineError):
 
 
 def describe(losses: Sequence[Loss], advice: str | None = None) -> str:
-    """The message of a `DataLossError`: code, JSON, a sentence for each of the first partitions, advice."""
+    """The message of a `DataLossError`: a sentence for each of the first partitions, advice, code and JSON."""
     kind = losses[0].kind
     facts = json.dumps({"partitions": [asdict(loss) for loss in losses]}, sort_keys=True)
     sentences = "; ".join(loss.sentence() for loss in losses[:3])
     more = f"; and {len(losses) - 3} more" if len(losses) > 3 else ""
-    return f"{kind} {facts} {sentences}{more}. {advice or _ADVICE[kind]}"
+    return f"{sentences}{more}. {advice or _ADVICE[kind]} {kind} {facts}"
 
 
 # In the progress of a query ------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ none or unknown), `id` the topic's id or null. `epochs` are the newest epochs of
 each with its first offset there, so that the point where another log parts from it can be found over several elections
 (`gaps.md G6`). The first offset of a query carries its resolved start as `"from"`, because Spark stores only the end of
 batch 0 and asks for the start again when it replays that batch (S9). A batch that a loss went before names it, under
-`"truncations"`, `"recreated"`, `"expired"` or `"gone"`.
+`"truncations"`, `"recreated"`, `"expired"` or `"gone"`. `"query"` is an id that a query gives itself with its first batch,
+so that two queries at one place can be told apart.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fenceline.client.epoch_history import EpochStart
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.errors import Loss, losses_by_name, losses_named
+from pyspark_fenceline.query_state import QUERY
 
 VERSION: Final = 1
 UNKNOWN_EPOCH: Final = -1
@@ -60,7 +62,8 @@ class Position(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SourceOffset:
     """Positions of a query in all its partitions. `topic_ids` has every topic of `positions` (None: broker has no
-    ids). `losses` were found when the batch that ends here was planned: it begins at their `resume_offset`.
+    ids). `losses` were found when the batch that ends here was planned: it begins at their `resume_offset`. `query`:
+    the id that the query gave itself when it began (None: an older release's, or Spark's own).
     """
 
     positions: Mapping[TopicPartition, Position]
@@ -68,6 +71,7 @@ class SourceOffset:
     started_at: SourceOffset | None = field(default=None)
     cluster_id: str | None = None
     losses: tuple[Loss, ...] = ()
+    query: str | None = None
 
     def encode(self) -> dict[str, Any]:
         """The JSON object, keys in a fixed order (topics by name, partitions by number)."""
@@ -76,6 +80,8 @@ class SourceOffset:
             encoded["from"] = self.started_at._encode_topics()
         if self.cluster_id is not None:
             encoded["cluster"] = self.cluster_id
+        if self.query is not None:
+            encoded[QUERY] = self.query
         return dict(sorted(encoded.items()))
 
     def _encode_topics(self) -> dict[str, Any]:
@@ -117,9 +123,16 @@ def decode(encoded: Any) -> SourceOffset | Unresolved:
         start, cluster_id = encoded.get("from"), encoded.get("cluster")
         found = _decode_topics(encoded["topics"], cluster_id)
         started_at = None if start is None else _decode_topics(start, cluster_id)
-        return replace(found, started_at=started_at, losses=losses_named(encoded))
+        return replace(found, started_at=started_at, losses=losses_named(encoded), query=_query_of(encoded))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _unreadable(encoded) from error
+
+
+def _query_of(encoded: Mapping[str, Any]) -> str | None:
+    found = encoded.get(QUERY)
+    if found is not None and not isinstance(found, str):
+        raise TypeError(f"{found!r} is no query's id")
+    return found
 
 
 def _decode_topics(topics: Mapping[str, Any], cluster_id: str | None) -> SourceOffset:

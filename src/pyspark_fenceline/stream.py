@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
+from uuid import uuid4
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -38,7 +39,7 @@ from pyspark_fenceline.options import ReadOptions
 from pyspark_fenceline.patience import with_retries
 from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
 from pyspark_fenceline.policy import LossPolicy, settle
-from pyspark_fenceline.query_state import FIRST_BATCH, NotKnown, query_state, refusal_to_rewind
+from pyspark_fenceline.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, refusal_to_rewind
 from pyspark_fenceline.ranges import (
     Comparison,
     Snapshot,
@@ -95,6 +96,10 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """What the newest batch was planned by."""
         self._tasks_may_go_back = True
         self._is_doubt_told = False
+        self._state: QueryState | None = None
+        """Whether the query keeps state, once that is known; its plan does not change while it runs."""
+        self._query = uuid4().hex
+        """The id of a query that has none yet."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay on the driver; an executor's copy only reads.
@@ -190,7 +195,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             if last.started_at is None:
                 raise InternalError("the first batch of the checkpoint does not say where it starts")
             first = last.started_at
-        policy = self._batch_policy = self._policy_at(end)
+        policy = self._batch_policy = self._policy_at(end, is_first=is_first)
         no_rewind = policy.truncation_advice
         if no_rewind is None and is_first and self._options.state.is_stateful is None:
             # No state is there yet because no batch has run yet.
@@ -258,6 +263,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             started_at=initial,
             cluster_id=snapshot.cluster_id,
             losses=tuple(comparison.losses),
+            query=held.query or self._query,
         )
 
     def _look(self, held: SourceOffset | Unresolved) -> Snapshot:
@@ -335,15 +341,19 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         target = self._target.ends.get(tp)
         return 0 if target is None else min(end, target.offset)
 
-    def _policy_at(self, offset: dict[str, Any]) -> LossPolicy:
-        """Which losses end the query whose newest planned batch ends at `offset`."""
+    def _policy_at(self, offset: dict[str, Any], *, is_first: bool = False) -> LossPolicy:
+        """Which losses end the query whose newest planned batch ends at `offset`. `is_first`: no batch has run yet that
+        would have left state."""
         policy = self._options.policy
         if LossKind.LOG_TRUNCATED not in policy.tolerated:
             return policy
-        state = query_state(self._options.state, offset)
-        if isinstance(state, NotKnown) and not self._is_doubt_told:
-            self._is_doubt_told = True
-            _log.warning("%s: this query ends at a truncation, although its options say rewind", state.because)
+        state = self._state or query_state(self._options.state, offset)
+        if isinstance(state, NotKnown):
+            if not self._is_doubt_told:
+                self._is_doubt_told = True
+                _log.warning("%s: this query ends at a truncation, although its options say rewind", state.because)
+        elif not is_first:
+            self._state = state
         return policy.without_rewind(refusal_to_rewind(state))
 
     def _ranges(self, first: SourceOffset, last: SourceOffset, policy: LossPolicy) -> list[OffsetRange]:
