@@ -85,8 +85,15 @@ class LossesReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
+        told = self.receipts(partition)
+        if told:
+            yield pa.RecordBatch.from_pylist([_row(receipt) for receipt in told], schema=arrow_schema(SCHEMA))
+        workers.settle()
+
+    def receipts(self, partition: InputPartition) -> list[LossReceipt]:
+        """Those of one task, each as it was last written, oldest loss first."""
         if not isinstance(partition, RangesPartition) or not partition.task:
-            return
+            return []
         receipts: dict[str, LossReceipt] = {}
         client = connect.reader(self._client)
         for batch in connect.read_arrow(client, partition.task, partition.topic_ids, {}):
@@ -94,10 +101,7 @@ class LossesReader(DataSourceReader):
                 receipt = _receipt(value)
                 if receipt is not None and (self._topics is None or receipt.topic in self._topics):
                     receipts[receipt.id] = receipt
-        told = sorted(receipts.values(), key=lambda receipt: (receipt.time_ms, receipt.id))
-        if told:
-            yield pa.RecordBatch.from_pylist([_row(receipt) for receipt in told], schema=arrow_schema(SCHEMA))
-        workers.settle()
+        return sorted(receipts.values(), key=lambda receipt: (receipt.time_ms, receipt.id))
 
 
 def losses_reader(options: Mapping[str, str]) -> LossesReader:

@@ -10,8 +10,9 @@ none or unknown), `id` the topic's id or null. `epochs` are the newest epochs of
 each with its first offset there, so that the point where another log parts from it can be found over several elections
 (`gaps.md G6`). The first offset of a query carries its resolved start as `"from"`, because Spark stores only the end of
 batch 0 and asks for the start again when it replays that batch (S9). A batch that a loss went before names it, under
-`"truncations"`, `"recreated"`, `"expired"` or `"gone"`. `"query"` is an id that a query gives itself with its first batch,
-so that two queries at one place can be told apart.
+`"truncations"`, `"recreated"`, `"expired"` or `"gone"`. `"query"` is an id that a query gives itself with its first
+batch, so that two queries at one place can be told apart. Where rows are taken back (`includeRetractions`),
+`"retractions"` names those of the batch, and `"since"` has for each partition the first offset that was delivered.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fenceline.client.epoch_history import EpochStart
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.errors import Loss, losses_by_name, losses_named
+from pyspark_fenceline.lost_ranges import Retraction, decode_retractions, encode_retractions
 from pyspark_fenceline.query_state import QUERY
 
 VERSION: Final = 1
@@ -63,7 +65,9 @@ class Position(NamedTuple):
 class SourceOffset:
     """Positions of a query in all its partitions. `topic_ids` has every topic of `positions` (None: broker has no
     ids). `losses` were found when the batch that ends here was planned: it begins at their `resume_offset`. `query`:
-    the id that the query gave itself when it began (None: an older release's, or Spark's own).
+    the id that the query gave itself when it began (None: an older release's, or Spark's own). `retractions`: rows that
+    the batch that ends here takes back. `since`: from which offset on the query has delivered all up to its position,
+    for each partition; None where it cannot take rows back.
     """
 
     positions: Mapping[TopicPartition, Position]
@@ -72,6 +76,8 @@ class SourceOffset:
     cluster_id: str | None = None
     losses: tuple[Loss, ...] = ()
     query: str | None = None
+    retractions: tuple[Retraction, ...] = ()
+    since: Mapping[TopicPartition, int] | None = None
 
     def encode(self) -> dict[str, Any]:
         """The JSON object, keys in a fixed order (topics by name, partitions by number)."""
@@ -82,6 +88,13 @@ class SourceOffset:
             encoded["cluster"] = self.cluster_id
         if self.query is not None:
             encoded[QUERY] = self.query
+        if self.retractions:
+            encoded["retractions"] = encode_retractions(self.retractions)
+        if self.since is not None:
+            encoded["since"] = {
+                topic: {str(index): self.since[TopicPartition(topic, index)] for index in indexes}
+                for topic, indexes in by_topic(self.since).items()
+            }
         return dict(sorted(encoded.items()))
 
     def _encode_topics(self) -> dict[str, Any]:
@@ -123,7 +136,14 @@ def decode(encoded: Any) -> SourceOffset | Unresolved:
         start, cluster_id = encoded.get("from"), encoded.get("cluster")
         found = _decode_topics(encoded["topics"], cluster_id)
         started_at = None if start is None else _decode_topics(start, cluster_id)
-        return replace(found, started_at=started_at, losses=losses_named(encoded), query=_query_of(encoded))
+        return replace(
+            found,
+            started_at=started_at,
+            losses=losses_named(encoded),
+            query=_query_of(encoded),
+            retractions=decode_retractions(encoded.get("retractions", ())),
+            since=_since_of(encoded.get("since")),
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _unreadable(encoded) from error
 
@@ -133,6 +153,16 @@ def _query_of(encoded: Mapping[str, Any]) -> str | None:
     if found is not None and not isinstance(found, str):
         raise TypeError(f"{found!r} is no query's id")
     return found
+
+
+def _since_of(encoded: Mapping[str, Any] | None) -> dict[TopicPartition, int] | None:
+    if encoded is None:
+        return None
+    return {
+        TopicPartition(topic, int(index)): _whole(offset)
+        for topic, partitions in encoded.items()
+        for index, offset in partitions.items()
+    }
 
 
 def _decode_topics(topics: Mapping[str, Any], cluster_id: str | None) -> SourceOffset:

@@ -34,6 +34,8 @@ from pyspark_fenceline.cluster import Cluster, TopicFacts
 from pyspark_fenceline.connect import connect
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import History
+from pyspark_fenceline.kept_rows import KeptPartition, kept_partitions, read_kept
+from pyspark_fenceline.lost_ranges import Retraction
 from pyspark_fenceline.offsets import Position, SourceOffset, Unresolved, by_topic, decode
 from pyspark_fenceline.options import ReadOptions
 from pyspark_fenceline.patience import with_retries
@@ -49,6 +51,14 @@ from pyspark_fenceline.ranges import (
     subscribed,
     take_snapshot,
 )
+from pyspark_fenceline.retractions import (
+    BATCH_IS_EXACT,
+    delivered_since,
+    lost_rows,
+    plan_exact_batch,
+    since_after,
+)
+from pyspark_fenceline.retractor import Retractor, receipts_from
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
 
 if TYPE_CHECKING:
@@ -100,6 +110,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Whether the query keeps state, once that is known; its plan does not change while it runs."""
         self._query = uuid4().hex
         """The id of a query that has none yet."""
+        self._kept_retractor: Retractor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay on the driver; an executor's copy only reads.
@@ -195,6 +206,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             if last.started_at is None:
                 raise InternalError("the first batch of the checkpoint does not say where it starts")
             first = last.started_at
+        if self._options.retractions is not None:
+            return self._retrying(lambda: self._exact_partitions(first, last))
         policy = self._batch_policy = self._policy_at(end, is_first=is_first)
         no_rewind = policy.truncation_advice
         if no_rewind is None and is_first and self._options.state.is_stateful is None:
@@ -205,6 +218,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return [RangesPartition(task, last.topic_ids, last.cluster_id, no_rewind) for task in self._tasks(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, KeptPartition):
+            return read_kept(self._plan, partition)
         return read_ranges(self._plan, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -223,6 +238,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             initial = held = self._initial_offset(snapshot)
             comparison = Comparison(held.positions, held.losses)
         else:
+            if self._options.retractions is not None:
+                delivered_since(held)
             snapshot, comparison = self._compare(held, lambda: self._look(held))
             if self._last_batch is not None:
                 tolerated = self._batch_policy.tolerated
@@ -233,6 +250,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 comparison = self._last_batch.with_what_is_untold(held, comparison, snapshot, tolerated)
             if comparison.losses:
                 settle(comparison.losses, self._policy_at(start))
+        retractions = self._retractions(held, comparison) if initial is None else ()
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
         available = sum(ends.values()) - sum(starts.values())
@@ -264,6 +282,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             cluster_id=snapshot.cluster_id,
             losses=tuple(comparison.losses),
             query=held.query or self._query,
+            retractions=retractions,
+            since=self._since(held, positions, comparison, is_first=initial is not None),
         )
 
     def _look(self, held: SourceOffset | Unresolved) -> Snapshot:
@@ -345,7 +365,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Which losses end the query whose newest planned batch ends at `offset`. `is_first`: no batch has run yet that
         would have left state."""
         policy = self._options.policy
-        if LossKind.LOG_TRUNCATED not in policy.tolerated:
+        if LossKind.LOG_TRUNCATED not in policy.tolerated or self._options.retractions is not None:
             return policy
         state = self._state or query_state(self._options.state, offset)
         if isinstance(state, NotKnown):
@@ -358,21 +378,69 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _ranges(self, first: SourceOffset, last: SourceOffset, policy: LossPolicy) -> list[OffsetRange]:
         """What a batch reads, checked against the logs at both ends, because a replay comes here first (S8)."""
-        topics = by_topic(last.positions)
-
-        def look() -> Snapshot:
-            found = self._cluster.topics(topics)
-            existing = {
-                topic: TopicFacts(facts.id, tuple(index for index in topics[topic] if index in facts.partitions))
-                for topic, facts in found.items()
-            }
-            return take_snapshot(self._cluster, existing)
-
-        _, begin = self._compare(beginning(first, last), look)
-        snapshot, finish = self._compare(last, look)
+        _, begin = self._compare(beginning(first, last), lambda: self._look_at(last))
+        snapshot, finish = self._compare(last, lambda: self._look_at(last))
         self._last_batch = plan_batch(first, last, begin, finish, snapshot)
         settle(self._last_batch.losses, policy)
         return self._last_batch.ranges
+
+    def _look_at(self, offset: SourceOffset) -> Snapshot:
+        """The logs of an offset's partitions, as far as they exist."""
+        topics = by_topic(offset.positions)
+        existing = {
+            topic: TopicFacts(facts.id, tuple(index for index in topics[topic] if index in facts.partitions))
+            for topic, facts in self._cluster.topics(topics).items()
+        }
+        return take_snapshot(self._cluster, existing)
+
+    # Rows that are taken back --------------------------------------------------------------------------------------
+
+    @property
+    def _retractor(self) -> Retractor:
+        assert self._options.retractions is not None, "asked before"
+        if self._kept_retractor is None:
+            client = self._options.client
+            self._kept_retractor = Retractor(
+                self._options.retractions,
+                self._plan.schema,
+                receipts_from(client, self._cluster),
+                committed_only=client.get("isolation.level") == "read_committed",
+            )
+            self._kept_retractor.check()
+        return self._kept_retractor
+
+    def _retractions(self, held: SourceOffset, comparison: Comparison) -> tuple[Retraction, ...]:
+        """What the next batch takes back, and where it reads that."""
+        if self._options.retractions is None:
+            return ()
+        lost = lost_rows(held, comparison.losses)
+        return self._retractor.plan(lost, comparison.losses) if lost else ()
+
+    def _since(
+        self,
+        held: SourceOffset,
+        positions: Mapping[TopicPartition, Position],
+        comparison: Comparison,
+        *,
+        is_first: bool,
+    ) -> Mapping[TopicPartition, int] | None:
+        if self._options.retractions is None:
+            return None
+        if is_first:
+            return {tp: held.positions[tp].offset for tp in positions}
+        return since_after(held, positions, comparison.losses)
+
+    def _exact_partitions(self, first: SourceOffset, last: SourceOffset) -> list[InputPartition]:
+        """Tasks that deliver what two offsets say, whatever the logs have lost of it since they were planned."""
+        _, begin = self._compare(beginning(first, last), lambda: self._look_at(last))
+        _, finish = self._compare(last, lambda: self._look_at(last))
+        batch = plan_exact_batch(first, last, begin, finish)
+        settle(batch.losses, self._options.policy)
+        tasks = self._tasks(batch.ranges)
+        read = [RangesPartition(task, last.topic_ids, last.cluster_id, BATCH_IS_EXACT) for task in tasks]
+        again = self._retractor.pieces_again(batch.lost, batch.losses)
+        back = self._retractor.pieces_of(last.retractions, last.losses)
+        return [*read, *kept_partitions(again, "insert"), *kept_partitions(back, "delete")]
 
     def _tasks(self, ranges: list[OffsetRange]) -> list[Task]:
         return plan_tasks(
