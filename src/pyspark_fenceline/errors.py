@@ -120,8 +120,9 @@ class Loss:
 _ADVICE: Final[Mapping[LossKind, str]] = {
     LossKind.LOG_TRUNCATED: (
         'Rows of the lost range are still in the sink. Set the option onTruncation to "rewind" (or failOnDataLoss to '
-        '"false") to go back to where the histories part and read what the log holds from there on; a sink that knows '
-        "leader epochs then removes the stale rows, as fenceline_delta does. Or remove them and start from a new "
+        '"false"), and statefulQuery to "false" where the query keeps no state, to go back to where the histories part '
+        "and read what the log holds from there on; a sink that knows leader epochs then removes the stale rows, as "
+        "fenceline_delta does. A query with state needs includeRetractions. Or remove the rows and start from a new "
         "checkpoint."
     ),
     LossKind.TOPIC_RECREATED: (
