@@ -48,11 +48,16 @@ def numbered(root: Any, folder: str) -> list[int]:
 
 
 def has_files_below(root: Any, folder: str) -> bool:
-    """Whether there is a file anywhere below a folder."""
+    """Whether there is a file anywhere below a folder; looks no further than the first."""
     from pyarrow import fs
 
-    found = root.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
-    return any(one.type is not fs.FileType.Directory for one in found)
+    folders = [folder]
+    while folders:
+        found = root.get_file_info(fs.FileSelector(folders.pop(), allow_not_found=True))
+        if any(one.type is not fs.FileType.Directory for one in found):
+            return True
+        folders += [one.path for one in found]
+    return False
 
 
 def source_lines(text: str) -> list[str] | None:

@@ -84,13 +84,17 @@ class LossesReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        if not isinstance(partition, RangesPartition) or not partition.task:
-            return
-        receipts = _receipts(self._client, partition.task, partition.topic_ids)
-        told = [one for one in receipts if self._topics is None or one.topic in self._topics]
+        told = self.receipts(partition)
         if told:
             yield pa.RecordBatch.from_pylist([_row(receipt) for receipt in told], schema=arrow_schema(SCHEMA))
         workers.settle()
+
+    def receipts(self, partition: InputPartition) -> list[LossReceipt]:
+        """Those of one task, each as it was last written, oldest loss first."""
+        if not isinstance(partition, RangesPartition) or not partition.task:
+            return []
+        found = _receipts(self._client, partition.task, partition.topic_ids)
+        return [one for one in found if self._topics is None or one.topic in self._topics]
 
 
 def known_losses(cluster: Cluster, client: Mapping[str, str]) -> list[LossReceipt]:

@@ -4,7 +4,8 @@ Owns names, defaults and refusals (`pyspark.md S27`), so that a notebook works a
 `format("fenceline")`. Pure: no broker, no Spark. Keys are case-insensitive, as everywhere in Spark.
 
 Options beyond the Kafka source's: `onTruncation`, `onExpired`, `onRecreated`, `onUnproven`, `statefulQuery`,
-`checkpointLocation`, `storage.*`, `includeLeaderEpoch`, `maxPartitions`, `filterPushdown`, `losses`.
+`checkpointLocation`, `storage.*`, `includeLeaderEpoch`, `includeRetractions`, `retractionEvidence`, `retractionTable`,
+`maxPartitions`, `filterPushdown`, `losses`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from pyspark_fenceline.bounds import (
     stream_bounds,
     subscription_of,
 )
+from pyspark_fenceline.errors import LossKind
 from pyspark_fenceline.given_options import GivenOptions, duration_ms
 from pyspark_fenceline.patience import USUAL, Patience, patience_of
 from pyspark_fenceline.policy import STRICT, LossPolicy, policy_of
 from pyspark_fenceline.query_state import SAYS_NOTHING, StateHint
+from pyspark_fenceline.retraction_options import RetractionOptions
 
 _log = logging.getLogger("pyspark_fenceline")
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
@@ -60,6 +63,7 @@ class ReadOptions:
     state: StateHint = SAYS_NOTHING
     accepts_unproven: bool = False
     """Whether to go on from a checkpoint of Spark's own source where nothing proves it."""
+    retractions: RetractionOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ _KNOWN: Final = {
         "failOnDataLoss", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions",
         "maxPartitions", "maxRecordsPerPartition", "includeHeaders", "includeLeaderEpoch", "filterPushdown",
         "onTruncation", "onExpired", "onRecreated", "onUnproven", "losses", "statefulQuery", "checkpointLocation",
+        "includeRetractions", "retractionEvidence", "retractionTable",
         "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
     )
 }  # fmt: skip
@@ -95,6 +100,10 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """
     given = GivenOptions(options)
     common = _without_bounds(given)
+    if common.retractions is not None and not streaming:
+        raise OperatorError(
+            "includeRetractions is for streams: a batch reads what the log holds", "Leave the option out, or stream."
+        )
     starting, ending = stream_bounds(given) if streaming else batch_bounds(given)
     return replace(common, starting=starting, ending=ending)
 
@@ -115,13 +124,14 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
     if min_partitions is not None and max_partitions is not None and min_partitions > max_partitions:
         raise OperatorError(f"minPartitions({min_partitions}) is higher than maxPartitions({max_partitions})")
     fail_on_data_loss = given.boolean("failOnDataLoss", True)
+    policy = policy_of(given, fail_on_data_loss=fail_on_data_loss)
     return ReadOptions(
         subscription=subscription,
         client=_reader_properties(given),
         starting=Earliest(),
         ending=Latest(),
         fail_on_data_loss=fail_on_data_loss,
-        policy=policy_of(given, fail_on_data_loss=fail_on_data_loss),
+        policy=policy,
         include_headers=given.boolean("includeHeaders"),
         include_leader_epoch=given.boolean("includeLeaderEpoch"),
         min_partitions=min_partitions,
@@ -134,6 +144,7 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
         filter_pushdown=given.boolean("filterPushdown"),
         state=_state_hint(given),
         accepts_unproven=_accepts_unproven(given, fail_on_data_loss=fail_on_data_loss),
+        retractions=_retraction_options(given, policy),
     )
 
 
@@ -158,10 +169,32 @@ def _state_hint(given: GivenOptions) -> StateHint:
     )
 
 
-def check_general(options: Mapping[str, str]) -> tuple[bool, bool]:
+def _retraction_options(given: GivenOptions, policy: LossPolicy) -> RetractionOptions | None:
+    if not given.boolean("includeRetractions"):
+        for name in ("retractionEvidence", "retractionTable"):
+            if name in given:
+                raise OperatorError(
+                    f"Option '{name}' means nothing without includeRetractions", "Set includeRetractions to true."
+                )
+        return None
+    if policy.tolerated != {LossKind.LOG_TRUNCATED}:
+        raise OperatorError(
+            "includeRetractions needs onTruncation=rewind, and onExpired, onRecreated and failOnDataLoss that end the "
+            "query: of records that were left out it is not known whether they are to be taken back",
+            "Set onTruncation to rewind, and leave the other three options out.",
+        )
+    directories = (given.text("retractionEvidence") or "").split(",")
+    return RetractionOptions(
+        tuple(directory.strip() for directory in directories if directory.strip()),
+        (given.text("retractionTable") or "").strip() or None,
+        given.prefixed("storage.") or None,
+    )
+
+
+def check_general(options: Mapping[str, str]) -> ReadOptions:
     """Check what batch and stream have in common, before Spark has said which it is; warn of names that mean nothing.
 
-    Returns whether headers and leader epochs are asked for.
+    Returns the options, all but the bounds.
     """
     given = GivenOptions(options)
     common = _without_bounds(given)
@@ -173,7 +206,7 @@ def check_general(options: Mapping[str, str]) -> tuple[bool, bool]:
         close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.75)
         hint = f"; is {_KNOWN[close[0]]} meant?" if close else ""
         _log.warning("option %s is not known and is ignored%s", name, hint)
-    return common.include_headers, common.include_leader_epoch
+    return common
 
 
 def wants_losses(options: Mapping[str, str]) -> bool:

@@ -4,8 +4,8 @@ Owns the one question that decides whether a stream may go back: state that Spar
 deduplication) has taken in the records that a log lost, and a source cannot take them out again. A Python source sees
 neither the query's plan nor the place of its checkpoint (`pyspark.md` S9). So the option `statefulQuery` says it, or
 the option `checkpointLocation` names the checkpoint, where Spark has a folder `state` as soon as a stateful query has
-run a batch. A checkpoint counts only if its newest entry holds the very offset of this query: another query's says
-nothing. What is not known counts as state.
+run a batch. A checkpoint counts only if its newest entry holds the very offset of this query, with the id that a query
+gives its offsets: another query's, which may stand at the same place, says nothing. What is not known counts as state.
 
 Never writes to a checkpoint, and never decides what a loss means (`policy`).
 """
@@ -28,6 +28,8 @@ from pyspark_fenceline.checkpoint_files import (
 )
 
 _log = logging.getLogger("pyspark_fenceline")
+QUERY: Final = "query"
+"""Of an offset's JSON: the id that the query gave itself when it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ def _in_checkpoint(hint: StateHint, offset: Mapping[str, Any]) -> QueryState:
             return NotKnown(f"checkpointLocation {place} is another query's checkpoint, or is not up to date")
         if has_files_below(root, "state"):
             return Stateful(f"The query keeps state ({place}/state)")
+        if QUERY not in offset:
+            return NotKnown(f"The newest batch in {place} is of a source that writes no id of the query")
         return Stateless()
     except Exception as error:
         # An object store, credentials, a newer Spark: whatever it is, the checkpoint says nothing.
@@ -111,13 +115,12 @@ def _is_same(line: str, offset: Mapping[str, Any]) -> bool:
 
 
 FIRST_BATCH: Final = (
-    "The log was cut while the query's first batch read it, and whether the query keeps state is not known before that "
-    "batch ends. None of it is committed: start the query again, and the batch is planned as the log is now."
+    "It happened while the query's first batch read it, before it is known whether the query keeps state. Nothing of "
+    "the batch is committed: start the query again."
 )
 _WAYS_OUT: Final = (
-    "Ways out: start the query with a new checkpointLocation and a sink that is emptied, so that it reads the log as "
-    "it is now; or keep the rows in a table with fenceline_delta and derive the result from its changes, which have "
-    'the lost rows as deletes ("State" in docs/spark.md).'
+    "start it with a new checkpointLocation and an empty sink, with includeRetractions (the lost rows come again as "
+    'deletes), or from the changes of a table: see "State" in docs/spark.md.'
 )
 
 
@@ -128,12 +131,12 @@ def refusal_to_rewind(state: QueryState) -> str | None:
             return None
         case Stateful(because):
             return (
-                f"{because}: it has taken the lost records in, and what comes again would be counted twice, or be "
-                f"dropped as a duplicate. So onTruncation=rewind does not apply. {_WAYS_OUT}"
+                f"{because}, which has taken the lost records in and would stay wrong, so onTruncation=rewind does not "
+                f"apply. Ways out: {_WAYS_OUT}"
             )
         case NotKnown(because):
             return (
-                f"{because}, and state that took the lost records in would stay wrong. So onTruncation=rewind does not "
-                'apply. If the query keeps none, give the source the option statefulQuery="false", or the query\'s own '
-                f"checkpointLocation, and start it again: it goes back. {_WAYS_OUT}"
+                f"{because}, and state would stay wrong, so onTruncation=rewind does not apply. If the query keeps no "
+                'state, add the source option statefulQuery="false" and start it again: it goes back. If it does, '
+                f"{_WAYS_OUT}"
             )

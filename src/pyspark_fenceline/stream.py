@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
+from uuid import uuid4
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -36,13 +37,15 @@ from pyspark_fenceline.cluster import Cluster, TopicFacts
 from pyspark_fenceline.connect import connect
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import History
+from pyspark_fenceline.kept_rows import KeptPartition, kept_partitions, read_kept
 from pyspark_fenceline.losses_table import known_losses
+from pyspark_fenceline.lost_ranges import Retraction
 from pyspark_fenceline.offsets import Position, SourceOffset, Unresolved, by_topic, decode
 from pyspark_fenceline.options import ReadOptions
 from pyspark_fenceline.patience import with_retries
 from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
 from pyspark_fenceline.policy import LossPolicy, settle
-from pyspark_fenceline.query_state import FIRST_BATCH, NotKnown, query_state, refusal_to_rewind
+from pyspark_fenceline.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, refusal_to_rewind
 from pyspark_fenceline.ranges import (
     Comparison,
     Snapshot,
@@ -52,6 +55,14 @@ from pyspark_fenceline.ranges import (
     subscribed,
     take_snapshot,
 )
+from pyspark_fenceline.retractions import (
+    BATCH_IS_EXACT,
+    delivered_since,
+    lost_rows,
+    plan_exact_batch,
+    since_after,
+)
+from pyspark_fenceline.retractor import Retractor, receipts_from
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
 
 if TYPE_CHECKING:
@@ -102,6 +113,11 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._kept_adoption: Adoption | None = None
         self._first_seen: dict[tuple[TopicPartition, str | None], int] = {}
         """Where logs of topics (by id) began that the query had not read from, when it saw them first."""
+        self._state: QueryState | None = None
+        """Whether the query keeps state, once that is known; its plan does not change while it runs."""
+        self._query = uuid4().hex
+        """The id of a query that has none yet."""
+        self._kept_retractor: Retractor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay on the driver; an executor's copy only reads.
@@ -197,7 +213,9 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             if last.started_at is None:
                 raise InternalError("the first batch of the checkpoint does not say where it starts")
             first = last.started_at
-        policy = self._batch_policy = self._policy_at(end)
+        if self._options.retractions is not None:
+            return self._retrying(lambda: self._exact_partitions(first, last))
+        policy = self._batch_policy = self._policy_at(end, is_first=is_first)
         no_rewind = policy.truncation_advice
         if no_rewind is None and is_first and self._options.state.is_stateful is None:
             # No state is there yet because no batch has run yet.
@@ -207,6 +225,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return [RangesPartition(task, last.topic_ids, last.cluster_id, no_rewind) for task in self._tasks(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, KeptPartition):
+            return read_kept(self._plan, partition)
         return read_ranges(self._plan, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -225,6 +245,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             initial = held = self._initial_offset(snapshot)
             comparison = Comparison(held.positions, held.losses)
         else:
+            if self._options.retractions is not None:
+                delivered_since(held)
             snapshot, comparison = self._compare(held, lambda: self._look(held))
             if self._last_batch is not None:
                 tolerated = self._batch_policy.tolerated
@@ -235,6 +257,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 comparison = self._last_batch.with_what_is_untold(held, comparison, snapshot, tolerated)
             if comparison.losses:
                 settle(comparison.losses, self._policy_at(start))
+        retractions = self._retractions(held, comparison) if initial is None else ()
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
         available = sum(ends.values()) - sum(starts.values())
@@ -266,6 +289,9 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             started_at=initial,
             cluster_id=snapshot.cluster_id,
             losses=tuple(comparison.losses),
+            query=held.query or self._query,
+            retractions=retractions,
+            since=self._since(held, positions, comparison, is_first=initial is not None),
             unproven=self._adoption.accepted if held.is_of_connector else {},
             added={tp: begin for tp, begin in snapshot.added.items() if begin > 0 and tp in positions},
         )
@@ -364,40 +390,96 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         target = self._target.ends.get(tp)
         return 0 if target is None else min(end, target.offset)
 
-    def _policy_at(self, offset: dict[str, Any]) -> LossPolicy:
-        """Which losses end the query whose newest planned batch ends at `offset`."""
+    def _policy_at(self, offset: dict[str, Any], *, is_first: bool = False) -> LossPolicy:
+        """Which losses end the query whose newest planned batch ends at `offset`. `is_first`: no batch has run yet that
+        would have left state."""
         policy = self._options.policy
-        if LossKind.LOG_TRUNCATED not in policy.tolerated:
+        if LossKind.LOG_TRUNCATED not in policy.tolerated or self._options.retractions is not None:
             return policy
-        state = query_state(self._options.state, offset)
-        if isinstance(state, NotKnown) and not self._is_doubt_told:
-            self._is_doubt_told = True
-            _log.warning("%s: this query ends at a truncation, although its options say rewind", state.because)
+        state = self._state or query_state(self._options.state, offset)
+        if isinstance(state, NotKnown):
+            if not self._is_doubt_told:
+                self._is_doubt_told = True
+                _log.warning("%s: this query ends at a truncation, although its options say rewind", state.because)
+        elif not is_first:
+            self._state = state
         return policy.without_rewind(refusal_to_rewind(state))
 
     def _ranges(self, first: SourceOffset, last: SourceOffset, policy: LossPolicy) -> list[OffsetRange]:
         """What a batch reads, checked against the logs at both ends, because a replay comes here first (S8)."""
-        topics = by_topic(last.positions)
+        begin, snapshot, finish = self._compare_ends(first, last)
+        self._last_batch = plan_batch(first, last, begin, finish, snapshot)
+        settle(self._last_batch.losses, policy)
+        return self._last_batch.ranges
 
-        def look() -> Snapshot:
-            found = self._cluster.topics(topics)
-            existing = {
-                topic: TopicFacts(facts.id, tuple(index for index in topics[topic] if index in facts.partitions))
-                for topic, facts in found.items()
-            }
-            return take_snapshot(self._cluster, existing)
-
+    def _compare_ends(self, first: SourceOffset, last: SourceOffset) -> tuple[Comparison, Snapshot, Comparison]:
+        """Where a batch begins and where it ends, compared with the logs; the snapshot is that of the end."""
         begins = beginning(first, last)
         if not last.is_of_connector:
             # The end has epochs, which the beginning of an adopted query is compared by as well.
             begins = replace(begins, is_of_connector=False)
-        _, begin = self._compare(begins, look)
-        # A batch of Spark's source that is replayed ends in the dark where its beginning is lost already.
+        _, begin = self._compare(begins, lambda: self._look_at(last))
+        # A batch of Spark's source that is replayed needs no proof of its end where its beginning is lost already.
         lost = {TopicPartition(loss.topic, loss.partition) for loss in begin.losses}
-        snapshot, finish = self._compare(last, look, lost)
-        self._last_batch = plan_batch(first, last, begin, finish, snapshot)
-        settle(self._last_batch.losses, policy)
-        return self._last_batch.ranges
+        snapshot, finish = self._compare(last, lambda: self._look_at(last), lost)
+        return begin, snapshot, finish
+
+    def _look_at(self, offset: SourceOffset) -> Snapshot:
+        """The logs of an offset's partitions, as far as they exist."""
+        topics = by_topic(offset.positions)
+        existing = {
+            topic: TopicFacts(facts.id, tuple(index for index in topics[topic] if index in facts.partitions))
+            for topic, facts in self._cluster.topics(topics).items()
+        }
+        return take_snapshot(self._cluster, existing)
+
+    # Rows that are taken back --------------------------------------------------------------------------------------
+
+    @property
+    def _retractor(self) -> Retractor:
+        assert self._options.retractions is not None, "asked before"
+        if self._kept_retractor is None:
+            client = self._options.client
+            self._kept_retractor = Retractor(
+                self._options.retractions,
+                self._plan.schema,
+                receipts_from(client, self._cluster),
+                committed_only=client.get("isolation.level") == "read_committed",
+            )
+            self._kept_retractor.check()
+        return self._kept_retractor
+
+    def _retractions(self, held: SourceOffset, comparison: Comparison) -> tuple[Retraction, ...]:
+        """What the next batch takes back, and where it reads that."""
+        if self._options.retractions is None:
+            return ()
+        lost = lost_rows(held, comparison.losses)
+        return self._retractor.plan(lost, comparison.losses) if lost else ()
+
+    def _since(
+        self,
+        held: SourceOffset,
+        positions: Mapping[TopicPartition, Position],
+        comparison: Comparison,
+        *,
+        is_first: bool,
+    ) -> Mapping[TopicPartition, int] | None:
+        if self._options.retractions is None:
+            return None
+        if is_first:
+            return {tp: held.positions[tp].offset for tp in positions}
+        return since_after(held, positions, comparison.losses)
+
+    def _exact_partitions(self, first: SourceOffset, last: SourceOffset) -> list[InputPartition]:
+        """Tasks that deliver what two offsets say, whatever the logs have lost of it since they were planned."""
+        begin, _, finish = self._compare_ends(first, last)
+        batch = plan_exact_batch(first, last, begin, finish)
+        settle(batch.losses, self._options.policy)
+        tasks = self._tasks(batch.ranges)
+        read = [RangesPartition(task, last.topic_ids, last.cluster_id, BATCH_IS_EXACT) for task in tasks]
+        again = self._retractor.pieces_again(batch.lost, batch.losses)
+        back = self._retractor.pieces_of(last.retractions, last.losses)
+        return [*read, *kept_partitions(again, "insert"), *kept_partitions(back, "delete")]
 
     def _tasks(self, ranges: list[OffsetRange]) -> list[Task]:
         return plan_tasks(

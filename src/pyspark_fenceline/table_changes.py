@@ -16,12 +16,12 @@ from fenceline.errors import OperatorError
 from pyspark_fenceline.delta_files import file_system
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import open_parquet
+from pyspark_fenceline.schema import CHANGE_TYPE
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-CHANGE_TYPE: Final = "_change_type"
 COMMIT_VERSION: Final = "_commit_version"
 _KINDS: Final = {"add": "insert", "remove": "delete"}
 _MOST_TASKS: Final = 64

@@ -32,7 +32,7 @@ from pyspark_fenceline.offsets import Position
 from pyspark_fenceline.patience import USUAL, Attempts, Patience, with_retries
 from pyspark_fenceline.planning import OffsetRange, Task
 from pyspark_fenceline.policy import LossPolicy, settle
-from pyspark_fenceline.schema import arrow_schema
+from pyspark_fenceline.schema import CHANGE_TYPE, arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -239,11 +239,17 @@ def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:
     return None
 
 
-def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """The client's columns in the order and under the names of Spark's schema."""
+def to_spark(batch: pa.RecordBatch, target: pa.Schema, change_type: str = "insert") -> pa.RecordBatch:
+    """The client's columns in the order and under the names of Spark's schema. `change_type`: of all rows, where the
+    schema has a column for it."""
     import pyarrow as pa
 
-    columns = [batch.column(_CLIENT_NAMES.get(name, name)) for name in target.names]
+    columns = [
+        pa.repeat(pa.scalar(change_type, target.field(name).type), batch.num_rows)
+        if name == CHANGE_TYPE
+        else batch.column(_CLIENT_NAMES.get(name, name))
+        for name in target.names
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 

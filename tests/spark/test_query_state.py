@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pyspark_fenceline import stream
 from pyspark_fenceline.errors import DataLossError, LossKind
 from pyspark_fenceline.query_state import (
     FIRST_BATCH,
@@ -25,13 +26,13 @@ from tests.spark.fakes import FakeCluster
 from tests.spark.streams import ALL, cluster_with, ends, make, planned, reads
 
 pytestmark = pytest.mark.usefixtures("no_idle_wait")
-OFFSET = {"topics": {}, "version": 1}
+OFFSET = {"query": "one", "topics": {}, "version": 1}
 
 
 def a_checkpoint(folder: Path, offset: dict[str, Any], *, state: bool) -> str:
     write_entry(folder, "q", 0, entry(offset))
     if state:
-        (folder / "state" / "0" / "0").mkdir(parents=True)
+        (folder / "state" / "0" / "0").mkdir(parents=True, exist_ok=True)
         (folder / "state" / "0" / "0" / "1.delta").write_bytes(b"")
     return str(folder)
 
@@ -57,7 +58,7 @@ def test_state_that_the_checkpoint_shows_wins_over_the_option(tmp_path: Path) ->
     assert isinstance(query_state(StateHint(is_stateful=False, checkpoint=place), OFFSET), Stateful)
 
 
-@pytest.mark.parametrize("kind", ["missing", "another query's", "of another format", "behind"])
+@pytest.mark.parametrize("kind", ["missing", "another query's", "its twin's", "of another format", "behind"])
 def test_a_checkpoint_that_says_nothing(tmp_path: Path, kind: str) -> None:
     place = a_checkpoint(tmp_path / "checkpoint", OFFSET, state=False)
     match kind:
@@ -66,7 +67,10 @@ def test_a_checkpoint_that_says_nothing(tmp_path: Path, kind: str) -> None:
         case "of another format":
             write_entry(tmp_path / "checkpoint", "q", 0, entry(OFFSET, version="v2"))
         case "behind":
-            write_entry(tmp_path / "checkpoint", "q", 1, entry({"topics": {}, "version": 1, "cluster": "c"}))
+            write_entry(tmp_path / "checkpoint", "q", 1, entry({**OFFSET, "cluster": "c"}))
+        case "its twin's":
+            # Another query at the very same place.
+            write_entry(tmp_path / "checkpoint", "q", 0, entry({**OFFSET, "query": "another"}))
         case _:
             write_entry(tmp_path / "checkpoint", "q", 0, entry({"t": {"0": 5}}))
     found = query_state(StateHint(checkpoint=place), OFFSET)
@@ -75,6 +79,28 @@ def test_a_checkpoint_that_says_nothing(tmp_path: Path, kind: str) -> None:
     # The option decides then.
     assert query_state(StateHint(False, place), OFFSET) == Stateless()
     assert isinstance(query_state(StateHint(True, place), OFFSET), Stateful)
+
+
+def test_an_offset_without_an_id_may_be_that_of_another_query(tmp_path: Path) -> None:
+    bare = {"topics": {}, "version": 1}
+    found = query_state(StateHint(checkpoint=a_checkpoint(tmp_path, bare, state=False)), bare)
+    assert isinstance(found, NotKnown)
+
+
+def test_the_state_of_a_query_without_its_id_is_seen_all_the_same(tmp_path: Path) -> None:
+    """What is found wins over what is not known: the checkpoint is most likely the query's."""
+    bare = {"topics": {}, "version": 1}
+    place = a_checkpoint(tmp_path, bare, state=True)
+    assert isinstance(query_state(StateHint(False, place), bare), Stateful)
+
+
+def test_two_queries_at_one_place_are_told_apart() -> None:
+    cluster = cluster_with(150)
+    (_, one), (_, other) = planned(cluster), planned(cluster)
+    assert one["topics"] == other["topics"]
+    assert one["query"] != other["query"]
+    cluster.log("t").append(10)
+    assert planned(cluster, one)[1]["query"] == one["query"]
 
 
 def test_without_a_word_nothing_is_known() -> None:
@@ -86,7 +112,8 @@ def test_a_refusal_names_the_ways_out(state: Stateful | NotKnown) -> None:
     text = refusal_to_rewind(state)
     assert text is not None
     assert text.startswith(state.because)
-    assert all(word in text for word in ("new checkpointLocation", "changes", "docs/spark.md"))
+    assert len(text) < 500
+    assert all(word in text for word in ("new checkpointLocation", "includeRetractions", "changes", "docs/spark.md"))
     assert ("statefulQuery" in text) is isinstance(state, NotKnown)
     assert refusal_to_rewind(Stateless()) is None
 
@@ -137,6 +164,42 @@ def test_a_query_without_state_goes_back(tmp_path: Path) -> None:
     assert ends(later) == {"t-0": 200}
     write_entry(tmp_path, "q", 1, entry(later))
     assert reads(reader, end, later) == {"t-0": (100, 200)}
+
+
+def test_the_refusal_begins_with_what_happened(tmp_path: Path) -> None:
+    cluster, end = cut_at_100()
+    place = a_checkpoint(tmp_path, end, state=True)
+    with pytest.raises(DataLossError) as caught:
+        make(cluster, onTruncation="rewind", checkpointLocation=place).latestOffset(end, ALL)
+    text = str(caught.value)
+    assert text.startswith("t-0 was truncated under the query")
+    assert text.index("keeps state") < text.index("Ways out") < text.index("LOG_TRUNCATED {")
+
+
+def test_the_checkpoint_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_with(150)
+    _, first = planned(cluster)
+    cluster.log("t").append(50)
+    _, second = planned(cluster, first)
+    place = a_checkpoint(tmp_path, second, state=False)
+    reader = make(cluster, onTruncation="rewind", checkpointLocation=place)
+    assert no_rewind_of(reader, first, second) == {None}
+    monkeypatch.setattr(stream, "query_state", lambda *_: pytest.fail("looked again"))
+    assert no_rewind_of(reader, first, second) == {None}
+
+
+def test_state_that_the_first_batch_leaves_is_seen(tmp_path: Path) -> None:
+    """No state before the first batch does not say that there is none after it."""
+    cluster = cluster_with(150)
+    reader = make(cluster, onTruncation="rewind", checkpointLocation=str(tmp_path))
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ALL)
+    a_checkpoint(tmp_path, end, state=False)
+    reads(reader, begin, end)
+    a_checkpoint(tmp_path, end, state=True)
+    cluster.log("t").elect(2, keep=100)
+    with pytest.raises(DataLossError, match="keeps state"):
+        reader.latestOffset(end, ALL)
 
 
 def test_a_replay_of_a_stateful_query_does_not_go_back(tmp_path: Path) -> None:
