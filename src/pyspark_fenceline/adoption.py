@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
+from fenceline.client.epoch_history import EpochStart
 from fenceline.client.loss_receipts import LossReceipt
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
@@ -27,6 +28,7 @@ from pyspark_fenceline.adoption_evidence import (
     Replaced,
     Times,
     Unproven,
+    begun_before,
     facts,
     judge,
 )
@@ -51,6 +53,12 @@ _ONE_WAY: Final = (
     "source cannot read it from then on; `fenceline checkpoint export` writes one that it can read "
     '("Coming from Spark\'s Kafka connector" in docs/spark.md)'
 )
+
+
+FindRecords = Callable[[Mapping[TopicPartition, tuple[int, int]]], Collection[TopicPartition]]
+"""Those of some ranges of offsets, the end exclusive, that hold a record."""
+_LOOKED_AT: Final = 1000
+"""So many offsets of an epoch are looked at for a record; where compaction has left none there, it does not count."""
 
 
 class UnprovenCheckpointError(OperatorError):
@@ -79,12 +87,14 @@ class Adoption:
         cluster: Cluster,
         hint: StateHint,
         read_receipts: Callable[[], Sequence[LossReceipt]],
+        find_records: FindRecords,
         *,
         accepts_unproven: bool,
     ) -> None:
         self._cluster = cluster
         self._hint = hint
         self._read_receipts = read_receipts
+        self._find_records = find_records
         self._accepts_unproven = accepts_unproven
         self._is_announced = False
         self.accepted: dict[TopicPartition, int] = {}
@@ -140,10 +150,25 @@ class Adoption:
             receipts.setdefault(TopicPartition(one.topic, one.partition), []).append(one)
         times = dict.fromkeys(inside, found) if isinstance(found, str) else {tp: found[tp] for tp in inside}
         dates = self._dates({tp: each for tp, each in times.items() if isinstance(each, Times)})
+        leading = self._leading({tp: begun_before(views[tp], each) for tp, each in dates.items()})
         return {
-            tp: Evidence(offset, views[tp], times[tp], dates.get(tp, Dates()), receipts.get(tp, ()))
+            tp: Evidence(offset, views[tp], times[tp], dates.get(tp, Dates()), leading.get(tp), receipts.get(tp, ()))
             for tp, offset in inside.items()
         }
+
+    def _leading(
+        self, epochs: Mapping[TopicPartition, list[tuple[EpochStart, int]]]
+    ) -> dict[TopicPartition, EpochStart]:
+        """The first of each partition's epochs that holds a record."""
+        leading: dict[TopicPartition, EpochStart] = {}
+        left = {tp: iter(each) for tp, each in epochs.items()}
+        while left:
+            asked = {tp: one for tp, each in left.items() if (one := next(each, None)) is not None}
+            ranges = {tp: (start.offset, min(end, start.offset + _LOOKED_AT)) for tp, (start, end) in asked.items()}
+            found = self._find_records(ranges) if ranges else ()
+            leading |= {tp: asked[tp][0] for tp in found}
+            left = {tp: left[tp] for tp in asked if tp not in leading}
+        return leading
 
     def _dates(self, times: Mapping[TopicPartition, Times]) -> dict[TopicPartition, Dates]:
         live = self._first_at({tp: each.planned_ms - LIVE_MS for tp, each in times.items()})

@@ -52,13 +52,15 @@ class Dates:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Of one partition. `times`: a sentence where they are not known, and then `dates` says nothing. `receipts`: of
-    the topic's name and the partition, also those of an earlier topic of that name."""
+    """Of one partition. `times`: a sentence where they are not known, and then `dates` says nothing. `leading`: the
+    newest epoch that holds a record dated before the plan. `receipts`: of the topic's name and the partition, also
+    those of an earlier topic of that name."""
 
     offset: int
     view: LogView
     times: Times | str
     dates: Dates = Dates()
+    leading: EpochStart | None = None
     receipts: Sequence[LossReceipt] = ()
 
 
@@ -109,6 +111,16 @@ def judge(evidence: Evidence) -> Proven | Replaced | Unproven:
     return held
 
 
+def begun_before(view: LogView, dates: Dates) -> list[tuple[EpochStart, int]]:
+    """The epochs that may have begun before the plan, newest first, each with where its records that are dated before
+    it end. Whether there is such a record the log has to say: compaction may have left none.
+    """
+    ends = [start.offset for start in view.epochs[1:]] + [view.end_offset]
+    dated_end = view.end_offset if dates.doubtful_from is None else dates.doubtful_from
+    found = [(start, min(end, dated_end)) for start, end in zip(view.epochs, ends, strict=False)]
+    return [(start, end) for start, end in reversed(found) if start.offset < end]
+
+
 def _held(evidence: Evidence, offset: int, times: Times) -> Proven | Unproven:
     """Whether the log up to `offset` is what its leader had when the batch was planned."""
     view, dates = evidence.view, evidence.dates
@@ -120,13 +132,11 @@ def _held(evidence: Evidence, offset: int, times: Times) -> Proven | Unproven:
             f"no record below the position is dated within a day before {at(times.planned_ms)}, when the checkpoint "
             "planned to read up to it: the records' dates are not those of their writing, or the log is another one"
         )
-    dated_end = view.end_offset if dates.doubtful_from is None else min(dates.doubtful_from, view.end_offset)
-    before = [start for start in view.epochs if start.offset < dated_end]
-    if not before:
+    leading = evidence.leading
+    if leading is None:
         return Unproven(
             f"no record of the log is dated before {at(times.planned_ms)}, when the checkpoint planned to read up to it"
         )
-    leading = before[-1]
     later = [start for start in view.epochs if start.epoch > leading.epoch]
     if later and later[0].offset < offset:
         first = later[0]

@@ -95,6 +95,15 @@ def read_arrow(
     return client.read(wanted, progress=progress, **columns)
 
 
+def holding_records(client: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[int, int]]) -> set[TopicPartition]:
+    """Those of small ranges of offsets, the end exclusive, that hold a record."""
+    found: set[TopicPartition] = set()
+    for tp, (start, end) in ranges.items():
+        if any(batch.num_rows for batch in list(reader(client).read({tp: (start, end)}))):
+            found.add(tp)
+    return found
+
+
 class ClientCluster:
     """`cluster.Cluster` over the admin client."""
 

@@ -34,7 +34,7 @@ from pyspark_fenceline.adoption import Adoption
 from pyspark_fenceline.batches import PlannedBatch, beginning, plan_batch
 from pyspark_fenceline.bounds import Assign
 from pyspark_fenceline.cluster import Cluster, TopicFacts
-from pyspark_fenceline.connect import connect
+from pyspark_fenceline.connect import connect, holding_records
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import History
 from pyspark_fenceline.kept_rows import KeptPartition, kept_partitions, read_kept
@@ -508,6 +508,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 cluster,
                 options.state,
                 lambda: known_losses(cluster, options.client),
+                lambda ranges: holding_records(options.client, ranges),
                 accepts_unproven=options.accepts_unproven,
             )
         return self._kept_adoption

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,22 @@ def cluster_of(log: FakeLog) -> FakeCluster:
     cluster = FakeCluster(t=1)
     cluster.logs[TopicPartition("t", 0)] = log
     return cluster
+
+
+@pytest.fixture(autouse=True)
+def gaps(monkeypatch: pytest.MonkeyPatch) -> list[range]:
+    """What compaction has taken out."""
+    taken: list[range] = []
+
+    def holding(_: object, ranges: Mapping[TopicPartition, tuple[int, int]]) -> set[TopicPartition]:
+        return {
+            tp
+            for tp, (start, end) in ranges.items()
+            if any(not any(offset in gap for gap in taken) for offset in range(start, end))
+        }
+
+    monkeypatch.setattr(stream, "holding_records", holding)
+    return taken
 
 
 @pytest.fixture
@@ -179,6 +195,18 @@ def test_what_the_dates_do_not_decide(place: str, log: FakeLog, because: str) ->
 def test_one_record_with_a_date_of_the_future_is_no_truncation(place: str) -> None:
     log = dated([(0, 1700, BEFORE_MS)])
     log.timestamps[700] = AFTER_MS
+    reader = make(cluster_of(log), checkpointLocation=place)
+    assert ends(reader.latestOffset(AT_1500, ALL)) == {"t-0": 1700}
+
+
+def test_an_epoch_without_a_record_that_is_dated_before_proves_nothing(place: str, gaps: list[range]) -> None:
+    log = dated([(0, 1000, BEFORE_MS), (1, 700, AFTER_MS)])
+    gaps.append(range(1000, 1003))
+    for offset in gaps[0]:
+        del log.timestamps[offset]
+    assert "epoch 1 of the log begins at 1000, below the position" in unproven(log, checkpointLocation=place)
+    # One that has kept a later record of before the plan does.
+    log = dated([(0, 1000, BEFORE_MS), (1, 700, BEFORE_MS + 1_000_000)])
     reader = make(cluster_of(log), checkpointLocation=place)
     assert ends(reader.latestOffset(AT_1500, ALL)) == {"t-0": 1700}
 
