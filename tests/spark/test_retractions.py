@@ -540,6 +540,33 @@ def test_a_retracting_batch_whose_new_records_are_lost_too(tmp_path: Path) -> No
     story.assert_equal_to_the_log()
 
 
+def test_compacted_topics_are_refused_when_the_query_starts() -> None:
+    cluster = cluster_with(150)
+    cluster.policies["t"] = "compact,delete"
+    with pytest.raises(OperatorError, match="Rows of t cannot be taken back: the topic is compacted"):
+        Story(cluster).plan()
+
+
+def test_a_topic_that_is_compacted_later(evidence: str) -> None:
+    story = Story(cluster_with(150), retractionEvidence=evidence)
+    story.run()
+    story.cluster.policies["t"] = "compact"
+    cut_at_100(story.cluster)
+    with pytest.raises(OperatorError, match="is compacted"):
+        story.plan()
+
+
+def test_a_topic_whose_configuration_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_with(150)
+
+    def refuse(_: object) -> None:
+        raise PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not allowed")
+
+    monkeypatch.setattr(cluster, "cleanup_policies", refuse)
+    with pytest.raises(OperatorError, match="Whether t can be taken back is not known"):
+        Story(cluster).plan()
+
+
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
