@@ -166,6 +166,10 @@ class ClientCluster:
     def epoch_ends(self, epochs: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, EpochEnd]:
         return self._admin.offsets_for_leader_epoch(dict(epochs))
 
+    def cleanup_policies(self, topics: Collection[str]) -> Mapping[str, str]:
+        found = self._admin.describe_configs([("topic", name) for name in sorted(topics)])
+        return {name: entries["cleanup.policy"].value or "" for (_, name), entries in found.items()}
+
     def _without_epochs(self, ends: Mapping[TopicPartition, LogEnd]) -> set[TopicPartition]:
         """Those whose leaders, though they lead in an epoch, do not tell where one ends: the topic's message format has
         none, or they are of Kafka 2.1 or 2.2 and tell only who has ClusterAction (`epochs.md` E22)."""

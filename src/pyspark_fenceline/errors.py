@@ -122,8 +122,8 @@ _ADVICE: Final[Mapping[LossKind, str]] = {
         'Rows of the lost range are still in the sink. Set the option onTruncation to "rewind" (or failOnDataLoss to '
         '"false"), and statefulQuery to "false" where the query keeps no state, to go back to where the histories part '
         "and read what the log holds from there on; a sink that knows leader epochs then removes the stale rows, as "
-        "fenceline_delta does. A query with state needs includeRetractions. Or remove the rows and start from a new "
-        "checkpoint."
+        "fenceline_delta does. A query with state needs includeRetractions from its beginning. Or remove the rows and "
+        "start from a new checkpoint."
     ),
     LossKind.TOPIC_RECREATED: (
         'Use a new checkpointLocation for the new topic, or set the option onRecreated to "restart" (or failOnDataLoss '

@@ -62,7 +62,7 @@ def _named_by_receipts(
         and receipt.tells_of(lost.start_offset, lost.end_offset_exclusive, [start.epoch for start in lost.epochs])
     ]
     if not telling:
-        notes.append("no receipt tells of the loss (a replica writes it when it comes back and cuts its log)")
+        notes.append("no receipt tells of the loss: a replica writes it when it is back and cuts its log")
     for receipt in telling:
         if not receipt.evidence:
             notes.append(f"receipt {receipt.id[:12]} has no evidence ({receipt.evidence_note or 'nothing was kept'})")

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from pyspark_fenceline.delta_commit import open_table
@@ -27,6 +27,8 @@ from pyspark_fenceline.table_changes import files_of_version
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql.types import StructType
+
+_IDENTITY: Final = (TOPIC, PARTITION, OFFSET, LEADER_EPOCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,6 @@ def _check_columns(table: DeltaTable, path: str, schema: StructType) -> None:
         )
 
 
-_IDENTITY = (TOPIC, PARTITION, OFFSET, LEADER_EPOCH)
-
-
 def find_in_table(
     options: DeltaOptions, version: int | None, lost: Sequence[LostRange], schema: StructType
 ) -> TableFound:
@@ -81,17 +80,23 @@ def find_in_table(
     begin = newest if version is None else version
     spans: list[list[KeptSpan]] = [[] for _ in lost]
     gone: list[str] = []
-    since = [_first_own_version(table, one) for one in lost]
+    entries = table.history()
+    since = [_first_own_version(entries, one) for one in lost]
+    open_ranges = set(range(len(lost)))
     for file, removed_in in _files(options, table, begin):
-        open_ranges = [index for index, one in enumerate(lost) if cover(one, spans[index]).missing]
         if not open_ranges:
             break
-        for index in open_ranges:
-            if since[index] < removed_in and _may_hold(file, lost[index]):
-                try:
-                    spans[index] += _spans_in(options, file, lost[index])
-                except FileNotFoundError:
-                    gone.append(file.path)
+        for index in sorted(open_ranges):
+            if since[index] >= removed_in or not _may_hold(file, lost[index]):
+                continue
+            try:
+                found = _spans_in(options, file, lost[index])
+            except FileNotFoundError:
+                gone.append(file.path)
+                continue
+            spans[index] += found
+            if found and not cover(lost[index], spans[index]).missing:
+                open_ranges.remove(index)
     notes = [f"{len(set(gone))} files that the table at {options.path} took out are vacuumed"] if gone else []
     return TableFound(begin, spans, (*notes, f"the table at {options.path} has no such rows up to version {begin}"))
 
@@ -109,10 +114,10 @@ def _at(table: DeltaTable, path: str, version: int) -> DeltaTable:
     return table
 
 
-def _first_own_version(table: DeltaTable, lost: LostRange) -> int:
+def _first_own_version(entries: Sequence[Mapping[str, Any]], lost: LostRange) -> int:
     """The first version with rows of the range's own topic, as far as the entries tell the topic's id; what that entry
     took out is an older topic's of that name."""
-    for entry in table.history():
+    for entry in entries:
         state = decode_state(entry.get(KEY))
         told = state.topic_ids.get(lost.topic_partition.topic) if state is not None else None
         if None not in (told, lost.topic_id) and told != lost.topic_id:

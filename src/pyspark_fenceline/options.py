@@ -27,6 +27,7 @@ from pyspark_fenceline.bounds import (
     stream_bounds,
     subscription_of,
 )
+from pyspark_fenceline.checkpoint_files import as_local
 from pyspark_fenceline.errors import LossKind
 from pyspark_fenceline.given_options import GivenOptions, duration_ms
 from pyspark_fenceline.patience import USUAL, Patience, patience_of
@@ -185,8 +186,8 @@ def _retraction_options(given: GivenOptions, policy: LossPolicy) -> RetractionOp
         )
     directories = (given.text("retractionEvidence") or "").split(",")
     return RetractionOptions(
-        tuple(directory.strip() for directory in directories if directory.strip()),
-        (given.text("retractionTable") or "").strip() or None,
+        tuple(as_local(directory.strip()) for directory in directories if directory.strip()),
+        as_local((given.text("retractionTable") or "").strip()) or None,
         given.prefixed("storage.") or None,
     )
 

@@ -119,8 +119,8 @@ FIRST_BATCH: Final = (
     "the batch is committed: start the query again."
 )
 _WAYS_OUT: Final = (
-    "start it with a new checkpointLocation and an empty sink, with includeRetractions (the lost rows come again as "
-    'deletes), or from the changes of a table: see "State" in docs/spark.md.'
+    "start it with a new checkpointLocation and an empty sink, and with includeRetractions, so that it takes lost rows "
+    'back the next time; or derive its result from the changes of a table. See "State" in docs/spark.md.'
 )
 
 

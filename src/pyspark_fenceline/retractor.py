@@ -7,12 +7,12 @@ them from there again, or ends the query. Never decides which rows are taken bac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fenceline.client.loss_receipts import LossReceipt
-from fenceline.errors import ErrorCode, PeerError
+from fenceline.errors import ErrorCode, OperatorError, PeerError
 from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.errors import Loss
@@ -45,12 +45,42 @@ class Retractor:
     """One query's search, on the driver."""
 
     def __init__(
-        self, options: RetractionOptions, schema: StructType, receipts: Receipts, *, committed_only: bool
+        self,
+        options: RetractionOptions,
+        schema: StructType,
+        receipts: Receipts,
+        policies: Callable[[Collection[str]], Mapping[str, str]],
+        *,
+        committed_only: bool,
     ) -> None:
         self._options = options
         self._schema = schema
         self._receipts = receipts
+        self._policies = policies
         self._committed_only = committed_only
+
+    def check_topics(self, topics: Collection[str]) -> None:
+        """Raises `OperatorError` where a topic is compacted: a record may have been compacted away in the log that was
+        read, and be there in the one that is left."""
+        if not topics:
+            return
+        try:
+            found = self._policies(topics)
+        except PeerError as error:
+            if error.code not in _NOT_ALLOWED:
+                raise
+            raise OperatorError(
+                f"Whether {', '.join(sorted(topics))} can be taken back is not known: {error.message}",
+                "Let the query's user describe the configuration of the topics (DESCRIBE_CONFIGS), or leave out "
+                "includeRetractions.",
+            ) from error
+        compacted = [name for name, policy in sorted(found.items()) if "compact" in policy]
+        if compacted:
+            raise OperatorError(
+                f"Rows of {', '.join(compacted)} cannot be taken back: the topic is compacted, and which of its "
+                "records the query was given is not known afterwards",
+                "Leave out includeRetractions; keep the rows in a table, and derive results from its changes.",
+            )
 
     def check(self) -> None:
         """Raises `OperatorError` where the table that the options name cannot have the rows."""
@@ -113,7 +143,9 @@ class Retractor:
         """Of each range what evidence holds, and the table what evidence lacks; with the table's version."""
         if not lost:
             return [], -1
-        receipts, notes = self._told(frozenset(one.topic_partition.topic for one in lost))
+        topics = frozenset(one.topic_partition.topic for one in lost)
+        self.check_topics(topics)
+        receipts, notes = self._told(topics)
         found: list[_Search] = []
         for one in lost:
             kept = find_in_evidence(one, receipts, self._options.evidence, committed_only=self._committed_only)

@@ -118,6 +118,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._query = uuid4().hex
         """The id of a query that has none yet."""
         self._kept_retractor: Retractor | None = None
+        self._checked_topics: set[str] = set()
+        """Of which rows can be taken back, as far as their configuration says."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay on the driver; an executor's copy only reads.
@@ -257,7 +259,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 comparison = self._last_batch.with_what_is_untold(held, comparison, snapshot, tolerated)
             if comparison.losses:
                 settle(comparison.losses, self._policy_at(start))
-        retractions = self._retractions(held, comparison) if initial is None else ()
+        retractions = self._retractions(held, comparison)
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
         available = sum(ends.values()) - sum(starts.values())
@@ -444,6 +446,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 self._options.retractions,
                 self._plan.schema,
                 receipts_from(client, self._cluster),
+                self._cluster.cleanup_policies,
                 committed_only=client.get("isolation.level") == "read_committed",
             )
             self._kept_retractor.check()
@@ -453,7 +456,10 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """What the next batch takes back, and where it reads that."""
         if self._options.retractions is None:
             return ()
-        lost = lost_rows(held, comparison.losses)
+        topics = {tp.topic for tp in comparison.positions}
+        self._retractor.check_topics(topics - self._checked_topics)
+        self._checked_topics |= topics
+        lost = lost_rows(held, comparison.losses) if held.since is not None else ()
         return self._retractor.plan(lost, comparison.losses) if lost else ()
 
     def _since(

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from fenceline.client.loss_receipts import LossReceipt
-from fenceline.errors import OperatorError
+from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition, encode_uuid
 from fenceline.log.checkpoints import encode_partition_metadata
 from fenceline.log.config import LogConfig
@@ -32,7 +32,7 @@ from pyspark_fenceline.options import read_options
 from pyspark_fenceline.schema import CHANGE_TYPE, check_schema, spark_schema
 from pyspark_fenceline.stream import FencelineStreamReader
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan
-from tests.spark.fakes import FakeCluster
+from tests.spark.fakes import FakeCluster, FakeLog
 from tests.spark.streams import ALL, Offset, cluster_with, ends
 
 pytestmark = pytest.mark.usefixtures("no_idle_wait")
@@ -284,6 +284,38 @@ def test_the_old_history_comes_back(tmp_path: Path) -> None:
     story.assert_equal_to_the_log()
 
 
+def test_one_partition_of_several_is_cut(evidence: str) -> None:
+    story = Story(cluster_with(150, 40), retractionEvidence=evidence)
+    story.at = story.plan()
+    cut_at_100(story.cluster)
+    end = story.plan()
+    assert ends(end) == {"t-0": 200, "t-1": 40}
+    assert [(one["partition"], one["offset"], one["end_offset_exclusive"]) for one in end["retractions"]] == [
+        (0, 100, 150)
+    ]
+    assert end["since"] == {"t": {"0": 0, "1": 0}}
+    # A partition that comes later is delivered from its beginning.
+    story.cluster.logs[TopicPartition("t", 2)] = FakeLog([2] * 5, 2)
+    story.at = end
+    assert story.plan()["since"] == {"t": {"0": 0, "1": 0, "2": 0}}
+
+
+def test_receipts_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not allowed")
+
+    monkeypatch.setattr(losses_table.LossesReader, "partitions", refuse)
+    story = Story(cluster_with(150))
+    story.run()
+    cut_at_100(story.cluster)
+    with pytest.raises(DataLossError, match="the receipts of losses may not be read"):
+        story.plan()
+    story.options["retractionEvidence"] = str(keep_log(tmp_path / "node", [0] * 150))
+    story.start()
+    story.run()
+    story.assert_equal_to_the_log()
+
+
 def test_what_was_never_delivered_is_not_taken_back(tmp_path: Path) -> None:
     """The query began behind the point where the logs part."""
     kept = keep_log(tmp_path / "node", [0] * 150)
@@ -374,6 +406,40 @@ def test_a_table_that_comes_later(tmp_path: Path) -> None:
     write_table(tmp_path / "table", dict.fromkeys(range(150), 0))
     story.run()
     story.assert_equal_to_the_log()
+
+
+def test_rows_of_an_older_topic_of_that_name_do_not_count(tmp_path: Path) -> None:
+    """The table's sink has taken them out when the topic was created anew."""
+    path = tmp_path / "table"
+    write_table(path, dict.fromkeys(range(150), 0))
+    entry = path / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in entry.read_text().splitlines()]
+    (about,) = [action["commitInfo"] for action in actions if "commitInfo" in action]
+    topics = {"t": {"id": encode_uuid(UUID(int=8)), "partitions": {"0": [0, 150]}}}
+    about["fenceline"] = {"state": {"topics": topics, "version": 1}}
+    entry.write_text("\n".join(map(json.dumps, actions)))
+    DeltaTable(str(path)).delete()
+    write_table(path, dict.fromkeys(range(120), 0))
+    story = Story(cluster_with(150), retractionTable=str(path))
+    story.run()
+    cut_at_100(story.cluster)
+    with pytest.raises(DataLossError, match="offsets 120 to 149 of t-0 are nowhere"):
+        story.plan()
+
+
+def test_a_replay_of_which_the_table_knows_the_version_no_more(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table", dict.fromkeys(range(150), 0))
+    story = Story(cluster_with(150), retractionTable=table)
+    story.run()
+    cut_at_100(story.cluster)
+    end = story.plan()
+    shutil.rmtree(table)
+    write_table(tmp_path / "table", dict.fromkeys(range(200, 210), 2))
+    write_table(tmp_path / "table", dict.fromkeys(range(210, 220), 2))
+    end["retractions"][0]["table"]["version"] = 7
+    story.start()
+    with pytest.raises(OperatorError, match="does not know its version 7 any more"):
+        story.rows_of(story.at, end)
 
 
 # Replays --------------------------------------------------------------------------------------------------------------
@@ -472,6 +538,33 @@ def test_a_retracting_batch_whose_new_records_are_lost_too(tmp_path: Path) -> No
     story.at = end
     story.run()
     story.assert_equal_to_the_log()
+
+
+def test_compacted_topics_are_refused_when_the_query_starts() -> None:
+    cluster = cluster_with(150)
+    cluster.policies["t"] = "compact,delete"
+    with pytest.raises(OperatorError, match="Rows of t cannot be taken back: the topic is compacted"):
+        Story(cluster).plan()
+
+
+def test_a_topic_that_is_compacted_later(evidence: str) -> None:
+    story = Story(cluster_with(150), retractionEvidence=evidence)
+    story.run()
+    story.cluster.policies["t"] = "compact"
+    cut_at_100(story.cluster)
+    with pytest.raises(OperatorError, match="is compacted"):
+        story.plan()
+
+
+def test_a_topic_whose_configuration_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_with(150)
+
+    def refuse(_: object) -> None:
+        raise PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not allowed")
+
+    monkeypatch.setattr(cluster, "cleanup_policies", refuse)
+    with pytest.raises(OperatorError, match="Whether t can be taken back is not known"):
+        Story(cluster).plan()
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
