@@ -76,6 +76,18 @@ def test_a_receipt_equals_the_difference(seed: int) -> None:
         assert (receipt.replica, receipt.leader, receipt.topic_id) == (REPLICA, LEADER, TOPIC_ID)
 
 
+def test_what_was_deleted_before_is_not_lost_damaged_or_not() -> None:
+    """A receipt of no offsets told of damage in a segment below the log start (operations, seed 32001026)."""
+    disk = a_disk()
+    log = open_log(disk)
+    write(log, 1, 9)
+    log.advance_high_watermark(log.log_end_offset)
+    log.advance_log_start(log.log_end_offset)
+    disk.flip(log.segments[0].path, 8)
+    assert cut_log(disk, log, cut(log.log_end_offset + 10, begins_anew=True)) == []
+    assert list(ReceiptFolder(disk, log.directory).evidence()) == [], "what was deleted on request is not kept"
+
+
 def clipped(batch: Stored, start: int) -> Stored:
     """A batch of which records below the log start had been deleted before."""
     below = max(0, start - batch.base_offset)
