@@ -28,7 +28,8 @@ Side = Literal["fenceline", "kafka", "before"]
 _BASE: Final = os.environ.get("BENCH_BASE", "")
 OTHER_SIDE: Final[Side] = "before" if _BASE else "kafka"
 SIDES: Final[tuple[Side, ...]] = ("fenceline", OTHER_SIDE)
-"""`BENCH_BASE` names a checkout of an older commit, whose nodes run where those of Apache Kafka do otherwise."""
+"""`BENCH_BASE` names a checkout of an older commit, after `make setup`, whose nodes run where those of Apache Kafka do
+otherwise."""
 
 
 class Subject(Protocol):

@@ -76,6 +76,18 @@ def test_a_receipt_equals_the_difference(seed: int) -> None:
         assert (receipt.replica, receipt.leader, receipt.topic_id) == (REPLICA, LEADER, TOPIC_ID)
 
 
+def test_what_was_deleted_before_is_not_lost_damaged_or_not() -> None:
+    """A receipt of no offsets told of damage in a segment below the log start (operations, seed 32001026)."""
+    disk = a_disk()
+    log = open_log(disk)
+    write(log, 1, 9)
+    log.advance_high_watermark(log.log_end_offset)
+    log.advance_log_start(log.log_end_offset)
+    disk.flip(log.segments[0].path, 8)
+    assert cut_log(disk, log, cut(log.log_end_offset + 10, begins_anew=True)) == []
+    assert list(ReceiptFolder(disk, log.directory).evidence()) == [], "what was deleted on request is not kept"
+
+
 def clipped(batch: Stored, start: int) -> Stored:
     """A batch of which records below the log start had been deleted before."""
     below = max(0, start - batch.base_offset)
@@ -253,7 +265,7 @@ def test_classes() -> None:
 
 
 def emptied(
-    *, config: LogConfig | None = None, cause: Cause = Cause.LEADER_STARTS_LATER, below: int = 0, **fields: int
+    *, config: LogConfig | None = None, cause: Cause = Cause.LEADER_STARTS_LATER, below: int = 0, **fields: Any
 ) -> Receipt:
     """Of a log of epoch 1, with timestamps of 1 s, whose leader's starts at 100. `below`: records past the high
     watermark."""
@@ -280,6 +292,17 @@ def test_what_an_unclean_leader_may_never_have_had_has_not_expired() -> None:
     assert emptied().loss_class is LossClass.COMMITTED, "the elections were not seen"
     assert emptied(clean_since=1, below=1).loss_class is LossClass.COMMITTED
     assert emptied(clean_since=1, cause=Cause.DIVERGENCE).loss_class is LossClass.COMMITTED
+
+
+def test_what_the_leader_may_have_had_may_have_been_acknowledged_there() -> None:
+    """A producer that this node refused sends again, and a leader that has the batch acknowledges it (operations, seed
+    31001620).
+    """
+    ends = frozenset(range(1, 100))
+    receipt = emptied(below=100, unanswered_ends=ends)
+    assert receipt.loss_class is LossClass.MAYBE_ACKNOWLEDGED
+    assert "the leader's log starts at 100" in receipt.known_by
+    assert emptied(below=100, unanswered_ends=ends, cause=Cause.DIVERGENCE).loss_class is LossClass.NEVER_ACKNOWLEDGED
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.partition_log import NO_LIMIT
 from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import Cause, CutTo
+from fenceline.replica.follower import Cause, CutTo, Phase
 from tests.replica.histories import MemoryLog
 
 LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000, backoff_ms=1_000)
@@ -44,20 +46,24 @@ class Host:
         self.ended += 1
 
 
+def a_replica() -> Any:
+    return SimpleNamespace(
+        topic_partition=TopicPartition("topic", 0),
+        topic_id_bytes=UUID(int=7).bytes,
+        log=MemoryLog(),
+        cleaning=None,
+        clean_since=NO_LIMIT,
+        may_lead=True,
+        config=LogConfig(),
+    )
+
+
 def test_a_log_that_is_being_cut_is_nobody_elses_until_the_thread_has_ended() -> None:
     """Whoever closes logs after the fetchers would meet the thread in them."""
 
     async def scenario() -> None:
         host = Host()
-        replica: Any = SimpleNamespace(
-            topic_partition=TopicPartition("topic", 0),
-            topic_id_bytes=UUID(int=7).bytes,
-            log=MemoryLog(),
-            cleaning=None,
-            clean_since=NO_LIMIT,
-            may_lead=True,
-            config=LogConfig(),
-        )
+        replica = a_replica()
         with ThreadPoolExecutor(1) as threads:
             fetchers = ReplicaFetchers(host, SystemClock(), lambda: threads, LIMITS, answer_timeout_ms=1000)
             fetchers.follow(replica, 2, 5)
@@ -79,3 +85,26 @@ def test_a_log_that_is_being_cut_is_nobody_elses_until_the_thread_has_ended() ->
             assert host.ended == 1
 
     asyncio.run(scenario())
+
+
+def test_a_cut_that_fails_by_an_error_of_our_own_is_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """The partition stood still for ever, and nothing said so."""
+
+    class FailingHost(Host):
+        def cut_log(self, replica: Any, duty: Any, leader_id: int) -> None:
+            raise ValueError("of our own")
+
+    async def scenario() -> None:
+        host, replica = FailingHost(), a_replica()
+        with ThreadPoolExecutor(1) as threads:
+            fetchers = ReplicaFetchers(host, SystemClock(), lambda: threads, LIMITS, answer_timeout_ms=1000)
+            fetchers.follow(replica, 2, 5)
+            link = fetchers._links[2]
+            (state,) = link.fetcher.states.values()
+            link.duties.do(CutTo(state, 0, Cause.DIVERGENCE), [])
+            await asyncio.gather(*link.duties.under_way)
+            assert (state.phase, state.failures, replica.is_being_cut) == (Phase.WAITING, 1, False)
+            await fetchers.close()
+
+    asyncio.run(scenario())
+    assert "replication of a partition failed" in capsys.readouterr().err

@@ -241,3 +241,25 @@ def test_the_watcher_looks_after_what_may_have_changed_a_process() -> None:
     loop.close()
     assert ran == [2.0]
     assert looks == [0.0, 1.0, 2.0, 3.0], "when it begins, sleeps no more, in the job, and when it knows of that"
+
+
+def test_an_error_that_nothing_asks_for_is_reported_though_the_task_is_held() -> None:
+    """asyncio reports it when the task is collected; a follower stood still for ever meanwhile."""
+    scheduler = Scheduler()
+    loop = SimLoop(scheduler, "p")
+
+    async def fail() -> None:
+        raise ValueError("of our own")
+
+    async def story() -> None:
+        held.append(loop.create_task(fail()))
+        with pytest.raises(ValueError, match="of our own"):
+            await loop.create_task(fail())
+
+    held: list[asyncio.Task[None]] = []
+    loop.create_task(story())
+    scheduler.run()
+    loop.report_unseen_errors()
+    with pytest.raises(SimulationError, match="was not awaited: ValueError"):
+        scheduler.check()
+    loop.close()

@@ -463,6 +463,10 @@ class PartitionLog(ReadableLog):
         """Where the bytes lie that `truncate_to(offset)` cuts. For a thread. Raises OSError."""
         return truncation.pieces_from(self, offset)
 
+    def pieces_from_start(self) -> list[Piece]:
+        """As `pieces_from`, of all that is readable: where the bytes lie that `truncate_fully_and_start_at` cuts."""
+        return truncation.pieces_from_start(self)
+
     def end_after(self, offset: int) -> int:
         """Where the log ends after `truncate_to(offset)`; 0 where nothing stays. For a thread. Raises OSError."""
         return truncation.end_after(self, offset)

@@ -116,6 +116,19 @@ def pieces_from(log: PartitionLog, offset: int) -> list[Piece]:
     return [piece for piece in pieces if piece.end > piece.start]
 
 
+def pieces_from_start(log: PartitionLog) -> list[Piece]:
+    """All segments that may have records at the log start or above, oldest first: what lies below was deleted before,
+    damaged or not."""
+    if not log.segments:
+        return []
+    ends = [*(segment.base_offset for segment in log.segments[1:]), log.log_end_offset]
+    return [
+        Piece(segment.path, 0, segment.size_bytes)
+        for segment, end in zip(log.segments, ends, strict=True)
+        if segment.size_bytes and end > log.log_start_offset
+    ]
+
+
 def end_after(log: PartitionLog, offset: int) -> int:
     """Where the log ends when it has been truncated to `offset`: before it, where compaction took what lay there. 0
     where nothing stays, or where that can not be read. For a thread. Raises OSError."""

@@ -7,8 +7,9 @@
 | the leader had it (no leader since its newest epoch was elected uncleanly, all   |                    |
 | changes were seen), or all of it is older than retention.ms                      |                    |
 | recovery found nothing but records below the log start of the checkpoint          | expired            |
-| the replica itself led when the records came, and all who wrote them were told   | never_acknowledged |
-| that they are not written; or there is nothing but control batches               |                    |
+| the replica itself led when the records came, all who wrote them were told that  | never_acknowledged |
+| they are not written, and the next leader's log shows that it does not have them |                    |
+| (it does not start behind them); or there is nothing but control batches         |                    |
 | none of this: acks=1 may have been answered, the high watermark may have been    | maybe_acknowledged |
 | higher than this replica had heard                                               |                    |
 """
@@ -61,6 +62,13 @@ def of_cut(lost: LostBatches, high_watermark: int, *, leader: LaterStart | None 
             )
         rest = "" if whole else "; what lies above it may have been acknowledged"
         return Classified(LossClass.COMMITTED, known + rest)
+    if lost.only_unanswered and lost.records and leader is not None:
+        return Classified(
+            LossClass.MAYBE_ACKNOWLEDGED,
+            f"this replica led when they were written, and told all who wrote them that they are not committed; but the"
+            f" leader's log starts at {leader.offset}: it may have had them, and acknowledged them when they were sent"
+            " again",
+        )
     if lost.only_unanswered and lost.records:
         return Classified(
             LossClass.NEVER_ACKNOWLEDGED,

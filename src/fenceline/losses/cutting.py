@@ -85,6 +85,7 @@ def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], boo
     folder = ReceiptFolder(disk, log.directory)
     receipts: list[Receipt] = []
     high_watermark = log.high_watermark
+    keep_evidence = False
     while True:
         if log.unfinished is None or log.unfinished.offset != cut.offset:
             if log.unfinished is not None:
@@ -95,6 +96,7 @@ def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], boo
                 intent = _intent_of(folder, log, cut)
                 if intent is not None:
                     folder.intend(intent)
+                    keep_evidence = not cut.is_whole
             except OSError as error:
                 if error.errno in FULL and make_room():
                     continue
@@ -103,7 +105,7 @@ def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], boo
             # It has its intent, which tells all of it when it is done.
             _forget_deleted(folder, log)
         try:
-            _do(log, cut, keep_evidence=not cut.is_whole)
+            _do(log, cut, keep_evidence=keep_evidence)
         except StorageError as error:
             if error.disk_full and (log.offline is None or log.unfinished is not None) and make_room():
                 continue
@@ -204,7 +206,7 @@ def _do(log: PartitionLog, cut: Cut, *, keep_evidence: bool = True) -> None:
 
 def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | None:
     """None where nothing is lost. Raises OSError."""
-    pieces = log.pieces_from(0 if cut.begins_anew else cut.offset)
+    pieces = log.pieces_from_start() if cut.begins_anew else log.pieces_from(cut.offset)
     lost = count_lost(folder.disk, pieces, start_offset=log.log_start_offset, unanswered_ends=cut.unanswered_ends)
     if not lost.records and not lost.unreadable_bytes:
         return None

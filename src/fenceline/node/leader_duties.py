@@ -100,9 +100,7 @@ class Duties:
         except StorageError as error:
             self._refused(replica, state, error)
         except Exception:
-            # Our bug; the leader's other partitions must not stand still because of it.
-            log.exception("replication of a partition failed", partition=str(replica.topic_partition))
-            self._fetcher.failed(state, self._clock.monotonic_ms())
+            self._failed(replica, state)
 
     def _do(self, replica: Replica, state: FollowerState, duty: Duty, questions: list[Question]) -> None:
         match duty:
@@ -114,7 +112,7 @@ class Duties:
                     state.may_lead_no_more(duty.log_start_offset)
                 self._link.sort(replica, state)
             case CutTo() | BeginAnew():
-                self._begin(self.cut(replica, duty))
+                self._begin(replica, state, self.cut(replica, duty))
             case AskEnd() | AskStart() | AskEpochEnd():
                 questions.append(duty)
 
@@ -155,7 +153,7 @@ class Duties:
         if replica.log.unflushed_messages < replica.config.flush_messages:
             return False
         state.phase = Phase.FLUSHING
-        self._begin(self._flush(replica, state))
+        self._begin(replica, state, self._flush(replica, state))
         return True
 
     async def _flush(self, replica: Replica, state: FollowerState) -> None:
@@ -169,10 +167,22 @@ class Duties:
         self._appended(replica, state)
         self._link.interrupt()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _begin(self, replica: Replica, state: FollowerState, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(self._carried_out(replica, state, work))
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
+
+    async def _carried_out(self, replica: Replica, state: FollowerState, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:
+            self._failed(replica, state)
+            self._link.look_again()
+
+    def _failed(self, replica: Replica, state: FollowerState) -> None:
+        """By an error of our own; neither this partition nor the leader's others must stand still because of it."""
+        log.exception("replication of a partition failed", partition=str(replica.topic_partition))
+        self._fetcher.failed(state, self._clock.monotonic_ms())
 
     def _appended(self, replica: Replica, state: FollowerState) -> None:
         self._fetcher.done(state)

@@ -163,9 +163,16 @@ class SimLoop(asyncio.AbstractEventLoop):
             raise SimulationError(f"{self.name} has ended and takes no task")
         task: asyncio.Task[T] = asyncio.Task(coro, loop=self, name=name or "task", context=context)
         if len(self._tasks) > 64 and self._tasks[0].done():
-            self._tasks = [each for each in self._tasks if not each.done()]
+            self._tasks = [each for each in self._tasks if not each.done() or _has_unseen_error(each)]
         self._tasks.append(task)
         return task
+
+    def report_unseen_errors(self) -> None:
+        """Of tasks that ended with an error which nothing has asked for, though somebody still holds them: asyncio
+        reports it when they are collected, which may be never."""
+        for task in self._tasks:
+            if _has_unseen_error(task):
+                self.call_exception_handler({"message": f"{task!r} was not awaited", "exception": task.exception()})
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
@@ -303,3 +310,7 @@ def run(work: Coroutine[Any, Any, T], *, scheduler: Scheduler | None = None) -> 
         return result
     finally:
         loop.close()
+
+
+def _has_unseen_error(task: asyncio.Task[Any]) -> bool:
+    return task.done() and bool(task._log_traceback)

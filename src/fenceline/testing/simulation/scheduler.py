@@ -141,6 +141,11 @@ class Scheduler:
         if self._failure is None:
             self._failure = error
 
+    def check(self) -> None:
+        """Raises what `fail` was given."""
+        if self._failure is not None:
+            raise self._failure
+
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self, *, until_s: float = float("inf"), done: Callable[[], bool] | None = None) -> None:

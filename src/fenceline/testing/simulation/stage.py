@@ -201,6 +201,7 @@ def _play(world: World, story: Story, invariants: Invariants, outcome: Outcome) 
         return scheduler.now_s >= deadline_s or story.progress() >= target
 
     scheduler.run(done=is_well)
+    world.report_unseen_errors()
     if story.progress() < target:
         raise SimulationError(f"no progress within {options.liveness_s} s after the last fault")
     deadline_s = scheduler.now_s + options.liveness_s
@@ -211,6 +212,7 @@ def _play(world: World, story: Story, invariants: Invariants, outcome: Outcome) 
     if not story.rest():
         # A node had something to write by itself, as receipts to the ledger.
         scheduler.run(done=lambda: story.rest() or scheduler.now_s >= deadline_s)
+    world.report_unseen_errors()
     invariants.whole()
     story.final()
     world.tell("is well")

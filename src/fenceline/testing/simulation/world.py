@@ -193,6 +193,7 @@ class Process:
         except Exception as error:
             self.world.scheduler.fail(error)
             raise
+        loop.report_unseen_errors()
         self.tell("has stopped")
         self._ended(power_lost=False)
 
@@ -302,6 +303,13 @@ class World:
 
     def tell(self, what: str) -> None:
         self.trace.add(self.scheduler.now_s, "world", what)
+
+    def report_unseen_errors(self) -> None:
+        """Of tasks of the processes that run. Raises the first one."""
+        for process in self.up():
+            if process.loop is not None:
+                process.loop.report_unseen_errors()
+        self.scheduler.check()
 
     def process_ended(self, process: Process) -> None:
         for listener in self.on_end:
