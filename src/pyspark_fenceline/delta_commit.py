@@ -292,9 +292,11 @@ def commit_entry(
     remove: Sequence[TableFile] = (),
     told: Mapping[str, Any] | None = None,
     only_next: bool = False,
+    metrics: Mapping[str, int] | None = None,
 ) -> None:
-    """One log entry. `told` goes into its own metadata. With `only_next` it must follow the version of `table`, else
-    CommitFailedError is raised; without, it goes behind what others did that is no conflict.
+    """One log entry. `told` and `metrics` (Delta's `operationMetrics`) go into its own metadata. With `only_next` it
+    must follow the version of `table`, else CommitFailedError is raised; without, it goes behind what others did that
+    is no conflict.
     """
     from deltalake import CommitProperties, Transaction
     from deltalake.transaction import AddAction, RemoveAction
@@ -312,10 +314,13 @@ def commit_entry(
         for file in files
     ]
     actions += [RemoveAction(file.path, True, now_ms, file.size_bytes, dict(file.partition_values)) for file in remove]
+    own: Mapping[str, Any] = {} if told is None else {KEY: told}
+    # Delta keeps them as texts.
+    counted = {} if metrics is None else {"operationMetrics": {name: str(value) for name, value in metrics.items()}}
     marks = [] if transaction is None else [Transaction(transaction.app_id, transaction.version)]
     properties = CommitProperties(
         app_transactions=marks,
-        custom_metadata=None if told is None else {KEY: told},
+        custom_metadata=None if told is None and metrics is None else {**own, **counted},
         max_commit_retries=0 if only_next else None,
     )
     table.create_write_transaction(

@@ -1,4 +1,4 @@
-"""A file of a Delta table without some of its rows.
+"""A file of a Delta table without some of its rows, or with the epochs that its rows lack.
 
 Owns the copy: the same columns, the same partition values, a new name, new statistics. Goes through the file one row
 group at a time, so memory does not grow with it. The old file is left as it is: only a commit takes it out of the
@@ -14,27 +14,36 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark_fenceline.delta_files import DataFile, file_system, note_nan, statistics_of
-from pyspark_fenceline.delta_index import LOG_COLUMNS, Span, log_columns, merged, spans_of
+from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, Span, log_columns, merged, spans_of
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import open_parquet
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import pyarrow as pa
 
 
 def rewrite(
     options: DeltaOptions,
     path: str,
     partition_values: Mapping[str, str | None],
-    keep: npt.NDArray[np.bool_],
+    keep: npt.NDArray[np.bool_] | None,
+    leader_epochs: pa.Array | None = None,
 ) -> DataFile:
-    """Write the rows of `path` for which `keep` is true, in their order, to a new file beside it."""
+    """Write the rows of `path` for which `keep` is true (None: all), in their order, to a new file beside it.
+    `leader_epochs`: what the column of that name says instead, for each row of `path`.
+    """
+    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     source = open_parquet(options, path)
     schema = pa.schema([field.remove_metadata() for field in source.schema_arrow])
+    if leader_epochs is not None:
+        place = schema.get_field_index(LEADER_EPOCH)
+        named = pa.field(LEADER_EPOCH, leader_epochs.type)
+        schema = schema.append(named) if place < 0 else schema.set(place, named)
     codec = options.compression
     folder = os.path.dirname(path)
     name = f"part-{uuid.uuid4()}-c000.{'parquet' if codec == 'none' else f'{codec}.parquet'}"
@@ -57,11 +66,19 @@ def rewrite(
     start = kept = 0
     for group in range(source.num_row_groups):
         size = source.metadata.row_group(group).num_rows
-        mask = keep[start : start + size]
+        mask = np.ones(size, dtype=np.bool_) if keep is None else keep[start : start + size]
+        epochs = None if leader_epochs is None else leader_epochs.slice(start, size)
         start += size
         if not mask.any():
             continue
         rows = source.read_row_group(group)
+        if epochs is not None:
+            known = LEADER_EPOCH in rows.column_names
+            rows = (
+                rows.set_column(rows.schema.get_field_index(LEADER_EPOCH), LEADER_EPOCH, epochs)
+                if known
+                else rows.append_column(LEADER_EPOCH, epochs)
+            )
         if not mask.all():
             rows = rows.filter(pa.array(mask))
         rows = rows.cast(schema)

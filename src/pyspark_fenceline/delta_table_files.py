@@ -56,11 +56,13 @@ class TableFile:
         return self.offsets is None or (self.offsets[0] <= last and first <= self.offsets[1])
 
 
-def table_files(table: DeltaTable) -> list[TableFile]:
-    """All files of the table's version. Raises `OperatorError` for a table whose files are not all there is to read."""
+def table_files(table: DeltaTable, *, reads_vectors: bool = False) -> list[TableFile]:
+    """All files of the table's version. Raises `OperatorError` for a table whose files are not all there is to read;
+    with `reads_vectors` the caller knows of its deletion vectors.
+    """
     import pyarrow as pa
 
-    _refuse_what_files_do_not_tell(table)
+    _refuse_what_files_do_not_tell(table, reads_vectors=reads_vectors)
     actions = pa.table(table.get_add_actions(flatten=True))
     names = set(actions.column_names)
     partition_by = tuple(table.metadata().partition_columns)
@@ -114,14 +116,14 @@ def _text(value: Any) -> str | None:
     return str(value)
 
 
-def _refuse_what_files_do_not_tell(table: DeltaTable) -> None:
+def _refuse_what_files_do_not_tell(table: DeltaTable, *, reads_vectors: bool) -> None:
     mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
         raise OperatorError(
             f"The table's columns are mapped by {mapping}: its files have other names for them, which is not read here",
             "Give audit a DataFrame.",
         )
-    if "deletionVectors" not in (table.protocol().reader_features or ()):
+    if reads_vectors or "deletionVectors" not in (table.protocol().reader_features or ()):
         return
     if table.deletion_vectors().read_all().num_rows:
         raise OperatorError(
