@@ -33,7 +33,7 @@ AUDIT_EXAMPLES: Final = examples(
 )
 DIFFERS: Final = 1
 UNPROVEN: Final = 3
-"""Exit codes; 0 for a table that equals the log or is only behind. 1 is an error's, too, and 2 that of wrong options."""
+"""Exit codes; 0: the table equals the log or is only behind. 1 is an error's, too, and 2 that of wrong options."""
 _SHOWN: Final = 40
 _QUIETER: Final = ("expired", "compacted", "unproven", "deleted", "behind")
 
