@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_content import read_log
-from pyspark_fenceline.audit_judge import Finding, Kind, as_columns
+from pyspark_fenceline.audit_judge import ORDER, Finding, Kind, as_columns
 from pyspark_fenceline.audit_ranges import Range, common, outside, runs_in
 from pyspark_fenceline.delta_index import OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.table_deletions import Deletions
@@ -140,8 +140,7 @@ def narrowed(
         left += [(tp.topic, tp.partition, _part(one, *each, one.kind, one.detail)) for each in still]
     others = findings.filter(pc.invert(pc.is_in(findings["kind"], pa.array([str(kind) for kind in ABSENT]))))
     made = pa.table(as_columns(left), schema=findings.schema)
-    order = [("topic", "ascending"), ("partition", "ascending"), ("start_offset", "ascending")]
-    return pa.concat_tables([others, made]).sort_by(order)
+    return pa.concat_tables([others, made]).sort_by(list(ORDER))
 
 
 def _part(one: Finding, start: int, end: int, kind: Kind, detail: str) -> Finding:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.audit_judge import Finding, Kind, as_columns
+from pyspark_fenceline.audit_judge import ORDER, Finding, Kind, as_columns
 from pyspark_fenceline.audit_ranges import Range, runs_in
 from pyspark_fenceline.audit_runs import Refine
 from pyspark_fenceline.delta_index import LOG_COLUMNS
@@ -66,8 +66,7 @@ def only_repeated(
             detail = f"rows with the same {', '.join(row_key or ())}"
             again.append((tp.topic, tp.partition, Finding(Kind.DUPLICATE, start, end, rows, (), detail)))
     made = pa.table(as_columns(again), schema=findings.schema)
-    order = [("topic", "ascending"), ("partition", "ascending"), ("start_offset", "ascending")]
-    return pa.concat_tables([findings.filter(pc.invert(is_twice)), made]).sort_by(order)
+    return pa.concat_tables([findings.filter(pc.invert(is_twice)), made]).sort_by(list(ORDER))
 
 
 def ranges_of(findings: Iterable[Mapping[str, Any]]) -> dict[TopicPartition, list[Range]]:

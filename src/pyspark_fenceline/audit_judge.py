@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark_fenceline.audit_log import Found
 from pyspark_fenceline.audit_ranges import clip, common, coverage, covered, gaps, joined, outside
@@ -263,6 +263,15 @@ def _duplicates(ranges: Sequence[tuple[Offsets, Offsets]]) -> list[Finding]:
             starts[twice].tolist(), stops[twice].tolist(), counts[twice].tolist(), strict=True
         )
     ]
+
+
+ORDER: Final = (
+    ("topic", "ascending"),
+    ("partition", "ascending"),
+    ("start_offset", "ascending"),
+    ("kind", "ascending"),
+)
+"""Of the findings in a report."""
 
 
 # Words ----------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_content import ByValues
-from pyspark_fenceline.audit_judge import Expected, Finding, Kind, as_columns, judge
+from pyspark_fenceline.audit_judge import ORDER, Expected, Finding, Kind, as_columns, judge
 from pyspark_fenceline.audit_log import find_records
 from pyspark_fenceline.audit_runs import RUNS_DDL, Refine, runs_of_batches, runs_of_files, runs_schema
 from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS
@@ -216,7 +216,7 @@ def _in_order(parts: Sequence[pa.Table]) -> pa.Table:
     import pyarrow as pa
 
     found = pa.concat_tables([findings_schema().empty_table(), *parts])
-    return found.sort_by([("topic", "ascending"), ("partition", "ascending"), ("start_offset", "ascending")])
+    return found.sort_by(list(ORDER))
 
 
 def counts_of(findings: pa.Table) -> list[tuple[str, int, int]]:

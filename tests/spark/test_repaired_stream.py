@@ -158,9 +158,10 @@ def test_repair_fills_a_table_of_other_columns_by_a_transform(
     )
     frame.where("offset % 100 < 70").repartition(3).write.format("fenceline_delta").mode("append").save(table)
     frame.where("offset < 10").write.format("fenceline_delta").mode("append").save(table)
+    kinds = ("missing", "behind", "duplicate")
     with pytest.raises(Exception, match="columns v are not the source's"):
-        pyspark_fenceline.repair(table, broker.bootstrap, topic)
-    done = pyspark_fenceline.repair(table, broker.bootstrap, topic, transform=parsed)
+        pyspark_fenceline.repair(table, broker.bootstrap, topic, apply=True, kinds=kinds)
+    done = pyspark_fenceline.repair(table, broker.bootstrap, topic, apply=True, kinds=kinds, transform=parsed)
     assert (done.removed_rows, done.added_rows) == (20, 180)
     assert "20 duplicate" in done.sentence()
     assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
@@ -168,7 +169,8 @@ def test_repair_fills_a_table_of_other_columns_by_a_transform(
     assert sorted((row["partition"], row["offset"], row["v"]) for row in rows) == [
         (partition, offset, offset) for partition in (0, 1) for offset in range(300)
     ]
-    assert pyspark_fenceline.repair(table, broker.bootstrap, topic, transform=parsed).version is None
+    again = pyspark_fenceline.repair(table, broker.bootstrap, topic, apply=True, kinds=kinds, transform=parsed)
+    assert again.version is None
 
 
 def test_a_second_query_adds_nothing_that_is_there(
