@@ -216,11 +216,23 @@ def comparable(name: str, column: Any) -> pa.Array:
                 return array.cast(pa.int64())
             case "headers" if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
                 return array
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _not_comparable(name, array.type) from error
     if pa.types.is_null(array.type):
         return array if name == "headers" else array.cast(pa.int64())
     raise _not_comparable(name, array.type)
+
+
+def refuse_other_columns(differing_rows: int, other_rows: int, what: str) -> None:
+    """Raises `OperatorError` where rows differ from the log and no row of the table is the log's: then its columns say
+    something else than the log's of the same names, and nothing is proven of any row.
+    """
+    if differing_rows and not other_rows:
+        raise OperatorError(
+            f"None of the {differing_rows} rows of {what} has the values of the log's record at its offset: columns of"
+            " the names key, value and timestamp hold something else there, or it is a table of another topic",
+            "Give the function that makes the table's rows of the source's columns, as transform=... (in Spark).",
+        )
 
 
 def _not_comparable(name: str, kind: Any) -> OperatorError:

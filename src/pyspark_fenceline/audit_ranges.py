@@ -47,6 +47,8 @@ def coverage(ranges: Sequence[tuple[Offsets, Offsets]]) -> tuple[Offsets, Offset
     stops = np.concatenate([one[1] for one in ranges]) if ranges else starts
     points, inverse = np.unique(np.concatenate((starts, stops)), return_inverse=True)
     steps = np.bincount(inverse, np.concatenate((np.ones(len(starts)), -np.ones(len(stops)))), len(points))
+    # Where as many ranges end as begin, nothing changes.
+    points, steps = points[steps != 0], steps[steps != 0]
     counts = np.cumsum(steps).astype(np.int64)
     return points[:-1], points[1:], counts[:-1]
 

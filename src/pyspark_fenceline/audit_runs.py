@@ -15,7 +15,11 @@ from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
+
+    Offsets = npt.NDArray[np.int64]
 
 NOT_IN_LOG: Final = -2
 """In place of the epoch of a row that has none: the log's record at its offset has other values."""
@@ -62,6 +66,9 @@ def runs_of(columns: LogColumns, bucket_size: int) -> pa.RecordBatch:
     if not is_sorted:
         order = np.lexsort((epochs, offsets, codes))
         codes, offsets, epochs = codes[order], offsets[order], epochs[order]
+    if bool(np.any((codes[1:] == codes[:-1]) & (offsets[1:] == offsets[:-1]))):
+        order = _one_after_another(codes, offsets, epochs)
+        codes, offsets, epochs = codes[order], offsets[order], epochs[order]
     breaks = (
         (codes[1:] != codes[:-1])
         | (epochs[1:] != epochs[:-1])
@@ -99,6 +106,18 @@ def runs_of(columns: LogColumns, bucket_size: int) -> pa.RecordBatch:
         schema=runs_schema(),
     )
     return pa.Table.from_batches([batch, row]).combine_chunks().to_batches()[0]
+
+
+def _one_after_another(codes: Offsets, offsets: Offsets, epochs: Offsets) -> Offsets:
+    """An order in which rows of one offset stand in runs of their own, as where each record became several rows."""
+    import numpy as np
+
+    order = np.lexsort((offsets, epochs, codes))
+    same = (np.diff(codes[order]) == 0) & (np.diff(offsets[order]) == 0) & (np.diff(epochs[order]) == 0)
+    places = np.arange(len(order))
+    firsts = np.concatenate(([True], ~same))
+    ranks = places - np.maximum.accumulate(np.where(firsts, places, 0))
+    return order[np.lexsort((offsets[order], ranks, epochs[order], codes[order]))]
 
 
 def runs_of_files(

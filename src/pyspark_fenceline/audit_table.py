@@ -22,13 +22,13 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
 from pyspark_fenceline.audit_absent import ABSENT, Named, absent_ranges, all_deleted, narrowed, read_named
-from pyspark_fenceline.audit_content import ByValues, content_columns
+from pyspark_fenceline.audit_content import ByValues, content_columns, refuse_other_columns
 from pyspark_fenceline.audit_duplicates import only_repeated
 from pyspark_fenceline.audit_judge import FAULTS, Expected, Kind
 from pyspark_fenceline.audit_made import ALL, ByRows, Made, Transform, compare_rows, offsets_made
 from pyspark_fenceline.audit_ranges import Range
 from pyspark_fenceline.audit_receipts import Receipts, read_receipts
-from pyspark_fenceline.audit_runs import NOT_IN_LOG, Refine
+from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES, Refine
 from pyspark_fenceline.audit_work import (
     BUCKETS_A_TASK,
     Judging,
@@ -382,6 +382,18 @@ class _Totals:
     epochs: dict[TopicPartition, list[int]] = field(default_factory=dict)
     row_count: int = 0
 
+    def differing(self) -> tuple[int, int]:
+        """Rows whose values are not the log's, and rows of which an epoch or the values are known."""
+        counts = [
+            (epoch, count)
+            for tp, each in self.partitions.items()
+            for epoch, (_, _, count) in zip(self.epochs[tp], each, strict=True)
+        ]
+        return (
+            sum(count for epoch, count in counts if epoch == NOT_IN_LOG),
+            sum(count for epoch, count in counts if epoch >= 0 or epoch == SAME_VALUES),
+        )
+
 
 def _run(work: Work, chosen: Settings, session: SparkSession | None, table: OpenedTable | None) -> tuple[Any, Verdict]:
     cluster = connect.connect({**chosen.client, "isolation.level": chosen.isolation_level})
@@ -403,6 +415,8 @@ def _run(work: Work, chosen: Settings, session: SparkSession | None, table: Open
             # Values are compared with the log of now: under other leaders they are compared again.
             compared_under, work.refine = _refine(work, cluster, chosen, session, table, likely, bucket_size)
             totals = _totals(work.totals(bucket_size), chosen)
+            if chosen.by_values and chosen.made.transform is None:
+                refuse_other_columns(*totals.differing(), "the table" if table is None else table.what)
         names = known or sorted({tp.topic for tp in totals.partitions})
         facts = cluster.topics(names) if names else {}
         asked = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]

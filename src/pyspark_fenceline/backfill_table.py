@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
+from pyspark_fenceline.audit_content import refuse_other_columns
 from pyspark_fenceline.audit_made import Made, Transform
 from pyspark_fenceline.audit_ranges import Range, runs_in
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES, Refine
@@ -125,7 +126,7 @@ def backfill_here(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was found of one file. `copy`: the file with its epochs, where it was written."""
+    """What was found of one file. `known_rows`: that have an epoch. `copy`: the file with its epochs, once written."""
 
     path: str
     proven_rows: int
@@ -133,6 +134,7 @@ class _Found:
     unknown_rows: int
     stale: Mapping[TopicPartition, list[Range]]
     stale_rows: int
+    known_rows: int
     copy: DataFile | None = None
 
 
@@ -175,6 +177,7 @@ class _Filler:
                 if (stale & (columns.codes == code)).any()
             },
             int(stale.sum()),
+            int((columns.epochs >= 0).sum()),
             copy,
         )
 
@@ -199,6 +202,10 @@ def _backfill(
             _log.warning("leaders changed while %s was compared with the log, comparing again", path)
             delete_files(table.options, [copy.path for copy in copies])
             continue
+        if chosen.made.transform is None:
+            others = len(files) < len(table.files)
+            known = sum(one.proven_rows + one.same_rows + one.known_rows for one in found)
+            refuse_other_columns(sum(one.stale_rows for one in found), known + others, table.what)
         if not copies:
             return _told(found, apply=apply, version=None)
         gone = [file for file in files if any(one.path == file.path and one.copy is not None for one in found)]
@@ -306,12 +313,8 @@ def _add_column(table: OpenedTable) -> None:
 
 
 def _stale(found: Iterable[_Found]) -> list[StaleRows]:
-    return [
-        StaleRows(tp.topic, tp.partition, start, end)
-        for one in found
-        for tp, ranges in one.stale.items()
-        for start, end in ranges
-    ]
+    ranges = sorted((tp, start, end) for one in found for tp, each in one.stale.items() for start, end in each)
+    return [StaleRows(tp.topic, tp.partition, start, end) for tp, start, end in ranges]
 
 
 def _told(found: Sequence[_Found], *, apply: bool, version: int | None) -> Backfill:
@@ -321,7 +324,7 @@ def _told(found: Sequence[_Found], *, apply: bool, version: int | None) -> Backf
         sum(one.same_rows for one in found),
         sum(one.unknown_rows for one in found),
         sum(one.stale_rows for one in found),
-        sorted(_stale(found), key=lambda one: (one.topic, one.partition, one.start_offset)),
+        _stale(found),
         sum(one.copy is not None for one in found),
         version,
     )
