@@ -25,7 +25,7 @@ from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES, Refine
 from pyspark_fenceline.audit_table import OpenedTable, Settings, open_for_audit, refine_of, settings
 from pyspark_fenceline.audit_work import parallelism, the_session
 from pyspark_fenceline.cluster import Cluster
-from pyspark_fenceline.delta_commit import open_table, refuse_append_only
+from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_files import DataFile, delete_files
 from pyspark_fenceline.delta_index import LEADER_EPOCH
 from pyspark_fenceline.delta_options import DeltaOptions
@@ -224,7 +224,11 @@ def _require_fillable(table: OpenedTable) -> None:
     opened = open_table(table.options)
     assert opened is not None, "the table was opened a moment ago"
     fit(opened, table.schema, (), table.options.path)
-    refuse_append_only(opened, table.options.path)
+    if opened.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
+        raise OperatorError(
+            f"The files of {table.what} may not be written anew (delta.appendOnly)",
+            "Unset the table's property delta.appendOnly for as long as the backfill runs.",
+        )
     if LEADER_EPOCH in opened.metadata().partition_columns:
         raise OperatorError(
             f"{table.what} is partitioned by {LEADER_EPOCH}: its files are not moved to other partitions here",
