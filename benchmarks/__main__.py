@@ -34,7 +34,7 @@ NAMES = {
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=__doc__,
+        description=f"{__doc__}\n\nBENCH_BASE=FOLDER: beside nodes of another checkout instead of Apache Kafka.",
         epilog="\n".join(f"  {name:<12} {text}" for name, text in NAMES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -11,15 +11,14 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
+from benchmarks.harness import Side, source_of
 from fenceline.client.admin import Admin
 from fenceline.client.admin_quorum import QuorumDescription
 from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
 from fenceline.testing.waiting import eventually
 
-Side = Literal["fenceline", "kafka"]
-SIDES: Final[tuple[Side, ...]] = ("fenceline", "kafka")
 PATIENCE_S: Final = 120.0
 STEP_S: Final = 0.005
 IMPATIENT: Final = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
@@ -43,11 +42,12 @@ class ClusterUnderTest(MixedCluster):
     ) -> None:
         # Python's compiled files are where they are after any first start; the checkout may forbid to write them.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environment["PYTHONPYCACHEPREFIX"] = str(root.parent / "pycache")
+        environment["PYTHONPYCACHEPREFIX"] = str(root.parent / f"pycache-{side}")
+        environment |= source_of(side)
         count = _VOTERS + joining
         super().__init__(
             root,
-            [roles if side == "fenceline" else f"kafka:{roles}"] * count,
+            [f"kafka:{roles}" if side == "kafka" else roles] * count,
             voters=_VOTERS,
             late=range(1, count + 1),
             settings=settings,

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.clusters import SIDES, ClusterUnderTest, wait_for
-from benchmarks.harness import Figures, both, resident_mb, run_rows, scratch
+from benchmarks.clusters import ClusterUnderTest, wait_for
+from benchmarks.harness import SIDES, Figures, both, resident_mb, run_rows, scratch
 from fenceline.client.admin import Admin
 from fenceline.client.async_admin import NewTopic
 from fenceline.client.config import ClientConfig

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import psutil
 
@@ -24,6 +24,11 @@ from fenceline.testing.node import EmbeddedNode
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
+Side = Literal["fenceline", "kafka", "before"]
+_BASE: Final = os.environ.get("BENCH_BASE", "")
+OTHER_SIDE: Final[Side] = "before" if _BASE else "kafka"
+SIDES: Final[tuple[Side, ...]] = ("fenceline", OTHER_SIDE)
+"""`BENCH_BASE` names a checkout of an older commit, whose nodes run where those of Apache Kafka do otherwise."""
 
 
 class Subject(Protocol):
@@ -48,12 +53,26 @@ def start_kafka(**options: Any) -> ApacheKafka:
     return kafka
 
 
-STARTERS: dict[str, Callable[..., Any]] = {"fenceline": start_fenceline, "kafka": start_kafka}
+def start_before(**options: Any) -> EmbeddedNode:
+    return start_fenceline(environment=source_of("before"), **options)
+
+
+def source_of(side: Side) -> dict[str, str]:
+    """What of the environment makes a Python process of this side run its own source."""
+    return {"PYTHONPATH": str(Path(_BASE).resolve() / "src")} if side == "before" else {}
+
+
+_STARTERS: dict[Side, Callable[..., Any]] = {
+    "fenceline": start_fenceline,
+    "kafka": start_kafka,
+    "before": start_before,
+}
+STARTERS: dict[Side, Callable[..., Any]] = {side: _STARTERS[side] for side in SIDES}
 
 
 @contextmanager
 def both(**options: Any) -> Iterator[dict[str, Subject]]:
-    """Fenceline and Apache Kafka, both running, with the same broker properties in `overrides`."""
+    """Both of `SIDES`, running, with the same broker properties in `overrides`."""
     running: dict[str, Subject] = {}
     try:
         for name, start in STARTERS.items():
@@ -105,7 +124,7 @@ class Figures:
         for figure, sides in self.series.items():
             entry: dict[str, Any] = {side: series.summary() for side, series in sides.items()}
             medians = {side: series.summary()["median"] for side, series in sides.items()}
-            reference = next((s for s in ("kafka", "connector", "confluent-kafka") if s in medians), None)
+            reference = next((s for s in ("kafka", "before", "connector", "confluent-kafka") if s in medians), None)
             if "fenceline" in medians and reference is not None and medians[reference]:
                 entry["ratio"] = round(medians["fenceline"] / medians[reference], 3)
             figures[figure] = entry
@@ -215,9 +234,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def commit() -> str:
+def commit(root: Path = ROOT) -> str:
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
 
     return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", "src") else "")
 
@@ -225,7 +244,8 @@ def commit() -> str:
 def write_results(results: Mapping[str, Figures]) -> Path:
     """Merge into `results/<date>-<commit>.json` and render the table beside it."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-{commit()}.json"
+    beside = f"-beside-{commit(Path(_BASE))}" if _BASE else ""
+    path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-{commit()}{beside}.json"
     known = json.loads(path.read_text()) if path.exists() else {"machine": machine(), "commit": commit(), "results": {}}
     for name, figures in results.items():
         found = figures.as_json()

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.clusters import SIDES, ClusterUnderTest, Side, wait_for
-from benchmarks.harness import Figures, resident_mb, scratch
+from benchmarks.clusters import ClusterUnderTest, wait_for
+from benchmarks.harness import SIDES, Figures, Side, resident_mb, scratch
 from benchmarks.snapshots import image_of
 from fenceline.client.config import ClientConfig
 from fenceline.client.connection import Connection, open_connection
@@ -32,7 +32,7 @@ from fenceline.testing.mixed_cluster import CONTROLLER, LISTENER, MixedNode
 from fenceline.wire.apis import ApiKey
 
 KILLS: Final = int(os.environ.get("BENCH_KILLS", "20"))
-FREEZES: Final[dict[Side, int]] = {"fenceline": 5, "kafka": 2}
+FREEZES: Final[dict[Side, int]] = {"fenceline": 5, "kafka": 2, "before": 5}
 """A broker of Kafka waits 30 s for the answer of a controller that is frozen."""
 TOPICS: Final = int(os.environ.get("BENCH_TOPICS", "1000"))
 WARM_TOPICS: Final = 100

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.clusters import IMPATIENT, SIDES, ClusterUnderTest, Side
-from benchmarks.harness import Figures, cpu_seconds, resident_mb, run_rows, scratch
+from benchmarks.clusters import IMPATIENT, ClusterUnderTest
+from benchmarks.harness import SIDES, Figures, Side, cpu_seconds, resident_mb, run_rows, scratch
 from benchmarks.produce import CLIENTS, SIZES, WARM_UPS
 from benchmarks.replication_probe import Load, Stream, Watch, create_replicated, receipt_of, wait_left_in_sync
 from benchmarks.workloads import confluent_produce, delete_topics, percentile, synchronous_latencies_us
@@ -27,13 +27,11 @@ from fenceline.testing.waiting import eventually
 PARTITIONS: Final = 6
 SHARE: Final = float(os.environ.get("BENCH_RECORDS", "1"))
 LATENCY_RECORDS: Final = 5_000
-KILLS: Final[dict[Side, int]] = {
-    "fenceline": int(os.environ.get("BENCH_KILLS", "20")),
-    "kafka": min(5, int(os.environ.get("BENCH_KILLS", "20"))),
-}
+_KILLS: Final = int(os.environ.get("BENCH_KILLS", "20"))
+KILLS: Final[dict[Side, int]] = {"fenceline": _KILLS, "before": _KILLS, "kafka": min(5, _KILLS)}
 """Kafka needs 10 s for each."""
-FREEZES: Final = min(5, int(os.environ.get("BENCH_KILLS", "20")))
-SHUTDOWNS: Final = min(5, int(os.environ.get("BENCH_KILLS", "20")))
+FREEZES: Final = min(5, _KILLS)
+SHUTDOWNS: Final = min(5, _KILLS)
 LEADERS: Final = 1000
 UNCLEAN_RECORDS: Final = 10_000
 BEHIND_MB: Final = int(os.environ.get("BENCH_BEHIND_MB", "5000"))

@@ -7,7 +7,7 @@ import struct
 import subprocess
 import time
 
-from benchmarks.harness import STARTERS, Figures, resident_mb, scratch
+from benchmarks.harness import Figures, resident_mb, scratch
 from fenceline.testing.apache_kafka import ApacheKafka, free_port, java_command
 from fenceline.testing.node import EmbeddedNode
 
@@ -36,7 +36,7 @@ def first_answer_s(port: int, *, timeout_s: float = 60) -> float:
 def run(figures: Figures, repeats: int) -> None:
     figure = "spawn to first Metadata answer"
     with scratch() as directory:
-        for side in STARTERS:
+        for side in ("fenceline", "kafka"):
             root = directory / side
             port = free_port()
             subject = (

@@ -17,6 +17,7 @@ from pyspark_fenceline.audit_content import read_log
 from pyspark_fenceline.audit_judge import ORDER, Finding, Kind, as_columns
 from pyspark_fenceline.audit_ranges import Range, common, outside, runs_in
 from pyspark_fenceline.delta_index import OFFSET, PARTITION, TOPIC
+from pyspark_fenceline.log_matching import LogView
 from pyspark_fenceline.table_deletions import Deletions
 
 if TYPE_CHECKING:
@@ -150,13 +151,14 @@ def _part(one: Finding, start: int, end: int, kind: Kind, detail: str) -> Findin
 def all_deleted(
     ranges: Sequence[tuple[TopicPartition, int, int]],
     by_table: Deletions,
+    views: Mapping[TopicPartition, LogView],
     named: Named | None,
     client: Mapping[str, str],
     isolation_level: str,
 ) -> list[tuple[TopicPartition, Sequence[Range], str]]:
     """What of these ranges was deleted, and by whom."""
     found: list[tuple[TopicPartition, Sequence[Range], str]] = [
-        (tp, one.ranges, f"deleted by {one.by}") for tp, each in by_table.found.items() for one in each
+        (tp, one.of_records(views[tp]), f"deleted by {one.by}") for tp, each in by_table.found.items() for one in each
     ]
     if named is not None:
         found += [(tp, spans, _BY_CALLER) for tp, spans in named.ranges.items()]

@@ -43,7 +43,7 @@ from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, LogColumns, missing_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, table_files
-from pyspark_fenceline.log_matching import LogView, held_interval
+from pyspark_fenceline.log_matching import LogView, held_interval, proven_without_epoch
 from pyspark_fenceline.log_view import CAN_NOT_SEE, Views, ends_of, existing
 from pyspark_fenceline.table_deletions import Deletions, deletions, vectors_of, without_deleted
 
@@ -58,6 +58,10 @@ _SMALLEST_BUCKET: Final = 250_000
 _USUAL_BUCKET: Final = 2_000_000
 _LARGEST_BUCKET: Final = 16_000_000
 _ATTEMPTS: Final = 3
+ONE_EPOCH: Final = (
+    "rows without an epoch are taken to be the log's because it has had one leader epoch only; that does not hold for"
+    " rows that were read before the topic was deleted and created anew"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,8 @@ class Verdict:
             for kind in (*sorted(FAULTS), Kind.UNPROVEN, Kind.BEHIND, Kind.DELETED)
             if self.ranges.get(kind)
         ]
+        if self.rows.get(Kind.EXPIRED):
+            told.append(f"{self.rows[Kind.EXPIRED]} {Kind.EXPIRED}")
         what = {
             "equal": "The table equals the log",
             "behind": "The table holds what the log holds, but not its newest records",
@@ -442,7 +448,9 @@ def _run(work: Work, chosen: Settings, session: SparkSession | None, table: Open
             "Leaders of the topic changed while values were compared, again and again", "Run the audit again."
         )
     notes = list(receipts.notes)
-    findings, counted, unknown = _second_look(work, chosen, session, table, findings, counted, notes)
+    if any(_rests_on_one_epoch(totals, tp, view, receipts) for tp, view in views.items()):
+        notes.append(ONE_EPOCH)
+    findings, counted, unknown = _second_look(work, chosen, session, table, views, findings, counted, notes)
     kinds = {Kind(kind): (ranges, rows) for kind, ranges, rows in counted}
     sees = all(view.leader_epoch >= 0 for view in views.values())
     if not sees:
@@ -496,11 +504,19 @@ def _receipts(cluster: Cluster, chosen: Settings, totals: _Totals, views: Mappin
     return read_receipts(cluster, chosen.client, doubtful) if doubtful else Receipts()
 
 
+def _rests_on_one_epoch(totals: _Totals, tp: TopicPartition, view: LogView, receipts: Receipts) -> bool:
+    """Whether rows of this partition are taken to be the log's because it has had one epoch only."""
+    low, high = proven_without_epoch(view)
+    has_such_rows = -1 in totals.epochs.get(tp, ())
+    return has_such_rows and low < high and tp.topic not in receipts.replaced
+
+
 def _second_look(
     work: Work,
     chosen: Settings,
     session: SparkSession | None,
     table: OpenedTable | None,
+    views: Mapping[TopicPartition, LogView],
     findings: Any,
     counted: list[tuple[str, int, int]],
     notes: list[str],
@@ -526,7 +542,7 @@ def _second_look(
             assert session is not None, "a transform needs Spark"
             meant = offsets_made(session, chosen.client, chosen.made, absent, chosen.isolation_level)
         by_table = Deletions() if table is None else deletions(table.options, {tp for tp, _, _ in absent})
-        gone = all_deleted(absent, by_table, chosen.deleted, chosen.client, chosen.isolation_level)
+        gone = all_deleted(absent, by_table, views, chosen.deleted, chosen.client, chosen.isolation_level)
         found = narrowed(found, meant, gone)
         if absent_ranges(found):
             unknown = by_table.unknown

@@ -34,7 +34,7 @@ from pyspark_fenceline.delta_schema import fit
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
 from pyspark_fenceline.log_view import ends_of
 from pyspark_fenceline.repair_hands import pickled, unpickled
-from pyspark_fenceline.repair_table import Moved, commit_rewrite
+from pyspark_fenceline.repair_table import Moved, commit_one
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -297,9 +297,7 @@ def _commit(table: OpenedTable, gone: Sequence[TableFile], copies: Sequence[Data
         }
     }
     # What the table remembers of its comparison with the log goes: rows can be compared now that could not before.
-    return commit_rewrite(
-        table.options, table.files, gone, copies, (), told, {"numUpdatedRows": rows}, keeps_state=False
-    )
+    return commit_one(table.options, table.files, gone, copies, told, keeps_state=False, updated_row_count=rows)
 
 
 def _add_column(table: OpenedTable) -> None:

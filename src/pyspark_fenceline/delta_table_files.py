@@ -16,7 +16,7 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.delta_files import file_system
 from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_state import read_state
+from pyspark_fenceline.delta_state import TableState, read_state
 from pyspark_fenceline.log_matching import AFTER_ALL
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Bounds = tuple[Any, Any] | None
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file of the table. Bounds are (smallest, largest), None where nothing is known."""
+    """A file of the table. `path`: relative to it, decoded. Bounds are (smallest, largest), None where unknown."""
 
     path: str
     size_bytes: int
@@ -90,7 +90,8 @@ def _file(row: Mapping[str, Any], partition_by: Iterable[str]) -> TableFile:
 
     nulls = row.get(f"null_count.{LEADER_EPOCH}")
     return TableFile(
-        path=row["path"],
+        # The log has it as a URI; what is written to the log is encoded again.
+        path=unquote(row["path"]),
         size_bytes=int(row["size_bytes"]),
         partition_values={name: _text(value) for name, value in values.items()},
         record_count=row.get("num_records"),
@@ -123,13 +124,32 @@ def _refuse_what_files_do_not_tell(table: DeltaTable, *, reads_vectors: bool) ->
             f"The table's columns are mapped by {mapping}: its files have other names for them, which is not read here",
             "Give audit a DataFrame.",
         )
-    if reads_vectors or "deletionVectors" not in (table.protocol().reader_features or ()):
-        return
-    if table.deletion_vectors().read_all().num_rows:
+    if not reads_vectors and _has_deletion_vectors(table):
         raise OperatorError(
             "The table has deletion vectors: some rows of its files are deleted, which is not read here",
             "Rewrite the files first (in Delta: REORG TABLE ... APPLY (PURGE)), or give audit a DataFrame.",
         )
+
+
+def _has_deletion_vectors(table: DeltaTable) -> bool:
+    return "deletionVectors" in (table.protocol().reader_features or ()) and bool(
+        table.deletion_vectors().read_all().num_rows
+    )
+
+
+def refuse_deletion_vectors(table: DeltaTable, path: str) -> None:
+    """For a write that has to take rows out of the table. Raises `OperatorError` where files have deletion vectors, or
+    may get some while a query runs: an entry that takes such a file out must name its vector, which delta-rs can not.
+    """
+    is_on = table.metadata().configuration.get("delta.enableDeletionVectors", "false").lower() == "true"
+    if not is_on and not _has_deletion_vectors(table):
+        return
+    what = "makes deletion vectors (delta.enableDeletionVectors)" if is_on else "has deletion vectors"
+    raise OperatorError(
+        f"The Delta table at {path} {what}, and this write has to take rows out of it, which can not be done there",
+        "Set the table's property delta.enableDeletionVectors to false and run REORG TABLE ... APPLY (PURGE) with "
+        "Delta's own writer, or write without comparison: without 'kafka.*', 'upsertKeys' and overwriting.",
+    )
 
 
 def open_parquet(options: DeltaOptions, path: str) -> Any:
@@ -158,11 +178,11 @@ def end_offsets(files: Iterable[TableFile], wanted: Collection[TopicPartition]) 
     return ends
 
 
-def compared(options: DeltaOptions, table: DeltaTable) -> dict[TopicPartition, int]:
+def compared(options: DeltaOptions, table: DeltaTable, state: TableState | None = None) -> dict[TopicPartition, int]:
     """The partitions of which the table has rows, each with the leader epoch that they were last compared with (-1:
-    never, or somebody else has committed since).
+    never, or somebody else has committed since). `state`: of the table's newest entry, where it is known.
     """
-    state = read_state(table)
+    state = state or read_state(table)
     if state is not None:
         return {tp: known.leader_epoch for tp, known in state.partitions.items()}
     found: set[TopicPartition] = set()

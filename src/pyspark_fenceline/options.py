@@ -78,6 +78,8 @@ _KNOWN: Final = {
     )
 }  # fmt: skip
 """Options of a read by their lower-case name. The last two are taken for the sake of notebooks, and have no effect."""
+_KNOWN_TO_WRITES: Final = {name.lower(): name for name in ("topic", "checkpointLocation", "queryName", "path")}
+"""Options of a write; Spark adds all but the first itself."""
 
 
 # Parsing ------------------------------------------------------------------------------------------------------------
@@ -166,6 +168,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         if f"kafka.{name}" in given:
             raise OperatorError(f"Kafka option '{name}' is not supported as {what} are written as the bytes they are")
     _require_bootstrap(given, "producer")
+    given.warn_of_unknown(_KNOWN_TO_WRITES, ("kafka.",), "a write to topics")
     topic = given.text("topic")
     return WriteOptions(client=given.prefixed("kafka."), topic=topic.strip() if topic is not None else None)
 

@@ -1,10 +1,12 @@
 """`repair`: says what would make a table equal to the log, and does it where that is asked for.
 
-Owns the order of a repair: audit, then one log entry that takes out what the log does not hold and adds what the table
-lacks, read from the log. Without `apply` nothing is changed. Only kinds that the caller has chosen are acted on; rows
-that were deleted on purpose only come back where that is asked for by name. Only files with rows that go are written
-anew, and only the missing ranges are read. A second repair finds nothing to do. Other writers are no trouble, as long
-as the files in question stay and the missing ranges are not added by them; else the repair looks again.
+Owns the order of a repair: audit, then one entry of the table's log that takes out what the log does not hold, and one
+that adds what the table lacks, read from the log (two entries, so that readers that skip changes get the new rows:
+decision 026). Without `apply` nothing is changed. Only kinds that the caller has chosen are acted on; rows that were
+deleted on purpose only come back where that is asked for by name. Only files with rows that go are written anew, and
+only the missing ranges are read. A second repair finds nothing to do, and one that ended between its two entries is
+completed by the next one. Other writers are no trouble, as long as the files in question stay and the missing ranges
+are not added by them; else the repair looks again.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from pyspark_fenceline.audit_table import (
 from pyspark_fenceline.audit_work import the_session
 from pyspark_fenceline.delta_change import RANGES_TOLD, Removed
 from pyspark_fenceline.delta_commit import commit_entry, open_table, refuse_append_only
-from pyspark_fenceline.delta_files import DataFile
+from pyspark_fenceline.delta_files import DataFile, delete_files
 from pyspark_fenceline.delta_index import bounds
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_state import PartitionState, TableState, read_state
@@ -105,7 +107,8 @@ class Repair:
         more = f"; {len(self.left)} findings are left unchanged ({', '.join(kinds)})" if kinds else ""
         unknown = "; ".join(self.before.unknown_deletions)
         held = f"; what is missing may have been deleted on purpose by {unknown}" if unknown else ""
-        return f"{what}{more}{held}."
+        notes = "".join(f"; {note}" for note in self.before.notes) if self.added else ""
+        return f"{what}{more}{held}{notes}."
 
 
 def repair(
@@ -166,6 +169,31 @@ class Moved(Exception):
     """The table is not any more what the repair was planned for."""
 
 
+@dataclass(slots=True)
+class _Done:
+    """Entries of this repair that the table has, also those of attempts that were overtaken behind them."""
+
+    version: int | None = None
+    removed: list[Removed] = field(default_factory=list)
+    added: list[Added] = field(default_factory=list)
+    added_rows: int = 0
+    files_removed: int = 0
+    files_added: int = 0
+
+    def told(self, before: Verdict, left: Sequence[Mapping[str, Any]]) -> Repair:
+        return Repair(
+            before,
+            True,
+            self.version,
+            self.removed,
+            self.added,
+            self.added_rows,
+            self.files_removed,
+            self.files_added,
+            left,
+        )
+
+
 def _repair(
     path: str,
     chosen: Settings,
@@ -175,26 +203,30 @@ def _repair(
     *,
     apply: bool,
 ) -> Repair:
+    done = _Done()
+    before: Verdict | None = None
     for _ in range(_ATTEMPTS):
         table = open_for_audit(path, storage, to_write=True)
         found = audit_files(table, chosen, hands.session)
+        before = before or found.verdict
         may_add = not found.verdict.unknown_deletions or Kind.DELETED in kinds
         work = work_of(hands.collect(found.findings), kinds, may_add=may_add)
         if work.is_empty:
-            return Repair(found.verdict, apply, left=work.left)
-        refine = found.refine
+            return done.told(before, work.left) if apply else Repair(before, left=work.left)
         try:
-            cuts, removed, differing = cuts_of(table.options, table.files, work, chosen.row_key, refine)
+            cuts, removed, differing = cuts_of(table.options, table.files, work, chosen.row_key, found.refine)
         except FileNotFoundError:
             # Others have rewritten the table, and vacuum was quick.
             continue
         work.left += [{**one, "detail": f"{one['detail']}; {ROWS_DIFFER}"} for one in differing]
         if not apply:
-            return _planned(found.verdict, work, cuts, removed)
+            return _planned(before, work, cuts, removed)
         try:
-            return _apply(table, chosen, hands, work, found.verdict, cuts, removed)
+            _apply(table, chosen, hands, work, cuts, removed, done)
         except Moved:
             _log.warning("the table at %s was changed during its repair, looking again", path)
+            continue
+        return done.told(before, work.left)
     raise OperatorError(
         f"The Delta table at {path} is changed by others all the time: {_ATTEMPTS} repairs were overtaken",
         "Stop what rewrites the table (OPTIMIZE, deletes) during a repair.",
@@ -212,10 +244,13 @@ def _apply(
     chosen: Settings,
     hands: Hands,
     work: Work,
-    before: Verdict,
     cuts: Sequence[Cut],
     removed: Sequence[Removed],
-) -> Repair:
+    done: _Done,
+) -> None:
+    """Two entries, or the one of them that is needed. Raises `Moved` where the table is not what was planned for; what
+    the first entry did stays right, and is in `done`.
+    """
     options = table.options
     opened = open_table(options)
     assert opened is not None, "the table was audited a moment ago"
@@ -223,67 +258,76 @@ def _apply(
         refuse_append_only(opened, options.path)
     # What may fail at a record comes first: then nothing is written.
     filled = hands.fill(options, opened, chosen, work.absent) if work.absent else []
-    copies = hands.rewrite(options, [cut for cut in cuts if cut.keep is not None])
-    gone = [cut.file for cut in cuts]
-    added = [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
-    if not gone and not filled:
-        return Repair(before, True, left=work.left)
-    came = sum(file.record_count for file in filled)
-    version = commit_rewrite(
-        options,
-        table.files,
-        gone,
-        copies,
-        filled,
-        {"repair": _told(removed, filled)},
-        {"numDeletedRows": sum(one.row_count for one in removed), "numAddedRows": came},
-        keeps_state=True,
-    )
-    return Repair(before, True, version, removed, added, came, len(gone), len(copies) + len(filled), work.left)
+    written = list(filled)
+    try:
+        known = list(table.files)
+        if cuts:
+            copies = hands.rewrite(options, [cut for cut in cuts if cut.keep is not None])
+            written += copies
+            gone = [cut.file for cut in cuts]
+            deleted = sum(one.row_count for one in removed)
+            done.version = commit_one(
+                options, known, gone, copies, {"repair": _told(removed, [])}, deleted_row_count=deleted
+            )
+            done.removed += removed
+            done.files_removed += len(gone)
+            done.files_added += len(copies)
+            written = list(filled)
+            paths = {file.path for file in gone}
+            known = [file for file in known if file.path not in paths]
+            known += [TableFile(file.path, file.size_bytes, file.partition_values) for file in copies]
+        if filled:
+            incoming = bounds(span for file in filled for span in file.spans)
+            done.version = commit_one(options, known, [], filled, {"repair": _told([], filled)}, incoming=incoming)
+            done.added += [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
+            done.added_rows += sum(file.record_count for file in filled)
+            done.files_added += len(filled)
+    except Moved:
+        delete_files(options, [file.path for file in written])
+        raise
 
 
-def commit_rewrite(
+def commit_one(
     options: DeltaOptions,
     known: Sequence[TableFile],
     gone: Sequence[TableFile],
-    copies: Sequence[DataFile],
-    filled: Sequence[DataFile],
+    files: Sequence[DataFile],
     told: Mapping[str, Any],
-    metrics: Mapping[str, int],
     *,
-    keeps_state: bool,
+    incoming: Mapping[TopicPartition, tuple[int, int]] | None = None,
+    keeps_state: bool = True,
+    deleted_row_count: int = 0,
+    updated_row_count: int = 0,
 ) -> int:
-    """One entry, on the table as it is now. Raises `Moved` where that is not what was planned for."""
+    """One entry with `files` in place of `gone`, on the table as it is now; its version. `known`: the table's files as
+    they were planned for. `incoming`: bounds of the rows that are new; no file may have come that may have some of
+    them. Raises `Moved`.
+    """
     from deltalake.exceptions import CommitFailedError
 
     paths = {file.path for file in known}
-    incoming = bounds(span for file in filled for span in file.spans)
-    counts = {
-        **metrics,
-        "numRemovedFiles": len(gone),
-        "numAddedFiles": len(copies) + len(filled),
-        "numCopiedRows": sum(file.record_count for file in copies),
-    }
+    new = incoming or {}
     for attempt in range(_COMMIT_ATTEMPTS):
         table = open_table(options)
         if table is None:
             raise Moved
         now = {file.path: file for file in table_files(table)}
         came = [file for path, file in now.items() if path not in paths]
-        if any(file.path not in now for file in gone) or any(_may_overlap(file, incoming) for file in came):
+        if any(file.path not in now for file in gone) or any(_may_overlap(file, new) for file in came):
             raise Moved
         state = read_state(table) if keeps_state else None
         try:
             commit_entry(
                 table,
-                [*copies, *filled],
+                files,
                 table.metadata().partition_columns,
                 None,
                 overwrite=False,
                 remove=gone,
-                told=told if state is None else {**told, "state": _raised(state, incoming).encode()},
+                told=told if state is None else {**told, "state": _raised(state, new).encode()},
                 only_next=True,
-                metrics=counts,
+                deleted_row_count=deleted_row_count,
+                updated_row_count=updated_row_count,
             )
         except CommitFailedError:
             time.sleep(random.random() * min(0.2, 0.01 * 2**attempt))

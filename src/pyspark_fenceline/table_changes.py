@@ -146,7 +146,7 @@ def rows_of_file(
     """
     import pyarrow as pa
 
-    same = {name: _value(text, target.field(name).type) for name, text in partition_values.items()}
+    same = {name: partition_value(text, target.field(name).type) for name, text in partition_values.items()}
     same |= constants or {}
     for batch in open_parquet(options, path).iter_batches():
         columns = [
@@ -158,7 +158,7 @@ def rows_of_file(
         yield pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def _value(text: str | None, kind: pa.DataType) -> pa.Scalar:
+def partition_value(text: str | None, kind: pa.DataType) -> pa.Scalar:
     """A partition's value as the table's log writes it: times without a zone are UTC."""
     import pyarrow as pa
 

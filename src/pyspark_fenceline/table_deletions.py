@@ -14,12 +14,13 @@ from urllib.parse import unquote
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.audit_ranges import Range, runs_in
+from pyspark_fenceline.audit_ranges import Range, common, runs_in
 from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_index import LogColumns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_state import KEY
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
+from pyspark_fenceline.log_matching import LogView, held_interval
 from pyspark_fenceline.table_changes import ChangedFile, files_of_version
 
 if TYPE_CHECKING:
@@ -51,10 +52,19 @@ _KEEPS_ROWS: Final = frozenset(
 
 
 class Deletion(NamedTuple):
-    """What one entry of the table's log took out of a partition. `by`: the entry, for a person."""
+    """Rows of one epoch (-1: without one) that an entry of the table's log took out of a partition. `by`: that entry,
+    for a person.
+    """
 
+    epoch: int
     ranges: list[Range]
     by: str
+
+    def of_records(self, view: LogView) -> list[Range]:
+        """Where the log may still hold what was deleted. A row that was stale says nothing of the record that is at its
+        offset now.
+        """
+        return common(self.ranges, [held_interval(view, self.epoch)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +91,8 @@ def deletions(options: DeltaOptions, concerned: Collection[TopicPartition]) -> D
             continue
         by = f"version {entry['version']} of the table ({entry.get('operation', 'of an unknown operation')})"
         try:
-            for tp, offsets in _deleted(options, int(entry["version"]), concerned).items():
-                found.setdefault(tp, []).append(Deletion(runs_in(offsets), by))
+            for (tp, epoch), offsets in _deleted(options, int(entry["version"]), concerned).items():
+                found.setdefault(tp, []).append(Deletion(epoch, runs_in(offsets), by))
         except (FileNotFoundError, OperatorError):
             unknown.append(by)
     return Deletions(found, tuple(unknown), int(history[0]["version"]) if history else 0)
@@ -101,7 +111,8 @@ def _may_delete(entry: Mapping[str, Any]) -> bool:
 
 def _deleted(
     options: DeltaOptions, version: int, concerned: Collection[TopicPartition]
-) -> dict[TopicPartition, Offsets]:
+) -> dict[tuple[TopicPartition, int], Offsets]:
+    """Offsets by partition and epoch that are in no file which the entry adds."""
     import numpy as np
 
     files = files_of_version(options, version)
@@ -112,9 +123,15 @@ def _deleted(
     vectors = kept_rows(options, version) if any(file.has_vector for file in came) else {}
     before = _offsets(options, went, {}, concerned)
     after = _offsets(options, came, vectors, concerned)
-    nothing = np.zeros(0, dtype=np.int64)
-    deleted = {tp: np.setdiff1d(offsets, after.get(tp, nothing)) for tp, offsets in before.items()}
-    return {tp: offsets for tp, offsets in deleted.items() if len(offsets)}
+    left: dict[TopicPartition, list[Offsets]] = {}
+    for (tp, _), offsets in after.items():
+        left.setdefault(tp, []).append(offsets)
+    nothing = [np.zeros(0, dtype=np.int64)]
+    deleted = {
+        (tp, epoch): np.setdiff1d(offsets, np.concatenate(left.get(tp, nothing)))
+        for (tp, epoch), offsets in before.items()
+    }
+    return {place: offsets for place, offsets in deleted.items() if len(offsets)}
 
 
 def _offsets(
@@ -122,18 +139,21 @@ def _offsets(
     files: Iterable[ChangedFile],
     vectors: Mapping[str, npt.NDArray[np.bool_]],
     concerned: Collection[TopicPartition],
-) -> dict[TopicPartition, Offsets]:
+) -> dict[tuple[TopicPartition, int], Offsets]:
     import numpy as np
 
-    found: dict[TopicPartition, list[Offsets]] = {}
+    found: dict[tuple[TopicPartition, int], list[Offsets]] = {}
     for file in files:
         columns = read_log_columns(options, TableFile(file.path, 0, file.partition_values))
         if file.has_vector and file.path in vectors:
             columns = without_deleted(columns, vectors[file.path])
         for code, tp in enumerate(columns.partitions):
-            if tp in concerned:
-                found.setdefault(tp, []).append(columns.offsets[columns.codes == code])
-    return {tp: np.concatenate(each) for tp, each in found.items()}
+            if tp not in concerned:
+                continue
+            own = columns.codes == code
+            for epoch in np.unique(columns.epochs[own]).tolist():
+                found.setdefault((tp, epoch), []).append(columns.offsets[own & (columns.epochs == epoch)])
+    return {place: np.concatenate(each) for place, each in found.items()}
 
 
 def kept_rows(options: DeltaOptions, version: int | None = None) -> dict[str, npt.NDArray[np.bool_]]:

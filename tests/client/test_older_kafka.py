@@ -423,10 +423,10 @@ def test_an_end_comes_with_its_epoch(scripted: ScriptedCluster, log: Log) -> Non
 
 def test_reading_on_asks_for_no_metadata(scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer) -> None:
     scripted_consumer.seek(T, 0)
-    assert len(read(scripted_consumer, 1)) == 1
+    first = read(scripted_consumer, 1)
     before = scripted.seen[ApiKey.METADATA]
     write(log, 40)
-    read(scripted_consumer, 49)
+    read(scripted_consumer, 50 - len(first))
     assert len(scripted.fetches) >= 50, "a record each"
     # One may have been on its way.
     assert scripted.seen[ApiKey.METADATA] <= before + 1

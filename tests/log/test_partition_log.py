@@ -20,7 +20,7 @@ def test_a_log_that_was_never_written_has_no_directory_and_no_descriptor(disk: S
     log.close()
     assert disk.stat(DIRECTORY) is None
     assert disk.open_descriptors == 0
-    append(log)
+    append(open_log(disk))
     assert "partition.metadata" in files(disk)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from fenceline.log.checkpoints import read_partition_metadata
@@ -45,9 +47,11 @@ def test_flush_moves_the_recovery_point_to_what_it_covered(disk: SimDisk) -> Non
         assert disk.stat(f"{DIRECTORY}/{segment.next_offset:020d}.snapshot") is not None
 
 
-def test_a_flush_leaves_no_index_of_a_segment_that_retention_took_meanwhile(disk: SimDisk) -> None:
-    """A game of the search (seed 6000056 of `operations`): the next start took these indexes for what a segment file
-    that vanished leaves, and wrote a receipt of records that had been deleted on request."""
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_flush_leaves_no_index_of_a_segment_that_retention_took_meanwhile(disk: SimDisk, is_full: bool) -> None:
+    """Games of the search (6000056 and 24000064 of `operations`): the next start took these indexes for what a segment
+    file that vanished leaves, and wrote a receipt of records that had been deleted on request. In the second one the
+    disk was full between the two index files."""
     log = open_log(disk, config=SMALL)
     for _ in range(60):
         append(log)
@@ -57,11 +61,19 @@ def test_a_flush_leaves_no_index_of_a_segment_that_retention_took_meanwhile(disk
     log.advance_log_start(log.segments[2].base_offset)
     removed = log.enforce_retention(1_000)
     assert len(removed) == 2
-    work()
-    work.done()
+    if is_full:
+        disk.fail("write", ".timeindex.tmp", errno.ENOSPC)
+        with pytest.raises(StorageError):
+            work()
+        disk.heal()
+    else:
+        work()
+        work.done()
     for segment in removed:
         segment.delete()
-    assert min(name for name in files(disk) if name.endswith("index")).startswith(f"{log.segments[0].base_offset:020d}")
+    left = min([name for name in files(disk) if name.endswith("index")], default="")
+    assert left.startswith("" if is_full else f"{log.segments[0].base_offset:020d}")
+    assert not left.startswith(tuple(f"{base:020d}" for base in range(log.segments[0].base_offset)))
 
 
 def test_indexes_that_made_room_in_memory_are_safe_with_the_next_flush(monkeypatch: pytest.MonkeyPatch) -> None:

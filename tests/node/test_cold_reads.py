@@ -263,6 +263,38 @@ def test_what_the_disk_refuses_is_the_error_of_one_partition(disk: WatchedDisk) 
     told(story)
 
 
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_segment_that_is_deleted_before_the_thread_reads_it_is_no_failed_disk(
+    disk: WatchedDisk, is_deleted: bool
+) -> None:
+    """Retention took it while the read waited for a thread (operations, game 6000070): the reader is answered without
+    records, and asks again. A file that vanished otherwise is an error of the partition."""
+
+    async def story() -> None:
+        old = _log(disk)
+        old.close()
+        log = open_log(disk, f"/data/{TOPIC}-0", config=SMALL, clean=True, high_watermark=old.log_end_offset)
+        broker = _Broker(log)
+        may_read = threading.Event()
+        for _ in range(2):  # all threads there are
+            broker.disk_threads.submit(may_read.wait, 60)
+        peer = _Peer(broker, broker.fetching(), 0)
+        await _turns()
+        if is_deleted:
+            log.advance_log_start(log.segments[1].base_offset)
+            for removed in log.enforce_retention(1_000):
+                removed.delete()
+        else:
+            disk.unlink(log.segments[0].path)
+            disk.unlink(f"{log.segments[0].stem}.index")
+        may_read.set()
+        [partition] = await peer.answered()
+        assert (partition.error_code, partition.records) == ((0, b"") if is_deleted else (56, b""))
+        assert len(broker.failed) == (not is_deleted)
+
+    told(story)
+
+
 def _log_on_disk(root: Path, *sizes: int) -> PartitionLog:
     """In real files: a batch of one record for each size of its value."""
     (root / f"{TOPIC}-0").mkdir()

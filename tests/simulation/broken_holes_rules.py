@@ -120,6 +120,7 @@ _BEGINS_ANEW: Final = {
     "quiet_s": "0",
     "safety_s": "6",
     "tidy_ms": "300",
+    "spoil_s": "0",
 }
 """Followers that come back below the leader's log start, and end in the middle of their next append."""
 _ANEW: Final = {

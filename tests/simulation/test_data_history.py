@@ -91,6 +91,16 @@ class TestCompacted:
         with pytest.raises(InvariantBroken, match="of epoch 0 is committed"):
             self.history().compare(stored(1, (b"b", b"1"), epoch=1), "n1")
 
+    def test_a_stale_leader_gives_what_an_unclean_election_cost(self) -> None:
+        """It cannot know; a leader of the newest history may not (operations, game 25003157)."""
+        history = self.history()
+        other = stored(1, (b"b", b"9"), epoch=1)
+        history.wrote(other, None, "n3")
+        with pytest.raises(InvariantBroken, match="of epoch 0 is committed"):
+            history.read(Place(1, 1), other.content, None, "consumer")
+        history.last_unclean = 2
+        history.read(Place(1, 1), other.content, None, "consumer")
+
     def test_an_unclean_leader_has_what_compaction_removed_and_not_what_came_in_other_epochs(self) -> None:
         history = History("t0-0")
         batches = [stored(0, (b"a", b"1")), stored(1, (b"b", b"1")), stored(2, (b"c", b"1"), epoch=1)]

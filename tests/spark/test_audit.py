@@ -23,6 +23,7 @@ from pyspark_fenceline.audit_table import Audit, audit_here, settings
 from pyspark_fenceline.repair_table import Repair, repair_here
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut
+from tests.spark.table_readers import check_readers
 
 pytestmark = [pytest.mark.timeout(300)]
 COLUMNS = ["value", "topic", "partition", "offset", "leader_epoch"]
@@ -126,7 +127,10 @@ def test_every_difference_is_found_and_mended(broker: Broker, topic: str, tmp_pa
     version = DeltaTable(table).version()
     assert repaired(broker, table, topic).version is None
     assert DeltaTable(table).version() == version
-    assert DeltaTable(table).history(1)[0]["fenceline"]["repair"]["removed_rows"] == 30
+    added, removed = (entry["fenceline"]["repair"] for entry in DeltaTable(table).history(2))
+    assert (removed["removed_rows"], removed["added_rows"]) == (30, 0)
+    assert (added["removed_rows"], added["added_rows"]) == (0, 280)
+    check_readers(table)
 
 
 def test_a_table_may_begin_later_and_be_behind(broker: Broker, topic: str, tmp_path: Path) -> None:

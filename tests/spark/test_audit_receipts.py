@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from fenceline.client.epoch_history import EpochStart
@@ -17,6 +18,7 @@ from pyspark_fenceline import connect
 from pyspark_fenceline.audit_judge import Expected, Finding, Kind, Lost, judge
 from pyspark_fenceline.audit_log import Found
 from pyspark_fenceline.audit_receipts import read_receipts, sort_receipts
+from pyspark_fenceline.delta_index import log_columns
 from pyspark_fenceline.log_matching import LogView, proven_without_epoch
 from tests.spark.fakes import FakeCluster
 
@@ -140,5 +142,10 @@ def test_only_a_log_of_one_epoch_proves_rows_that_have_none() -> None:
         assert {one.kind for one in judged(view, rows)} == {Kind.UNPROVEN}
     # The rows may be of a topic of the same name that is gone.
     assert {one.kind for one in judged(ONE, rows, is_replaced=True)} == {Kind.UNPROVEN}
+    # One that names no epoch is none, whatever number stands for it in a table.
+    columns = log_columns(
+        {"topic": "t", "partition": 0, "offset": pa.array([3, 4]), "leader_epoch": pa.array([-3, -2])}
+    )
+    assert columns.epochs.tolist() == [-1, -1]
     # What is above the end is not in the log, whatever its epoch.
     assert {one.kind for one in judged(ONE, {**rows, 40: -1})} == {Kind.BEYOND}

@@ -42,7 +42,7 @@ class LogRead:
     loaded.
     """
 
-    __slots__ = ("_loader", "offset", "payload", "position", "records", "resident", "segment_base_offset")
+    __slots__ = ("_loader", "_source", "offset", "payload", "position", "records", "resident", "segment_base_offset")
 
     def __init__(
         self,
@@ -62,6 +62,11 @@ class LogRead:
         self.segment_base_offset = segment_base_offset
         self.resident = loader is None
         self._loader = loader
+        self._source = loader
+
+    def is_from(self, segments: Sequence[Segment]) -> bool:
+        """Whether the segment that is to be loaded is one of these: retention or compaction may have taken its file."""
+        return self._source is None or any(each is self._source.segment for each in segments)
 
     def load(self) -> memoryview:
         """Read from the disk (blocks). Raises StorageError."""
@@ -188,6 +193,11 @@ class _Loader:
         self._extent = extent_of(segment)
         self._fd = disk.duplicate(fd)
         self._request = request
+
+    @property
+    def segment(self) -> Segment:
+        """The one that is read now."""
+        return self._segment
 
     @property
     def copied_bytes_limit(self) -> int:

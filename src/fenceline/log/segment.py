@@ -120,6 +120,14 @@ class Segment(SegmentTail):
 
     def save_indexes(self, *, durable: bool) -> None:
         """Write the index files beside the log; they count as saved where that is durable. Raises OSError."""
+        try:
+            self._write_indexes(durable)
+        finally:
+            if self.is_retired:
+                # On the loop, meanwhile. Indexes without a segment file are what one that vanished leaves.
+                self.delete_index_files()
+
+    def _write_indexes(self, durable: bool) -> None:
         index, time_index = self.indexes()
         times = time_index
         if not self.sealed and self.max_timestamp_ms >= 0:
@@ -132,9 +140,6 @@ class Segment(SegmentTail):
         if self.aborted:
             replace_file(self.disk, self.stem + ".txnindex", encode_aborted(self.aborted), durable=durable)
         self.indexes_saved = durable
-        if self.is_retired:
-            # On the loop, meanwhile. Indexes without a segment file are what one that vanished leaves.
-            self.delete_index_files()
 
     def aborted_transactions(self) -> list[AbortedTransaction]:
         """Aborted transactions that ended here; read from the disk once. Raises OSError."""

@@ -356,7 +356,7 @@ def _what_happened(folder: ReceiptFolder, log: Ends, intent: Intent, told_up_to:
             start_offset=gone_from,
             records=min(planned.records, planned.end_offset_exclusive - gone_from),
             loss_class=loss_class,
-            known_by=f"{known_by}; {_BY_OFFSETS}, bytes are those of the whole cut",
+            known_by=f"{known_by}; {_BY_OFFSETS}, bytes and epochs are those of the whole cut",
             evidence=evidence,
             evidence_note=_STOPPED,
         )

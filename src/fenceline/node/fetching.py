@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from errno import ENOENT
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, cast
@@ -241,6 +242,9 @@ class Fetching:
                     )
                 except StorageError as error:
                     # Of one partition; the others of this fetch are answered as they are.
+                    if error.errno == ENOENT and not each.read.is_from(each.partition_log.segments):
+                        # Its file was deleted before the thread came to it: who asks again finds what is there now.
+                        continue
                     self.reads.storage_failed(fetched, error)
                     result.fetched[each.position] = failed_partition(fetched, error.code)
         except BaseException:

@@ -174,12 +174,15 @@ class FollowerState:
     def on_follow(self, clean_since: int) -> BeginAnew | None:
         """Before the first fetch. `clean_since`: no leader of a later epoch was elected uncleanly. Of a log that ends
         below `complete_from`: a leader that was elected uncleanly since may have records that this log lacks. It is
-        compared first: see `first_question`."""
+        compared first: see `first_question`. An empty one has nothing to compare, and stays as long as this replica may
+        lead: begun anew, it would end below what is committed."""
         log = self.log
         if log.log_end_offset >= log.complete_from.offset or clean_since <= log.complete_from.leader_epoch:
             return None
         if log.log_end_offset > log.log_start_offset:
             self.comparison = AgreementSearch(log)
+            return None
+        if self.may_lead:
             return None
         self.phase = Phase.CUTTING
         return BeginAnew(self, 0, Cause.DIVERGENCE, is_whole=True)

@@ -307,6 +307,9 @@ class DataChecks:
                 if old is not partition and old != partition:
                     process.tell(f"has {topic.name}-{index} as {shown(partition)}")
                     self._changed(key, old, partition)
+        for key in known.keys() - self._partitions.keys():
+            # With its deletion an image may pass over that its leader has recovered.
+            self.histories[key].recovering_epoch = -1
 
     def _changed(self, key: Key, before: PartitionImage | None, after: PartitionImage) -> None:
         check_change(self.histories[key], before, after, self.image)
@@ -364,7 +367,7 @@ class DataChecks:
                 known = start_before, copy.high_watermark
                 there = papers(node.process, replica)
                 if copy.was_cut:  # the ledger may have one already, and the directory not any more
-                    there |= of_logs_in_use(node.receipts, key)
+                    there = of_logs_in_use(node.receipts, key) | there
                 receipts_are_exact(node.process, there, copy.receipts, lost, history, *known, where)
             elif not copy.is_new and not kept:
                 there = papers(node.process, replica) | of_logs_in_use(node.receipts, key)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from fenceline.log.file_names import DELETED_SUFFIX
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.losses.check import complaints
 from fenceline.losses.folder import INTENDED
@@ -45,6 +46,9 @@ class _Before:
     """Whether it was being emptied, as its leader had all of it."""
     files: list[bytes] = field(default_factory=list)
     """What that life found in the log, and in evidence that no receipt names."""
+
+    def has_file_with(self, batch: StoredBatch) -> bool:
+        return any(batch.content in content for content in self.files)
 
 
 class Crashes:
@@ -86,7 +90,8 @@ class Crashes:
         for directory in (before.directory, f"{before.directory}/{EVIDENCE_DIR}"):
             for name in disk.folder(directory) or ():
                 path = f"{directory}/{name}"
-                if ".log" in name and path not in named:
+                # What retention and compaction have taken is there for a while, under another name.
+                if ".log" in name and not name.endswith(DELETED_SUFFIX) and path not in named:
                     yield disk.peek(path) or b""
 
     def opened(
@@ -111,8 +116,9 @@ class Crashes:
         there = set(log)
         gone = lost = [batch for batch in before.log if batch not in there]
         if is_compacted:
+            # Below that compaction may have taken it, and in a log that was emptied whatever no file had any more.
             end = log[-1].next_offset if log else start
-            lost = [batch for batch in gone if batch.base_offset >= end]
+            lost = [batch for batch in gone if batch.base_offset >= end and before.has_file_with(batch)]
         if before.is_whole:
             lost = [batch for batch in lost if not leader_has(batch)]
         begins_anew = bool(lost) and lost[-1].next_offset < start
@@ -133,7 +139,7 @@ class Crashes:
             )
             if not is_told:
                 self.untraced.add((key, batch))
-            if not is_told and not (lost_power and not any(batch.content in content for content in before.files)):
+            if not is_told and not (lost_power and not before.has_file_with(batch)):
                 found.append(f"the batch at {batch.base_offset} of epoch {batch.epoch} is gone, no receipt says so")
         if found:
             raise InvariantBroken(f"{where}: {'; '.join(found)} (receipts after a crash)")
@@ -159,7 +165,7 @@ def _complaints_of_compacted(
         and max(mine[0].base_offset, log_start) <= receipt.start_offset
         and receipt.end_offset_exclusive <= mine[-1].next_offset
         and receipt.records <= receipt.end_offset_exclusive - receipt.start_offset
-        and set(receipt.leader_epochs) <= {each.epoch for each in mine}
+        and (_BY_OFFSETS in receipt.known_by or set(receipt.leader_epochs) <= {each.epoch for each in mine})
     )
     return [] if is_within else [f"receipt of {receipt} tells of more than {[each.base_offset for each in mine]}"]
 

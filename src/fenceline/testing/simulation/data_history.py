@@ -275,7 +275,9 @@ class History:
     def read(self, place: Place, content: bytes, before: Place | None, where: str) -> None:
         """A consumer that has read up to `before` (None: it begins here) was given this batch as the next one."""
         if self.is_compacted:
-            self._compare_records(StoredBatch(place.base_offset, 0, place.epoch, content), where)
+            # A leader that does not know yet of an unclean election gives what was lost by it.
+            look = self._compare_records if place.epoch >= self.last_unclean else self._take_records
+            look(StoredBatch(place.base_offset, 0, place.epoch, content), where)
             return
         written = self.written.get(place)
         if written is None or written.content != content:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import warnings
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -102,12 +103,14 @@ class SimLoop(asyncio.AbstractEventLoop):
     def bury(self) -> None:
         """Let go of the coroutines of an ended process, in their order. Not from inside of one of them."""
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            coroutine = task.get_coro()
-            if isinstance(coroutine, Coroutine):
-                with contextlib.suppress(Exception, ProcessEnded):  # the process is gone, and who would hear it
-                    coroutine.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # some have not begun
+            for task in tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                coroutine = task.get_coro()
+                if isinstance(coroutine, Coroutine):
+                    with contextlib.suppress(Exception, ProcessEnded):  # the process is gone, and who would hear it
+                        coroutine.close()
 
     def not_running(self, handle: SimHandle) -> None:
         """A callback came up while this process does not run."""

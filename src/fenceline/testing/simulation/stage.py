@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import gc
 import shlex
+import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
@@ -21,7 +23,7 @@ from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.faults import Faults
 from fenceline.testing.simulation.options import Options, draw_faults
 from fenceline.testing.simulation.pace import PROGRESS
-from fenceline.testing.simulation.scheduler import SimulationError
+from fenceline.testing.simulation.scheduler import ProcessEnded, SimulationError
 from fenceline.testing.simulation.world import LogSink, World
 
 
@@ -126,12 +128,29 @@ def play(
     had_gc = gc.isenabled()
     gc.disable()  # when cycles are collected, and their finalizers run, is not the seed's to say
     try:
-        outcome = _played(seed, story_of(seed, story), overrides or {}, sink)
+        with _quiet_generators():
+            outcome = _played(seed, story_of(seed, story), overrides or {}, sink)
     finally:  # the world has gone: a collector that came sooner would look through all of it
         if had_gc:
             gc.enable()
     outcome.cpu_s = time.process_time() - began
     return outcome
+
+
+@contextmanager
+def _quiet_generators() -> Iterator[None]:
+    """A generator that a process left unfinished meets `ProcessEnded` in its `finally`, which Python would print."""
+    hook = sys.unraisablehook
+
+    def unless_ended(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, ProcessEnded):
+            hook(unraisable)
+
+    sys.unraisablehook = unless_ended
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
 
 
 def _played(seed: int, story: str, overrides: Mapping[str, str], sink: Callable[[str], None] | None) -> Outcome:
