@@ -9,7 +9,7 @@ epoch are never looked at. Changes nothing; works on Arrow and numpy, 64k rows a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,9 +19,9 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
 from pyspark_fenceline.audit_log import join_near
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
-from pyspark_fenceline.delta_index import LOG_COLUMNS, LogColumns, log_columns
+from pyspark_fenceline.delta_index import LOG_COLUMNS, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_table_files import TableFile, open_parquet
+from pyspark_fenceline.delta_table_files import TableFile, open_parquet, pieces_of
 from pyspark_fenceline.log_view import existing
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 CONTENT: Final = ("key", "value", "timestamp", "timestampType", "headers")
 _CLIENT_NAMES: Final = {"timestampType": "timestamp_type"}
-ROWS_AT_ONCE: Final = 500_000
 _OWN_COLUMNS: Final = frozenset({*CONTENT, *LOG_COLUMNS})
 
 
@@ -65,25 +64,39 @@ class ByValues:
         if not (columns.epochs == -1).any():
             return columns
         epochs = columns.epochs.copy()
-        for start, rows in _pieces(options, file, self.columns):
+        parquet = open_parquet(options, file.path)
+        there = [name for name in self.columns if name in parquet.schema_arrow.names]
+        for start, rows in pieces_of(parquet, there):
             part = slice(start, start + rows.num_rows)
             epochs[part] = self.of_rows(rows, columns.rows(part)).epochs
         return LogColumns(columns.partitions, columns.codes, columns.offsets, np.asarray(epochs))
 
     def of_rows(self, rows: pa.Table, columns: LogColumns) -> LogColumns:
-        """The same for rows in memory. `rows`: the columns to compare."""
+        """The same for rows in memory. `rows`: the columns to compare; those that it lacks are null."""
         import numpy as np
+        import pyarrow as pa
 
         epochs = columns.epochs.copy()
         without = np.flatnonzero((epochs == -1) & (columns.codes >= 0) & (columns.offsets >= 0))
         wanted: dict[TopicPartition, tuple[Numbers, Numbers]] = {}
-        for code in np.unique(columns.codes[without]).tolist():
+        for code in np.flatnonzero(np.bincount(columns.codes[without])).tolist():
             own = without[columns.codes[without] == code]
-            own = own[np.argsort(columns.offsets[own], kind="stable")]
+            if bool(np.any(np.diff(columns.offsets[own]) < 0)):
+                own = own[np.argsort(columns.offsets[own], kind="stable")]
             wanted[columns.partitions[code]] = own, columns.offsets[own]
-        kept = {name: comparable(name, rows.column(name)) for name in self.columns}
-        for batch in read_log(self.client, _ranges_of(self.client, wanted)):
-            in_log = log_columns({name: batch.column(name) for name in LOG_COLUMNS})
+        kept = {
+            name: comparable(name, rows.column(name) if name in rows.column_names else pa.nulls(rows.num_rows))
+            for name in self.columns
+        }
+        ranges = _ranges_of(self.client, wanted)
+        # Names that are the same in every row need not be looked up in each.
+        constant: dict[str, Any] = {}
+        if len({tp.topic for tp in wanted}) == 1:
+            constant[TOPIC] = next(iter(wanted)).topic
+        if len(wanted) == 1:
+            constant[PARTITION] = next(iter(wanted)).partition
+        for batch in read_log(self.client, ranges, include_headers="headers" in self.columns):
+            in_log = log_columns({**{name: batch.column(name) for name in LOG_COLUMNS}, **constant})
             logged = {name: comparable(name, batch.column(_CLIENT_NAMES.get(name, name))) for name in self.columns}
             for code, tp in enumerate(in_log.partitions):
                 there = np.flatnonzero(in_log.codes == code)
@@ -96,26 +109,6 @@ class ByValues:
                 found = in_log.epochs[log_rows]
                 epochs[table_rows] = np.where(same, np.where(found < 0, SAME_VALUES, found), NOT_IN_LOG)
         return LogColumns(columns.partitions, columns.codes, columns.offsets, epochs)
-
-
-def _pieces(options: DeltaOptions, file: TableFile, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-    """The file's rows with the number of the first, some row groups at a time. Columns that it lacks are null."""
-    import pyarrow as pa
-
-    parquet = open_parquet(options, file.path)
-    there = [name for name in names if name in parquet.schema_arrow.names]
-    start, groups, size = 0, list[int](), 0
-    for group in range(parquet.num_row_groups):
-        groups.append(group)
-        size += parquet.metadata.row_group(group).num_rows
-        if size < ROWS_AT_ONCE and group + 1 < parquet.num_row_groups:
-            continue
-        rows = parquet.read_row_groups(groups, columns=there)
-        for name in names:
-            if name not in there:
-                rows = rows.append_column(name, pa.nulls(size))
-        yield start, rows
-        start, groups, size = start + size, [], 0
 
 
 def _ranges_of(
@@ -133,7 +126,8 @@ def _ranges_of(
     starts, ends = cluster.log_starts(there), cluster.log_ends(there)
     found: list[tuple[TopicPartition, int, int]] = []
     for tp in there:
-        offsets = np.unique(wanted[tp][1])
+        # They are in order, and may be there twice.
+        offsets = wanted[tp][1]
         offsets = offsets[(offsets >= starts[tp]) & (offsets < ends[tp].offset)]
         if not len(offsets):
             continue
@@ -149,6 +143,8 @@ def read_log(
     client: Mapping[str, str],
     ranges: Collection[tuple[TopicPartition, int, int]],
     isolation_level: str = "read_uncommitted",
+    *,
+    include_headers: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Records of ranges in the client's columns, with epochs; what expires meanwhile is left out."""
     properties = {**client, "isolation.level": isolation_level}
@@ -162,9 +158,9 @@ def read_log(
             yield from connect.reader(properties).read(
                 now,
                 progress=progress,
-                include_headers=True,
+                include_headers=include_headers,
                 include_leader_epoch=True,
-                empty_headers_as_null=True,
+                empty_headers_as_null=include_headers,
                 timestamp_unit="us",
             )
         except OffsetOutOfRangeError as error:

@@ -93,5 +93,6 @@ def runs_in(offsets: Offsets) -> list[Range]:
     """Offsets, in any order and more than once each, as ranges in rising order."""
     import numpy as np
 
-    found = np.unique(offsets)
+    found = offsets if bool(np.all(np.diff(offsets) >= 0)) else np.sort(offsets)
+    found = found[np.concatenate(([True], np.diff(found) > 0))] if len(found) else found
     return joined(found, found + 1)

@@ -346,19 +346,21 @@ def _require_key(names: Iterable[str], chosen: Settings, what: str) -> None:
         )
 
 
+def comparison_of(
+    table: OpenedTable, chosen: Settings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
+) -> ByValues | ByRows:
+    """How rows without an epoch are compared with the log. `readable`: where logs begin and end."""
+    if chosen.made.transform is None:
+        return ByValues(chosen.client, content_columns(table.schema.names, table.what))
+    assert session is not None, "a transform needs Spark"
+    return compare_rows(session, chosen.client, table.options, table.files, table.schema, chosen.made, readable)
+
+
 def refine_of(
     table: OpenedTable, chosen: Settings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
 ) -> Refine | None:
     """What is to be known of the table's rows beyond their columns. `readable`: where logs begin and end."""
-    compared: ByValues | ByRows | None = None
-    if chosen.by_values:
-        if chosen.made.transform is None:
-            compared = ByValues(chosen.client, content_columns(table.schema.names, table.what))
-        else:
-            assert session is not None, "a transform needs Spark"
-            compared = compare_rows(
-                session, chosen.client, table.options, table.files, table.schema, chosen.made, readable
-            )
+    compared = comparison_of(table, chosen, session, readable) if chosen.by_values else None
     if compared is None and not table.kept:
         return None
     return _Refined(table.options, compared, table.kept)

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any, Final
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
-from pyspark_fenceline.audit_content import refuse_other_columns
-from pyspark_fenceline.audit_made import Made, Transform
+from pyspark_fenceline.audit_content import ByValues, refuse_other_columns
+from pyspark_fenceline.audit_made import ByRows, Made, Transform
 from pyspark_fenceline.audit_ranges import Range, runs_in
-from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES, Refine
-from pyspark_fenceline.audit_table import OpenedTable, Settings, open_for_audit, refine_of, settings
+from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
+from pyspark_fenceline.audit_table import OpenedTable, Settings, comparison_of, open_for_audit, settings
 from pyspark_fenceline.audit_work import parallelism, the_session
 from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_files import DataFile, delete_files
-from pyspark_fenceline.delta_index import LEADER_EPOCH
+from pyspark_fenceline.delta_index import LEADER_EPOCH, LogColumns
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_rewrite import rewrite
+from pyspark_fenceline.delta_rewrite import NewEpochs, rewrite
 from pyspark_fenceline.delta_schema import fit
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
 from pyspark_fenceline.log_view import ends_of
@@ -37,8 +37,13 @@ from pyspark_fenceline.repair_hands import pickled, unpickled
 from pyspark_fenceline.repair_table import Moved, commit_one
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     from pyspark.sql import SparkSession
+
+    Mask = npt.NDArray[np.bool_]
+    Numbers = npt.NDArray[np.int64]
 
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 5
@@ -145,27 +150,26 @@ class _Filler:
     """
 
     options: DeltaOptions
-    refine: Refine
+    compared: ByValues | ByRows
     kind: str | None
     topics: frozenset[str] | None
 
     def __call__(self, file: TableFile) -> _Found:
         import numpy as np
-        import pyarrow as pa
 
         columns = read_log_columns(self.options, file)
         concerned = columns.epochs == -1
         if self.topics is not None:
             codes = [code for code, tp in enumerate(columns.partitions) if tp.topic in self.topics]
             concerned &= np.isin(columns.codes, np.array(codes, dtype=np.int64))
-        found = self.refine(file, columns).epochs
+        found, copy = columns.epochs, None
+        if concerned.any():
+            found, copy = self._compare(file, columns, concerned)
         stale = concerned & (found == NOT_IN_LOG)
         proven = concerned & (found >= 0)
-        copy = None
-        if self.kind is not None and proven.any():
-            epochs = np.where(proven, found, columns.epochs)
-            column = pa.array(epochs, pa.int64(), mask=epochs < 0).cast(pa.type_for_alias(self.kind))
-            copy = rewrite(self.options, file.path, file.partition_values, None, column)
+        if copy is not None and not proven.any():
+            delete_files(self.options, [copy.path])
+            copy = None
         return _Found(
             file.path,
             int(proven.sum()),
@@ -181,6 +185,29 @@ class _Filler:
             copy,
         )
 
+    def _compare(self, file: TableFile, columns: LogColumns, concerned: Mask) -> tuple[Numbers, DataFile | None]:
+        """What is found in place of the rows' epochs, and the file with the epochs of rows that are `concerned`."""
+        import numpy as np
+        import pyarrow as pa
+
+        compared = self.compared
+        if self.kind is None:
+            return compared.of_file(self.options, file, columns).epochs, None
+        kind = pa.type_for_alias(self.kind)
+        # Values are compared as the file is copied: it is read once.
+        is_later = isinstance(compared, ByValues)
+        found = columns.epochs.copy() if is_later else compared.of_file(self.options, file, columns).epochs
+
+        def epochs_of(start: int, rows: pa.Table) -> pa.Array:
+            part = slice(start, start + rows.num_rows)
+            if isinstance(compared, ByValues):
+                found[part] = compared.of_rows(rows, columns.rows(part)).epochs
+            epochs = np.where(concerned[part] & (found[part] >= 0), found[part], columns.epochs[part])
+            return pa.array(epochs, pa.int64(), mask=epochs < 0).cast(kind)
+
+        copy = rewrite(self.options, file.path, file.partition_values, None, NewEpochs(kind, epochs_of))
+        return found, copy
+
 
 def _backfill(
     path: str, chosen: Settings, storage: Mapping[str, str] | None, session: SparkSession | None, *, apply: bool
@@ -192,11 +219,10 @@ def _backfill(
         files = [file for file in table.files if file.has_null_epochs]
         cluster = connect.connect({**chosen.client, "isolation.level": "read_uncommitted"})
         readable, under = _bounds(cluster, table, chosen, files)
-        refine = refine_of(table, chosen, session, readable)
-        assert refine is not None, "values are compared"
+        compared = comparison_of(table, chosen, session, readable)
         topics = None if chosen.topics is None else frozenset(chosen.topics)
         kind = _kind_of(table) if apply else None
-        found = _look(_Filler(table.options, refine, kind, topics), files, session)
+        found = _look(_Filler(table.options, compared, kind, topics), files, session)
         copies = [one.copy for one in found if one.copy is not None]
         if any(ends_of(cluster, under)[tp].leader_epoch != epoch for tp, epoch in under.items()):
             _log.warning("leaders changed while %s was compared with the log, comparing again", path)

@@ -6,7 +6,7 @@ from the statistics in the table's log; a file without them may hold anything. N
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -20,9 +20,13 @@ from pyspark_fenceline.delta_state import TableState, read_state
 from pyspark_fenceline.log_matching import AFTER_ALL
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
 
 Bounds = tuple[Any, Any] | None
+PIECE_ROWS: Final = 500_000
+PIECE_BYTES: Final = 64 << 20
+"""Of a piece of a file, uncompressed, where that is more than one row group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,23 @@ def open_parquet(options: DeltaOptions, path: str) -> Any:
         if unquote(path) == path:
             raise
         return pq.ParquetFile(root.open_input_file(unquote(path)))
+
+
+def pieces_of(parquet: Any, names: Sequence[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of an open file with the number of the first one, some row groups at a time: at least one, at most so
+    many that memory does not grow with the file. `names`: the columns to read, None for all.
+    """
+    start, groups, size, size_bytes = 0, list[int](), 0, 0
+    for group in range(parquet.num_row_groups):
+        known = parquet.metadata.row_group(group)
+        if groups and (size + known.num_rows > PIECE_ROWS or size_bytes + known.total_byte_size > PIECE_BYTES):
+            yield start, parquet.read_row_groups(groups, columns=names)
+            start, groups, size, size_bytes = start + size, [], 0, 0
+        groups.append(group)
+        size += known.num_rows
+        size_bytes += known.total_byte_size
+    if groups:
+        yield start, parquet.read_row_groups(groups, columns=names)
 
 
 def end_offsets(files: Iterable[TableFile], wanted: Collection[TopicPartition]) -> dict[TopicPartition, int]:

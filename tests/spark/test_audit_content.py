@@ -13,7 +13,7 @@ import pytest
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline import audit_content
+from pyspark_fenceline import audit_content, delta_table_files
 from pyspark_fenceline.audit_content import ByValues, comparable, content_columns, equal
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
 from pyspark_fenceline.delta_index import log_columns
@@ -51,7 +51,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
 def keep_log(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, batch: pa.RecordBatch, end: int) -> None:
     cluster.log("t").append(end)
 
-    def read(client: Any, ranges: Any, level: str = "") -> Iterator[pa.RecordBatch]:
+    def read(client: Any, ranges: Any, level: str = "", **options: Any) -> Iterator[pa.RecordBatch]:
         for _, start, stop in ranges:
             inside = (np.asarray(batch["offset"]) >= start) & (np.asarray(batch["offset"]) < stop)
             if inside.any():
@@ -120,7 +120,7 @@ def test_a_file_is_compared_some_row_groups_at_a_time(
     import pyarrow.parquet as pq
 
     keep_log(cluster, monkeypatch, in_log([b"%d" % n for n in range(100)], [1] * 60 + [2] * 40), 100)
-    monkeypatch.setattr(audit_content, "ROWS_AT_ONCE", 30)
+    monkeypatch.setattr(delta_table_files, "PIECE_ROWS", 30)
     kept = rows([b"%d" % n for n in range(99)] + [b"?"], list(range(100)))
     pq.write_table(kept, tmp_path / "f.parquet", row_group_size=7)
     file = TableFile("f.parquet", 0, {})
