@@ -185,7 +185,7 @@ def _pairs(
     return table_rows[first:end][hit], log_rows[places[hit]]
 
 
-def _pick(column: pa.Array, rows: Numbers) -> pa.Array:
+def _pick(column: Any, rows: Numbers) -> Any:
     import numpy as np
     import pyarrow as pa
 
@@ -195,13 +195,14 @@ def _pick(column: pa.Array, rows: Numbers) -> pa.Array:
     return column.take(pa.array(rows))
 
 
-def comparable(name: str, column: Any) -> pa.Array:
-    """A column in the form in which the table's and the log's are compared. Raises `OperatorError`."""
+def comparable(name: str, column: Any) -> Any:
+    """A column, whole or in chunks, in the form in which the table's and the log's are compared.
+
+    Raises `OperatorError` for a type that cannot be compared.
+    """
     import pyarrow as pa
 
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks)
+    array = column
     try:
         match name:
             case "key" | "value":
@@ -238,8 +239,8 @@ def _not_comparable(name: str, kind: Any) -> OperatorError:
     )
 
 
-def equal(ours: pa.Array, theirs: pa.Array) -> npt.NDArray[np.bool_]:
-    """Row by row, null being equal to null."""
+def equal(ours: Any, theirs: Any) -> npt.NDArray[np.bool_]:
+    """Row by row of two columns, null being equal to null."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -29,7 +29,7 @@ from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_files import DataFile, delete_files
 from pyspark_fenceline.delta_index import LEADER_EPOCH, LogColumns
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_rewrite import NewEpochs, rewrite
+from pyspark_fenceline.delta_rewrite import with_epochs
 from pyspark_fenceline.delta_schema import fit
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
 from pyspark_fenceline.log_view import ends_of
@@ -167,9 +167,6 @@ class _Filler:
             found, copy = self._compare(file, columns, concerned)
         stale = concerned & (found == NOT_IN_LOG)
         proven = concerned & (found >= 0)
-        if copy is not None and not proven.any():
-            delete_files(self.options, [copy.path])
-            copy = None
         return _Found(
             file.path,
             int(proven.sum()),
@@ -190,23 +187,13 @@ class _Filler:
         import numpy as np
         import pyarrow as pa
 
-        compared = self.compared
-        if self.kind is None:
-            return compared.of_file(self.options, file, columns).epochs, None
-        kind = pa.type_for_alias(self.kind)
-        # Values are compared as the file is copied: it is read once.
-        is_later = isinstance(compared, ByValues)
-        found = columns.epochs.copy() if is_later else compared.of_file(self.options, file, columns).epochs
-
-        def epochs_of(start: int, rows: pa.Table) -> pa.Array:
-            part = slice(start, start + rows.num_rows)
-            if isinstance(compared, ByValues):
-                found[part] = compared.of_rows(rows, columns.rows(part)).epochs
-            epochs = np.where(concerned[part] & (found[part] >= 0), found[part], columns.epochs[part])
-            return pa.array(epochs, pa.int64(), mask=epochs < 0).cast(kind)
-
-        copy = rewrite(self.options, file.path, file.partition_values, None, NewEpochs(kind, epochs_of))
-        return found, copy
+        found = self.compared.of_file(self.options, file, columns).epochs
+        proven = concerned & (found >= 0)
+        if self.kind is None or not proven.any():
+            return found, None
+        epochs = np.where(proven, found, columns.epochs)
+        column = pa.array(epochs, pa.int64(), mask=epochs < 0).cast(pa.type_for_alias(self.kind))
+        return found, with_epochs(self.options, file.path, file.partition_values, pa.chunked_array([column]))
 
 
 def _backfill(

@@ -157,16 +157,21 @@ def refuse_deletion_vectors(table: DeltaTable, path: str) -> None:
 
 
 def open_parquet(options: DeltaOptions, path: str) -> Any:
-    """A `ParquetFile` of the table. Its path may be escaped in the table's log."""
+    """A `ParquetFile` of the table."""
     import pyarrow.parquet as pq
 
+    return pq.ParquetFile(open_file(options, path))
+
+
+def open_file(options: DeltaOptions, path: str) -> Any:
+    """A file of the table, to be read at any place. Its path may be escaped in the table's log."""
     root = file_system(options)
     try:
-        return pq.ParquetFile(root.open_input_file(path))
+        return root.open_input_file(path)
     except FileNotFoundError:
         if unquote(path) == path:
             raise
-        return pq.ParquetFile(root.open_input_file(unquote(path)))
+        return root.open_input_file(unquote(path))
 
 
 def pieces_of(parquet: Any, names: Sequence[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
