@@ -224,9 +224,10 @@ def _backfill(
         gone = [file for file in files if any(one.path == file.path and one.copy is not None for one in found)]
         try:
             return _told(found, apply=apply, version=_commit(table, gone, copies, found))
-        except Moved:
+        except Moved as moved:
             _log.warning("the table at %s was changed during its backfill, looking again", path)
-            delete_files(table.options, [copy.path for copy in copies])
+            if not moved.may_have_landed:
+                delete_files(table.options, [copy.path for copy in copies])
     raise OperatorError(
         f"The table at {path} or the leaders of its topics change all the time: {_ATTEMPTS} backfills were overtaken",
         "Stop what rewrites the table (OPTIMIZE, deletes) during a backfill, and run it again.",
@@ -324,7 +325,7 @@ def _add_column(table: OpenedTable) -> None:
         opened.alter.add_columns([Field(LEADER_EPOCH, PrimitiveType("integer"), nullable=True)])
     except DeltaError as error:
         # Others may have added it meanwhile.
-        raise Moved from error
+        raise Moved() from error
 
 
 def _stale(found: Iterable[_Found]) -> list[StaleRows]:

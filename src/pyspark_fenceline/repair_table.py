@@ -17,6 +17,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
@@ -42,6 +43,7 @@ from pyspark_fenceline.delta_state import PartitionState, TableState, read_state
 from pyspark_fenceline.delta_table_files import TableFile, table_files
 from pyspark_fenceline.repair_hands import Hands, OwnHands, SparkHands
 from pyspark_fenceline.repair_plan import Cut, Work, chosen_kinds, cuts_of, work_of
+from pyspark_fenceline.table_changes import files_of_version
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -166,7 +168,13 @@ def repair_here(
 
 
 class Moved(Exception):
-    """The table is not any more what the repair was planned for."""
+    """The table is not any more what the repair was planned for. `may_have_landed`: an own commit, which failed, may be
+    in the table all the same; then its files must stay.
+    """
+
+    def __init__(self, *, may_have_landed: bool = False) -> None:
+        super().__init__()
+        self.may_have_landed = may_have_landed
 
 
 @dataclass(slots=True)
@@ -282,8 +290,9 @@ def _apply(
             done.added += [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
             done.added_rows += sum(file.record_count for file in filled)
             done.files_added += len(filled)
-    except Moved:
-        delete_files(options, [file.path for file in written])
+    except Moved as moved:
+        if not moved.may_have_landed:
+            delete_files(options, [file.path for file in written])
         raise
 
 
@@ -307,14 +316,19 @@ def commit_one(
 
     paths = {file.path for file in known}
     new = incoming or {}
+    since: int | None = None
     for attempt in range(_COMMIT_ATTEMPTS):
         table = open_table(options)
         if table is None:
-            raise Moved
+            raise Moved(may_have_landed=attempt > 0)
+        since = int(table.version()) if since is None else since
         now = {file.path: file for file in table_files(table)}
+        if attempt > 0 and files and all(file.path in now for file in files):
+            # It has landed, and failed all the same.
+            return int(table.version())
         came = [file for path, file in now.items() if path not in paths]
         if any(file.path not in now for file in gone) or any(_may_overlap(file, new) for file in came):
-            raise Moved
+            raise Moved(may_have_landed=_is_named(options, files, since + 1, int(table.version())))
         state = read_state(table) if keeps_state else None
         try:
             commit_entry(
@@ -333,7 +347,20 @@ def commit_one(
             time.sleep(random.random() * min(0.2, 0.01 * 2**attempt))
             continue
         return int(table.version()) + 1
-    raise Moved
+    raise Moved(may_have_landed=True)
+
+
+def _is_named(options: DeltaOptions, files: Sequence[DataFile], first_version: int, last_version: int) -> bool:
+    """Whether an entry of these versions has one of the files, or cannot be read."""
+    paths = {file.path for file in files}
+    try:
+        return any(
+            unquote(changed.path) in paths
+            for version in range(first_version, last_version + 1)
+            for changed in files_of_version(options, version)
+        )
+    except OperatorError:
+        return True
 
 
 def _may_overlap(file: TableFile, incoming: Mapping[TopicPartition, tuple[int, int]]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
 from fenceline.client.reader import RangeReader
 from fenceline.ids import TopicPartition
@@ -117,6 +118,47 @@ def test_a_repair_that_ended_between_its_entries_is_completed_by_the_next_one(
     assert (done.removed_rows, done.added_rows) == (0, 70)
     assert between + stream(table, 3) == held(table)
     check_repaired(table, chosen)
+
+
+def test_an_entry_that_landed_and_still_failed_is_not_made_twice(
+    story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, chosen, _ = story
+    entries = 0
+
+    def commit(*arguments: Any, **options: Any) -> None:
+        nonlocal entries
+        entries += 1
+        commit_entry(*arguments, **options)
+        if entries in (1, 2):
+            raise CommitFailedError("the answer was lost")
+
+    monkeypatch.setattr(repair_table, "commit_entry", commit)
+    done = repair_here(table, chosen, apply=True, kinds=KINDS)
+    assert (done.removed_rows, done.added_rows, done.version, entries) == (50, 70, 3, 2)
+    check_repaired(table, chosen)
+
+
+def test_files_of_an_entry_that_may_have_landed_stay(
+    story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, chosen, _ = story
+    entries = 0
+
+    def commit(*arguments: Any, **options: Any) -> None:
+        nonlocal entries
+        entries += 1
+        commit_entry(*arguments, **options)
+        if entries == 1:
+            # It lands, others write its files anew, and then comes the failure.
+            DeltaTable(table).delete("offset = 3")
+            raise CommitFailedError("the answer was lost")
+
+    monkeypatch.setattr(repair_table, "commit_entry", commit)
+    repair_here(table, chosen, apply=True, kinds=KINDS)
+    for version in range(DeltaTable(table).version() + 1):
+        held(table, version)
+    assert sorted(offset for _, _, offset, _ in held(table)) == [offset for offset in range(160) if offset != 3]
 
 
 def test_what_another_writer_does_between_the_entries_is_seen(
