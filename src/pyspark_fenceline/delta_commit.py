@@ -346,10 +346,12 @@ def commit_entry(
     told: Mapping[str, Any] | None = None,
     only_next: bool = False,
     deleted_row_count: int = 0,
+    updated_row_count: int = 0,
 ) -> None:
     """One log entry; `table` stays where it is. `told` goes into the entry's own metadata. With `only_next` it must
     follow the version of `table`, else CommitFailedError is raised; without, it goes behind what others did that is no
-    conflict. `deleted_row_count`: rows of `remove` that are in none of `files`, for the table's history.
+    conflict. For the table's history, of the rows of `remove`: `deleted_row_count` that are in none of `files`, and
+    `updated_row_count` that are there with other values.
     """
     from deltalake.transaction import AddAction, RemoveAction
 
@@ -366,7 +368,7 @@ def commit_entry(
         for file in files
     ]
     actions += [RemoveAction(file.path, True, now_ms, file.size_bytes, dict(file.partition_values)) for file in remove]
-    metrics = _delete_metrics(files, remove, deleted_row_count) if remove else _write_metrics(files)
+    metrics = _change_metrics(files, remove, deleted_row_count, updated_row_count) if remove else _write_metrics(files)
     properties = _properties(transaction, told, metrics, only_next=only_next)
     table.create_write_transaction(
         actions,
@@ -416,15 +418,19 @@ def _write_metrics(files: Sequence[DataFile]) -> dict[str, str]:
     )
 
 
-def _delete_metrics(files: Sequence[DataFile], remove: Sequence[TableFile], deleted_rows: int) -> dict[str, str]:
-    """The same for an entry that takes rows out."""
+def _change_metrics(
+    files: Sequence[DataFile], remove: Sequence[TableFile], deleted_rows: int, updated_rows: int
+) -> dict[str, str]:
+    """The same for an entry that takes rows out, or changes them."""
+    updated = {"numUpdatedRows": updated_rows} if updated_rows else {}
     return _texts(
         numAddedFiles=len(files),
         numRemovedFiles=len(remove),
         numAddedBytes=sum(file.size_bytes for file in files),
         numRemovedBytes=sum(file.size_bytes for file in remove),
-        numCopiedRows=sum(file.record_count for file in files),
+        numCopiedRows=sum(file.record_count for file in files) - updated_rows,
         numDeletedRows=deleted_rows,
+        **updated,
     )
 
 

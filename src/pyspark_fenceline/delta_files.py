@@ -330,13 +330,15 @@ def note_nan(found: set[str], rows: pa.Table | pa.RecordBatch) -> None:
 def statistics_of(metadata: Any, record_count: int, columns_with_nan: set[str], schema: pa.Schema) -> str:
     """Delta's statistics out of the parquet footer: row count, nulls, smallest and largest value of plain columns.
 
-    A column with NaN has no bounds: Delta counts NaN above every number, parquet leaves it out.
+    A column with NaN has no bounds: Delta counts NaN above every number, parquet leaves it out. Nor has one that the
+    footer does not know of in each row group, as in files of other writers.
     """
     top_level = {field.name for field in schema}
     smallest: dict[str, Any] = {}
     largest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     unbounded = set(columns_with_nan)
+    uncounted: set[str] = set()
     for group in range(metadata.num_row_groups):
         for index in range(metadata.num_columns):
             column = metadata.row_group(group).column(index)
@@ -344,10 +346,15 @@ def statistics_of(metadata: Any, record_count: int, columns_with_nan: set[str], 
             if index >= _STATISTICS_COLUMNS and name not in LOG_COLUMNS:
                 continue
             statistics = column.statistics
-            if name not in top_level or statistics is None:
+            if name not in top_level:
                 continue
-            if statistics.has_null_count:
+            if statistics is None or not statistics.has_null_count:
+                uncounted.add(name)
+            else:
                 nulls[name] = nulls.get(name, 0) + statistics.null_count
+            if statistics is None:
+                unbounded.add(name)
+                continue
             if statistics.num_values == 0:
                 continue
             if not statistics.has_min_max or not _is_comparable(statistics.min) or not _is_comparable(statistics.max):
@@ -360,7 +367,7 @@ def statistics_of(metadata: Any, record_count: int, columns_with_nan: set[str], 
             "numRecords": record_count,
             "minValues": {name: _json_value(value) for name, value in smallest.items() if name not in unbounded},
             "maxValues": {name: _json_value(value) for name, value in largest.items() if name not in unbounded},
-            "nullCount": nulls,
+            "nullCount": {name: count for name, count in nulls.items() if name not in uncounted},
         }
     )
 

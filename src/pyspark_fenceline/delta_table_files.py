@@ -6,7 +6,7 @@ from the statistics in the table's log; a file without them may hold anything. N
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -20,9 +20,13 @@ from pyspark_fenceline.delta_state import TableState, read_state
 from pyspark_fenceline.log_matching import AFTER_ALL
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
 
 Bounds = tuple[Any, Any] | None
+PIECE_ROWS: Final = 500_000
+PIECE_BYTES: Final = 64 << 20
+"""Of a piece of a file, uncompressed, where that is more than one row group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,13 @@ class TableFile:
         return self.offsets is None or (self.offsets[0] <= last and first <= self.offsets[1])
 
 
-def table_files(table: DeltaTable) -> list[TableFile]:
-    """All files of the table's version. Raises `OperatorError` for a table whose files are not all there is to read."""
+def table_files(table: DeltaTable, *, reads_vectors: bool = False) -> list[TableFile]:
+    """All files of the table's version. Raises `OperatorError` for a table whose files are not all there is to read;
+    with `reads_vectors` the caller knows of its deletion vectors.
+    """
     import pyarrow as pa
 
-    _refuse_what_files_do_not_tell(table)
+    _refuse_what_files_do_not_tell(table, reads_vectors=reads_vectors)
     actions = pa.table(table.get_add_actions(flatten=True))
     names = set(actions.column_names)
     partition_by = tuple(table.metadata().partition_columns)
@@ -115,14 +121,14 @@ def _text(value: Any) -> str | None:
     return str(value)
 
 
-def _refuse_what_files_do_not_tell(table: DeltaTable) -> None:
+def _refuse_what_files_do_not_tell(table: DeltaTable, *, reads_vectors: bool) -> None:
     mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
         raise OperatorError(
             f"The table's columns are mapped by {mapping}: its files have other names for them, which is not read here",
             "Give audit a DataFrame.",
         )
-    if _has_deletion_vectors(table):
+    if not reads_vectors and _has_deletion_vectors(table):
         raise OperatorError(
             "The table has deletion vectors: some rows of its files are deleted, which is not read here",
             "Rewrite the files first (in Delta: REORG TABLE ... APPLY (PURGE)), or give audit a DataFrame.",
@@ -151,16 +157,38 @@ def refuse_deletion_vectors(table: DeltaTable, path: str) -> None:
 
 
 def open_parquet(options: DeltaOptions, path: str) -> Any:
-    """A `ParquetFile` of the table. Its path may be escaped in the table's log."""
+    """A `ParquetFile` of the table."""
     import pyarrow.parquet as pq
 
+    return pq.ParquetFile(open_file(options, path))
+
+
+def open_file(options: DeltaOptions, path: str) -> Any:
+    """A file of the table, to be read at any place. Its path may be escaped in the table's log."""
     root = file_system(options)
     try:
-        return pq.ParquetFile(root.open_input_file(path))
+        return root.open_input_file(path)
     except FileNotFoundError:
         if unquote(path) == path:
             raise
-        return pq.ParquetFile(root.open_input_file(unquote(path)))
+        return root.open_input_file(unquote(path))
+
+
+def pieces_of(parquet: Any, names: Sequence[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of an open file with the number of the first one, some row groups at a time: at least one, at most so
+    many that memory does not grow with the file. `names`: the columns to read, None for all.
+    """
+    start, groups, size, size_bytes = 0, list[int](), 0, 0
+    for group in range(parquet.num_row_groups):
+        known = parquet.metadata.row_group(group)
+        if groups and (size + known.num_rows > PIECE_ROWS or size_bytes + known.total_byte_size > PIECE_BYTES):
+            yield start, parquet.read_row_groups(groups, columns=names)
+            start, groups, size, size_bytes = start + size, [], 0, 0
+        groups.append(group)
+        size += known.num_rows
+        size_bytes += known.total_byte_size
+    if groups:
+        yield start, parquet.read_row_groups(groups, columns=names)
 
 
 def end_offsets(files: Iterable[TableFile], wanted: Collection[TopicPartition]) -> dict[TopicPartition, int]:

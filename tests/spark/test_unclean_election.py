@@ -172,13 +172,14 @@ def test_a_table_is_the_log_again_by_its_stream_and_by_a_repair(
         one["fenceline"]["repair"] for one in DeltaTable(table).history() if "repair" in one.get("fenceline", {})
     ]
     assert told["removed_rows"] == LOST
-    done = pyspark_fenceline.repair(copy, story.bootstrap, topic)
+    kinds = ("stale", "behind")
+    done = pyspark_fenceline.repair(copy, story.bootstrap, topic, apply=True, kinds=kinds)
     assert (done.removed_rows, done.added_rows) == (LOST, 2 * LOST)
     assert f"{LOST} stale" in done.sentence()
     for path in (table, copy):
         assert held(path) == at(0, [*kept, *new])
         assert audited(path) == ("equal", [])
-    assert pyspark_fenceline.repair(copy, story.bootstrap, topic).version is None
+    assert pyspark_fenceline.repair(copy, story.bootstrap, topic, apply=True, kinds=kinds).version is None
     # The old leader comes back and cuts its log: nothing is changed any more.
     story.restart(FIRST)
     version = DeltaTable(table).version()
