@@ -25,6 +25,7 @@ from fenceline.metadata.image import MetadataImage
 from fenceline.node.format import format_directory
 from fenceline.node.replica_places import ReplicaPlaces
 from fenceline.quorum.control_records import VoterEndpoint
+from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
@@ -203,6 +204,34 @@ def test_a_copy_knows_epochs_of_which_compaction_left_nothing(has_segments: bool
     log, _ = future.replace(current, CONFIG)
     assert log.epochs.entries == ((1, 0), (4, 8), (6, 15))
     assert log.flush_due(0), "they are written down soon"
+
+
+@pytest.mark.parametrize("end", [9, 14])
+def test_a_copy_that_begins_above_a_log_whose_start_moved_back_begins_anew(end: int) -> None:
+    """After a crash the log has again what was deleted since the last checkpoint; the copy took its place without that
+    (operations, seed 33000547).
+    """
+    disk = formatted(3)
+    source, target = opened(disk)
+    current = source.partition(WHERE, UUID(int=7), CONFIG)
+    write(current, 14)
+    current.advance_high_watermark(14)
+    current.advance_log_start(9)
+    future = FutureLog.open(source, target, current, path=None, config=CONFIG, now_ms=0)
+    copy_all(future, current)
+    assert future.to_drop(current) is None
+    current.log_start_offset = 3
+    current.truncate_to(end)
+    drop_from = future.to_drop(current)
+    assert drop_from is not None
+    future.drop(drop_from, current.log_start_offset)
+    assert future.to_drop(current) is None
+    copy_all(future, current)
+    future.follow_start(current)
+    assert future.take_rest(current, 0)
+    log, _ = future.replace(current, CONFIG)
+    assert (log.log_start_offset, log.log_end_offset) == (3, end)
+    assert [header.base_offset for header in iter_headers(contents(log, disk))] == list(range(3, end))
 
 
 class _Epochs:

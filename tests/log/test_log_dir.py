@@ -14,7 +14,7 @@ from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import OsDisk
 from fenceline.log.errors import CorruptLog
-from fenceline.log.log_dir import LogDir
+from fenceline.log.log_dir import SYNC_ALL_FROM, LogDir
 from fenceline.log.partition_dir import parse_partition_name
 from fenceline.log.partition_log import PartitionLog
 from fenceline.testing.sim_disk import SimDisk
@@ -23,6 +23,18 @@ from .helpers import TOPIC_ID, TP, append, read_all
 
 META = "version=1\ncluster.id=AAAAAAAAQACAAAAAAAAAAA\nnode.id=4\ndirectory.id=mAElyxrEQ3mw_ELWKg5Mow\n"
 CONFIG = LogConfig(segment_bytes=1_000)
+
+
+class CountingDisk(OsDisk):
+    syncs = 0
+
+    def fsync_dir(self, path: str) -> None:
+        self.syncs += 1
+        super().fsync_dir(path)
+
+    def sync_all(self, path: str) -> None:
+        self.syncs += 1
+        super().sync_all(path)
 
 
 @pytest.fixture
@@ -98,6 +110,22 @@ def test_the_clean_mark_is_taken_before_logs_change_and_given_at_the_end(log_dir
     partition(fourth)
     fourth.close()
     assert json.loads(mark.read_text()) == {"version": 0, "brokerEpoch": -1}
+
+
+def test_a_clean_close_of_many_logs_brings_them_to_the_disk_at_once(path: Path) -> None:
+    """Each by itself, a node with 1,000 partitions took more than 30 s to stop."""
+    disk = CountingDisk()
+    log_dir = LogDir.open(str(path), disk)
+    log_dir.begin()
+    for number in range(2 * SYNC_ALL_FROM):
+        append(partition(log_dir, TopicPartition("many", number)))
+    disk.syncs = 0
+    log_dir.close()
+    assert disk.syncs < SYNC_ALL_FROM
+    again = LogDir.open(str(path), OsDisk())
+    assert again.clean
+    assert all((path / f"many-{number}" / f"{0:020d}.index").exists() for number in range(2 * SYNC_ALL_FROM))
+    again.close(clean=False)
 
 
 @pytest.mark.parametrize("mark", [None, b"", b'{"version":0,"brokerEpoch":12}', b"nonsense"])

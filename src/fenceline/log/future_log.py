@@ -64,6 +64,8 @@ class FutureLog:
         """The file that was read last, the offset behind what was taken, and its position there."""
         self._times_emptied = 0
         """The log, when it was copied from last."""
+        self._copied_from = log.log_start_offset
+        """From here on the copy has, up to its end, what the log has."""
 
     @classmethod
     def open(
@@ -85,8 +87,10 @@ class FutureLog:
         log.jitter_ms = target.jitter_ms
         future = cls(source, target, log)
         future._times_emptied = current.times_emptied
-        if current.is_written and not log.segments:
-            future.begin_at(current.log_start_offset, now_ms)
+        if not log.segments:
+            future._copied_from = current.log_start_offset
+            if current.is_written:
+                future.begin_at(current.log_start_offset, now_ms)
         return future
 
     @property
@@ -105,6 +109,8 @@ class FutureLog:
 
     def to_drop(self, current: PartitionLog) -> int | None:
         """Where the copy has to end, as the log was cut; None: it goes on. Below the log's start: it begins anew."""
+        if self._copied_from > current.log_start_offset:
+            return current.log_start_offset - 1  # a crash, or a leader whose log starts lower, moved the start back
         was_emptied = current.times_emptied != self._times_emptied
         if self.log.size_bytes and (was_emptied or self.log.complete_from.offset > current.complete_from.offset):
             return current.log_start_offset - 1  # what compaction left out of the copy may be in the log again
@@ -120,6 +126,7 @@ class FutureLog:
         """
         self._reached = ("", -1, 0)
         if end < log_start_offset:
+            self._copied_from = log_start_offset
             self.log.truncate_fully_and_start_at(log_start_offset, keep_evidence=False)
         else:
             self.log.truncate_to(end, keep_evidence=False)

@@ -21,6 +21,7 @@ from fenceline.log.flush import FlushWork
 
 if TYPE_CHECKING:
     from fenceline.log.partition_log import PartitionLog
+    from fenceline.log.segment import Segment
 
 
 def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
@@ -156,8 +157,8 @@ def save_all(log: PartitionLog, *, durable: bool) -> None:
             work = flush_work(log, log.last_flush_ms)
             if work is not None:
                 work.run()
-        for segment in log.segments:
-            if not segment.indexes_saved and (segment.sealed or segment is log.segments[-1]):
+        for segment in _segments_with_indexes(log):
+            if not segment.indexes_saved:
                 segment.save_indexes(durable=durable)
         for offset, content in log._unsaved_snapshots:
             replace_file(disk, producer_snapshots.path_of(log.directory, offset), content, durable=durable)
@@ -172,6 +173,11 @@ def save_all(log: PartitionLog, *, durable: bool) -> None:
             replace_file(disk, f"{log.directory}/{COMPLETE_FILE}", content, durable=durable)
     except OSError as error:
         raise StorageError.of(f"closing {log.topic_partition}", error) from error
+
+
+def _segments_with_indexes(log: PartitionLog) -> list[Segment]:
+    """Whose index files a closed log has."""
+    return [segment for segment in log.segments if segment.sealed or segment is log.segments[-1]]
 
 
 def saved(log: PartitionLog) -> None:
@@ -195,5 +201,7 @@ def save_together(disk: Disk, path: str, logs: Sequence[PartitionLog]) -> Storag
     except OSError as error:
         return StorageError.of(f"syncing {path}", error)
     for log in logs:
+        for segment in _segments_with_indexes(log):
+            segment.indexes_saved = True
         saved(log)
     return None
