@@ -122,6 +122,13 @@ def test_a_log_start_within_a_batch() -> None:
                 machine.opens([], told, start=9)
 
 
+def test_what_a_request_deleted_up_to_the_middle_of_a_batch_was_not_lost() -> None:
+    """Right after the start, before the log was looked at (operations, seed 33001665)."""
+    Machine(synced=True).crash(power_lost=True).opens(LOG[1:], start=3)
+    with pytest.raises(InvariantBroken, match="no receipt says so"):
+        Machine(synced=True).crash(power_lost=True).opens([stored(8)], start=8)
+
+
 def test_a_compacted_log_that_begins_anew() -> None:
     """What compaction took before is told by no receipt, and all that was left is below the new log start."""
     killed().opens([], receipt(LOG), start=9, is_compacted=True)

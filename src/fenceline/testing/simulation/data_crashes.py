@@ -121,7 +121,8 @@ class Crashes:
             lost = [batch for batch in gone if batch.base_offset >= end and before.has_file_with(batch)]
         if before.is_whole:
             lost = [batch for batch in lost if not leader_has(batch)]
-        begins_anew = bool(lost) and lost[-1].next_offset < start
+        # Where a request deleted up to the middle of a batch, that batch is there still.
+        begins_anew = bool(lost) and lost[-1].next_offset < start and len(gone) == len(before.log)
         new = [receipt for name, receipt in receipts.items() if name not in before.receipts]
         found = []
         lost_power = self._disk.power_losses > before.power_losses
