@@ -26,7 +26,7 @@ NAMES = {
     "partitions": "10,000 partitions, 500 topics one by one, an idle node",
     "verify": "fenceline verify over segments, beside Kafka's DumpLogSegments",
     "spark": "batch and stream against Spark's own connector (BENCH_ROWS)",
-    "spark_tables": "tables kept equal to the log: sink, audit, end to end (BENCH_ROWS)",
+    "spark_tables": "tables kept equal to the log: sink, audit, backfill, end to end (BENCH_ROWS)",
     "spark_repair": "300,000 rows of a table of 5 M that an unclean election has made stale",
 }
 

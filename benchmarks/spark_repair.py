@@ -118,7 +118,7 @@ def write(bootstrap: str, count: int, partitions: range, acks: str) -> None:
 
 def batch(spark: Any, bootstrap: str, root: Path) -> float:
     """A started query until it has read all there is; the milliseconds of its batches with rows."""
-    options = {"onTruncation": "rewind", "maxOffsetsPerTrigger": 1_000_000}
+    options = {"onTruncation": "rewind", "statefulQuery": "false", "maxOffsetsPerTrigger": 1_000_000}
     frame = source(spark, "fenceline", bootstrap, TOPIC, **options)
     query = sink(frame, bootstrap, root, TOPIC).trigger(availableNow=True).start()
     query.awaitTermination()

@@ -3,12 +3,15 @@
 Spark in local[2]; the node is on the same machine. "stream into a table": 10 M records of 100 B in 4 partitions, 2 M a
 batch, with epochs, exactly once and compared with the log; the connector writes parquet. "end to end": from the send of
 a record to the commit of its row, at 10,000 rows/s with trigger 0. "audit": a table of 10 M rows, in Spark and by the
-command's own code, where nothing is missing and where all of the log is read. `BENCH_ROWS` names what to run, with
-commas: stream, audit, end to end. What a repair costs is in `spark_repair`.
+command's own code, where nothing is missing and where all of the log is read. "adoption": a table without epochs of a
+log that lost a batch and has two epochs, values that differ from record to record: the audit, which names the receipt,
+and the backfill, looked at only and applied. `BENCH_ROWS` names what to run, with commas: stream, audit, adoption,
+end to end; `BENCH_TABLE_ROWS` says how many rows the table of "adoption" has. What a repair costs is in `spark_repair`.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import time
@@ -16,14 +19,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from benchmarks.harness import Figures, run_rows, scratch, start_fenceline
 from benchmarks.spark import PARTITIONS, RECORDS, TOPIC, fill, session
 from benchmarks.workloads import create_topic
 from fenceline.client import Producer
+from fenceline.ids import TopicPartition
+from fenceline.testing.node import EmbeddedNode
+from fenceline.testing.waiting import eventually
 
 ROWS_A_SECOND = 10_000
 SECONDS = 30
 TABLE, PARQUET = "table", "parquet"
+ADOPTED = "adopted"
+LOST_ROWS = 10_000
+ADOPTED_ROWS = int(os.environ.get("BENCH_TABLE_ROWS", RECORDS))
 
 
 def run(figures: Figures, repeats: int) -> None:
@@ -36,6 +47,7 @@ def run(figures: Figures, repeats: int) -> None:
                 rows = {
                     "stream": partial(streams, figures, repeats, spark, bootstrap, directory),
                     "audit": partial(audits, figures, repeats, spark, bootstrap, directory),
+                    "adoption": partial(adoptions, figures, repeats, spark, node, directory),
                     "end to end": partial(latencies, figures, repeats, spark, bootstrap, directory),
                 }
                 run_rows(figures, rows)
@@ -110,6 +122,113 @@ def audits(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory
             assert found.verdict.is_equal, str(found)
             if attempt:
                 figures.add(name, "fenceline", RECORDS / elapsed, "rows/s")
+
+
+def adoptions(figures: Figures, repeats: int, spark: Any, node: EmbeddedNode, directory: Path) -> None:
+    import pyspark_fenceline
+    from pyspark_fenceline.audit_table import audit_here, settings
+    from pyspark_fenceline.backfill_table import backfill_here
+
+    bootstrap, kept = node.bootstrap, directory / f"{ADOPTED}-kept"
+    lose_a_batch(node, spark, kept)
+    table, chosen = str(directory / ADOPTED), settings(bootstrap, ADOPTED)
+    by_values = settings(bootstrap, ADOPTED, by_values=True)
+    ways: dict[str, Any] = {
+        "audit with receipts, in Spark": lambda: pyspark_fenceline.audit(table, bootstrap, ADOPTED, spark=spark),
+        "audit with receipts, by the command": lambda: audit_here(table, chosen),
+        "backfill in Spark, looked at": lambda: pyspark_fenceline.backfill(table, bootstrap, ADOPTED, spark=spark),
+        "backfill in Spark, applied": lambda: pyspark_fenceline.backfill(
+            table, bootstrap, ADOPTED, spark=spark, apply=True
+        ),
+        "backfill by the command, looked at": lambda: backfill_here(table, by_values),
+        "backfill by the command, applied": lambda: backfill_here(table, by_values, apply=True),
+    }
+    for name, way in ways.items():
+        for attempt in range(1 + repeats):
+            shutil.rmtree(table, ignore_errors=True)
+            # Files are written anew, never changed.
+            shutil.copytree(kept, table, copy_function=os.link)
+            started = time.perf_counter()
+            found = way()
+            elapsed = time.perf_counter() - started
+            if name.startswith("audit"):
+                assert found.verdict.word == "unproven", str(found)
+                findings = found.findings.toArrow() if hasattr(found.findings, "toArrow") else found.findings
+                assert any("receipt" in detail for detail in findings["detail"].to_pylist()), str(found)
+            else:
+                assert found.stale_rows > 0, found.sentence()
+                assert found.proven_rows + found.stale_rows == ADOPTED_ROWS, found.sentence()
+            if attempt:
+                figures.add(name, "fenceline", ADOPTED_ROWS / elapsed, "rows/s")
+
+
+def lose_a_batch(node: EmbeddedNode, spark: Any, table: Path) -> None:
+    """A topic that loses its newest batch in a crash half-way, after a table without epochs has taken it."""
+    from deltalake import write_deltalake
+
+    from fenceline.client.reader import RangeReader
+    from pyspark_fenceline.audit_receipts import read_receipts
+    from pyspark_fenceline.connect import connect
+
+    first = TopicPartition(ADOPTED, 0)
+    create_topic(node.bootstrap, ADOPTED, PARTITIONS)
+    half = ADOPTED_ROWS // 2
+    write_different(node.bootstrap, half - LOST_ROWS, range(PARTITIONS))
+    into_table(spark, node.bootstrap, table, "earliest")
+    # What is lost was not flushed yet when the node ended.
+    start = ends(node.bootstrap)[0]
+    write_different(node.bootstrap, LOST_ROWS, range(1))
+    before = ends(node.bootstrap)
+    with RangeReader({"bootstrap.servers": node.bootstrap}) as reader:
+        read = pa.Table.from_batches(list(reader.read({first: (start, before[0])}, timestamp_unit="us")))
+    node.kill()
+    (folder,) = node.log_dir.rglob(f"{ADOPTED}-0")
+    newest = max(folder.glob("*.log"))
+    with newest.open("r+b") as file:
+        file.truncate(newest.stat().st_size - 3)
+    node.start()
+    columns = ["key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type"]
+    write_deltalake(table, read.select(columns).rename_columns([*columns[:-1], "timestampType"]), mode="append")
+    lost = before[0] - ends(node.bootstrap)[0]
+    write_different(node.bootstrap, lost, range(1))
+    write_different(node.bootstrap, half, range(PARTITIONS))
+    offsets = ",".join(f'"{partition}":{end}' for partition, end in before.items())
+    into_table(spark, node.bootstrap, table, f'{{"{ADOPTED}":{{{offsets}}}}}')
+    client = {"bootstrap.servers": node.bootstrap}
+    cluster = connect(client)
+    ids = {first: cluster.topics([ADOPTED])[ADOPTED].id}
+    eventually(lambda: read_receipts(cluster, client, ids).lost, "the receipt")
+
+
+def write_different(bootstrap: str, count: int, partitions: range) -> None:
+    """Records of 100 B, all different, the same number in each partition."""
+    with Producer(bootstrap) as producer:
+        for partition in partitions:
+            left = count // len(partitions)
+            while left > 0:
+                size = min(left, 250_000)
+                noise = os.urandom(50 * size).hex().encode()
+                values = [noise[at * 100 : at * 100 + 100] for at in range(size)]
+                rows = pa.table({"key": pa.array([each[:8] for each in values]), "value": pa.array(values)})
+                producer.send_arrow(rows, ADOPTED, key="key", value="value", partition=partition)
+                left -= size
+        producer.flush()
+
+
+def ends(bootstrap: str) -> dict[int, int]:
+    from pyspark_fenceline.connect import connect
+
+    found = connect({"bootstrap.servers": bootstrap}).log_ends(
+        [TopicPartition(ADOPTED, partition) for partition in range(PARTITIONS)]
+    )
+    return {tp.partition: end.offset for tp, end in found.items()}
+
+
+def into_table(spark: Any, bootstrap: str, table: Path, starting: str) -> None:
+    """Rows without epochs, as Spark's connector writes them."""
+    frame = spark.read.format("fenceline").option("kafka.bootstrap.servers", bootstrap).option("subscribe", ADOPTED)
+    rows = frame.option("startingOffsets", starting).load()
+    rows.write.format("fenceline_delta").option("path", str(table)).mode("append").save()
 
 
 def latencies(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> None:

@@ -2,8 +2,9 @@
 
 Spark 4.2 and newer find both by themselves, because the modules' names start with `pyspark_` and they offer a
 `DefaultSource`; nothing has to be registered. `audit` says whether a table holds what the log holds, `repair` makes it
-so, and `changes` tells whatever is derived from a table what came and went. Losses that end a query can be told from
-its message: `pyspark_fenceline.errors.parse(exception)`.
+so, `backfill` gives the rows of a table the epochs that they lack, and `changes` tells whatever is derived from a table
+what came and went. `export_checkpoint` writes a checkpoint for Spark's own Kafka source, `lag_of` says how far a query
+is behind its logs. Losses that end a query can be told from its message: `pyspark_fenceline.errors.parse(exception)`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark_fenceline.audit_table import audit
+    from pyspark_fenceline.backfill_table import backfill
+    from pyspark_fenceline.checkpoint_export import export_checkpoint
+    from pyspark_fenceline.progress import lag_of
     from pyspark_fenceline.repair_table import repair
     from pyspark_fenceline.source import FencelineDataSource as DefaultSource
     from pyspark_fenceline.table_changes import changes
 
-__all__ = ["DefaultSource", "audit", "changes", "repair"]
-_FUNCTIONS: Final = {"audit": "audit_table", "changes": "table_changes", "repair": "repair_table"}
+__all__ = ["DefaultSource", "audit", "backfill", "changes", "export_checkpoint", "lag_of", "repair"]
+_FUNCTIONS: Final = {
+    "audit": "audit_table",
+    "backfill": "backfill_table",
+    "changes": "table_changes",
+    "export_checkpoint": "checkpoint_export",
+    "lag_of": "progress",
+    "repair": "repair_table",
+}
 
 
 def __getattr__(name: str) -> Any:

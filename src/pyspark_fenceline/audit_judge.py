@@ -7,13 +7,16 @@ that it is given.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark_fenceline.audit_log import Found
-from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogView, held_interval
+from pyspark_fenceline.audit_ranges import clip, common, coverage, covered, gaps, joined, outside
+from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
+from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogView, held_interval, proven_without_epoch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,9 +29,11 @@ class Kind(StrEnum):
     """What a range of offsets is found to be."""
 
     STALE = "stale"
-    """Rows that the log does not hold any more: it was truncated there."""
+    """Rows that the log does not hold: it was truncated there. Without `epochs`: their values show it."""
     BEYOND = "beyond"
-    """Rows above the end of the log, or of an epoch that it does not know: not proved to be lost, but not in it."""
+    """Rows above the end of the log: no log of this cluster has given them, or it was cut since."""
+    NEWER = "newer"
+    """Rows of an epoch that the log's leader does not know: of another cluster, or the leader was deposed."""
     DUPLICATE = "duplicate"
     """Offsets that are in more than one row. `rows`: how many of them are too many."""
     MISSING = "missing"
@@ -49,12 +54,17 @@ class Kind(StrEnum):
     """Rows whose records compaction has taken out of the log since."""
     UNPROVEN = "unproven"
     """Rows that have no epoch, or of which the log does not know its own any more."""
+    DELETED = "deleted"
+    """Records of the log that no row has since an entry of the table's own log took the rows out, or that the caller
+    has named as deleted.
+    """
 
 
 FAULTS = frozenset(
     {
         Kind.STALE,
         Kind.BEYOND,
+        Kind.NEWER,
         Kind.DUPLICATE,
         Kind.MISSING,
         Kind.ABORTED,
@@ -77,12 +87,25 @@ class Finding(NamedTuple):
     detail: str = ""
 
 
+class Lost(NamedTuple):
+    """Offsets [start_offset, end_offset_exclusive) that a replica lost, as a loss receipt says it. `epochs`: of the
+    lost records, empty where unknown. `told`: the receipt, for a person.
+    """
+
+    start_offset: int
+    end_offset_exclusive: int
+    epochs: tuple[int, ...]
+    told: str
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What the table is to hold of one partition.
 
     `readable_end`: high watermark or last stable offset. `from_offset`: below it nothing is missing. `rows_end`: behind
     the last row of the table that is in the log. `everything`: look at the whole log, not only where rows are missing.
+    `lost`: what loss receipts tell of the partition. `is_replaced`: a topic of this name was deleted, and rows without
+    an epoch may be of it.
     """
 
     view: LogView
@@ -91,6 +114,8 @@ class Expected:
     rows_end: int = 0
     everything: bool = False
     committed_only: bool = False
+    lost: tuple[Lost, ...] = ()
+    is_replaced: bool = False
 
 
 Find = Callable[[Sequence[tuple[int, int]], str], Found]
@@ -102,23 +127,27 @@ def judge(
     bucket: tuple[int, int],
     firsts: Offsets,
     ends: Offsets,
-    epochs: Offsets,
+    row_epochs: Offsets,
     find: Find,
 ) -> list[Finding]:
-    """Findings about the offsets of `bucket`, [start, end). `firsts`, `ends`, `epochs`: the table's runs in it."""
+    """Findings about the offsets of `bucket`, [start, end). `firsts`, `ends`, `row_epochs`: the table's runs in it."""
     view = expected.view
     findings: list[Finding] = []
     held: list[tuple[Offsets, Offsets]] = []
     expired: list[tuple[Offsets, Offsets]] = []
-    for epoch, own_firsts, own_ends in _by_epoch(firsts, ends, epochs):
+    for epoch, own_firsts, own_ends in _by_epoch(firsts, ends, row_epochs):
 
         def note(kind: Kind, low: int, high: int, detail: str = "", *, epoch: int = epoch) -> None:
-            starts, stops = _clip(own_firsts, own_ends, low, high)  # noqa: B023 - called in this round only
-            for start, stop in _joined(starts, stops):
-                findings.append(Finding(kind, start, stop, stop - start, (epoch,), detail))
+            starts, stops = clip(own_firsts, own_ends, low, high)  # noqa: B023 - called in this round only
+            for start, stop in joined(starts, stops):
+                epochs = () if epoch == NOT_IN_LOG else (epoch,)
+                findings.append(Finding(kind, start, stop, stop - start, epochs, detail))
 
+        if epoch == NOT_IN_LOG:
+            note(Kind.STALE, BEFORE_ALL, AFTER_ALL, "the log's record there has other values")
+            continue
         if 0 <= view.leader_epoch < epoch:
-            note(Kind.BEYOND, BEFORE_ALL, AFTER_ALL, f"the log's leader is at epoch {view.leader_epoch}")
+            note(Kind.NEWER, BEFORE_ALL, AFTER_ALL, f"the log's leader is at epoch {view.leader_epoch}")
             continue
         low, high = held_interval(view, epoch)
         detail = _instead(view)
@@ -126,14 +155,15 @@ def judge(
         note(Kind.STALE, max(low, high), AFTER_ALL, detail)
         note(Kind.BEYOND, max(low, view.end_offset), high, f"the log ends at {view.end_offset}")
         note(Kind.EXPIRED, low, min(high, view.start_offset), f"the log starts at {view.start_offset}")
-        expired.append(_clip(own_firsts, own_ends, low, min(high, view.start_offset)))
+        expired.append(clip(own_firsts, own_ends, low, min(high, view.start_offset)))
         inside = max(low, view.start_offset), min(high, view.end_offset)
-        known_from = view.epochs[0].offset if view.epochs and epoch >= 0 else AFTER_ALL
-        note(Kind.UNPROVEN, inside[0], min(inside[1], known_from), _why_unproven(view, epoch))
-        held.append(_clip(own_firsts, own_ends, *inside))
+        for low, high in _unproven(expected, epoch, *inside):
+            for start, stop, why in _by_receipt(expected.lost, epoch, low, high):
+                note(Kind.UNPROVEN, start, stop, "; ".join((_why_unproven(view, epoch), *why)))
+        held.append(clip(own_firsts, own_ends, *inside))
     findings += _duplicates([*held, *expired])
     start, end = bucket
-    lost = _gaps(expired, max(start, expected.from_offset), min(end, view.start_offset))
+    lost = gaps(expired, max(start, expected.from_offset), min(end, view.start_offset))
     findings += [
         Finding(Kind.EXPIRED, a, b, 0, (), f"the log starts at {view.start_offset}, and the table has no rows there")
         for a, b in lost
@@ -141,6 +171,28 @@ def judge(
     wanted = max(start, view.start_offset, expected.from_offset), min(end, expected.readable_end)
     findings += _against_the_log(expected, wanted, held, find)
     return sorted(findings, key=lambda one: (one.start_offset, one.kind))
+
+
+def _unproven(expected: Expected, epoch: int, low: int, high: int) -> list[tuple[int, int]]:
+    """Where in [low, high) nothing proves that a row of this epoch is the log's record."""
+    view = expected.view
+    if epoch == SAME_VALUES:
+        return []
+    if epoch < 0:
+        return outside([] if expected.is_replaced else [proven_without_epoch(view)], low, high)
+    known_from = view.epochs[0].offset if view.epochs else AFTER_ALL
+    return [(low, min(high, known_from))]
+
+
+def _by_receipt(lost: Sequence[Lost], epoch: int, low: int, high: int) -> Iterable[tuple[int, int, tuple[str, ...]]]:
+    """[low, high) in pieces, each with the receipts that tell of records of this epoch (-1: of any) in it."""
+    concerned = [one for one in lost if epoch < 0 or not one.epochs or epoch in one.epochs]
+    edges = {edge for one in concerned for edge in one[:2] if low < edge < high}
+    points = [low, *sorted(edges), high]
+    for start, stop in itertools.pairwise(points):
+        if start < stop:
+            told = [one.told for one in concerned if one.start_offset <= start and stop <= one.end_offset_exclusive]
+            yield start, stop, tuple(f"records there were lost: {each}" for each in told)
 
 
 def _against_the_log(
@@ -151,17 +203,17 @@ def _against_the_log(
     if start >= end:
         return []
     level = "read_committed" if expected.committed_only else "read_uncommitted"
-    gaps = _gaps(held, start, end)
-    looked_at = [(start, end)] if expected.everything else gaps
+    holes = gaps(held, start, end)
+    looked_at = [(start, end)] if expected.everything else holes
     if not looked_at:
         return []
     found = find(looked_at, level)
     findings: list[Finding] = []
-    unreadable = _cut(found.unreadable, gaps)
+    unreadable = common(found.unreadable, holes)
     findings += [
         Finding(Kind.UNREADABLE, a, b, 0, (), "a batch of the log has a wrong checksum") for a, b in unreadable
     ]
-    for a, b in _cut(found.present, gaps):
+    for a, b in common(found.present, holes):
         middle = min(max(a, expected.rows_end), b)
         if a < middle:
             findings.append(Finding(Kind.MISSING, a, middle, middle - a, _epochs_between(expected.view, a, middle)))
@@ -180,21 +232,18 @@ def _not_in_batches(
     find: Find,
 ) -> list[Finding]:
     """Rows of the right epoch at offsets where the log has no record (for this reader)."""
-    without = _outside([*found.present, *found.unreadable], *wanted)
-    rows = _cut(_covered(held), without)
+    without = outside([*found.present, *found.unreadable], *wanted)
+    rows = common(covered(held), without)
     if not rows:
         return []
     # Who reads uncommitted records too sees those of aborted transactions; what nobody sees was compacted away.
     aborted = find(rows, "read_uncommitted").present if expected.committed_only else []
-    of_aborted = _cut(rows, aborted)
+    of_aborted = common(rows, aborted)
     findings = [Finding(Kind.ABORTED, a, b, b - a, _epochs_between(expected.view, a, b)) for a, b in of_aborted]
     for a, b in rows:
-        for c, d in _outside(of_aborted, a, b):
+        for c, d in outside(of_aborted, a, b):
             findings.append(Finding(Kind.COMPACTED, c, d, d - c, _epochs_between(expected.view, c, d)))
     return findings
-
-
-# Ranges ---------------------------------------------------------------------------------------------------------------
 
 
 def _by_epoch(firsts: Offsets, ends: Offsets, epochs: Offsets) -> Iterable[tuple[int, Offsets, Offsets]]:
@@ -205,50 +254,8 @@ def _by_epoch(firsts: Offsets, ends: Offsets, epochs: Offsets) -> Iterable[tuple
         yield epoch, firsts[own], ends[own]
 
 
-def _clip(firsts: Offsets, ends: Offsets, low: int, high: int) -> tuple[Offsets, Offsets]:
-    """The parts of ranges that lie in [low, high)."""
-    import numpy as np
-
-    if low >= high:
-        return firsts[:0], ends[:0]
-    starts, stops = np.maximum(firsts, low), np.minimum(ends, high)
-    left = starts < stops
-    return starts[left], stops[left]
-
-
-def _joined(starts: Offsets, stops: Offsets) -> list[tuple[int, int]]:
-    """Ranges in rising order, those that touch each other as one. Ranges that overlap stay apart."""
-    import numpy as np
-
-    if not len(starts):
-        return []
-    order = np.argsort(starts, kind="stable")
-    starts, stops = starts[order], stops[order]
-    breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
-    firsts = np.concatenate(([0], breaks))
-    lasts = np.concatenate((breaks - 1, [len(starts) - 1]))
-    return list(zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True))
-
-
-def _coverage(ranges: Sequence[tuple[Offsets, Offsets]]) -> tuple[Offsets, Offsets, Offsets]:
-    """Ranges between which the number of covering ranges changes: starts, ends, counts."""
-    import numpy as np
-
-    starts = np.concatenate([one[0] for one in ranges]) if ranges else np.zeros(0, dtype=np.int64)
-    stops = np.concatenate([one[1] for one in ranges]) if ranges else starts
-    points, inverse = np.unique(np.concatenate((starts, stops)), return_inverse=True)
-    steps = np.bincount(inverse, np.concatenate((np.ones(len(starts)), -np.ones(len(stops)))), len(points))
-    counts = np.cumsum(steps).astype(np.int64)
-    return points[:-1], points[1:], counts[:-1]
-
-
-def _covered(ranges: Sequence[tuple[Offsets, Offsets]]) -> list[tuple[int, int]]:
-    starts, stops, counts = _coverage(ranges)
-    return _joined(starts[counts > 0], stops[counts > 0])
-
-
 def _duplicates(ranges: Sequence[tuple[Offsets, Offsets]]) -> list[Finding]:
-    starts, stops, counts = _coverage(ranges)
+    starts, stops, counts = coverage(ranges)
     twice = counts > 1
     return [
         Finding(Kind.DUPLICATE, start, stop, (stop - start) * (count - 1), (), f"{count} rows an offset")
@@ -258,35 +265,13 @@ def _duplicates(ranges: Sequence[tuple[Offsets, Offsets]]) -> list[Finding]:
     ]
 
 
-def _gaps(ranges: Sequence[tuple[Offsets, Offsets]], start: int, end: int) -> list[tuple[int, int]]:
-    return _outside(_covered(ranges), start, end)
-
-
-def _outside(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """What of [start, end) none of the ranges has."""
-    left: list[tuple[int, int]] = []
-    position = start
-    for first, stop in sorted(ranges):
-        if first > position and position < end:
-            left.append((position, min(first, end)))
-        position = max(position, stop)
-    if position < end:
-        left.append((position, end))
-    return left
-
-
-def _cut(ranges: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What both have. Both in rising order, without overlaps."""
-    both: list[tuple[int, int]] = []
-    at = 0
-    for start, end in ranges:
-        while at < len(others) and others[at][1] <= start:
-            at += 1
-        number = at
-        while number < len(others) and others[number][0] < end:
-            both.append((max(start, others[number][0]), min(end, others[number][1])))
-            number += 1
-    return both
+ORDER: Final = (
+    ("topic", "ascending"),
+    ("partition", "ascending"),
+    ("start_offset", "ascending"),
+    ("kind", "ascending"),
+)
+"""Of the findings in a report."""
 
 
 # Words ----------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ of runs a file, whatever its size. Offsets that occur twice are in two runs. Wor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark_fenceline.delta_index import LOG_COLUMNS, LogColumns, log_columns
@@ -15,11 +15,25 @@ from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
+    Offsets = npt.NDArray[np.int64]
+
+NOT_IN_LOG: Final = -2
+"""In place of the epoch of a row that has none: the log's record at its offset has other values."""
+SAME_VALUES: Final = -3
+"""In place of the epoch of a row that has none: the log's record has the same values, and the log tells no epochs."""
+Refine = Callable[[TableFile, LogColumns], LogColumns]
+"""What is known of a file's rows beyond its own columns: the epochs of rows without one, found by their values."""
+RefineRows = Callable[["pa.Table", LogColumns], LogColumns]
+"""The same for rows in memory."""
+_ROWS_AT_ONCE: Final = 500_000
+
 RUNS_DDL: Final = "topic string, partition int, bucket long, first_offset long, end_offset long, epoch int"
-"""Offsets `first_offset` to `end_offset` (exclusive), each in one row of `epoch` (-1: none). Rows without an offset or
-a partition are counted in one with a null topic: `end_offset` is their number.
+"""Offsets `first_offset` to `end_offset` (exclusive), each in one row of `epoch` (-1: none; or one of the above).
+Rows without an offset or a partition are counted in one with a null topic: `end_offset` is their number.
 """
 
 
@@ -51,6 +65,9 @@ def runs_of(columns: LogColumns, bucket_size: int) -> pa.RecordBatch:
     is_sorted = bool(np.all((codes[1:] > codes[:-1]) | ((codes[1:] == codes[:-1]) & (offsets[1:] >= offsets[:-1]))))
     if not is_sorted:
         order = np.lexsort((epochs, offsets, codes))
+        codes, offsets, epochs = codes[order], offsets[order], epochs[order]
+    if bool(np.any((codes[1:] == codes[:-1]) & (offsets[1:] == offsets[:-1]))):
+        order = _one_after_another(codes, offsets, epochs)
         codes, offsets, epochs = codes[order], offsets[order], epochs[order]
     breaks = (
         (codes[1:] != codes[:-1])
@@ -91,14 +108,46 @@ def runs_of(columns: LogColumns, bucket_size: int) -> pa.RecordBatch:
     return pa.Table.from_batches([batch, row]).combine_chunks().to_batches()[0]
 
 
-def runs_of_files(options: DeltaOptions, files: Sequence[TableFile], bucket_size: int) -> Iterator[pa.RecordBatch]:
+def _one_after_another(codes: Offsets, offsets: Offsets, epochs: Offsets) -> Offsets:
+    """An order in which rows of one offset stand in runs of their own, as where each record became several rows."""
+    import numpy as np
+
+    order = np.lexsort((offsets, epochs, codes))
+    same = (np.diff(codes[order]) == 0) & (np.diff(offsets[order]) == 0) & (np.diff(epochs[order]) == 0)
+    places = np.arange(len(order))
+    firsts = np.concatenate(([True], ~same))
+    ranks = places - np.maximum.accumulate(np.where(firsts, places, 0))
+    return order[np.lexsort((offsets[order], ranks, epochs[order], codes[order]))]
+
+
+def runs_of_files(
+    options: DeltaOptions, files: Sequence[TableFile], bucket_size: int, refine: Refine | None = None
+) -> Iterator[pa.RecordBatch]:
     """The runs of whole files; four columns of each are read, two where the partition is in the file's bounds."""
     for file in files:
-        yield runs_of(read_log_columns(options, file), bucket_size)
+        columns = read_log_columns(options, file)
+        yield runs_of(columns if refine is None else refine(file, columns), bucket_size)
 
 
-def runs_of_batches(batches: Iterator[pa.RecordBatch], bucket_size: int) -> Iterator[pa.RecordBatch]:
-    """The runs of a DataFrame's rows. `batches` have the columns of `LOG_COLUMNS`."""
+def runs_of_batches(
+    batches: Iterator[pa.RecordBatch], bucket_size: int, refine: RefineRows | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The runs of a DataFrame's rows. `batches` have the columns of `LOG_COLUMNS`, and those that `refine` looks at."""
+    for rows in batches if refine is None else _larger(batches):
+        columns: dict[str, Any] = {name: rows.column(name) for name in LOG_COLUMNS}
+        found = log_columns(columns)
+        yield runs_of(found if refine is None else refine(rows, found), bucket_size)
+
+
+def _larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The log is read for so many rows at a time."""
+    import pyarrow as pa
+
+    waiting: list[pa.RecordBatch] = []
     for batch in batches:
-        columns: dict[str, Any] = {name: batch.column(name) for name in LOG_COLUMNS}
-        yield runs_of(log_columns(columns), bucket_size)
+        waiting.append(batch)
+        if sum(one.num_rows for one in waiting) >= _ROWS_AT_ONCE:
+            yield pa.Table.from_batches(waiting)
+            waiting = []
+    if waiting:
+        yield pa.Table.from_batches(waiting)

@@ -6,10 +6,14 @@ line): rows become runs of offsets (`audit_runs`), and each bucket of a partitio
 (`audit_judge`). The log is read only where the table has holes, and there only its batch headers.
 
 By log matching (`log_matching`) offset and epoch name a record: that the values are those of the log is not looked at.
+Rows without an epoch prove nothing, but in a log of one epoch: their values do, where that is asked for
+(`audit_content`, `audit_made`), and loss receipts say where they are doubtful (`audit_receipts`). Records that no row
+has are compared with what the table is meant to hold, and with what was deleted from it (`audit_absent`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -17,22 +21,47 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
+from pyspark_fenceline.audit_absent import ABSENT, Named, absent_ranges, all_deleted, narrowed, read_named
+from pyspark_fenceline.audit_content import ByValues, content_columns, refuse_other_columns
+from pyspark_fenceline.audit_duplicates import only_repeated
 from pyspark_fenceline.audit_judge import FAULTS, Expected, Kind
-from pyspark_fenceline.audit_work import BUCKETS_A_TASK, Judging, LocalFiles, SparkFiles, SparkRows, Work, the_session
-from pyspark_fenceline.delta_index import missing_columns
+from pyspark_fenceline.audit_made import ALL, ByRows, Made, Transform, compare_rows, offsets_made
+from pyspark_fenceline.audit_ranges import Range
+from pyspark_fenceline.audit_receipts import Receipts, read_receipts
+from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES, Refine
+from pyspark_fenceline.audit_work import (
+    BUCKETS_A_TASK,
+    Judging,
+    LocalFiles,
+    SparkFiles,
+    SparkRows,
+    Work,
+    counts_of,
+    the_session,
+)
+from pyspark_fenceline.cluster import Cluster
+from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, LogColumns, missing_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, table_files
-from pyspark_fenceline.log_matching import held_interval
+from pyspark_fenceline.log_matching import LogView, held_interval, proven_without_epoch
 from pyspark_fenceline.log_view import CAN_NOT_SEE, Views, ends_of, existing
+from pyspark_fenceline.table_deletions import Deletions, deletions, vectors_of, without_deleted
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 Starting = Literal["earliest", "table"]
+Word = Literal["equal", "behind", "unproven", "different"]
 _SMALLEST_BUCKET: Final = 250_000
 _USUAL_BUCKET: Final = 2_000_000
 _LARGEST_BUCKET: Final = 16_000_000
 _ATTEMPTS: Final = 3
+ONE_EPOCH: Final = (
+    "rows without an epoch are taken to be the log's because it has had one leader epoch only; that does not hold for"
+    " rows that were read before the topic was deleted and created anew"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +69,10 @@ class Settings:
     """What an audit compares with. `topics`: None for those of the table. `client`: properties, with the brokers'
     address. `starting`: from where on the table is to be complete: the log's start, or its own first row.
     `committed_only`: the table is to hold committed records only. `everything`: read all of the log's batch headers,
-    which also tells rows that compaction has taken out of the log.
+    which also tells rows that compaction has taken out of the log. `by_values`: compare rows without an epoch with the
+    log's records by what they say. `made`: which rows the table is to have of the log's records. `row_key`: columns
+    that tell rows of one record apart, None where a record is one row. `deleted`: what was deleted on purpose, beside
+    what the table's own log says.
     """
 
     client: Mapping[str, str]
@@ -48,11 +80,22 @@ class Settings:
     starting: Starting = "earliest"
     committed_only: bool = False
     everything: bool = False
+    by_values: bool = False
+    made: Made = ALL
+    row_key: tuple[str, ...] | None = None
+    deleted: Named | None = None
+
+    @property
+    def isolation_level(self) -> str:
+        return "read_committed" if self.committed_only else "read_uncommitted"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer of an audit. `ranges` and `rows`: by kind of finding. `is_equal`: nothing differs."""
+    """The answer of an audit. `ranges` and `rows`: by kind of finding. `is_equal`: all rows are proven to be the log's
+    records, and nothing differs. `unknown_deletions`: entries of the table's log of which it cannot be told any more
+    what they deleted, where records are missing.
+    """
 
     ranges: Mapping[Kind, int]
     rows: Mapping[Kind, int]
@@ -60,44 +103,66 @@ class Verdict:
     partition_count: int
     sees_truncation: bool
     notes: tuple[str, ...] = ()
+    unknown_deletions: tuple[str, ...] = ()
+
+    @property
+    def word(self) -> Word:
+        if any(self.ranges.get(kind) for kind in FAULTS):
+            return "different"
+        if self.ranges.get(Kind.UNPROVEN):
+            return "unproven"
+        return "behind" if self.ranges.get(Kind.BEHIND) else "equal"
 
     @property
     def is_right(self) -> bool:
         """The table holds a beginning of the log, and nothing else: what it lacks are the newest records."""
-        return not any(self.ranges.get(kind) for kind in FAULTS)
+        return self.word in ("equal", "behind")
 
     @property
     def is_equal(self) -> bool:
-        return self.is_right and not self.ranges.get(Kind.BEHIND)
-
-    @property
-    def word(self) -> str:
-        """equal, behind or different."""
-        return "equal" if self.is_equal else "behind" if self.is_right else "different"
+        return self.word == "equal"
 
     def sentence(self) -> str:
         """The answer for a person."""
-        faults = [
+        told = [
             f"{self.rows.get(kind, 0) or self.ranges[kind]} {kind}"
-            for kind in (*sorted(FAULTS), Kind.BEHIND)
+            for kind in (*sorted(FAULTS), Kind.UNPROVEN, Kind.BEHIND, Kind.DELETED)
             if self.ranges.get(kind)
         ]
+        if self.rows.get(Kind.EXPIRED):
+            told.append(f"{self.rows[Kind.EXPIRED]} {Kind.EXPIRED}")
         what = {
             "equal": "The table equals the log",
             "behind": "The table holds what the log holds, but not its newest records",
+            "unproven": "The table is not proven to equal the log",
             "different": "The table differs from the log",
         }[self.word]
+        if self.ranges.get(Kind.DELETED) and self.word == "equal":
+            what += " but for rows that were deleted on purpose"
         about = f"{self.row_count} rows of {self.partition_count} partitions"
-        more = "".join(f"; {note}" for note in self.notes)
-        return f"{what} ({about}{': ' if faults else ''}{', '.join(faults)}){more}."
+        more = "".join(f"; {note}" for note in (*self._what_to_do(), *self.notes))
+        return f"{what} ({about}{': ' if told else ''}{', '.join(told)}){more}."
+
+    def _what_to_do(self) -> list[str]:
+        unproven = self.rows.get(Kind.UNPROVEN, 0)
+        if not unproven:
+            return []
+        return [
+            f"{unproven} of {self.row_count} rows have no epoch that the log knows, and nothing proves that they are"
+            " its records: compare their values (by_values, --by-values), and give them their epochs"
+            " (pyspark_fenceline.backfill, --backfill)"
+        ]
 
 
 @dataclass(slots=True)
 class Audit:
-    """`findings`: a DataFrame of `audit_work.FINDINGS_DDL` (from `audit`) or an Arrow table (from `audit_here`)."""
+    """`findings`: a DataFrame of `audit_work.FINDINGS_DDL` (from `audit`) or an Arrow table (from `audit_here`).
+    `refine`: what is known of the rows of a table's files beyond their columns.
+    """
 
     findings: Any
     verdict: Verdict
+    refine: Refine | None = None
 
     def __str__(self) -> str:
         return self.verdict.sentence()
@@ -113,20 +178,50 @@ def audit(
     starting: Starting = "earliest",
     isolation_level: str = "read_uncommitted",
     everything: bool | None = None,
+    by_values: bool = False,
+    transform: Transform | None = None,
+    where: str | None = None,
+    row_key: Collection[str] | None = None,
+    deleted: str | DataFrame | pa.Table | None = None,
 ) -> Audit:
     """Compare a Delta table (its path) or any DataFrame with the log, as a Spark job.
 
     `bootstrap`: brokers, or a client's properties. `topics`: None for those that the rows name. `isolation_level`: what
     the table was read with; with read_committed all of the log is looked at, else only where rows are missing
-    (`everything` chooses otherwise). Raises `OperatorError` for a table that has not the columns topic, partition,
-    offset and leader_epoch, and what the brokers refused.
+    (`everything` chooses otherwise).
+
+    `by_values`: compare rows that have no epoch with the log's records by what they say: those of `transform`, where
+    one is given, else key, value and timestamp. `transform`: from the source's columns to the table's; `where`: a
+    condition in Spark's SQL on its result (or on the source's columns). Records of which they make no row are not
+    missing. `row_key`: columns that tell the rows of one record apart, where a record may become several. `deleted`:
+    what was deleted on purpose, as a file or a table with the columns of `audit_absent.named_in`.
+
+    Raises `OperatorError` for a table that has not the columns topic, partition and offset, for a record of which
+    `transform` cannot make a row (with its offset), and what the brokers refused.
     """
-    chosen = settings(bootstrap, topics, starting, isolation_level, everything)
+    chosen = settings(
+        bootstrap,
+        topics,
+        starting,
+        isolation_level,
+        everything,
+        by_values=by_values,
+        made=Made(transform, where),
+        row_key=row_key,
+        deleted=deleted,
+    )
     if isinstance(table, str):
-        options, files = open_for_audit(table, storage)
-        return audit_files(options, files, chosen, spark or the_session())
+        return audit_files(open_for_audit(table, storage), chosen, spark or the_session())
     _require_columns(table.columns, "The DataFrame")
-    findings, verdict = _run(SparkRows(table), chosen)
+    _require_key(table.columns, chosen, "The DataFrame")
+    compared = None
+    if chosen.by_values:
+        if chosen.made.transform is not None:
+            raise OperatorError(
+                "A DataFrame is not compared with what transform makes", "Give the path of a Delta table."
+            )
+        compared = ByValues(chosen.client, content_columns(table.columns, "the DataFrame"))
+    findings, verdict = _run(SparkRows(table, compared, chosen.row_key), chosen, table.sparkSession, None)
     return Audit(findings, verdict)
 
 
@@ -136,8 +231,13 @@ def audit_here(
     *,
     storage: Mapping[str, str] | None = None,
 ) -> Audit:
-    """As `audit`, in this process and without Spark."""
-    return audit_files(*open_for_audit(table, storage), chosen, None)
+    """As `audit`, in this process, with Spark only where `chosen` has a predicate or a transform."""
+    return audit_files(open_for_audit(table, storage), chosen, session_for(chosen))
+
+
+def session_for(chosen: Settings) -> SparkSession | None:
+    """A session where the work cannot be done without: predicates and transforms are Spark's."""
+    return None if chosen.made.is_all else the_session()
 
 
 def settings(
@@ -146,6 +246,11 @@ def settings(
     starting: Starting = "earliest",
     isolation_level: str = "read_uncommitted",
     everything: bool | None = None,
+    *,
+    by_values: bool = False,
+    made: Made | None = None,
+    row_key: Collection[str] | None = None,
+    deleted: str | DataFrame | pa.Table | None = None,
 ) -> Settings:
     """Check what was asked for. Raises `OperatorError`."""
     client = {"bootstrap.servers": bootstrap} if isinstance(bootstrap, str) else dict(bootstrap)
@@ -157,21 +262,52 @@ def settings(
         raise OperatorError(f"An audit can not start at {starting!r}", "Use earliest or table.")
     committed = isolation_level == "read_committed"
     names = (topics,) if isinstance(topics, str) else None if topics is None else tuple(topics)
-    return Settings(client, names, starting, committed, committed if everything is None else everything)
-
-
-def audit_files(
-    options: DeltaOptions, files: Sequence[TableFile], chosen: Settings, session: SparkSession | None
-) -> Audit:
-    """Compare these files, by Spark where there is a session, else in this process."""
-    findings, verdict = _run(
-        LocalFiles(options, files) if session is None else SparkFiles(session, options, files), chosen
+    key = (row_key,) if isinstance(row_key, str) else None if row_key is None else tuple(row_key)
+    return Settings(
+        client,
+        names,
+        starting,
+        committed,
+        committed if everything is None else everything,
+        by_values,
+        made or ALL,
+        key,
+        None if deleted is None else read_named(deleted),
     )
-    return Audit(findings, verdict)
 
 
-def open_for_audit(path: str, storage: Mapping[str, str] | None) -> tuple[DeltaOptions, list[TableFile]]:
-    """The table's files. Raises `OperatorError` where there is no table, or one that can not be compared."""
+@dataclass(frozen=True, slots=True)
+class OpenedTable:
+    """A Delta table as it is audited. `kept`: which rows of files with a deletion vector are not deleted."""
+
+    options: DeltaOptions
+    files: Sequence[TableFile]
+    schema: StructType
+    kept: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def what(self) -> str:
+        return f"the Delta table at {self.options.path}"
+
+
+def audit_files(table: OpenedTable, chosen: Settings, session: SparkSession | None) -> Audit:
+    """Compare a table's files, by Spark where there is a session, else in this process."""
+    _require_key(table.schema.names, chosen, f"The Delta table at {table.options.path}")
+    if chosen.by_values and chosen.made.transform is None:
+        content_columns(table.schema.names, table.what)
+    work: Work = (
+        LocalFiles(table.options, table.files) if session is None else SparkFiles(session, table.options, table.files)
+    )
+    findings, verdict = _run(work, chosen, session, table)
+    return Audit(findings, verdict, work.refine)
+
+
+def open_for_audit(path: str, storage: Mapping[str, str] | None, *, to_write: bool = False) -> OpenedTable:
+    """The table's files. Raises `OperatorError` where there is no table, or one that can not be compared; `to_write`:
+    or whose files can not be written anew.
+    """
+    from pyspark.sql.types import StructType
+
     from pyspark_fenceline.delta_commit import open_table
 
     options = DeltaOptions(path, storage=storage or None)
@@ -179,17 +315,68 @@ def open_for_audit(path: str, storage: Mapping[str, str] | None) -> tuple[DeltaO
     if table is None:
         raise OperatorError(f"There is no Delta table at {path}", "Check the path, and the storage options.")
     _require_columns([one.name for one in table.schema().fields], f"The Delta table at {path}")
-    return options, table_files(table)
+    files = table_files(table, reads_vectors=not to_write)
+    schema = StructType.fromJson(json.loads(table.schema().to_json()))
+    return OpenedTable(options, files, schema, {} if to_write else vectors_of(table))
 
 
 def _require_columns(names: Iterable[str], what: str) -> None:
-    missing = missing_columns(names)
+    known = list(names)
+    missing = [name for name in missing_columns(known) if name != LEADER_EPOCH]
     if missing:
         raise OperatorError(
             f"{what} can not be compared with a log: it has no column {', '.join(missing)}",
-            "Rows need topic, partition, offset and leader_epoch, as format('fenceline') with includeLeaderEpoch gives"
-            " them; rename columns in a DataFrame.",
+            "Rows need topic, partition and offset, as format('fenceline') gives them, and leader_epoch where it is to"
+            " be proven that they are the log's (includeLeaderEpoch); rename columns in a DataFrame.",
         )
+    twice = sorted({name for name in LOG_COLUMNS if sum(one.lower() == name for one in known) > 1})
+    if twice:
+        raise OperatorError(
+            f"{what} can not be compared with a log: it has more than one column {', '.join(twice)}",
+            "Names that differ only in case are one column for Spark: drop or rename all but one.",
+        )
+
+
+def _require_key(names: Iterable[str], chosen: Settings, what: str) -> None:
+    missing = sorted(set(chosen.row_key or ()) - set(names))
+    if missing:
+        raise OperatorError(
+            f"{what} has no column {', '.join(missing)}, which row_key names",
+            "Name columns of the table that tell the rows of one record apart.",
+        )
+
+
+def comparison_of(
+    table: OpenedTable, chosen: Settings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
+) -> ByValues | ByRows:
+    """How rows without an epoch are compared with the log. `readable`: where logs begin and end."""
+    if chosen.made.transform is None:
+        return ByValues(chosen.client, content_columns(table.schema.names, table.what))
+    assert session is not None, "a transform needs Spark"
+    return compare_rows(session, chosen.client, table.options, table.files, table.schema, chosen.made, readable)
+
+
+def refine_of(
+    table: OpenedTable, chosen: Settings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
+) -> Refine | None:
+    """What is to be known of the table's rows beyond their columns. `readable`: where logs begin and end."""
+    compared = comparison_of(table, chosen, session, readable) if chosen.by_values else None
+    if compared is None and not table.kept:
+        return None
+    return _Refined(table.options, compared, table.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refined:
+    """A `Refine`; goes to executors."""
+
+    options: DeltaOptions
+    compared: ByValues | ByRows | None
+    kept: Mapping[str, Any]
+
+    def __call__(self, file: TableFile, columns: LogColumns) -> LogColumns:
+        found = columns if self.compared is None else self.compared.of_file(self.options, file, columns)
+        return without_deleted(found, self.kept[file.path]) if file.path in self.kept else found
 
 
 # The order of an audit ------------------------------------------------------------------------------------------------
@@ -203,11 +390,21 @@ class _Totals:
     epochs: dict[TopicPartition, list[int]] = field(default_factory=dict)
     row_count: int = 0
 
+    def differing(self) -> tuple[int, int]:
+        """Rows whose values are not the log's, and rows of which an epoch or the values are known."""
+        counts = [
+            (epoch, count)
+            for tp, each in self.partitions.items()
+            for epoch, (_, _, count) in zip(self.epochs[tp], each, strict=True)
+        ]
+        return (
+            sum(count for epoch, count in counts if epoch == NOT_IN_LOG),
+            sum(count for epoch, count in counts if epoch >= 0 or epoch == SAME_VALUES),
+        )
 
-def _run(work: Work, chosen: Settings) -> tuple[Any, Verdict]:
-    cluster = connect.connect(
-        {**chosen.client, "isolation.level": "read_committed" if chosen.committed_only else "read_uncommitted"}
-    )
+
+def _run(work: Work, chosen: Settings, session: SparkSession | None, table: OpenedTable | None) -> tuple[Any, Verdict]:
+    cluster = connect.connect({**chosen.client, "isolation.level": chosen.isolation_level})
     known = list(chosen.topics) if chosen.topics is not None else []
     likely = known or sorted(work.topics() or ())
     bucket_size = _USUAL_BUCKET
@@ -219,26 +416,47 @@ def _run(work: Work, chosen: Settings) -> tuple[Any, Verdict]:
         every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
         total = sum(end.offset for end in ends_of(cluster, every).values())
         bucket_size = _bucket_size(total, work.task_count)
-    totals = _totals(work.totals(bucket_size), chosen)
+    totals = _Totals()
+    compared_under: Mapping[TopicPartition, int] = {}
     for attempt in range(1, _ATTEMPTS + 1):
+        if attempt == 1 or chosen.by_values:
+            # Values are compared with the log of now: under other leaders they are compared again.
+            compared_under, work.refine = _refine(work, cluster, chosen, session, table, likely, bucket_size)
+            totals = _totals(work.totals(bucket_size), chosen)
+            if chosen.by_values and chosen.made.transform is None:
+                refuse_other_columns(*totals.differing(), "the table" if table is None else table.what)
         names = known or sorted({tp.topic for tp in totals.partitions})
         facts = cluster.topics(names) if names else {}
         asked = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
         there = existing(cluster, asked)
         views = Views(cluster).fresh(there)
         readable = ends_of(cluster, there)
+        receipts = _receipts(cluster, chosen, totals, views)
         expected = {
-            tp: _expected(totals, tp, chosen, Expected(view, max(readable[tp].offset, 0))) for tp, view in views.items()
+            tp: _expected(totals, tp, chosen, Expected(view, max(readable[tp].offset, 0)), receipts)
+            for tp, view in views.items()
         }
         judging = Judging(chosen.client, bucket_size, expected, chosen.topics)
         findings = work.findings(judging, _stretches(expected, bucket_size))
         counted = work.counts(findings)
         now = ends_of(cluster, there)
-        if all(now[tp].leader_epoch == view.leader_epoch for tp, view in views.items()) or attempt == _ATTEMPTS:
+        is_still = all(now[tp].leader_epoch == view.leader_epoch for tp, view in views.items()) and all(
+            tp not in views or views[tp].leader_epoch == epoch for tp, epoch in compared_under.items()
+        )
+        if is_still or attempt == _ATTEMPTS:
             break
+    if chosen.by_values and not is_still:
+        raise OperatorError(
+            "Leaders of the topic changed while values were compared, again and again", "Run the audit again."
+        )
+    notes = list(receipts.notes)
+    if any(_rests_on_one_epoch(totals, tp, view, receipts) for tp, view in views.items()):
+        notes.append(ONE_EPOCH)
+    findings, counted, unknown = _second_look(work, chosen, session, table, views, findings, counted, notes)
     kinds = {Kind(kind): (ranges, rows) for kind, ranges, rows in counted}
     sees = all(view.leader_epoch >= 0 for view in views.values())
-    notes = [] if sees else [CAN_NOT_SEE]
+    if not sees:
+        notes.insert(0, CAN_NOT_SEE)
     if not expected:
         notes.append("nothing was compared: no topic is named, and the rows name none that the cluster has")
     verdict = Verdict(
@@ -248,8 +466,92 @@ def _run(work: Work, chosen: Settings) -> tuple[Any, Verdict]:
         len(expected),
         sees,
         tuple(notes),
+        unknown,
     )
     return findings, verdict
+
+
+def _refine(
+    work: Work,
+    cluster: Cluster,
+    chosen: Settings,
+    session: SparkSession | None,
+    table: OpenedTable | None,
+    likely: Sequence[str],
+    bucket_size: int,
+) -> tuple[Mapping[TopicPartition, int], Refine | None]:
+    """What is known of the rows beyond their columns, and the leader epochs under which values are compared."""
+    if not chosen.by_values:
+        return {}, None if table is None else refine_of(table, chosen, session, {})
+    names = list(likely)
+    if not names:
+        work.refine = None
+        names = sorted({tp.topic for tp in _totals(work.totals(bucket_size), chosen).partitions})
+    facts = cluster.topics(names) if names else {}
+    every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
+    ends = ends_of(cluster, every)
+    starts = cluster.log_starts(every) if every else {}
+    readable = {tp: (starts[tp], ends[tp].offset) for tp in every}
+    under = {tp: end.leader_epoch for tp, end in ends.items()}
+    return under, None if table is None else refine_of(table, chosen, session, readable)
+
+
+def _receipts(cluster: Cluster, chosen: Settings, totals: _Totals, views: Mapping[TopicPartition, LogView]) -> Receipts:
+    """Receipts are asked for where rows are doubtful without them."""
+    doubtful = {
+        tp: view.topic_id
+        for tp, view in views.items()
+        if any(epoch == -1 or not view.epochs for epoch in totals.epochs.get(tp, ()))
+    }
+    return read_receipts(cluster, chosen.client, doubtful) if doubtful else Receipts()
+
+
+def _rests_on_one_epoch(totals: _Totals, tp: TopicPartition, view: LogView, receipts: Receipts) -> bool:
+    """Whether rows of this partition are taken to be the log's because it has had one epoch only."""
+    low, high = proven_without_epoch(view)
+    has_such_rows = -1 in totals.epochs.get(tp, ())
+    return has_such_rows and low < high and tp.topic not in receipts.replaced
+
+
+def _second_look(
+    work: Work,
+    chosen: Settings,
+    session: SparkSession | None,
+    table: OpenedTable | None,
+    views: Mapping[TopicPartition, LogView],
+    findings: Any,
+    counted: list[tuple[str, int, int]],
+    notes: list[str],
+) -> tuple[Any, list[tuple[str, int, int]], tuple[str, ...]]:
+    """The findings, their counts, and what is not known, after a look at what is absent and what is there twice."""
+    kinds = {kind for kind, _, _ in counted}
+    twice = chosen.row_key is not None and table is not None and Kind.DUPLICATE in kinds
+    if not twice and kinds.isdisjoint(ABSENT):
+        return findings, counted, ()
+    if not twice and table is None and chosen.made.is_all and chosen.deleted is None:
+        return findings, counted, ()
+    found = work.collect(findings)
+    if twice:
+        assert table is not None, "only files are looked at again"
+        found = only_repeated(
+            found, table.options, table.files, chosen.row_key, work.refine, has_vectors=bool(table.kept)
+        )
+    unknown: tuple[str, ...] = ()
+    absent = absent_ranges(found)
+    if absent:
+        meant = None
+        if not chosen.made.is_all:
+            assert session is not None, "a transform needs Spark"
+            meant = offsets_made(session, chosen.client, chosen.made, absent, chosen.isolation_level)
+        by_table = Deletions() if table is None else deletions(table.options, {tp for tp, _, _ in absent})
+        gone = all_deleted(absent, by_table, views, chosen.deleted, chosen.client, chosen.isolation_level)
+        found = narrowed(found, meant, gone)
+        if absent_ranges(found):
+            unknown = by_table.unknown
+            notes += [f"it cannot be told what {one} deleted: its files are gone" for one in unknown]
+            if by_table.first_version > 0:
+                notes.append(f"what was deleted before version {by_table.first_version} of the table is not known")
+    return work.spread(found), counts_of(found), unknown
 
 
 def _bucket_size(total: int, task_count: int) -> int:
@@ -271,11 +573,13 @@ def _totals(rows: Iterable[tuple[str | None, int, int, int, int, int]], chosen: 
     return totals
 
 
-def _expected(totals: _Totals, tp: TopicPartition, chosen: Settings, bare: Expected) -> Expected:
+def _expected(totals: _Totals, tp: TopicPartition, chosen: Settings, bare: Expected, receipts: Receipts) -> Expected:
     """What the table is to hold, given where its rows that are in the log begin and end."""
     begins: list[int] = []
     ends: list[int] = []
     for (first, end, _), epoch in zip(totals.partitions.get(tp, ()), totals.epochs.get(tp, ()), strict=True):
+        if epoch == NOT_IN_LOG:
+            continue
         low, high = held_interval(bare.view, epoch)
         first, end = max(first, low), min(end, high, bare.view.end_offset)
         if first < end:
@@ -290,6 +594,8 @@ def _expected(totals: _Totals, tp: TopicPartition, chosen: Settings, bare: Expec
         rows_end=max(ends, default=0),
         everything=chosen.everything,
         committed_only=chosen.committed_only,
+        lost=receipts.lost.get(tp, ()),
+        is_replaced=tp.topic in receipts.replaced,
     )
 
 

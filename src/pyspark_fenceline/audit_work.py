@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.audit_judge import Expected, Finding, Kind, as_columns, judge
+from pyspark_fenceline.audit_content import ByValues
+from pyspark_fenceline.audit_judge import ORDER, Expected, Finding, Kind, as_columns, judge
 from pyspark_fenceline.audit_log import find_records
-from pyspark_fenceline.audit_runs import RUNS_DDL, runs_of_batches, runs_of_files, runs_schema
-from pyspark_fenceline.delta_index import LOG_COLUMNS
+from pyspark_fenceline.audit_runs import RUNS_DDL, Refine, runs_of_batches, runs_of_files, runs_schema
+from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile
 
@@ -51,6 +52,8 @@ class Work:
     """Rows of a table, wherever the work on them is done."""
 
     task_count = _LOCAL_TASKS
+    refine: Refine | None = None
+    """What is known of the rows beyond their columns; used from the next `totals` on."""
 
     def topics(self) -> set[str] | None:
         """The topics of the rows, where that is known without looking at them."""
@@ -66,6 +69,14 @@ class Work:
 
     def counts(self, findings: Any) -> list[tuple[str, int, int]]:
         """Kind, number of findings, number of rows."""
+        raise NotImplementedError
+
+    def collect(self, findings: Any) -> pa.Table:
+        """All findings, in this process."""
+        raise NotImplementedError
+
+    def spread(self, findings: pa.Table) -> Any:
+        """The opposite: findings in the form that `findings` gives them."""
         raise NotImplementedError
 
 
@@ -150,7 +161,7 @@ class LocalFiles(Work):
         import pyarrow as pa
 
         def read(file: TableFile) -> list[pa.RecordBatch]:
-            return list(runs_of_files(self._options, [file], bucket_size))
+            return list(runs_of_files(self._options, [file], bucket_size, self.refine))
 
         with ThreadPoolExecutor(self.task_count) as pool:
             batches = [batch for part in pool.map(read, self._files) for batch in part]
@@ -162,7 +173,13 @@ class LocalFiles(Work):
             return _in_order(list(pool.map(judging, _buckets(self._runs, stretches))))
 
     def counts(self, findings: pa.Table) -> list[tuple[str, int, int]]:
-        return _counts(findings)
+        return counts_of(findings)
+
+    def collect(self, findings: pa.Table) -> pa.Table:
+        return findings
+
+    def spread(self, findings: pa.Table) -> pa.Table:
+        return findings
 
 
 def _totals(runs: pa.Table) -> list[tuple[str | None, int, int, int, int, int]]:
@@ -199,10 +216,10 @@ def _in_order(parts: Sequence[pa.Table]) -> pa.Table:
     import pyarrow as pa
 
     found = pa.concat_tables([findings_schema().empty_table(), *parts])
-    return found.sort_by([("topic", "ascending"), ("partition", "ascending"), ("start_offset", "ascending")])
+    return found.sort_by(list(ORDER))
 
 
-def _counts(findings: pa.Table) -> list[tuple[str, int, int]]:
+def counts_of(findings: pa.Table) -> list[tuple[str, int, int]]:
     grouped = findings.group_by("kind").aggregate([("start_offset", "count"), ("rows", "sum")])
     return [(row["kind"], row["start_offset_count"], row["rows_sum"]) for row in grouped.to_pylist()]
 
@@ -297,6 +314,12 @@ class SparkWork(Work):
         self._there = numbers.mapInArrow(read, FINDINGS_DDL).persist()
         return found.unionByName(self._there)
 
+    def collect(self, findings: DataFrame) -> pa.Table:
+        return _in_order([findings.toArrow().cast(findings_schema())])
+
+    def spread(self, findings: pa.Table) -> DataFrame:
+        return self._frame(findings)
+
     def _frame(self, findings: pa.Table) -> DataFrame:
         frame: DataFrame
         if findings.num_rows:
@@ -309,7 +332,7 @@ class SparkWork(Work):
         from pyspark.sql import functions as f
 
         spread = findings if self._few is None else self._there
-        counted: list[tuple[str, int, int]] = [] if self._few is None else _counts(self._here)
+        counted: list[tuple[str, int, int]] = [] if self._few is None else counts_of(self._here)
         if spread is not None:
             rows = spread.groupBy("kind").agg(f.count("*"), f.sum("rows")).collect()
             counted += [tuple(row) for row in rows]
@@ -339,12 +362,12 @@ class SparkFiles(SparkWork):
         self.task_count = parallelism(session) * BUCKETS_A_TASK
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
-        options, parts = self._options, in_parts(self._files, self.task_count)
+        options, parts, refine = self._options, in_parts(self._files, self.task_count), self.refine
 
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    yield from runs_of_files(options, parts[number], bucket_size)
+                    yield from runs_of_files(options, parts[number], bucket_size, refine)
 
         return self._session.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(read, RUNS_DDL)
 
@@ -353,14 +376,36 @@ class SparkFiles(SparkWork):
 
 
 class SparkRows(SparkWork):
-    def __init__(self, rows: DataFrame) -> None:
+    """`by_values`: compare rows without an epoch with the log's. `row_key`: columns that tell rows of one record apart,
+    None where a record is one row.
+    """
+
+    def __init__(
+        self, rows: DataFrame, by_values: ByValues | None = None, row_key: Sequence[str] | None = None
+    ) -> None:
+        from pyspark.sql import functions as f
+
         self._session = rows.sparkSession
-        self._rows = rows.select(*LOG_COLUMNS)
+        self._by_values = by_values
+        whole = rows
+        if LEADER_EPOCH not in rows.columns:
+            whole = rows.withColumn(LEADER_EPOCH, f.lit(None).cast("int"))
+        names = [*LOG_COLUMNS, *(() if by_values is None else by_values.columns)]
+        if row_key is None:
+            self._rows = whole.select(*names)
+        else:
+            # As many rows for an offset as it has repeated ones, and one more.
+            apart = [*names, *(name for name in row_key if name not in names)]
+            each = whole.groupBy(*apart).count()
+            again = each.groupBy(*names).agg(f.sum(f.col("count") - 1).alias("_again"))
+            self._rows = again.select(*names, f.explode(f.sequence(f.lit(0).cast("long"), "_again"))).select(*names)
         self.task_count = parallelism(self._session) * BUCKETS_A_TASK
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
+        by_values = self._by_values
+
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return runs_of_batches(batches, bucket_size)
+            return runs_of_batches(batches, bucket_size, None if by_values is None else by_values.of_rows)
 
         runs: DataFrame = self._rows.mapInArrow(read, RUNS_DDL)
         return runs

@@ -48,11 +48,13 @@ class PlannedBatch:
     being_read: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
     """Ranges that had not all been read, as far as is known, when the logs were looked at last."""
 
-    def with_what_was_left_out(self, held: SourceOffset, comparison: Comparison, snapshot: Snapshot) -> Comparison:
+    def with_what_was_left_out(
+        self, held: SourceOffset, comparison: Comparison, snapshot: Snapshot, *, tasks_may_go_back: bool = True
+    ) -> Comparison:
         """The next plan's comparison; it goes back further where this batch was not read to its end, or may not have
         been: after two unclean elections the log may be again what it was when the batch was planned, or more of that
         than a task has met. A task that ends early says so to nobody but its log, so that two elections before the next
-        plan count as reason enough."""
+        plan count as reason enough, where tasks may do that at all."""
         positions = dict(comparison.positions)
         losses = {TopicPartition(loss.topic, loss.partition): loss for loss in comparison.losses}
         for tp, planned in list(self.unsettled.items()):
@@ -61,7 +63,7 @@ class PlannedBatch:
                 continue
             if loss is not None and loss.kind is not LossKind.LOG_TRUNCATED:
                 continue
-            is_doubtful = snapshot.ends[tp].leader_epoch > planned.leader_epoch + 1
+            is_doubtful = tasks_may_go_back and snapshot.ends[tp].leader_epoch > planned.leader_epoch + 1
             back_to = planned.begin if is_doubtful else planned.read_to
             if positions[tp].offset <= back_to.offset:
                 if loss is None:
@@ -171,6 +173,10 @@ def beginning(first: SourceOffset, last: SourceOffset) -> SourceOffset:
     """
     kept = {tp: position for tp, position in first.positions.items() if tp in last.positions}
     ids = dict(first.topic_ids)
+    for tp, offset in last.added.items():
+        if tp in last.positions:
+            kept.setdefault(tp, Position(offset))
+            ids.setdefault(tp.topic, last.topic_ids[tp.topic])
     for loss in last.losses:
         tp = TopicPartition(loss.topic, loss.partition)
         before = first.positions.get(tp)

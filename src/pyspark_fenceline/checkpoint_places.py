@@ -11,16 +11,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+from pyspark_fenceline.checkpoint_files import NO_OFFSET, open_checkpoint, read_text, source_lines
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.offsets import SourceOffset, decode
 
 _log = logging.getLogger("pyspark_fenceline")
-_FORMAT: Final = "v1"
-_NO_OFFSET: Final = "-"
 
 
 class Place(NamedTuple):
@@ -40,10 +39,10 @@ def places_after(options: DeltaOptions, query_id: str, batch_id: int) -> Places 
     if not options.checkpoint:
         return None
     try:
-        root = _file_system(options)
-        if json.loads(_read(root, "metadata").split("\n")[0]).get("id") != query_id:
+        root = open_checkpoint(options.checkpoint, options.storage)
+        if json.loads(read_text(root, "metadata").split("\n")[0]).get("id") != query_id:
             return None
-        return parse(_read(root, f"offsets/{batch_id}"))
+        return parse(read_text(root, f"offsets/{batch_id}"))
     except Exception as error:
         # Whatever an object store, a moved directory or a newer Spark makes of it: it only means that less is known.
         _log.info("where the query stands can not be read from %s: %s", options.checkpoint, error)
@@ -52,12 +51,12 @@ def places_after(options: DeltaOptions, query_id: str, batch_id: int) -> Places 
 
 def parse(text: str) -> Places | None:
     """An entry of Spark's offset log: its version, a line about the batch, a line for each source."""
-    version, *lines = text.strip().split("\n")
-    if version.strip() != _FORMAT or len(lines) < 2:
+    lines = source_lines(text)
+    if lines is None:
         return None
     found: dict[TopicPartition, tuple[Place, ...]] = {}
-    for line in lines[1:]:
-        if line.strip() == _NO_OFFSET:
+    for line in lines:
+        if line == NO_OFFSET:
             # Nothing of this source was read yet.
             continue
         try:
@@ -70,19 +69,3 @@ def parse(text: str) -> Places | None:
             place = Place(position.offset, position.leader_epoch, offset.topic_ids.get(tp.topic))
             found[tp] = (*found.get(tp, ()), place)
     return found
-
-
-def _file_system(options: DeltaOptions) -> Any:
-    from pyarrow import fs
-
-    assert options.checkpoint is not None, "asked before"
-    if "://" not in options.checkpoint:
-        return fs.SubTreeFileSystem(options.checkpoint, fs.LocalFileSystem())
-    from deltalake.fs import DeltaStorageHandler
-
-    return fs.PyFileSystem(DeltaStorageHandler(options.checkpoint, dict(options.storage or {})))
-
-
-def _read(root: Any, path: str) -> str:
-    with root.open_input_stream(path) as stream:
-        return bytes(stream.read()).decode()

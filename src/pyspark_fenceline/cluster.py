@@ -58,6 +58,10 @@ class Cluster(Protocol):
         """OffsetForLeaderEpoch: partition -> (epoch asked for, current leader epoch) to what the leader knows of it."""
         ...
 
+    def cleanup_policies(self, topics: Collection[str]) -> Mapping[str, str]:
+        """`cleanup.policy` of topics that exist. Raises `PeerError` where the user may not ask for it."""
+        ...
+
     def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
         """Wait at the brokers until something changed for who reads at `positions` (next offset, epoch before it), or
         the time is over: then False."""

@@ -95,6 +95,15 @@ def read_arrow(
     return client.read(wanted, progress=progress, **columns)
 
 
+def holding_records(client: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[int, int]]) -> set[TopicPartition]:
+    """Those of small ranges of offsets, the end exclusive, that hold a record."""
+    found: set[TopicPartition] = set()
+    for tp, (start, end) in ranges.items():
+        if any(batch.num_rows for batch in list(reader(client).read({tp: (start, end)}))):
+            found.add(tp)
+    return found
+
+
 class ClientCluster:
     """`cluster.Cluster` over the admin client."""
 
@@ -156,6 +165,10 @@ class ClientCluster:
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, EpochEnd]:
         return self._admin.offsets_for_leader_epoch(dict(epochs))
+
+    def cleanup_policies(self, topics: Collection[str]) -> Mapping[str, str]:
+        found = self._admin.describe_configs([("topic", name) for name in sorted(topics)])
+        return {name: entries["cleanup.policy"].value or "" for (_, name), entries in found.items()}
 
     def _without_epochs(self, ends: Mapping[TopicPartition, LogEnd]) -> set[TopicPartition]:
         """Those whose leaders, though they lead in an epoch, do not tell where one ends: the topic's message format has

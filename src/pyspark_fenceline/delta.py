@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 from fenceline.errors import InternalError, OperatorError
 from pyspark_fenceline import workers
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
+from pyspark_fenceline.options import check_addresses
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,16 +66,22 @@ class DeltaDataSource(DataSource):
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return DeltaWriter(_TaskWriter(delta_options(self.options), schema, overwrite=overwrite), overwrite=overwrite)
+        return DeltaWriter(_TaskWriter(self._checked(), schema, overwrite=overwrite), overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        options = delta_options(self.options)
+        options = self._checked()
         if options.transaction is not None:
             raise OperatorError(
                 "txnAppId and txnVersion are for batch writes; a stream's batches are recorded by query and batch id",
                 "Remove both options.",
             )
         return DeltaStreamWriter(_TaskWriter(options, schema, overwrite=overwrite), overwrite=overwrite)
+
+    def _checked(self) -> DeltaOptions:
+        options = delta_options(self.options)
+        if options.client is not None:
+            check_addresses(options.client["bootstrap.servers"])
+        return options
 
 
 class _TaskWriter:
@@ -85,22 +92,30 @@ class _TaskWriter:
     def __init__(self, options: DeltaOptions, schema: StructType, *, overwrite: bool) -> None:
         from pyspark_fenceline.delta_beyond import check_opened
         from pyspark_fenceline.delta_commit import check_tracked, partition_columns
-        from pyspark_fenceline.delta_opened import look
+        from pyspark_fenceline.delta_opened import glance
+        from pyspark_fenceline.delta_properties import check_properties
         from pyspark_fenceline.delta_schema import delta_schema, fit, new_shape, required_columns
+        from pyspark_fenceline.delta_table_files import refuse_deletion_vectors
+        from pyspark_fenceline.delta_upsert import check_keys
 
         delta_schema(schema)
         check_tracked(options, schema)
+        check_keys(options, schema, overwrite=overwrite)
         self.options = options
         self.schema = schema
         self.known: Mapping[TopicPartition, int] | None = None
-        self.table = table = look(options)
+        self.seen = seen = glance(options)
+        table = None if seen is None else seen.table
         self.shape: TableShape
         if table is None:
             self.shape, self.required = new_shape(schema, partition_columns(options)), frozenset[str]()
         else:
             self.shape = fit(table, schema, options.partition_by, options.path, may_grow=options.merge_schema)
             self.required = required_columns(table)
-            if not overwrite:
+            check_properties(table, options.properties, options.path)
+            if overwrite or options.loses_rows:
+                refuse_deletion_vectors(table, options.path)
+            if not overwrite and seen is not None and seen.state is None:
                 check_opened(options, table)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,10 +123,10 @@ class _TaskWriter:
         from pyspark_fenceline.delta_table_files import compared
 
         if self.known is None and self.options.client is not None:
-            self.known = {} if self.table is None else compared(self.options, self.table)
+            self.known = {} if self.seen is None else compared(self.options, self.seen.table, self.seen.state)
         # The last that the process which plans the write has to do with it.
         workers.settle()
-        return {**self.__dict__, "table": None}
+        return {**self.__dict__, "seen": None}
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> FilesWritten:
         from pyspark_fenceline.delta_files import FileWriter
@@ -159,6 +174,7 @@ class _TaskWriter:
     ) -> None:
         from pyspark_fenceline.delta_commit import commit_files
         from pyspark_fenceline.delta_evidence import together
+        from pyspark_fenceline.delta_opened import look, refresh
 
         written = _written(messages)
         files = [file for message in written for file in message.files]
@@ -170,9 +186,10 @@ class _TaskWriter:
             transaction=transaction,
             overwrite=overwrite,
             evidence=together(parts) if parts else None,
-            opened=self.table,
+            opened=look(self.options),
             query_id=query_id,
         )
+        refresh(self.options)
         workers.settle()
 
 

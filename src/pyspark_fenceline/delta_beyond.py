@@ -84,8 +84,9 @@ def refuse_rows_beyond(
         raise OperatorError(
             f"The Delta table at {options.path} has rows above the end of the log, which the log of this cluster can"
             f" not have given: {'; '.join(map(str, found[:_TOLD]))}{more}",
-            "Check that the table is of this cluster. If it is, take these rows out with pyspark_fenceline.repair or"
-            " `fenceline audit TABLE --repair`; if not, write to another table.",
+            "Check that the table is of this cluster. If it is, take these rows out with"
+            " pyspark_fenceline.repair(..., apply=True) or `fenceline audit TABLE --repair --apply`; if not, write to"
+            " another table.",
         )
     return ends
 

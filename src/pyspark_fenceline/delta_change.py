@@ -1,6 +1,8 @@
-"""One entry of a table's log, planned: files that come and go, and what is told of it.
+"""The entries of a table's log that a batch makes, planned: files that come and go, and what the entries say of it.
 
-Owns these values and their form in the entry's own metadata. Made by `delta_exact`, committed by `delta_commit`.
+Owns these values and their form in the entries' own metadata. A repair, which takes stale rows out, is an entry of its
+own before the one that adds the batch's rows: readers that skip or refuse changes lose no new row (decision 026). Made
+by `delta_exact`, committed by `delta_commit`.
 """
 
 from __future__ import annotations
@@ -33,12 +35,27 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """The entry that takes stale rows out. `remove`: files that go, `copies`: what stays of them. `state`: what the
+    table remembers when this entry is its newest one.
+    """
+
+    remove: Sequence[TableFile]
+    copies: Sequence[DataFile]
+    state: TableState
+    delete_where: str | None = None
+    """Instead of copies, where the table has a change data feed: the rows that go, in SQL."""
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
-    """One log entry. `add`: files that come, `remove`: files that go. `discard`: written files that no entry names."""
+    """What a batch changes. `repair`: the entry before the batch's own, None where no row goes. `add`: the batch's
+    files. `state`: what the table remembers afterwards. `discard`: written files that no entry names.
+    """
 
     add: Sequence[DataFile]
-    remove: Sequence[TableFile]
     state: TableState
+    repair: Repair | None = None
     removed: Sequence[Removed] = ()
     discard: Sequence[str] = ()
     is_known: bool = False
@@ -47,13 +64,24 @@ class Change:
     @property
     def is_nothing(self) -> bool:
         """An entry would tell nothing that the table does not know."""
-        return not self.add and not self.remove and self.is_known
+        return not self.add and self.repair is None and self.is_known
 
-    def metadata(self) -> dict[str, Any]:
-        """For the commit: what the table remembers, and what was repaired."""
+    @property
+    def stale_row_count(self) -> int:
+        return sum(one.row_count for one in self.removed if one.reason == "stale")
+
+    def append_metadata(self) -> dict[str, Any]:
+        """For the entry that adds the batch's rows: what the table remembers."""
+        return {"state": self.state.encode()}
+
+    def repair_metadata(self, state: TableState) -> dict[str, Any]:
+        """For the entry that takes rows out: what the table remembers, and what was repaired."""
         stale = [one.told() for one in self.removed if one.reason == "stale"]
-        told: dict[str, Any] = {"state": self.state.encode()}
+        told: dict[str, Any] = {"state": state.encode()}
         if stale:
-            rows = sum(one.row_count for one in self.removed if one.reason == "stale")
-            told["repair"] = {"removed_rows": rows, "ranges": stale[:RANGES_TOLD], "range_count": len(stale)}
+            told["repair"] = {
+                "removed_rows": self.stale_row_count,
+                "ranges": stale[:RANGES_TOLD],
+                "range_count": len(stale),
+            }
         return told

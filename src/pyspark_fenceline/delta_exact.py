@@ -4,8 +4,8 @@ Owns the decision, against one version of the table: which of its files have sta
 the batch are in the table already or were truncated away by now, and what the table remembers afterwards. Rows of any
 partition may go, whether the batch has news of it or not, as far as the source would read them again (`delta_reach`).
 Files are looked at by their bounds first, then by four of their columns; only files with rows that must go are written
-anew, and a file that is stale as a whole is not even read. Nothing is committed here: `delta_commit` puts all of it
-into one log entry.
+anew, and a file that is stale as a whole is not even read. Nothing is committed here: `delta_commit` makes one log
+entry of it, or two where stale rows go.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.checkpoint_places import Places
 from pyspark_fenceline.delta_beyond import refuse_rows_beyond
-from pyspark_fenceline.delta_change import Change, Removed
+from pyspark_fenceline.delta_change import Change, Removed, Repair
 from pyspark_fenceline.delta_evidence import Evidence
+from pyspark_fenceline.delta_feed import delete_condition, has_change_feed
 from pyspark_fenceline.delta_files import DataFile
-from pyspark_fenceline.delta_index import LogColumns, Span, bounds, merged
+from pyspark_fenceline.delta_index import LogColumns, Span, bounds, merged, spans_of
 from pyspark_fenceline.delta_masks import NOTHING_OF_IT, Word, known_mask, stale_mask
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_reach import reach
@@ -104,7 +105,8 @@ class _Planner:
         ends |= self._checked(state, {tp: end for tp, end in ends.items() if tp.topic not in others})
         words, unsettled = self._words(doubted, spans)
         judged = {tp: word for tp, word in words.items() if tp in doubted} | dict.fromkeys(anew, Word(NOTHING_OF_IT))
-        remove, copies = self._clean_table(judged)
+        remove, partly = self._clean_table(judged)
+        copies, delete_where = self._what_stays(partly, judged)
         views = {tp: word.view for tp, word in words.items() if tp not in unsettled}
         overlapping = {
             tp: incoming[tp]
@@ -117,16 +119,20 @@ class _Planner:
             # A bound from the files may be lower now; of a file with many partitions it says less than was known.
             gone = {file.path for file in remove}
             remaining = [file for file in self._all_files() if file.path not in gone]
-            found = self._bounds_of(remaining, copies, {*ends})
+            found = self._bounds_of(remaining, partly, {*ends})
             ends = {tp: min(end, found.get(tp, 0)) for tp, end in ends.items()}
         compared = {tp: word.view for tp, word in judged.items() if tp not in unsettled}
         ids = {topic: id for topic, id in self._evidence.topic_ids.items() if topic not in others - replaced}
-        partitions = self._next_partitions(state, ends, incoming, compared, unsettled)
-        known = TableState(partitions, {**known_ids, **ids})
+        ids = {**known_ids, **ids}
+        known = TableState(self._next_partitions(state, ends, incoming, compared, unsettled), ids)
+        repair = None
+        if remove:
+            without = TableState(self._next_partitions(state, ends, {}, compared, unsettled), ids)
+            repair = Repair(remove, copies, without, delete_where)
         return Change(
-            add=[*copies, *add],
-            remove=remove,
+            add=add,
             state=known,
+            repair=repair,
             removed=self._removed,
             discard=discard,
             is_known=known == state,
@@ -146,11 +152,15 @@ class _Planner:
         return self._bounds_of(self._all_files(), (), {*self._evidence.leader_epochs})
 
     def _bounds_of(
-        self, files: Sequence[TableFile], copies: Sequence[DataFile], wanted: set[TopicPartition]
+        self, files: Sequence[TableFile], partly: Sequence[tuple[TableFile, Mask]], wanted: set[TopicPartition]
     ) -> dict[TopicPartition, int]:
+        """`partly`: files of which only the rows of a mask stay."""
+        import numpy as np
+
         ends = end_offsets(files, wanted)
-        for copy in copies:
-            for tp, (_, last) in bounds(copy.spans).items():
+        for file, keep in partly:
+            staying = spans_of(self._read(file).rows(np.flatnonzero(keep)), complete=False)
+            for tp, (_, last) in bounds(staying).items():
                 ends[tp] = max(ends.get(tp, 0), last + 1)
         return ends
 
@@ -224,8 +234,10 @@ class _Planner:
 
     # The table's rows -------------------------------------------------------------------------------------------
 
-    def _clean_table(self, words: Mapping[TopicPartition, Word]) -> tuple[list[TableFile], list[DataFile]]:
-        """Files that go, and copies of some of them without their stale rows."""
+    def _clean_table(
+        self, words: Mapping[TopicPartition, Word]
+    ) -> tuple[list[TableFile], list[tuple[TableFile, Mask]]]:
+        """Files that go, and of some of them which rows stay."""
         judged = {tp: word for tp, word in words.items() if word.from_offset != AFTER_ALL}
         if not judged:
             return [], []
@@ -238,11 +250,21 @@ class _Planner:
             remove.append(file)
             if not isinstance(stale, bool):
                 partly.append((file, ~stale))
+        return remove, partly
+
+    def _what_stays(
+        self, partly: Sequence[tuple[TableFile, Mask]], words: Mapping[TopicPartition, Word]
+    ) -> tuple[list[DataFile], str | None]:
+        """Copies of files without their stale rows. Where the table has a change data feed no copies are made: the
+        entry must carry the changed rows as well, which only delta-rs' own delete writes, by a condition on rows.
+        """
+        if partly and has_change_feed(self._table):
+            return [], delete_condition(words, self._removed)
         with ThreadPoolExecutor(_THREADS) as pool:
             copies = list(
                 pool.map(lambda one: rewrite(self._options, one[0].path, one[0].partition_values, one[1]), partly)
             )
-        return remove, copies
+        return copies, None
 
     def _stale_in(self, file: TableFile, words: Mapping[TopicPartition, Word]) -> Mask | bool | None:
         """None: nothing that may go is stale. True: all of it. Else the stale rows."""

@@ -83,6 +83,9 @@ def log_columns(columns: Mapping[str, Any]) -> LogColumns:
 
     size = max((len(c) for c in columns.values() if hasattr(c, "__len__") and not isinstance(c, str)), default=0)
     offsets, epochs = _numbers(columns[OFFSET], size), _numbers(columns[LEADER_EPOCH], size)
+    if size and epochs.min() < -1:
+        # No leader has such an epoch, and numbers below -1 have a meaning of their own in an audit.
+        epochs = np.maximum(epochs, -1)
     if isinstance(columns[TOPIC], str) and isinstance(columns[PARTITION], int):
         only = TopicPartition(columns[TOPIC], columns[PARTITION])
         return LogColumns((only,) if size else (), np.zeros(size, dtype=np.int64), offsets, epochs)

@@ -3,16 +3,19 @@
 Owns names and refusals. `path` comes from `save(path)` and `start(path)`; `partitionBy`, `compression`,
 `targetFileSizeBytes` shape the files; `txnAppId` and `txnVersion` (Delta Lake's own names) make a batch write
 idempotent, for use in `foreachBatch`; `storage.*` goes to the object store. `kafka.*` names the brokers whose log the
-table is to equal: with it stale rows are removed and no record is written twice (`delta_exact`). Pure.
+table is to equal: with it stale rows are removed and no record is written twice (`delta_exact`). `delta.*` are the
+properties of a new table (`delta_properties`), and `upsertKeys` makes a write replace rows of equal keys
+(`delta_upsert`). Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from fenceline.errors import OperatorError
+from pyspark_fenceline.delta_properties import PREFIX, table_properties
 from pyspark_fenceline.given_options import GivenOptions
 from pyspark_fenceline.patience import USUAL, Patience, patience_of
 
@@ -22,6 +25,15 @@ _REFUSED: Final = {
     "replacewhere": "delete the rows first, then append",
     "partitionoverwritemode": "delete the rows first, then append",
 }
+_KNOWN: Final = {
+    name.lower(): name
+    for name in (
+        "path", "checkpointLocation", "queryName", "partitionBy", "compression", "targetFileSizeBytes", "txnAppId",
+        "txnVersion", "repair", "onRecreated", "mergeSchema", "upsertKeys", "fetchOffset.numRetries",
+        "fetchOffset.retryIntervalMs", "overwriteSchema", "replaceWhere", "partitionOverwriteMode",
+    )
+}  # fmt: skip
+"""By their lower-case names; Spark adds the first three itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,15 @@ class DeltaOptions:
     """With brokers that are asked about the log and do not answer."""
     checkpoint: str | None = None
     """Of the query that writes, where it has named one: its directory, or the address in an object store."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Of the table where it is made: Delta's own `delta.*`."""
+    upsert_keys: tuple[str, ...] = ()
+    """Columns: a row takes the place of the table's row that is equal in them. Empty: rows are only added."""
+
+    @property
+    def loses_rows(self) -> bool:
+        """Whether a write that does not replace the whole table may take rows out of it."""
+        return self.client is not None or bool(self.upsert_keys)
 
 
 def delta_options(options: Mapping[str, str]) -> DeltaOptions:
@@ -68,13 +89,19 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
     size = given.get("targetfilesizebytes", str(256 * 1024 * 1024))
     if not size.isdigit() or int(size) < 1:
         raise OperatorError(f"Option 'targetFileSizeBytes' must be a positive whole number, not '{size}'")
-    names = tuple(name.strip() for name in given.get("partitionby", "").split(",") if name.strip())
-    if len({name.lower() for name in names}) != len(names):
-        raise OperatorError(f"Option 'partitionBy' names a column twice: {', '.join(names)}")
+    names, keys = _columns(given, "partitionBy"), _columns(given, "upsertKeys")
     storage = {key.removeprefix("storage."): value for key, value in given.items() if key.startswith("storage.")}
     on_recreated = given.get("onrecreated", "fail").lower()
     if on_recreated not in ("fail", "replace"):
         raise OperatorError(f"Option 'onRecreated' must be fail or replace, not '{on_recreated}'")
+    client = _client(given)
+    if keys and client is not None:
+        raise OperatorError(
+            "A table is either compared with the log or keeps one row a key: what a record has replaced can not be "
+            "brought back when the log is cut",
+            "Leave out 'upsertKeys', or set 'repair' to false.",
+        )
+    GivenOptions(options).warn_of_unknown(_KNOWN, ("storage.", "kafka.", PREFIX), "format('fenceline_delta')")
     return DeltaOptions(
         path,
         names,
@@ -83,12 +110,23 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
         _transaction(given),
         storage or None,
         is_partitioning_given="partitionby" in given,
-        client=_client(given),
+        client=client,
         on_recreated=on_recreated,
         merge_schema=_boolean(given, "mergeSchema", default=False),
         patience=patience_of(GivenOptions(options)),
         checkpoint=_local(given.get("checkpointlocation", "").strip()) or None,
+        properties=table_properties(given, loses_rows=client is not None or bool(keys)),
+        upsert_keys=keys,
     )
+
+
+def _columns(given: Mapping[str, str], option: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in given.get(option.lower(), "").split(",") if name.strip())
+    if len({name.lower() for name in names}) != len(names):
+        raise OperatorError(f"Option '{option}' names a column twice: {', '.join(names)}")
+    if option.lower() in given and not names and option == "upsertKeys":
+        raise OperatorError("Option 'upsertKeys' names no column", "Name the key columns, separated by commas.")
+    return names
 
 
 def _local(path: str) -> str:

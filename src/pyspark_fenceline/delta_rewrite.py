@@ -1,8 +1,8 @@
-"""A file of a Delta table without some of its rows.
+"""A file of a Delta table without some of its rows, or with the epochs that its rows lack.
 
-Owns the copy: the same columns, the same partition values, a new name, new statistics. Goes through the file one row
-group at a time, so memory does not grow with it. The old file is left as it is: only a commit takes it out of the
-table, and vacuum from the disk.
+Owns the copy: the same columns, the same partition values, a new name, new statistics. Rows are gone through some row
+groups at a time, so memory does not grow with the file; where only epochs are new, its pages are copied
+(`parquet_column`). The old file is left unchanged: only a commit takes it out of the table, and vacuum from the disk.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark_fenceline.delta_files import DataFile, file_system, note_nan, statistics_of
-from pyspark_fenceline.delta_index import LOG_COLUMNS, Span, log_columns, merged, spans_of
+from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, Span, log_columns, merged, spans_of
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_table_files import open_parquet
+from pyspark_fenceline.delta_table_files import open_file, open_parquet, pieces_of
+from pyspark_fenceline.parquet_column import with_column
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import pyarrow as pa
 
 
 def rewrite(
@@ -36,9 +38,7 @@ def rewrite(
     source = open_parquet(options, path)
     schema = pa.schema([field.remove_metadata() for field in source.schema_arrow])
     codec = options.compression
-    folder = os.path.dirname(path)
-    name = f"part-{uuid.uuid4()}-c000.{'parquet' if codec == 'none' else f'{codec}.parquet'}"
-    target = f"{folder}/{name}" if folder else name
+    target = _beside(path, codec)
     sink = file_system(options).open_output_stream(target)
     metadata: list[Any] = []
     nan: set[str] = set()
@@ -53,18 +53,14 @@ def rewrite(
         version="2.6",
         coerce_timestamps="us",
         allow_truncated_timestamps=True,
+        use_dictionary=_with_dictionaries(source, schema),
     )
-    start = kept = 0
-    for group in range(source.num_row_groups):
-        size = source.metadata.row_group(group).num_rows
-        mask = keep[start : start + size]
-        start += size
+    kept = 0
+    for start, piece in pieces_of(source):
+        mask = keep[start : start + piece.num_rows]
         if not mask.any():
             continue
-        rows = source.read_row_group(group)
-        if not mask.all():
-            rows = rows.filter(pa.array(mask))
-        rows = rows.cast(schema)
+        rows = (piece if mask.all() else piece.filter(pa.array(mask))).cast(schema)
         writer.write_table(rows)
         kept += rows.num_rows
         note_nan(nan, rows)
@@ -85,3 +81,49 @@ def rewrite(
         statistics=statistics_of(metadata[0], kept, nan, schema),
         spans=tuple(merged(spans)),
     )
+
+
+def with_epochs(
+    options: DeltaOptions, path: str, partition_values: Mapping[str, str | None], epochs: pa.ChunkedArray
+) -> DataFile:
+    """Write the rows of `path` with these values of `leader_epoch`, in their order, to a new file beside it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    codec = options.compression
+    target = _beside(path, codec)
+    root = file_system(options)
+    source = open_parquet(options, path)
+    floats = [one.name for one in source.schema_arrow if pa.types.is_floating(one.type)]
+    # Bounds of nanoseconds would be cut to microseconds.
+    unbounded = {one.name for one in source.schema_arrow if pa.types.is_timestamp(one.type) and one.type.unit == "ns"}
+    for _, rows in pieces_of(source, floats) if floats else ():
+        note_nan(unbounded, rows)
+    with open_file(options, path) as file, root.open_output_stream(target) as sink:
+        size_bytes = with_column(file, sink, LEADER_EPOCH, epochs, codec)
+    written = pq.ParquetFile(root.open_input_file(target))
+    return DataFile(
+        path=target,
+        size_bytes=size_bytes,
+        partition_values=partition_values,
+        modified_ms=time.time_ns() // 1_000_000,
+        record_count=len(epochs),
+        statistics=statistics_of(written.metadata, len(epochs), unbounded, written.schema_arrow),
+    )
+
+
+def _beside(path: str, codec: str) -> str:
+    """A new file's name in the folder of another."""
+    folder = os.path.dirname(path)
+    name = f"part-{uuid.uuid4()}-c000.{'parquet' if codec == 'none' else f'{codec}.parquet'}"
+    return f"{folder}/{name}" if folder else name
+
+
+def _with_dictionaries(source: Any, schema: pa.Schema) -> list[str]:
+    """Columns that have a dictionary in the file: one of values that are all different costs more than it saves."""
+    if not source.num_row_groups:
+        return []
+    group = source.metadata.row_group(0)
+    known = (group.column(number) for number in range(group.num_columns))
+    chosen = {column.path_in_schema.split(".")[0] for column in known if column.has_dictionary_page}
+    return [name for name in schema.names if name in chosen]

@@ -48,8 +48,12 @@ def read_state(table: DeltaTable) -> TableState | None:
     """The state as of the table's version, None when its newest commit does not hold one."""
     history = table.history(1)
     newest = history[0] if history else {}
-    encoded = newest.get(KEY)
-    if newest.get("version") != table.version() or not isinstance(encoded, Mapping):
+    return decode_state(newest.get(KEY)) if newest.get("version") == table.version() else None
+
+
+def decode_state(encoded: object) -> TableState | None:
+    """The state in an entry's own metadata; None where there is none, or one of another form."""
+    if not isinstance(encoded, Mapping):
         return None
     state = encoded.get("state")
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:

@@ -6,7 +6,7 @@ from the statistics in the table's log; a file without them may hold anything. N
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -16,18 +16,22 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.delta_files import file_system
 from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_state import read_state
+from pyspark_fenceline.delta_state import TableState, read_state
 from pyspark_fenceline.log_matching import AFTER_ALL
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
 
 Bounds = tuple[Any, Any] | None
+PIECE_ROWS: Final = 500_000
+PIECE_BYTES: Final = 64 << 20
+"""Of a piece of a file, uncompressed, where that is more than one row group."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file of the table. Bounds are (smallest, largest), None where nothing is known."""
+    """A file of the table. `path`: relative to it, decoded. Bounds are (smallest, largest), None where unknown."""
 
     path: str
     size_bytes: int
@@ -56,11 +60,13 @@ class TableFile:
         return self.offsets is None or (self.offsets[0] <= last and first <= self.offsets[1])
 
 
-def table_files(table: DeltaTable) -> list[TableFile]:
-    """All files of the table's version. Raises `OperatorError` for a table whose files are not all there is to read."""
+def table_files(table: DeltaTable, *, reads_vectors: bool = False) -> list[TableFile]:
+    """All files of the table's version. Raises `OperatorError` for a table whose files are not all there is to read;
+    with `reads_vectors` the caller knows of its deletion vectors.
+    """
     import pyarrow as pa
 
-    _refuse_what_files_do_not_tell(table)
+    _refuse_what_files_do_not_tell(table, reads_vectors=reads_vectors)
     actions = pa.table(table.get_add_actions(flatten=True))
     names = set(actions.column_names)
     partition_by = tuple(table.metadata().partition_columns)
@@ -88,7 +94,8 @@ def _file(row: Mapping[str, Any], partition_by: Iterable[str]) -> TableFile:
 
     nulls = row.get(f"null_count.{LEADER_EPOCH}")
     return TableFile(
-        path=row["path"],
+        # The log has it as a URI; what is written to the log is encoded again.
+        path=unquote(row["path"]),
         size_bytes=int(row["size_bytes"]),
         partition_values={name: _text(value) for name, value in values.items()},
         record_count=row.get("num_records"),
@@ -114,33 +121,74 @@ def _text(value: Any) -> str | None:
     return str(value)
 
 
-def _refuse_what_files_do_not_tell(table: DeltaTable) -> None:
+def _refuse_what_files_do_not_tell(table: DeltaTable, *, reads_vectors: bool) -> None:
     mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
         raise OperatorError(
             f"The table's columns are mapped by {mapping}: its files have other names for them, which is not read here",
             "Give audit a DataFrame.",
         )
-    if "deletionVectors" not in (table.protocol().reader_features or ()):
-        return
-    if table.deletion_vectors().read_all().num_rows:
+    if not reads_vectors and _has_deletion_vectors(table):
         raise OperatorError(
             "The table has deletion vectors: some rows of its files are deleted, which is not read here",
             "Rewrite the files first (in Delta: REORG TABLE ... APPLY (PURGE)), or give audit a DataFrame.",
         )
 
 
+def _has_deletion_vectors(table: DeltaTable) -> bool:
+    return "deletionVectors" in (table.protocol().reader_features or ()) and bool(
+        table.deletion_vectors().read_all().num_rows
+    )
+
+
+def refuse_deletion_vectors(table: DeltaTable, path: str) -> None:
+    """For a write that has to take rows out of the table. Raises `OperatorError` where files have deletion vectors, or
+    may get some while a query runs: an entry that takes such a file out must name its vector, which delta-rs can not.
+    """
+    is_on = table.metadata().configuration.get("delta.enableDeletionVectors", "false").lower() == "true"
+    if not is_on and not _has_deletion_vectors(table):
+        return
+    what = "makes deletion vectors (delta.enableDeletionVectors)" if is_on else "has deletion vectors"
+    raise OperatorError(
+        f"The Delta table at {path} {what}, and this write has to take rows out of it, which can not be done there",
+        "Set the table's property delta.enableDeletionVectors to false and run REORG TABLE ... APPLY (PURGE) with "
+        "Delta's own writer, or write without comparison: without 'kafka.*', 'upsertKeys' and overwriting.",
+    )
+
+
 def open_parquet(options: DeltaOptions, path: str) -> Any:
-    """A `ParquetFile` of the table. Its path may be escaped in the table's log."""
+    """A `ParquetFile` of the table."""
     import pyarrow.parquet as pq
 
+    return pq.ParquetFile(open_file(options, path))
+
+
+def open_file(options: DeltaOptions, path: str) -> Any:
+    """A file of the table, to be read at any place. Its path may be escaped in the table's log."""
     root = file_system(options)
     try:
-        return pq.ParquetFile(root.open_input_file(path))
+        return root.open_input_file(path)
     except FileNotFoundError:
         if unquote(path) == path:
             raise
-        return pq.ParquetFile(root.open_input_file(unquote(path)))
+        return root.open_input_file(unquote(path))
+
+
+def pieces_of(parquet: Any, names: Sequence[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of an open file with the number of the first one, some row groups at a time: at least one, at most so
+    many that memory does not grow with the file. `names`: the columns to read, None for all.
+    """
+    start, groups, size, size_bytes = 0, list[int](), 0, 0
+    for group in range(parquet.num_row_groups):
+        known = parquet.metadata.row_group(group)
+        if groups and (size + known.num_rows > PIECE_ROWS or size_bytes + known.total_byte_size > PIECE_BYTES):
+            yield start, parquet.read_row_groups(groups, columns=names)
+            start, groups, size, size_bytes = start + size, [], 0, 0
+        groups.append(group)
+        size += known.num_rows
+        size_bytes += known.total_byte_size
+    if groups:
+        yield start, parquet.read_row_groups(groups, columns=names)
 
 
 def end_offsets(files: Iterable[TableFile], wanted: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -156,11 +204,11 @@ def end_offsets(files: Iterable[TableFile], wanted: Collection[TopicPartition]) 
     return ends
 
 
-def compared(options: DeltaOptions, table: DeltaTable) -> dict[TopicPartition, int]:
+def compared(options: DeltaOptions, table: DeltaTable, state: TableState | None = None) -> dict[TopicPartition, int]:
     """The partitions of which the table has rows, each with the leader epoch that they were last compared with (-1:
-    never, or somebody else has committed since).
+    never, or somebody else has committed since). `state`: of the table's newest entry, where it is known.
     """
-    state = read_state(table)
+    state = state or read_state(table)
     if state is not None:
         return {tp: known.leader_epoch for tp, known in state.partitions.items()}
     found: set[TopicPartition] = set()

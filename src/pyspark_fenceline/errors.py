@@ -6,7 +6,7 @@ message holds a code and a JSON object; `parse` finds them again in whatever Spa
 them into its offset, which progress shows (S5); `losses_of` finds them there. Never decides whether something is a
 loss.
 
-Shape of a message: `LOG_TRUNCATED {"partitions": [...]} sentence for a person`.
+Shape of a message: `sentence for a person. advice LOG_TRUNCATED {"partitions": [...]}`.
 """
 
 from __future__ import annotations
@@ -120,9 +120,10 @@ class Loss:
 _ADVICE: Final[Mapping[LossKind, str]] = {
     LossKind.LOG_TRUNCATED: (
         'Rows of the lost range are still in the sink. Set the option onTruncation to "rewind" (or failOnDataLoss to '
-        '"false") to go back to where the histories part and read what the log holds from there on; a sink that knows '
-        "leader epochs then removes the stale rows, as fenceline_delta does. Or remove them and start from a new "
-        "checkpoint."
+        '"false"), and statefulQuery to "false" where the query keeps no state, to go back to where the histories part '
+        "and read what the log holds from there on; a sink that knows leader epochs then removes the stale rows, as "
+        "fenceline_delta does. A query with state needs includeRetractions from its beginning. Or remove the rows and "
+        "start from a new checkpoint."
     ),
     LossKind.TOPIC_RECREATED: (
         'Use a new checkpointLocation for the new topic, or set the option onRecreated to "restart" (or failOnDataLoss '
@@ -162,12 +163,12 @@ class DataLossError(FencelineError):
 
 
 def describe(losses: Sequence[Loss], advice: str | None = None) -> str:
-    """The message of a `DataLossError`: code, JSON, a sentence for each of the first partitions, advice."""
+    """The message of a `DataLossError`: a sentence for each of the first partitions, advice, code and JSON."""
     kind = losses[0].kind
     facts = json.dumps({"partitions": [asdict(loss) for loss in losses]}, sort_keys=True)
     sentences = "; ".join(loss.sentence() for loss in losses[:3])
     more = f"; and {len(losses) - 3} more" if len(losses) > 3 else ""
-    return f"{kind} {facts} {sentences}{more}. {advice or _ADVICE[kind]}"
+    return f"{sentences}{more}. {advice or _ADVICE[kind]} {kind} {facts}"
 
 
 # In the progress of a query ------------------------------------------------------------------------------------------

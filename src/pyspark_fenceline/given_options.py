@@ -5,13 +5,18 @@ Owns what a text means (numbers, times, JSON of partitions) and the words of its
 
 from __future__ import annotations
 
+import difflib
 import json
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+
+_log = logging.getLogger("pyspark_fenceline")
+_warned: set[tuple[str, str]] = set()
 
 
 class GivenOptions:
@@ -54,6 +59,18 @@ class GivenOptions:
     def names(self) -> list[str]:
         """In lower case."""
         return list(self._values)
+
+    def warn_of_unknown(self, known: Mapping[str, str], prefixes: tuple[str, ...], what: str) -> None:
+        """Log a warning for each name that is neither in `known` (by lower-case names) nor begins with one of
+        `prefixes`, with the name that may be meant; once in a process, as Spark makes a writer for every batch.
+        """
+        for name in self._values:
+            if name in known or name.startswith(prefixes) or (what, name) in _warned:
+                continue
+            _warned.add((what, name))
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            hint = f"; is {known[close[0]]} meant?" if close else ""
+            _log.warning("option %s is not known to %s and is ignored%s", name, what, hint)
 
     def prefixed(self, prefix: str) -> dict[str, str]:
         return {key[len(prefix) :]: value for key, value in self._values.items() if key.startswith(prefix)}

@@ -75,6 +75,17 @@ def held_interval(view: LogView, epoch: int) -> tuple[int, int]:
     return begin, AFTER_ALL
 
 
+def proven_without_epoch(view: LogView) -> tuple[int, int]:
+    """Offsets `[first, end)` at which a row of this topic that has no epoch is a record of the log all the same.
+
+    Only a log with one epoch, the first that a partition can have, proves that: there was one leader, it only appends,
+    and every reader has read from it. As soon as there was a second leader the first one may have written more than it
+    left behind, and where epochs begin is not exact in a log that was compacted (decision 024). Empty (0, 0) elsewhere.
+    """
+    is_first = view.leader_epoch == 0 and len(view.epochs) == 1 and view.epochs[0].epoch == 0
+    return (view.start_offset, view.end_offset) if is_first else (0, 0)
+
+
 def stale_rows(view: LogView, offsets: Offsets, epochs: Epochs) -> npt.NDArray[np.bool_]:
     """Which rows were truncated away. `epochs`: -1 where a row has none."""
     import numpy as np

@@ -78,26 +78,29 @@ class LossesReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         cluster = self._cluster or connect.connect(self._client)
-        snapshot = with_retries(lambda: take_snapshot(cluster, cluster.topics([LOSSES_TOPIC])), USUAL)
-        ranges = [OffsetRange(tp, start, snapshot.ends[tp].offset) for tp, start in snapshot.starts.items()]
-        return [RangesPartition(tuple(one for one in ranges if one.record_count > 0), snapshot.topic_ids)]
+        ranges, topic_ids = with_retries(lambda: _ledger(cluster), USUAL)
+        return [RangesPartition(ranges, topic_ids)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        if not isinstance(partition, RangesPartition) or not partition.task:
-            return
-        receipts: dict[str, LossReceipt] = {}
-        client = connect.reader(self._client)
-        for batch in connect.read_arrow(client, partition.task, partition.topic_ids, {}):
-            for value in batch.column("value").to_pylist():
-                receipt = _receipt(value)
-                if receipt is not None and (self._topics is None or receipt.topic in self._topics):
-                    receipts[receipt.id] = receipt
-        told = sorted(receipts.values(), key=lambda receipt: (receipt.time_ms, receipt.id))
+        told = self.receipts(partition)
         if told:
             yield pa.RecordBatch.from_pylist([_row(receipt) for receipt in told], schema=arrow_schema(SCHEMA))
         workers.settle()
+
+    def receipts(self, partition: InputPartition) -> list[LossReceipt]:
+        """Those of one task, each as it was last written, oldest loss first."""
+        if not isinstance(partition, RangesPartition) or not partition.task:
+            return []
+        found = _receipts(self._client, partition.task, partition.topic_ids)
+        return [one for one in found if self._topics is None or one.topic in self._topics]
+
+
+def known_losses(cluster: Cluster, client: Mapping[str, str]) -> list[LossReceipt]:
+    """All receipts of the cluster's ledger, oldest loss first; none from a cluster that has no ledger."""
+    ranges, topic_ids = _ledger(cluster)
+    return _receipts(client, ranges, topic_ids) if ranges else []
 
 
 def losses_reader(options: Mapping[str, str]) -> LossesReader:
@@ -109,6 +112,26 @@ def losses_reader(options: Mapping[str, str]) -> LossesReader:
     names = given.text("subscribe")
     topics = None if names is None else frozenset(name.strip() for name in names.split(",")) - {""}
     return LossesReader(client_properties(options), topics)
+
+
+def _ledger(cluster: Cluster) -> tuple[tuple[OffsetRange, ...], Mapping[str, str | None]]:
+    """What the ledger holds now, and its id."""
+    snapshot = take_snapshot(cluster, cluster.topics([LOSSES_TOPIC]))
+    ranges = [OffsetRange(tp, start, snapshot.ends[tp].offset) for tp, start in snapshot.starts.items()]
+    return tuple(one for one in ranges if one.record_count > 0), snapshot.topic_ids
+
+
+def _receipts(
+    client: Mapping[str, str], ranges: tuple[OffsetRange, ...], topic_ids: Mapping[str, str | None]
+) -> list[LossReceipt]:
+    """Each as it was last written, oldest loss first."""
+    found: dict[str, LossReceipt] = {}
+    for batch in connect.read_arrow(connect.reader(client), ranges, topic_ids, {}):
+        for value in batch.column("value").to_pylist():
+            receipt = _receipt(value)
+            if receipt is not None:
+                found[receipt.id] = receipt
+    return sorted(found.values(), key=lambda receipt: (receipt.time_ms, receipt.id))
 
 
 def _receipt(value: bytes | None) -> LossReceipt | None:

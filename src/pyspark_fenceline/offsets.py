@@ -10,7 +10,11 @@ none or unknown), `id` the topic's id or null. `epochs` are the newest epochs of
 each with its first offset there, so that the point where another log parts from it can be found over several elections
 (`gaps.md G6`). The first offset of a query carries its resolved start as `"from"`, because Spark stores only the end of
 batch 0 and asks for the start again when it replays that batch (S9). A batch that a loss went before names it, under
-`"truncations"`, `"recreated"`, `"expired"` or `"gone"`.
+`"truncations"`, `"recreated"`, `"expired"` or `"gone"`. `"added"` (`{topic: {index: offset}}`) says where a partition
+begins that the query read nothing of before, unless at 0; `"unproven"`, of the same form, has positions of Spark's own
+source that the query's options accept without a proof. `"query"` is an id that a query gives itself with its first
+batch, so that two queries at one place can be told apart. Where rows are taken back (`includeRetractions`),
+`"retractions"` names those of the batch, and `"since"` has for each partition the first offset that was delivered.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from fenceline.client.epoch_history import EpochStart
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.errors import Loss, losses_by_name, losses_named
+from pyspark_fenceline.lost_ranges import Retraction, decode_retractions, encode_retractions
+from pyspark_fenceline.query_state import QUERY
 
 VERSION: Final = 1
 UNKNOWN_EPOCH: Final = -1
@@ -60,7 +66,12 @@ class Position(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SourceOffset:
     """Positions of a query in all its partitions. `topic_ids` has every topic of `positions` (None: broker has no
-    ids). `losses` were found when the batch that ends here was planned: it begins at their `resume_offset`.
+    ids). `losses` were found when the batch that ends here was planned: it begins at their `resume_offset`. `query`:
+    the id that the query gave itself when it began (None: an older release's, or Spark's own). `retractions`: rows that
+    the batch that ends here takes back. `since`: from which offset on the query has delivered all up to its position,
+    for each partition; None where it cannot take rows back. `added`: where partitions begin that are read for the first
+    time, unless at 0. `unproven`: positions that were gone on from without a proof. `is_of_connector`: Spark's own
+    source wrote it.
     """
 
     positions: Mapping[TopicPartition, Position]
@@ -68,14 +79,32 @@ class SourceOffset:
     started_at: SourceOffset | None = field(default=None)
     cluster_id: str | None = None
     losses: tuple[Loss, ...] = ()
+    added: Mapping[TopicPartition, int] = field(default_factory=dict)
+    unproven: Mapping[TopicPartition, int] = field(default_factory=dict)
+    is_of_connector: bool = False
+    query: str | None = None
+    retractions: tuple[Retraction, ...] = ()
+    since: Mapping[TopicPartition, int] | None = None
 
     def encode(self) -> dict[str, Any]:
         """The JSON object, keys in a fixed order (topics by name, partitions by number)."""
         encoded: dict[str, Any] = {"topics": self._encode_topics(), "version": VERSION, **losses_by_name(self.losses)}
         if self.started_at is not None:
             encoded["from"] = self.started_at._encode_topics()
+        for name, offsets in (("added", self.added), ("unproven", self.unproven)):
+            for tp, offset in sorted(offsets.items()):
+                encoded.setdefault(name, {}).setdefault(tp.topic, {})[str(tp.partition)] = offset
         if self.cluster_id is not None:
             encoded["cluster"] = self.cluster_id
+        if self.query is not None:
+            encoded[QUERY] = self.query
+        if self.retractions:
+            encoded["retractions"] = encode_retractions(self.retractions)
+        if self.since is not None:
+            encoded["since"] = {
+                topic: {str(index): self.since[TopicPartition(topic, index)] for index in indexes}
+                for topic, indexes in by_topic(self.since).items()
+            }
         return dict(sorted(encoded.items()))
 
     def _encode_topics(self) -> dict[str, Any]:
@@ -117,9 +146,35 @@ def decode(encoded: Any) -> SourceOffset | Unresolved:
         start, cluster_id = encoded.get("from"), encoded.get("cluster")
         found = _decode_topics(encoded["topics"], cluster_id)
         started_at = None if start is None else _decode_topics(start, cluster_id)
-        return replace(found, started_at=started_at, losses=losses_named(encoded))
+        return replace(
+            found,
+            started_at=started_at,
+            losses=losses_named(encoded),
+            added=_decode_numbers(encoded.get("added", {})),
+            unproven=_decode_numbers(encoded.get("unproven", {})),
+            query=_query_of(encoded),
+            retractions=decode_retractions(encoded.get("retractions", ())),
+            since=_since_of(encoded.get("since")),
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _unreadable(encoded) from error
+
+
+def _query_of(encoded: Mapping[str, Any]) -> str | None:
+    found = encoded.get(QUERY)
+    if found is not None and not isinstance(found, str):
+        raise TypeError(f"{found!r} is no query's id")
+    return found
+
+
+def _since_of(encoded: Mapping[str, Any] | None) -> dict[TopicPartition, int] | None:
+    if encoded is None:
+        return None
+    return {
+        TopicPartition(topic, int(index)): _whole(offset)
+        for topic, partitions in encoded.items()
+        for index, offset in partitions.items()
+    }
 
 
 def _decode_topics(topics: Mapping[str, Any], cluster_id: str | None) -> SourceOffset:
@@ -136,17 +191,21 @@ def _decode_topics(topics: Mapping[str, Any], cluster_id: str | None) -> SourceO
 
 
 def _decode_kafka(encoded: Mapping[str, Any]) -> SourceOffset:
-    """`{topic: {partition: offset}}`: no ids, no epochs, so the first batch from it can not be checked for
-    truncation.
-    """
-    positions: dict[TopicPartition, Position] = {}
+    """`{topic: {partition: offset}}`: no ids, no epochs, so what lies before it has to be proven (`adoption`)."""
     try:
-        for topic, partitions in encoded.items():
-            for index, offset in partitions.items():
-                positions[TopicPartition(topic, int(index))] = Position(_whole(offset))
+        positions = {tp: Position(offset) for tp, offset in _decode_numbers(encoded).items()}
     except (TypeError, ValueError, AttributeError) as error:
         raise _unreadable(encoded) from error
-    return SourceOffset(positions, dict.fromkeys(encoded))
+    return SourceOffset(positions, dict.fromkeys(encoded), is_of_connector=True)
+
+
+def _decode_numbers(encoded: Mapping[str, Any]) -> dict[TopicPartition, int]:
+    """`{topic: {partition: offset}}`."""
+    return {
+        TopicPartition(topic, int(index)): _whole(offset)
+        for topic, partitions in encoded.items()
+        for index, offset in partitions.items()
+    }
 
 
 def _whole(value: object) -> int:

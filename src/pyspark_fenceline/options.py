@@ -3,8 +3,9 @@
 Owns names, defaults and refusals (`pyspark.md S27`), so that a notebook works after changing `format("kafka")` to
 `format("fenceline")`. Pure: no broker, no Spark. Keys are case-insensitive, as everywhere in Spark.
 
-Options beyond the Kafka source's: `onTruncation`, `onExpired`, `onRecreated`, `includeLeaderEpoch`, `maxPartitions`,
-`filterPushdown`, `losses`.
+Options beyond the Kafka source's: `onTruncation`, `onExpired`, `onRecreated`, `onUnproven`, `statefulQuery`,
+`checkpointLocation`, `storage.*`, `includeLeaderEpoch`, `includeRetractions`, `retractionEvidence`, `retractionTable`,
+`maxPartitions`, `filterPushdown`, `losses`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ from pyspark_fenceline.bounds import (
     stream_bounds,
     subscription_of,
 )
+from pyspark_fenceline.checkpoint_files import as_local
+from pyspark_fenceline.errors import LossKind
 from pyspark_fenceline.given_options import GivenOptions, duration_ms
 from pyspark_fenceline.patience import USUAL, Patience, patience_of
 from pyspark_fenceline.policy import STRICT, LossPolicy, policy_of
+from pyspark_fenceline.query_state import SAYS_NOTHING, StateHint
+from pyspark_fenceline.retraction_options import RetractionOptions
 
 _log = logging.getLogger("pyspark_fenceline")
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
@@ -56,6 +61,10 @@ class ReadOptions:
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
     patience: Patience = USUAL
     filter_pushdown: bool = False
+    state: StateHint = SAYS_NOTHING
+    accepts_unproven: bool = False
+    """Whether to go on from a checkpoint of Spark's own source where nothing proves it."""
+    retractions: RetractionOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +82,14 @@ _KNOWN: Final = {
         "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
         "failOnDataLoss", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions",
         "maxPartitions", "maxRecordsPerPartition", "includeHeaders", "includeLeaderEpoch", "filterPushdown",
-        "onTruncation", "onExpired", "onRecreated", "losses",
+        "onTruncation", "onExpired", "onRecreated", "onUnproven", "losses", "statefulQuery", "checkpointLocation",
+        "includeRetractions", "retractionEvidence", "retractionTable",
         "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
     )
 }  # fmt: skip
 """Options of a read by their lower-case name. The last two are taken for the sake of notebooks, and have no effect."""
+_KNOWN_TO_WRITES: Final = {name.lower(): name for name in ("topic", "checkpointLocation", "queryName", "path")}
+"""Options of a write; Spark adds all but the first itself."""
 
 
 # Parsing ------------------------------------------------------------------------------------------------------------
@@ -89,6 +101,10 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """
     given = GivenOptions(options)
     common = _without_bounds(given)
+    if common.retractions is not None and not streaming:
+        raise OperatorError(
+            "includeRetractions is for streams: a batch reads what the log holds", "Leave the option out, or stream."
+        )
     starting, ending = stream_bounds(given) if streaming else batch_bounds(given)
     return replace(common, starting=starting, ending=ending)
 
@@ -109,13 +125,14 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
     if min_partitions is not None and max_partitions is not None and min_partitions > max_partitions:
         raise OperatorError(f"minPartitions({min_partitions}) is higher than maxPartitions({max_partitions})")
     fail_on_data_loss = given.boolean("failOnDataLoss", True)
+    policy = policy_of(given, fail_on_data_loss=fail_on_data_loss)
     return ReadOptions(
         subscription=subscription,
         client=_reader_properties(given),
         starting=Earliest(),
         ending=Latest(),
         fail_on_data_loss=fail_on_data_loss,
-        policy=policy_of(given, fail_on_data_loss=fail_on_data_loss),
+        policy=policy,
         include_headers=given.boolean("includeHeaders"),
         include_leader_epoch=given.boolean("includeLeaderEpoch"),
         min_partitions=min_partitions,
@@ -126,25 +143,71 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
         max_trigger_delay_ms=DEFAULT_MAX_TRIGGER_DELAY_MS if delay is None else duration_ms(delay, "maxTriggerDelay"),
         patience=patience_of(given),
         filter_pushdown=given.boolean("filterPushdown"),
+        state=_state_hint(given),
+        accepts_unproven=_accepts_unproven(given, fail_on_data_loss=fail_on_data_loss),
+        retractions=_retraction_options(given, policy),
     )
 
 
-def check_general(options: Mapping[str, str]) -> tuple[bool, bool]:
+def _accepts_unproven(given: GivenOptions, *, fail_on_data_loss: bool) -> bool:
+    word = given.text("onUnproven")
+    match word.strip().lower() if word is not None else None:
+        case None:
+            return not fail_on_data_loss
+        case "fail":
+            return False
+        case "accept":
+            return True
+    raise OperatorError(f"Option 'onUnproven' must be fail or accept, not '{word}'")
+
+
+def _state_hint(given: GivenOptions) -> StateHint:
+    location = (given.text("checkpointLocation") or "").strip()
+    return StateHint(
+        given.boolean("statefulQuery") if "statefulQuery" in given else None,
+        location or None,
+        given.prefixed("storage.") or None,
+    )
+
+
+def _retraction_options(given: GivenOptions, policy: LossPolicy) -> RetractionOptions | None:
+    if not given.boolean("includeRetractions"):
+        for name in ("retractionEvidence", "retractionTable"):
+            if name in given:
+                raise OperatorError(
+                    f"Option '{name}' means nothing without includeRetractions", "Set includeRetractions to true."
+                )
+        return None
+    if policy.tolerated != {LossKind.LOG_TRUNCATED}:
+        raise OperatorError(
+            "includeRetractions needs onTruncation=rewind, and onExpired, onRecreated and failOnDataLoss that end the "
+            "query: of records that were left out it is not known whether they are to be taken back",
+            "Set onTruncation to rewind, and leave the other three options out.",
+        )
+    directories = (given.text("retractionEvidence") or "").split(",")
+    return RetractionOptions(
+        tuple(as_local(directory.strip()) for directory in directories if directory.strip()),
+        as_local((given.text("retractionTable") or "").strip()) or None,
+        given.prefixed("storage.") or None,
+    )
+
+
+def check_general(options: Mapping[str, str]) -> ReadOptions:
     """Check what batch and stream have in common, before Spark has said which it is; warn of names that mean nothing.
 
-    Returns whether headers and leader epochs are asked for.
+    Returns the options, all but the bounds.
     """
     given = GivenOptions(options)
     common = _without_bounds(given)
     for side in ("starting", "ending"):
         bound_of(given, side, Latest())
     for name in given.names():
-        if name in _KNOWN or name.startswith("kafka."):
+        if name in _KNOWN or name.startswith(("kafka.", "storage.")):
             continue
         close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.75)
         hint = f"; is {_KNOWN[close[0]]} meant?" if close else ""
         _log.warning("option %s is not known and is ignored%s", name, hint)
-    return common.include_headers, common.include_leader_epoch
+    return common
 
 
 def wants_losses(options: Mapping[str, str]) -> bool:
@@ -166,6 +229,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         if f"kafka.{name}" in given:
             raise OperatorError(f"Kafka option '{name}' is not supported as {what} are written as the bytes they are")
     _require_bootstrap(given, "producer")
+    given.warn_of_unknown(_KNOWN_TO_WRITES, ("kafka.",), "a write to topics")
     topic = given.text("topic")
     return WriteOptions(client=given.prefixed("kafka."), topic=topic.strip() if topic is not None else None)
 
@@ -191,8 +255,20 @@ def _refuse_consumer_properties(given: GivenOptions) -> None:
 
 
 def _require_bootstrap(given: GivenOptions, kind: str) -> None:
-    if not (given.text("kafka.bootstrap.servers") or "").strip():
+    servers = (given.text("kafka.bootstrap.servers") or "").strip()
+    if not servers:
         raise OperatorError(f"Option 'kafka.bootstrap.servers' must be specified for configuring the {kind}")
+    check_addresses(servers)
+
+
+def check_addresses(servers: str) -> None:
+    """Raises `OperatorError` for a text of `kafka.bootstrap.servers` that names what is no address."""
+    from fenceline.client.config import addresses
+
+    try:
+        addresses([server.strip() for server in servers.split(",") if server.strip()])
+    except OperatorError as error:
+        raise OperatorError(f"Option 'kafka.bootstrap.servers': {error.message}", error.advice) from None
 
 
 def _reader_properties(given: GivenOptions) -> dict[str, str]:

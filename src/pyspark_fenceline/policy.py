@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fenceline.errors import OperatorError
@@ -31,10 +31,19 @@ class LossPolicy:
 
     tolerated: frozenset[LossKind] = frozenset()
     is_for_one_batch: bool = False
+    truncation_advice: str | None = None
+    """What to do about a truncation, where it is not what the kind's options offer."""
 
     def for_one_batch(self) -> LossPolicy:
         """The same for a query that has no next plan, which would go back to what its tasks left out."""
         return LossPolicy(self.tolerated & {LossKind.OFFSETS_EXPIRED}, is_for_one_batch=True)
+
+    def without_rewind(self, advice: str | None) -> LossPolicy:
+        """The same for a query that may not go back, with the reason; unchanged where `advice` is None, or where it
+        does not go back anyhow."""
+        if advice is None or LossKind.LOG_TRUNCATED not in self.tolerated:
+            return self
+        return replace(self, tolerated=self.tolerated - {LossKind.LOG_TRUNCATED}, truncation_advice=advice)
 
 
 _RUN_AGAIN: Final = "It changed while the query read it: run the query again."
@@ -66,5 +75,6 @@ def settle(losses: Sequence[Loss], policy: LossPolicy) -> None:
     fatal = [loss for loss in losses if loss.kind not in policy.tolerated]
     if fatal:
         is_over = policy.is_for_one_batch and any(loss.kind is not LossKind.OFFSETS_EXPIRED for loss in fatal)
-        raise DataLossError(fatal, _RUN_AGAIN if is_over else None)
+        is_truncated = any(loss.kind is LossKind.LOG_TRUNCATED for loss in fatal)
+        raise DataLossError(fatal, _RUN_AGAIN if is_over else policy.truncation_advice if is_truncated else None)
     _log.warning("going on, as the query's options say: %s", describe(losses))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
@@ -38,12 +38,14 @@ from pyspark_fenceline.planning import OffsetRange
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The logs of a set of partitions at one moment. The three maps name the same partitions."""
+    """The logs of a set of partitions at one moment. The first three maps name the same partitions. `added`: where
+    those are read from that a query knows only now, unless from 0."""
 
     topics: Mapping[str, TopicFacts]
     starts: Mapping[TopicPartition, int]
     ends: Mapping[TopicPartition, LogEnd]
     cluster_id: str | None = None
+    added: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @property
     def topic_ids(self) -> dict[str, str | None]:
@@ -157,12 +159,16 @@ class Comparison:
     may_be_stale: bool = False
 
 
-def compare(held: SourceOffset, snapshot: Snapshot, history: History) -> Comparison:
+Judge = Callable[[SourceOffset, Snapshot], Mapping[TopicPartition, Verdict]]
+"""Verdicts on positions that have no epoch to be compared by; may end the query."""
+
+
+def compare(held: SourceOffset, snapshot: Snapshot, history: History, judge: Judge | None = None) -> Comparison:
     """Compare a query's positions with the logs.
 
-    A partition that the query does not know yet is read from offset 0. A position above the readable end is no loss
-    when its epoch still matches: a new leader's high watermark may lag for a moment. Where a loss was found the
-    position is the one to go on from, with its epochs.
+    A partition that the query does not know yet is read from offset 0, or from where the snapshot says. A position
+    above the readable end is no loss when its epoch still matches: a new leader's high watermark may lag for a moment.
+    Where a loss was found the position is the one to go on from, with its epochs.
     """
     recreated = recreated_topics(held, snapshot)
     history.forget(tp for tp in snapshot.ends if tp.topic in recreated)
@@ -170,12 +176,14 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History) -> Compari
         tp: position for tp, position in held.positions.items() if tp in snapshot.ends and tp.topic not in recreated
     }
     verdicts = history.check(comparable, snapshot.ends)
+    if judge is not None:
+        verdicts |= judge(held, snapshot)
     positions: dict[TopicPartition, Position] = {}
     losses: list[Loss] = []
     resumed: dict[TopicPartition, int] = {}
     may_be_stale = False
     for tp, end in snapshot.ends.items():
-        position = held.positions.get(tp, Position(0))
+        position = held.positions.get(tp, Position(snapshot.added.get(tp, 0)))
         loss = _loss(tp, position, held, snapshot, verdicts.get(tp), is_recreated=tp.topic in recreated)
         if loss is None:
             positions[tp] = position
@@ -202,12 +210,18 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History) -> Compari
 
 
 def compare_patiently(
-    held: SourceOffset, look: Callable[[], Snapshot], history: History, *, attempts: int, interval_ms: int
+    held: SourceOffset,
+    look: Callable[[], Snapshot],
+    history: History,
+    *,
+    attempts: int,
+    interval_ms: int,
+    judge: Judge | None = None,
 ) -> tuple[Snapshot, Comparison]:
     """Snapshot and comparison. A loss that a broker's stale answer may show is looked at again first."""
     for attempt in range(1, attempts + 1):
         snapshot = look()
-        comparison = compare(held, snapshot, history)
+        comparison = compare(held, snapshot, history, judge)
         if attempt == attempts or not comparison.may_be_stale:
             break
         time.sleep(interval_ms / 1000)

@@ -7,30 +7,33 @@ Owns two jobs: files anew without the rows that go, and files of records that th
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
+from pyspark_fenceline.audit_made import naming_the_offset, records, source_schema
 from pyspark_fenceline.audit_table import Settings
 from pyspark_fenceline.audit_work import parallelism
 from pyspark_fenceline.delta_files import DataFile, FileWriter
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_rewrite import rewrite
 from pyspark_fenceline.delta_schema import TableShape, file_schema, fit, required_columns
-from pyspark_fenceline.planning import Task
+from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
 from pyspark_fenceline.repair_plan import Cut
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 _THREADS: Final = 4
-Transform = Callable[["DataFrame"], "DataFrame"]
+Absent = Sequence[tuple[TopicPartition, int, int]]
+"""Ranges of records that no row has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +82,17 @@ class _Filler:
             raise
 
 
-def _source_columns(table: DeltaTable, *, all_of_them: bool) -> StructType:
-    """The source's columns; without `all_of_them` those that the table has. Raises `OperatorError` where the table has
-    others.
-    """
+def _source_columns(table: DeltaTable) -> StructType:
+    """The source's columns that the table has. Raises `OperatorError` where the table has others."""
     from pyspark.sql.types import StructType
 
-    from pyspark_fenceline.schema import spark_schema
-
-    source = spark_schema(include_headers=True, include_leader_epoch=True)
-    if all_of_them:
-        return source
+    source = source_schema()
     names = {one.name for one in table.schema().fields}
     unknown = sorted(names - set(source.names))
     if unknown:
         raise OperatorError(
             f"Records are missing in the table, and its columns {', '.join(unknown)} are not the source's",
-            "Give repair the function that makes the table's rows of the source's, as transform=...",
+            "Give repair the function that makes the table's rows of the source's, as transform=... (in Spark).",
         )
     return StructType([one for one in source if one.name in names])
 
@@ -109,7 +106,8 @@ class Hands:
     def rewrite(self, options: DeltaOptions, cuts: Sequence[Cut]) -> list[DataFile]:
         raise NotImplementedError
 
-    def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, tasks: list[Task]) -> list[DataFile]:
+    def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent) -> list[DataFile]:
+        """Files of the records in these ranges."""
         raise NotImplementedError
 
 
@@ -122,8 +120,9 @@ class OwnHands(Hands):
         with ThreadPoolExecutor(_THREADS) as pool:
             return list(pool.map(lambda cut: _copy(options, cut), cuts))
 
-    def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, tasks: list[Task]) -> list[DataFile]:
-        source = _source_columns(table, all_of_them=False)
+    def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent) -> list[DataFile]:
+        source = _source_columns(table)
+        tasks = plan_tasks([OffsetRange(tp, start, end) for tp, start, end in absent])
         filler = _filler(options, table, chosen, tasks, source, source)
         return [file for number in range(len(tasks)) for file in filler.write(filler.read(number), number)]
 
@@ -151,9 +150,8 @@ def _reader_of(chosen: Settings) -> Mapping[str, str]:
 
 
 class SparkHands(Hands):
-    def __init__(self, session: SparkSession, transform: Transform | None) -> None:
+    def __init__(self, session: SparkSession) -> None:
         self.session: SparkSession = session
-        self._transform = transform
 
     def collect(self, findings: Any) -> list[Mapping[str, Any]]:
         rows = [row.asDict() for row in findings.collect()]
@@ -167,40 +165,40 @@ class SparkHands(Hands):
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    yield _pickled([_copy(options, cuts[number])])
+                    yield pickled([_copy(options, cuts[number])])
 
         numbers = self.session.range(0, len(cuts), 1, min(len(cuts), parallelism(self.session) * 2))
-        return _unpickled(numbers.mapInArrow(run, "files binary").collect())
+        return unpickled(numbers.mapInArrow(run, "files binary").collect())
 
-    def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, tasks: list[Task]) -> list[DataFile]:
-        source = _source_columns(table, all_of_them=self._transform is not None)
-        reading = _Filler(options, _reader_of(chosen), tasks, source, source, TableShape((), ()), frozenset())
-
-        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    yield from reading.read(number)
-
-        rows = self.session.range(0, len(tasks), 1, len(tasks)).mapInArrow(read, source)
-        if self._transform is not None:
-            rows = self._transform(rows)
-        filler = _filler(options, table, chosen, tasks, source, rows.schema)
+    def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent) -> list[DataFile]:
+        made = chosen.made
+        source = None if made.transform is not None else _source_columns(table)
+        rows = made.rows(records(self.session, chosen.client, absent, chosen.isolation_level))
+        if source is not None:
+            rows = rows.select(*source.names)
+        filler = _filler(options, table, chosen, (), source_schema(), rows.schema)
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from pyspark import TaskContext
 
             context = TaskContext.get()
-            yield _pickled(filler.write(batches, 0 if context is None else context.partitionId()))
+            yield pickled(filler.write(batches, 0 if context is None else context.partitionId()))
 
-        return _unpickled(rows.mapInArrow(write, "files binary").collect())
+        return naming_the_offset(
+            lambda: unpickled(rows.mapInArrow(write, "files binary").collect()),
+            self.session,
+            chosen.client,
+            made,
+            absent,
+        )
 
 
-def _pickled(files: Sequence[DataFile]) -> pa.RecordBatch:
+def pickled(files: Sequence[Any]) -> pa.RecordBatch:
     import pyarrow as pa
 
     return pa.RecordBatch.from_pydict({"files": pa.array([pickle.dumps(list(files))], pa.binary())})
 
 
-def _unpickled(rows: Sequence[Any]) -> list[DataFile]:
+def unpickled(rows: Sequence[Any]) -> list[Any]:
     """What the tasks of this very job sent home."""
     return [file for row in rows for file in pickle.loads(bytes(row[0]))]

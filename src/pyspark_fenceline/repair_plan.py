@@ -1,17 +1,21 @@
-"""Which rows of which files a repair takes out.
+"""What a repair does: which findings it acts on, and which rows of which files it takes out.
 
-Owns the step from an audit's findings to masks over files. Files are chosen by their bounds, then four columns of them
-are read. Of an offset that has several rows the first is kept, in the order of the files' names. Changes nothing.
+Owns the step from an audit's findings to masks over files. Only what the caller has chosen is acted on, and a row goes
+only where the audit has proven that it is wrong: by its epoch or its values, or because an equal row stays. Files are
+chosen by their bounds, then their log columns are read. Changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.audit_judge import Kind
+from pyspark_fenceline.audit_duplicates import ranges_of, repeated_rows
+from pyspark_fenceline.audit_judge import FAULTS, Kind
+from pyspark_fenceline.audit_runs import NOT_IN_LOG, Refine
 from pyspark_fenceline.delta_change import Removed
 from pyspark_fenceline.delta_index import LogColumns
 from pyspark_fenceline.delta_options import DeltaOptions
@@ -23,8 +27,27 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-DOUBTFUL: Final = (Kind.FOREIGN, Kind.INVALID)
-"""Rows of which the log says nothing: they only go when that is asked for. So do those of an unknown newer epoch."""
+PROVEN_WRONG: Final = frozenset({Kind.STALE, Kind.BEYOND})
+"""What a repair acts on unless other kinds are chosen: rows that the log proves to be none of its records."""
+TAKEN_OUT: Final = frozenset({*PROVEN_WRONG, Kind.ABORTED, Kind.DUPLICATE, Kind.FOREIGN, Kind.NEWER})
+ADDED: Final = frozenset({Kind.MISSING, Kind.BEHIND, Kind.DELETED})
+REPAIRABLE: Final = TAKEN_OUT | ADDED
+_OF_ONE_EPOCH: Final = frozenset({Kind.STALE, Kind.BEYOND, Kind.FOREIGN, Kind.NEWER})
+
+
+def chosen_kinds(names: Collection[str] | None) -> frozenset[Kind]:
+    """The kinds that a caller names; None for `PROVEN_WRONG`. Raises `OperatorError` for one that has no repair."""
+    if names is None:
+        return PROVEN_WRONG
+    known = {str(kind): kind for kind in REPAIRABLE}
+    given = [names] if isinstance(names, str) else list(names)
+    unknown = sorted(str(name) for name in given if str(name) not in known)
+    if unknown:
+        raise OperatorError(
+            f"A repair does nothing about rows of the kind {', '.join(unknown)}",
+            f"Choose from: {', '.join(sorted(known))}.",
+        )
+    return frozenset(known[str(name)] for name in given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +62,39 @@ class BadRange:
 
 @dataclass(slots=True)
 class Work:
-    """What the findings ask for. `left`: findings that a repair leaves as they are."""
+    """What the findings ask for. `left`: differences that this repair leaves unchanged."""
 
     bad: dict[TopicPartition, list[BadRange]] = field(default_factory=dict)
+    repeated: list[Mapping[str, Any]] = field(default_factory=list)
     absent: list[tuple[TopicPartition, int, int]] = field(default_factory=list)
     left: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
-        return not self.bad and not self.absent
+        return not self.bad and not self.absent and not self.repeated
 
 
-def work_of(findings: Iterable[Mapping[str, Any]], *, catch_up: bool, doubtful_rows: str) -> Work:
-    """`findings`: rows of a report. `catch_up`: also add what the table has not reached yet."""
+def work_of(findings: Iterable[Mapping[str, Any]], kinds: Collection[Kind], *, may_add: bool = True) -> Work:
+    """`findings`: rows of a report. `may_add`: without it nothing is added that might have been deleted on purpose."""
     work = Work()
     for one in findings:
         kind = Kind(one["kind"])
-        start, end, epochs = one["start_offset"], one["end_offset_exclusive"], one["epochs"]
-        if kind in (Kind.MISSING, Kind.BEHIND):
-            if kind is Kind.MISSING or catch_up:
-                work.absent.append((TopicPartition(one["topic"], one["partition"]), start, end))
-            continue
-        is_doubtful = kind in DOUBTFUL or (kind is Kind.BEYOND and "leader is at epoch" in one["detail"])
-        if kind in (Kind.UNREADABLE, Kind.INVALID) or (is_doubtful and doubtful_rows != "delete"):
-            work.left.append(one)
-        elif kind in (Kind.STALE, Kind.BEYOND, Kind.FOREIGN, Kind.ABORTED, Kind.DUPLICATE):
-            epoch = epochs[0] if kind in (Kind.STALE, Kind.BEYOND, Kind.FOREIGN) and epochs else None
+        is_held_back = kind in (Kind.MISSING, Kind.BEHIND) and not may_add
+        if kind not in kinds or is_held_back:
+            if kind in FAULTS or is_held_back:
+                work.left.append(one)
+        elif kind in ADDED:
             tp = TopicPartition(one["topic"], one["partition"])
-            work.bad.setdefault(tp, []).append(BadRange(kind, start, end, epoch))
+            work.absent.append((tp, one["start_offset"], one["end_offset_exclusive"]))
+        elif kind is Kind.DUPLICATE:
+            work.repeated.append(one)
+        else:
+            epoch = None
+            if kind in _OF_ONE_EPOCH:
+                # A finding without an epoch is about rows that their values have proven stale.
+                epoch = one["epochs"][0] if len(one["epochs"]) else NOT_IN_LOG
+            tp = TopicPartition(one["topic"], one["partition"])
+            work.bad.setdefault(tp, []).append(BadRange(kind, one["start_offset"], one["end_offset_exclusive"], epoch))
     return work
 
 
@@ -79,20 +107,37 @@ class Cut:
 
 
 def cuts_of(
-    options: DeltaOptions, files: Sequence[TableFile], bad: Mapping[TopicPartition, Sequence[BadRange]]
-) -> tuple[list[Cut], list[Removed]]:
-    """Files that change, and the ranges that go with them."""
-    seen: dict[TopicPartition, Any] = {}
+    options: DeltaOptions,
+    files: Sequence[TableFile],
+    work: Work,
+    row_key: Sequence[str] | None = None,
+    refine: Refine | None = None,
+) -> tuple[list[Cut], list[Removed], list[Mapping[str, Any]]]:
+    """Files that change, the ranges that go with them, and findings of duplicates that stay: their rows differ."""
+    import numpy as np
+
+    twice = ranges_of(work.repeated)
+    repeated = repeated_rows(options, files, twice, row_key, refine) if twice else {}
     cuts: list[Cut] = []
     removed: list[Removed] = []
+    gone_twice = 0
     for file in sorted(files, key=lambda one: one.path):
-        if not any(True for _ in _concerning(file, bad)):
+        again = repeated.get(file.path)
+        if (again is None or not again.any()) and not any(True for _ in _concerning(file, work.bad)):
             continue
         columns = read_log_columns(options, file)
-        gone = _rows_to_go(columns, bad, seen, removed)
+        columns = columns if refine is None else refine(file, columns)
+        gone = _rows_to_go(columns, work.bad, removed)
+        if again is not None:
+            again &= ~gone
+            gone_twice += int(again.sum())
+            for code, tp in enumerate(columns.partitions):
+                _note(columns, again & (columns.codes == code), tp, Kind.DUPLICATE, removed)
+            gone |= again
         if gone.any():
-            cuts.append(Cut(file, None if gone.all() else ~gone))
-    return cuts, removed
+            cuts.append(Cut(file, None if gone.all() else np.asarray(~gone)))
+    differing = work.repeated if gone_twice < sum(one["rows"] for one in work.repeated) else []
+    return cuts, removed, list(differing)
 
 
 def _concerning(file: TableFile, bad: Mapping[TopicPartition, Sequence[BadRange]]) -> Iterator[BadRange]:
@@ -103,49 +148,27 @@ def _concerning(file: TableFile, bad: Mapping[TopicPartition, Sequence[BadRange]
                 yield one
 
 
-def _rows_to_go(
-    columns: LogColumns,
-    bad: Mapping[TopicPartition, Sequence[BadRange]],
-    seen: dict[TopicPartition, Any],
-    removed: list[Removed],
-) -> Mask:
+def _rows_to_go(columns: LogColumns, bad: Mapping[TopicPartition, Sequence[BadRange]], removed: list[Removed]) -> Mask:
     import numpy as np
 
     gone = np.zeros(len(columns), dtype=np.bool_)
     for code, tp in enumerate(columns.partitions):
-        if tp not in bad:
-            continue
-        of_partition = columns.codes == code
-        for one in sorted(bad[tp], key=lambda each: each.kind is Kind.DUPLICATE):
-            inside = of_partition & (columns.offsets >= one.start) & (columns.offsets < one.end) & ~gone
+        for one in bad.get(tp, ()):
+            inside = (columns.codes == code) & (columns.offsets >= one.start) & (columns.offsets < one.end) & ~gone
             if one.epoch is not None:
                 inside &= columns.epochs == one.epoch
-            if one.kind is Kind.DUPLICATE:
-                inside = _repeated(columns, inside, tp, seen)
-            if not inside.any():
-                continue
+            _note(columns, inside, tp, one.kind, removed)
             gone |= inside
-            for epoch in np.unique(columns.epochs[inside]).tolist():
-                offsets = columns.offsets[inside & (columns.epochs == epoch)]
-                removed.append(
-                    Removed(
-                        tp.topic, tp.partition, epoch, int(offsets.min()), int(offsets.max()), len(offsets), one.kind
-                    )
-                )
     return gone
 
 
-def _repeated(columns: LogColumns, inside: Mask, tp: TopicPartition, seen: dict[TopicPartition, Any]) -> Mask:
-    """Rows whose offset came before, in this file or in another one."""
+def _note(columns: LogColumns, chosen: Mask, tp: TopicPartition, kind: Kind, removed: list[Removed]) -> None:
     import numpy as np
 
-    rows = np.flatnonzero(inside)
-    offsets = columns.offsets[rows]
-    known = seen.get(tp, np.zeros(0, dtype=np.int64))
-    first = np.zeros(len(rows), dtype=np.bool_)
-    first[np.unique(offsets, return_index=True)[1]] = True
-    fresh = first & ~np.isin(offsets, known)
-    seen[tp] = np.concatenate((known, offsets[fresh]))
-    repeated = np.zeros(len(columns), dtype=np.bool_)
-    repeated[rows[~fresh]] = True
-    return repeated
+    for epoch in np.unique(columns.epochs[chosen]).tolist():
+        offsets = columns.offsets[chosen & (columns.epochs == epoch)]
+        # A row that its values have proven stale has no epoch.
+        told = -1 if epoch <= NOT_IN_LOG else epoch
+        removed.append(
+            Removed(tp.topic, tp.partition, told, int(offsets.min()), int(offsets.max()), len(offsets), kind)
+        )

@@ -1,9 +1,12 @@
-"""`repair`: makes a table equal to the log, and says what it changed.
+"""`repair`: says what would make a table equal to the log, and does it where that is asked for.
 
-Owns the order of a repair: audit, then one log entry that takes out what the log does not hold and adds what the table
-lacks, read from the log. Only files with rows that go are written anew, and only the missing ranges are read. A second
-repair finds nothing to do. Somebody who writes the table meanwhile is no trouble, as long as the files in question stay
-and the missing ranges are not added by others; else the repair looks again.
+Owns the order of a repair: audit, then one entry of the table's log that takes out what the log does not hold, and one
+that adds what the table lacks, read from the log (two entries, so that readers that skip changes get the new rows:
+decision 026). Without `apply` nothing is changed. Only kinds that the caller has chosen are acted on; rows that were
+deleted on purpose only come back where that is asked for by name. Only files with rows that go are written anew, and
+only the missing ranges are read. A second repair finds nothing to do, and one that ended between its two entries is
+completed by the next one. Other writers are no trouble, as long as the files in question stay and the missing ranges
+are not added by them; else the repair looks again.
 """
 
 from __future__ import annotations
@@ -14,35 +17,42 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+from pyspark_fenceline.audit_judge import Kind
+from pyspark_fenceline.audit_made import Made, Transform
 from pyspark_fenceline.audit_table import (
+    OpenedTable,
     Settings,
     Starting,
     Verdict,
     audit_files,
     open_for_audit,
+    session_for,
     settings,
 )
 from pyspark_fenceline.audit_work import the_session
 from pyspark_fenceline.delta_change import RANGES_TOLD, Removed
 from pyspark_fenceline.delta_commit import commit_entry, open_table, refuse_append_only
-from pyspark_fenceline.delta_files import DataFile
+from pyspark_fenceline.delta_files import DataFile, delete_files
 from pyspark_fenceline.delta_index import bounds
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_state import PartitionState, TableState, read_state
 from pyspark_fenceline.delta_table_files import TableFile, table_files
-from pyspark_fenceline.planning import OffsetRange, plan_tasks
-from pyspark_fenceline.repair_hands import Hands, OwnHands, SparkHands, Transform
-from pyspark_fenceline.repair_plan import Work, cuts_of, work_of
+from pyspark_fenceline.repair_hands import Hands, OwnHands, SparkHands
+from pyspark_fenceline.repair_plan import Cut, Work, chosen_kinds, cuts_of, work_of
+from pyspark_fenceline.table_changes import files_of_version
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 5
 _COMMIT_ATTEMPTS: Final = 40
+ROWS_DIFFER: Final = "rows that differ stay: name the columns that tell rows of one record apart (row_key)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +67,13 @@ class Added:
 
 @dataclass(slots=True)
 class Repair:
-    """What a repair did. `version`: of the table afterwards, None when nothing was changed. `left`: findings that it
-    left as they are, because the log can not be read there or says nothing of such rows.
+    """What a repair did, or would do. `version`: of the table afterwards, None when nothing was changed. `is_applied`:
+    it was to change the table. `left`: differences that it leaves unchanged: of kinds that were not chosen, or because
+    nothing proves that the rows are wrong. Without `is_applied` the files that come are not known.
     """
 
     before: Verdict
+    is_applied: bool = False
     version: int | None = None
     removed: Sequence[Removed] = ()
     added: Sequence[Added] = ()
@@ -75,20 +87,30 @@ class Repair:
         return sum(one.row_count for one in self.removed)
 
     def sentence(self) -> str:
-        """What was changed, for a person."""
-        if self.version is None:
-            what = "Nothing was changed" if not self.left else "Nothing could be changed"
-        else:
-            by_kind: dict[str, int] = {}
-            for one in self.removed:
-                by_kind[str(one.reason)] = by_kind.get(str(one.reason), 0) + one.row_count
-            gone = ", ".join(f"{count} {kind}" for kind, count in sorted(by_kind.items()))
+        """What was changed or would be, for a person."""
+        by_kind: dict[str, int] = {}
+        for one in self.removed:
+            by_kind[str(one.reason)] = by_kind.get(str(one.reason), 0) + one.row_count
+        gone = ", ".join(f"{count} {kind}" for kind, count in sorted(by_kind.items()))
+        rows = f"{self.removed_rows} rows{f' ({gone})' if gone else ''}"
+        if not self.is_applied and (self.removed or self.added):
             what = (
-                f"Took out {self.removed_rows} rows{f' ({gone})' if gone else ''} and added {self.added_rows}, "
+                f"Would take out {rows} and add {self.added_rows}: {self.files_removed} files would go; nothing was"
+                " changed, apply=True (--apply) does it"
+            )
+        elif self.version is None:
+            what = "Nothing was changed" if self.is_applied or not self.left else "Nothing would be changed"
+        else:
+            what = (
+                f"Took out {rows} and added {self.added_rows}, "
                 f"in version {self.version}: {self.files_removed} files went, {self.files_added} came"
             )
-        more = f"; {len(self.left)} findings were left as they are" if self.left else ""
-        return f"{what}{more}."
+        kinds = sorted({str(one["kind"]) for one in self.left})
+        more = f"; {len(self.left)} findings are left unchanged ({', '.join(kinds)})" if kinds else ""
+        unknown = "; ".join(self.before.unknown_deletions)
+        held = f"; what is missing may have been deleted on purpose by {unknown}" if unknown else ""
+        notes = "".join(f"; {note}" for note in self.before.notes) if self.added else ""
+        return f"{what}{more}{held}{notes}."
 
 
 def repair(
@@ -96,41 +118,88 @@ def repair(
     bootstrap: str | Mapping[str, str],
     topics: str | Collection[str] | None = None,
     *,
+    apply: bool = False,
+    kinds: Collection[str] | None = None,
     spark: SparkSession | None = None,
     storage: Mapping[str, str] | None = None,
     transform: Transform | None = None,
+    where: str | None = None,
     starting: Starting = "earliest",
     isolation_level: str = "read_uncommitted",
     everything: bool | None = None,
-    catch_up: bool = True,
-    doubtful_rows: str = "keep",
+    by_values: bool = False,
+    row_key: Collection[str] | None = None,
+    deleted: str | DataFrame | pa.Table | None = None,
 ) -> Repair:
-    """Make the Delta table at a path equal to the log, as Spark jobs.
+    """Say what would make the Delta table at a path equal to the log, and do it with `apply`, as Spark jobs.
 
-    `transform`: from the source's columns (with headers and leader_epoch) to the table's, where it has others.
-    `catch_up`: also add what the table has not reached yet; say False where a sink that may add it twice is writing.
-    `doubtful_rows`: "delete" takes out rows of which the log says nothing too (partitions that the cluster has not, and
-    epochs newer than the leader's). The other arguments and errors are those of `audit`.
+    `kinds`: of the findings to act on; None for what is proven wrong (stale, beyond). To be named: missing, behind
+    (records that the table has not reached yet: leave it out while a sink that may add them twice is writing),
+    duplicate, aborted, foreign, newer, and deleted (which brings back what was deleted on purpose). `transform`: from
+    the source's columns (with headers and leader_epoch) to the table's, where it has others. Of duplicates rows go that
+    are equal in every column, or in `row_key`. The other arguments and errors are those of `audit`.
     """
-    chosen = settings(bootstrap, topics, starting, isolation_level, everything)
-    hands = SparkHands(spark or the_session(), transform)
-    return _repair(table, chosen, storage, hands, catch_up=catch_up, doubtful_rows=doubtful_rows)
+    chosen = settings(
+        bootstrap,
+        topics,
+        starting,
+        isolation_level,
+        everything,
+        by_values=by_values,
+        made=Made(transform, where),
+        row_key=row_key,
+        deleted=deleted,
+    )
+    return _repair(table, chosen, storage, SparkHands(spark or the_session()), chosen_kinds(kinds), apply=apply)
 
 
 def repair_here(
     table: str,
     chosen: Settings,
     *,
+    apply: bool = False,
+    kinds: Collection[str] | None = None,
     storage: Mapping[str, str] | None = None,
-    catch_up: bool = True,
-    doubtful_rows: str = "keep",
 ) -> Repair:
-    """As `repair`, in this process and without Spark."""
-    return _repair(table, chosen, storage, OwnHands(), catch_up=catch_up, doubtful_rows=doubtful_rows)
+    """As `repair`, in this process, with Spark only where `chosen` has a predicate or a transform."""
+    session = session_for(chosen)
+    hands = OwnHands() if session is None else SparkHands(session)
+    return _repair(table, chosen, storage, hands, chosen_kinds(kinds), apply=apply)
 
 
-class _Moved(Exception):
-    """The table is not any more what the repair was planned for."""
+class Moved(Exception):
+    """The table is not any more what the repair was planned for. `may_have_landed`: an own commit, which failed, may be
+    in the table all the same; then its files must stay.
+    """
+
+    def __init__(self, *, may_have_landed: bool = False) -> None:
+        super().__init__()
+        self.may_have_landed = may_have_landed
+
+
+@dataclass(slots=True)
+class _Done:
+    """Entries of this repair that the table has, also those of attempts that were overtaken behind them."""
+
+    version: int | None = None
+    removed: list[Removed] = field(default_factory=list)
+    added: list[Added] = field(default_factory=list)
+    added_rows: int = 0
+    files_removed: int = 0
+    files_added: int = 0
+
+    def told(self, before: Verdict, left: Sequence[Mapping[str, Any]]) -> Repair:
+        return Repair(
+            before,
+            True,
+            self.version,
+            self.removed,
+            self.added,
+            self.added_rows,
+            self.files_removed,
+            self.files_added,
+            left,
+        )
 
 
 def _repair(
@@ -138,103 +207,160 @@ def _repair(
     chosen: Settings,
     storage: Mapping[str, str] | None,
     hands: Hands,
+    kinds: Collection[Kind],
     *,
-    catch_up: bool,
-    doubtful_rows: str,
+    apply: bool,
 ) -> Repair:
-    if doubtful_rows not in ("keep", "delete"):
-        raise OperatorError(f"doubtful_rows can not be {doubtful_rows!r}", "Use keep or delete.")
+    done = _Done()
+    before: Verdict | None = None
     for _ in range(_ATTEMPTS):
-        options, files = open_for_audit(path, storage)
-        found = audit_files(options, files, chosen, hands.session)
-        rows = hands.collect(found.findings)
-        work = work_of(rows, catch_up=catch_up, doubtful_rows=doubtful_rows)
+        table = open_for_audit(path, storage, to_write=True)
+        found = audit_files(table, chosen, hands.session)
+        before = before or found.verdict
+        may_add = not found.verdict.unknown_deletions or Kind.DELETED in kinds
+        work = work_of(hands.collect(found.findings), kinds, may_add=may_add)
         if work.is_empty:
-            return Repair(found.verdict, left=work.left)
+            return done.told(before, work.left) if apply else Repair(before, left=work.left)
         try:
-            return _apply(options, files, chosen, hands, work, found.verdict)
-        except _Moved:
+            cuts, removed, differing = cuts_of(table.options, table.files, work, chosen.row_key, found.refine)
+        except FileNotFoundError:
+            # Others have rewritten the table, and vacuum was quick.
+            continue
+        work.left += [{**one, "detail": f"{one['detail']}; {ROWS_DIFFER}"} for one in differing]
+        if not apply:
+            return _planned(before, work, cuts, removed)
+        try:
+            _apply(table, chosen, hands, work, cuts, removed, done)
+        except Moved:
             _log.warning("the table at %s was changed during its repair, looking again", path)
+            continue
+        return done.told(before, work.left)
     raise OperatorError(
         f"The Delta table at {path} is changed by others all the time: {_ATTEMPTS} repairs were overtaken",
         "Stop what rewrites the table (OPTIMIZE, deletes) during a repair.",
     )
 
 
+def _planned(before: Verdict, work: Work, cuts: Sequence[Cut], removed: Sequence[Removed]) -> Repair:
+    added = [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
+    rows = sum(one.end_offset_exclusive - one.start_offset for one in added)
+    return Repair(before, False, None, removed, added, rows, len(cuts), 0, work.left)
+
+
 def _apply(
-    options: DeltaOptions,
-    files: Sequence[TableFile],
+    table: OpenedTable,
     chosen: Settings,
     hands: Hands,
     work: Work,
-    before: Verdict,
-) -> Repair:
-    cuts, removed = cuts_of(options, files, work.bad)
-    table = open_table(options)
-    assert table is not None, "the table was audited a moment ago"
+    cuts: Sequence[Cut],
+    removed: Sequence[Removed],
+    done: _Done,
+) -> None:
+    """Two entries, or the one of them that is needed. Raises `Moved` where the table is not what was planned for; what
+    the first entry did stays right, and is in `done`.
+    """
+    options = table.options
+    opened = open_table(options)
+    assert opened is not None, "the table was audited a moment ago"
     if cuts:
-        refuse_append_only(table, options.path)
-    copies = hands.rewrite(options, [cut for cut in cuts if cut.keep is not None])
-    tasks = plan_tasks([OffsetRange(tp, start, end) for tp, start, end in work.absent])
-    filled = hands.fill(options, table, chosen, tasks) if tasks else []
-    gone = [cut.file for cut in cuts]
-    added = [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
-    if not gone and not filled:
-        return Repair(before, left=work.left)
-    version = _commit_repair(options, files, gone, copies, filled, removed)
-    return Repair(
-        before,
-        version,
-        removed,
-        added,
-        sum(file.record_count for file in filled),
-        len(gone),
-        len(copies) + len(filled),
-        work.left,
-    )
+        refuse_append_only(opened, options.path)
+    # What may fail at a record comes first: then nothing is written.
+    filled = hands.fill(options, opened, chosen, work.absent) if work.absent else []
+    written = list(filled)
+    try:
+        known = list(table.files)
+        if cuts:
+            copies = hands.rewrite(options, [cut for cut in cuts if cut.keep is not None])
+            written += copies
+            gone = [cut.file for cut in cuts]
+            deleted = sum(one.row_count for one in removed)
+            done.version = commit_one(
+                options, known, gone, copies, {"repair": _told(removed, [])}, deleted_row_count=deleted
+            )
+            done.removed += removed
+            done.files_removed += len(gone)
+            done.files_added += len(copies)
+            written = list(filled)
+            paths = {file.path for file in gone}
+            known = [file for file in known if file.path not in paths]
+            known += [TableFile(file.path, file.size_bytes, file.partition_values) for file in copies]
+        if filled:
+            incoming = bounds(span for file in filled for span in file.spans)
+            done.version = commit_one(options, known, [], filled, {"repair": _told([], filled)}, incoming=incoming)
+            done.added += [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
+            done.added_rows += sum(file.record_count for file in filled)
+            done.files_added += len(filled)
+    except Moved as moved:
+        if not moved.may_have_landed:
+            delete_files(options, [file.path for file in written])
+        raise
 
 
-def _commit_repair(
+def commit_one(
     options: DeltaOptions,
     known: Sequence[TableFile],
     gone: Sequence[TableFile],
-    copies: Sequence[DataFile],
-    filled: Sequence[DataFile],
-    removed: Sequence[Removed],
+    files: Sequence[DataFile],
+    told: Mapping[str, Any],
+    *,
+    incoming: Mapping[TopicPartition, tuple[int, int]] | None = None,
+    keeps_state: bool = True,
+    deleted_row_count: int = 0,
+    updated_row_count: int = 0,
 ) -> int:
-    """One entry, on the table as it is now. Raises `_Moved` where that is not what was planned for."""
+    """One entry with `files` in place of `gone`, on the table as it is now; its version. `known`: the table's files as
+    they were planned for. `incoming`: bounds of the rows that are new; no file may have come that may have some of
+    them. Raises `Moved`.
+    """
     from deltalake.exceptions import CommitFailedError
 
     paths = {file.path for file in known}
-    incoming = bounds(span for file in filled for span in file.spans)
+    new = incoming or {}
+    since: int | None = None
     for attempt in range(_COMMIT_ATTEMPTS):
         table = open_table(options)
         if table is None:
-            raise _Moved
+            raise Moved(may_have_landed=attempt > 0)
+        since = int(table.version()) if since is None else since
         now = {file.path: file for file in table_files(table)}
+        if attempt > 0 and files and all(file.path in now for file in files):
+            # It has landed, and failed all the same.
+            return int(table.version())
         came = [file for path, file in now.items() if path not in paths]
-        if any(file.path not in now for file in gone) or any(_may_overlap(file, incoming) for file in came):
-            raise _Moved
-        told = {"repair": _told(removed, filled)}
-        state = read_state(table)
-        if state is not None:
-            told["state"] = _raised(state, incoming).encode()
+        if any(file.path not in now for file in gone) or any(_may_overlap(file, new) for file in came):
+            raise Moved(may_have_landed=_is_named(options, files, since + 1, int(table.version())))
+        state = read_state(table) if keeps_state else None
         try:
             commit_entry(
                 table,
-                [*copies, *filled],
+                files,
                 table.metadata().partition_columns,
                 None,
                 overwrite=False,
                 remove=gone,
-                told=told,
+                told=told if state is None else {**told, "state": _raised(state, new).encode()},
                 only_next=True,
+                deleted_row_count=deleted_row_count,
+                updated_row_count=updated_row_count,
             )
         except CommitFailedError:
             time.sleep(random.random() * min(0.2, 0.01 * 2**attempt))
             continue
         return int(table.version()) + 1
-    raise _Moved
+    raise Moved(may_have_landed=True)
+
+
+def _is_named(options: DeltaOptions, files: Sequence[DataFile], first_version: int, last_version: int) -> bool:
+    """Whether an entry of these versions has one of the files, or cannot be read."""
+    paths = {file.path for file in files}
+    try:
+        return any(
+            unquote(changed.path) in paths
+            for version in range(first_version, last_version + 1)
+            for changed in files_of_version(options, version)
+        )
+    except OperatorError:
+        return True
 
 
 def _may_overlap(file: TableFile, incoming: Mapping[TopicPartition, tuple[int, int]]) -> bool:

@@ -1,8 +1,8 @@
 """The source's columns, in Spark's and in Arrow's words.
 
-Owns the schema of Spark's Kafka source (`pyspark.md S28`), the opt-in column `leader_epoch`, and the exact Arrow form
-that Spark checks the first batch of a task against (S1). A caller's own schema may choose columns, as Spark pushes no
-column selection down to Python sources: columns that are not asked for are not sent to the JVM.
+Owns the schema of Spark's Kafka source (`pyspark.md S28`), the opt-in columns `leader_epoch` and `_change_type`, and
+the exact Arrow form that Spark checks the first batch of a task against (S1). A caller's own schema may choose columns,
+as Spark pushes no column selection down to Python sources: columns that are not asked for are not sent to the JVM.
 """
 
 from __future__ import annotations
@@ -38,24 +38,33 @@ _COLUMNS: Final = (
 )
 _HEADERS: Final = StructField("headers", HEADERS_TYPE)
 _LEADER_EPOCH: Final = StructField("leader_epoch", IntegerType())
+CHANGE_TYPE: Final = "_change_type"
+"""`insert`, or `delete` for a row that came before and that the log lost: the words of Delta's change data feed."""
+_CHANGE_TYPE: Final = StructField(CHANGE_TYPE, StringType())
 
 
-def spark_schema(*, include_headers: bool, include_leader_epoch: bool) -> StructType:
-    """The columns of a read, in the order of Spark's Kafka source; `leader_epoch` comes last."""
+def spark_schema(*, include_headers: bool, include_leader_epoch: bool, include_retractions: bool = False) -> StructType:
+    """The columns of a read, in the order of Spark's Kafka source; `leader_epoch` and `_change_type` come last."""
     columns = list(_COLUMNS)
     if include_headers:
         columns.append(_HEADERS)
     if include_leader_epoch:
         columns.append(_LEADER_EPOCH)
+    if include_retractions:
+        columns.append(_CHANGE_TYPE)
     return StructType(columns)
 
 
-def check_schema(schema: StructType, *, include_headers: bool, include_leader_epoch: bool) -> None:
+def check_schema(
+    schema: StructType, *, include_headers: bool, include_leader_epoch: bool, include_retractions: bool = False
+) -> None:
     """Accept the source's own schema or a choice of its columns. Raises `OperatorError` on anything else."""
-    known = {field.name: field for field in spark_schema(include_headers=True, include_leader_epoch=True)}
+    every = spark_schema(include_headers=True, include_leader_epoch=True, include_retractions=True)
+    known = {field.name: field for field in every}
     needs = {
         "headers": ("includeHeaders", include_headers),
         "leader_epoch": ("includeLeaderEpoch", include_leader_epoch),
+        CHANGE_TYPE: ("includeRetractions", include_retractions),
     }
     for field in schema:
         own = known.get(field.name)
@@ -72,6 +81,11 @@ def check_schema(schema: StructType, *, include_headers: bool, include_leader_ep
             )
     if not len(schema):
         raise OperatorError("The schema names no column", "Leave it out, or choose at least one column.")
+    if include_retractions and CHANGE_TYPE not in schema.names:
+        raise OperatorError(
+            f"The schema has no column {CHANGE_TYPE}: rows that are taken back would be counted once more",
+            f"Add {CHANGE_TYPE} STRING to it, or leave out the option includeRetractions.",
+        )
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -42,8 +42,12 @@ class FencelineDataSource(DataSource):
             from pyspark_fenceline import losses_table
 
             return losses_table.SCHEMA
-        include_headers, include_leader_epoch = check_general(self.options)
-        return spark_schema(include_headers=include_headers, include_leader_epoch=include_leader_epoch)
+        common = check_general(self.options)
+        return spark_schema(
+            include_headers=common.include_headers,
+            include_leader_epoch=common.include_leader_epoch,
+            include_retractions=common.retractions is not None,
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_fenceline.batch import FencelineReader, FilteringReader
@@ -88,5 +92,10 @@ def _plan(options: ReadOptions, schema: StructType, policy: LossPolicy) -> ReadP
     from pyspark_fenceline.schema import check_schema
     from pyspark_fenceline.tasks import ReadPlan
 
-    check_schema(schema, include_headers=options.include_headers, include_leader_epoch=options.include_leader_epoch)
+    check_schema(
+        schema,
+        include_headers=options.include_headers,
+        include_leader_epoch=options.include_leader_epoch,
+        include_retractions=options.retractions is not None,
+    )
     return ReadPlan(options.client, schema, policy, options.patience)

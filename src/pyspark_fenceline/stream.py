@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
+from uuid import uuid4
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -28,16 +30,22 @@ from pyspark.sql.streaming.datasource import (
 from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.admission import TriggerGate, limit_offsets
+from pyspark_fenceline.adoption import Adoption
 from pyspark_fenceline.batches import PlannedBatch, beginning, plan_batch
+from pyspark_fenceline.bounds import Assign
 from pyspark_fenceline.cluster import Cluster, TopicFacts
-from pyspark_fenceline.connect import connect
+from pyspark_fenceline.connect import connect, holding_records
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import History
+from pyspark_fenceline.kept_rows import KeptPartition, kept_partitions, read_kept
+from pyspark_fenceline.losses_table import known_losses
+from pyspark_fenceline.lost_ranges import Retraction
 from pyspark_fenceline.offsets import Position, SourceOffset, Unresolved, by_topic, decode
 from pyspark_fenceline.options import ReadOptions
 from pyspark_fenceline.patience import with_retries
 from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
-from pyspark_fenceline.policy import settle
+from pyspark_fenceline.policy import LossPolicy, settle
+from pyspark_fenceline.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, refusal_to_rewind
 from pyspark_fenceline.ranges import (
     Comparison,
     Snapshot,
@@ -47,6 +55,14 @@ from pyspark_fenceline.ranges import (
     subscribed,
     take_snapshot,
 )
+from pyspark_fenceline.retractions import (
+    BATCH_IS_EXACT,
+    delivered_since,
+    lost_rows,
+    plan_exact_batch,
+    since_after,
+)
+from pyspark_fenceline.retractor import Retractor, receipts_from
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
 
 if TYPE_CHECKING:
@@ -90,6 +106,20 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target: Snapshot | None = None
         self._newest: Snapshot | None = None
         self._last_batch: PlannedBatch | None = None
+        self._batch_policy = options.policy
+        """What the newest batch was planned by."""
+        self._tasks_may_go_back = True
+        self._is_doubt_told = False
+        self._kept_adoption: Adoption | None = None
+        self._first_seen: dict[tuple[TopicPartition, str | None], int] = {}
+        """Where logs of topics (by id) began that the query had not read from, when it saw them first."""
+        self._state: QueryState | None = None
+        """Whether the query keeps state, once that is known; its plan does not change while it runs."""
+        self._query = uuid4().hex
+        """The id of a query that has none yet."""
+        self._kept_retractor: Retractor | None = None
+        self._checked_topics: set[str] = set()
+        """Of which rows can be taken back, as far as their configuration says."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay on the driver; an executor's copy only reads.
@@ -124,11 +154,11 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         is_paced = time.monotonic() - self._answered_at_s > _PACED_S
         end = None
         if not is_idle or not self._can_await(held) or time.monotonic() - self._looked_at_s > LOOK_AGAIN_S:
-            end = self._retrying(lambda: self._next(held, limit))
+            end = self._retrying(lambda: self._next(start, held, limit))
         if end is None and is_idle:
             # `processAllAvailable` waits for idle looks, so the first are short.
             wait_ms = min(_FIRST_IDLE_WAIT_MS << min(0 if is_paced else self._idle_looks, 10), IDLE_WAIT_MS)
-            end = self._wait(held, limit, wait_ms)
+            end = self._wait(start, held, limit, wait_ms)
         self._answered_at_s = time.monotonic()
         if end is None:
             self._idle_looks, self._idle_at, self._idle_held = self._idle_looks + 1, start, held
@@ -136,12 +166,14 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._idle_looks, self._idle_at = 0, None
         return end.encode()
 
-    def _wait(self, held: SourceOffset | Unresolved, limit: ReadLimit, wait_ms: int) -> SourceOffset | None:
+    def _wait(
+        self, start: dict[str, Any], held: SourceOffset | Unresolved, limit: ReadLimit, wait_ms: int
+    ) -> SourceOffset | None:
         """Wait a while for something to do, at the brokers if they can: the end of the batch that came of it."""
         if self._can_await(held):
             if not self._await_news(held, wait_ms):
                 return None
-            if (end := self._retrying(lambda: self._next(held, limit))) is not None:
+            if (end := self._retrying(lambda: self._next(start, held, limit))) is not None:
                 return end
         time.sleep(min(wait_ms, BLIND_WAIT_MS) / 1000)
         return None
@@ -178,14 +210,25 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         first = decode(start)
         if isinstance(last, Unresolved):
             return []
+        is_first = isinstance(first, Unresolved)
         if isinstance(first, Unresolved):
             if last.started_at is None:
                 raise InternalError("the first batch of the checkpoint does not say where it starts")
             first = last.started_at
-        ranges = self._retrying(lambda: self._ranges(first, last))
-        return [RangesPartition(task, last.topic_ids, last.cluster_id) for task in self._tasks(ranges)]
+        if self._options.retractions is not None:
+            return self._retrying(lambda: self._exact_partitions(first, last))
+        policy = self._batch_policy = self._policy_at(end, is_first=is_first)
+        no_rewind = policy.truncation_advice
+        if no_rewind is None and is_first and self._options.state.is_stateful is None:
+            # No state is there yet because no batch has run yet.
+            no_rewind = FIRST_BATCH
+        self._tasks_may_go_back = no_rewind is None
+        ranges = self._retrying(lambda: self._ranges(first, last, policy))
+        return [RangesPartition(task, last.topic_ids, last.cluster_id, no_rewind) for task in self._tasks(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, KeptPartition):
+            return read_kept(self._plan, partition)
         return read_ranges(self._plan, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -196,25 +239,32 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     # Planning ---------------------------------------------------------------------------------------------------
 
-    def _next(self, held: SourceOffset | Unresolved, limit: ReadLimit) -> SourceOffset | None:
-        """End of the next batch, or None when none should run now."""
+    def _next(self, start: dict[str, Any], held: SourceOffset | Unresolved, limit: ReadLimit) -> SourceOffset | None:
+        """End of the next batch, or None when none should run now. `held` is what `start` means."""
         initial = None
         if isinstance(held, Unresolved):
             snapshot = self._look(held)
             initial = held = self._initial_offset(snapshot)
             comparison = Comparison(held.positions, held.losses)
         else:
+            if self._options.retractions is not None:
+                delivered_since(held)
             snapshot, comparison = self._compare(held, lambda: self._look(held))
             if self._last_batch is not None:
-                tolerated = self._options.policy.tolerated
+                tolerated = self._batch_policy.tolerated
                 if LossKind.LOG_TRUNCATED in tolerated:
-                    comparison = self._last_batch.with_what_was_left_out(held, comparison, snapshot)
+                    comparison = self._last_batch.with_what_was_left_out(
+                        held, comparison, snapshot, tasks_may_go_back=self._tasks_may_go_back
+                    )
                 comparison = self._last_batch.with_what_is_untold(held, comparison, snapshot, tolerated)
-            settle(comparison.losses, self._options.policy)
+            if comparison.losses:
+                settle(comparison.losses, self._policy_at(start))
+        retractions = self._retractions(held, comparison)
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
         available = sum(ends.values()) - sum(starts.values())
-        must_run = initial is not None or bool(comparison.losses)
+        # A batch of its own gives a checkpoint of Spark's source its epochs at once.
+        must_run = initial is not None or bool(comparison.losses) or held.is_of_connector
         self._looked_at_s, self._is_held_back = time.monotonic(), available > 0
         if available == 0 and not must_run:
             return None
@@ -241,6 +291,11 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             started_at=initial,
             cluster_id=snapshot.cluster_id,
             losses=tuple(comparison.losses),
+            query=held.query or self._query,
+            retractions=retractions,
+            since=self._since(held, positions, comparison, is_first=initial is not None),
+            unproven=self._adoption.accepted if held.is_of_connector else {},
+            added={tp: begin for tp, begin in snapshot.added.items() if begin > 0 and tp in positions},
         )
 
     def _look(self, held: SourceOffset | Unresolved) -> Snapshot:
@@ -254,11 +309,26 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if isinstance(held, Unresolved) or self._options.fail_on_data_loss:
             require_all(self._options.subscription, {**known, **found})
         snapshot = take_snapshot(self._cluster, found)
+        if isinstance(held, SourceOffset):
+            snapshot = self._with_added(held, snapshot)
         if self._is_available_now and self._target is None:
             self._target = snapshot
         self._newest = snapshot
         self._warn_without_epochs(snapshot)
         return snapshot
+
+    def _with_added(self, held: SourceOffset, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with where partitions are read from that the subscription has gained: from the beginning that
+        their logs had when the query saw them first. A partition that a topic gains later is part of what is read: all
+        of it counts, from 0.
+        """
+        is_assigned = isinstance(self._options.subscription, Assign)
+        topics = {tp.topic for tp in held.positions}
+        added: dict[TopicPartition, int] = {}
+        for tp, start in snapshot.starts.items():
+            if tp not in held.positions and (is_assigned or tp.topic not in topics):
+                added[tp] = self._first_seen.setdefault((tp, snapshot.topic_ids[tp.topic]), start)
+        return replace(snapshot, added=added)
 
     def _warn_without_epochs(self, snapshot: Snapshot) -> None:
         """Once: the brokers, or the topics' message formats, are too old for what this source is there for, or the
@@ -273,13 +343,17 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                     "is shorter than what was read"
                 )
 
-    def _compare(self, held: SourceOffset, look: Callable[[], Snapshot]) -> tuple[Snapshot, Comparison]:
+    def _compare(
+        self, held: SourceOffset, look: Callable[[], Snapshot], lost: Collection[TopicPartition] = ()
+    ) -> tuple[Snapshot, Comparison]:
+        """`lost`: partitions that need no proof any more."""
         return compare_patiently(
             held,
             look,
             self._history,
             attempts=self._options.patience.attempts,
             interval_ms=self._options.patience.interval_ms,
+            judge=partial(self._adoption.verdicts, lost=lost) if held.is_of_connector else None,
         )
 
     def _initial_offset(self, snapshot: Snapshot) -> SourceOffset:
@@ -318,23 +392,100 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         target = self._target.ends.get(tp)
         return 0 if target is None else min(end, target.offset)
 
-    def _ranges(self, first: SourceOffset, last: SourceOffset) -> list[OffsetRange]:
+    def _policy_at(self, offset: dict[str, Any], *, is_first: bool = False) -> LossPolicy:
+        """Which losses end the query whose newest planned batch ends at `offset`. `is_first`: no batch has run yet that
+        would have left state."""
+        policy = self._options.policy
+        if LossKind.LOG_TRUNCATED not in policy.tolerated or self._options.retractions is not None:
+            return policy
+        state = self._state or query_state(self._options.state, offset)
+        if isinstance(state, NotKnown):
+            if not self._is_doubt_told:
+                self._is_doubt_told = True
+                _log.warning("%s: this query ends at a truncation, although its options say rewind", state.because)
+        elif not is_first:
+            self._state = state
+        return policy.without_rewind(refusal_to_rewind(state))
+
+    def _ranges(self, first: SourceOffset, last: SourceOffset, policy: LossPolicy) -> list[OffsetRange]:
         """What a batch reads, checked against the logs at both ends, because a replay comes here first (S8)."""
-        topics = by_topic(last.positions)
-
-        def look() -> Snapshot:
-            found = self._cluster.topics(topics)
-            existing = {
-                topic: TopicFacts(facts.id, tuple(index for index in topics[topic] if index in facts.partitions))
-                for topic, facts in found.items()
-            }
-            return take_snapshot(self._cluster, existing)
-
-        _, begin = self._compare(beginning(first, last), look)
-        snapshot, finish = self._compare(last, look)
+        begin, snapshot, finish = self._compare_ends(first, last)
         self._last_batch = plan_batch(first, last, begin, finish, snapshot)
-        settle(self._last_batch.losses, self._options.policy)
+        settle(self._last_batch.losses, policy)
         return self._last_batch.ranges
+
+    def _compare_ends(self, first: SourceOffset, last: SourceOffset) -> tuple[Comparison, Snapshot, Comparison]:
+        """Where a batch begins and where it ends, compared with the logs; the snapshot is that of the end."""
+        begins = beginning(first, last)
+        if not last.is_of_connector:
+            # The end has epochs, which the beginning of an adopted query is compared by as well.
+            begins = replace(begins, is_of_connector=False)
+        _, begin = self._compare(begins, lambda: self._look_at(last))
+        # A batch of Spark's source that is replayed needs no proof of its end where its beginning is lost already.
+        lost = {TopicPartition(loss.topic, loss.partition) for loss in begin.losses}
+        snapshot, finish = self._compare(last, lambda: self._look_at(last), lost)
+        return begin, snapshot, finish
+
+    def _look_at(self, offset: SourceOffset) -> Snapshot:
+        """The logs of an offset's partitions, as far as they exist."""
+        topics = by_topic(offset.positions)
+        existing = {
+            topic: TopicFacts(facts.id, tuple(index for index in topics[topic] if index in facts.partitions))
+            for topic, facts in self._cluster.topics(topics).items()
+        }
+        return take_snapshot(self._cluster, existing)
+
+    # Rows that are taken back --------------------------------------------------------------------------------------
+
+    @property
+    def _retractor(self) -> Retractor:
+        assert self._options.retractions is not None, "asked before"
+        if self._kept_retractor is None:
+            client = self._options.client
+            self._kept_retractor = Retractor(
+                self._options.retractions,
+                self._plan.schema,
+                receipts_from(client, self._cluster),
+                self._cluster.cleanup_policies,
+                committed_only=client.get("isolation.level") == "read_committed",
+            )
+            self._kept_retractor.check()
+        return self._kept_retractor
+
+    def _retractions(self, held: SourceOffset, comparison: Comparison) -> tuple[Retraction, ...]:
+        """What the next batch takes back, and where it reads that."""
+        if self._options.retractions is None:
+            return ()
+        topics = {tp.topic for tp in comparison.positions}
+        self._retractor.check_topics(topics - self._checked_topics)
+        self._checked_topics |= topics
+        lost = lost_rows(held, comparison.losses) if held.since is not None else ()
+        return self._retractor.plan(lost, comparison.losses) if lost else ()
+
+    def _since(
+        self,
+        held: SourceOffset,
+        positions: Mapping[TopicPartition, Position],
+        comparison: Comparison,
+        *,
+        is_first: bool,
+    ) -> Mapping[TopicPartition, int] | None:
+        if self._options.retractions is None:
+            return None
+        if is_first:
+            return {tp: held.positions[tp].offset for tp in positions}
+        return since_after(held, positions, comparison.losses)
+
+    def _exact_partitions(self, first: SourceOffset, last: SourceOffset) -> list[InputPartition]:
+        """Tasks that deliver what two offsets say, whatever the logs have lost of it since they were planned."""
+        begin, _, finish = self._compare_ends(first, last)
+        batch = plan_exact_batch(first, last, begin, finish)
+        settle(batch.losses, self._options.policy)
+        tasks = self._tasks(batch.ranges)
+        read = [RangesPartition(task, last.topic_ids, last.cluster_id, BATCH_IS_EXACT) for task in tasks]
+        again = self._retractor.pieces_again(batch.lost, batch.losses)
+        back = self._retractor.pieces_of(last.retractions, last.losses)
+        return [*read, *kept_partitions(again, "insert"), *kept_partitions(back, "delete")]
 
     def _tasks(self, ranges: list[OffsetRange]) -> list[Task]:
         return plan_tasks(
@@ -354,6 +505,19 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._connected is None:
             self._connected = connect(self._options.client)
         return self._connected
+
+    @property
+    def _adoption(self) -> Adoption:
+        if self._kept_adoption is None:
+            options, cluster = self._options, self._cluster
+            self._kept_adoption = Adoption(
+                cluster,
+                options.state,
+                lambda: known_losses(cluster, options.client),
+                lambda ranges: holding_records(options.client, ranges),
+                accepts_unproven=options.accepts_unproven,
+            )
+        return self._kept_adoption
 
     @property
     def _history(self) -> History:

@@ -16,12 +16,12 @@ from fenceline.errors import OperatorError
 from pyspark_fenceline.delta_files import file_system
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import open_parquet
+from pyspark_fenceline.schema import CHANGE_TYPE
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-CHANGE_TYPE: Final = "_change_type"
 COMMIT_VERSION: Final = "_commit_version"
 _KINDS: Final = {"add": "insert", "remove": "delete"}
 _MOST_TASKS: Final = 64
@@ -29,12 +29,15 @@ _MOST_TASKS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
-    """A file that a version added or took out. `kind`: what became of its rows, insert or delete."""
+    """A file that a version added or took out. `kind`: what became of its rows, insert or delete. `has_vector`: a
+    deletion vector says that some of its rows are deleted.
+    """
 
     path: str
     partition_values: Mapping[str, str | None]
     kind: str
     version: int
+    has_vector: bool = False
 
 
 def changes(
@@ -94,7 +97,13 @@ def files_of_version(options: DeltaOptions, version: int) -> list[ChangedFile]:
             "Compute what is derived from it anew, from the whole table.",
         ) from None
     return [
-        ChangedFile(action["path"], action.get("partitionValues") or {}, _KINDS[name], version)
+        ChangedFile(
+            action["path"],
+            action.get("partitionValues") or {},
+            _KINDS[name],
+            version,
+            bool(action.get("deletionVector")),
+        )
         for line in lines
         if line.strip()
         for name, action in json.loads(line).items()
@@ -109,25 +118,37 @@ def _rows(session: SparkSession, options: DeltaOptions, schema: Any, files: Sequ
     told = StructType([*schema.fields]).add(CHANGE_TYPE, StringType()).add(COMMIT_VERSION, LongType())
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
         from pyspark_fenceline.schema import arrow_schema
 
         target = arrow_schema(told)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _rows_of(options, files[number], target)
+                file = files[number]
+                same = {CHANGE_TYPE: pa.scalar(file.kind), COMMIT_VERSION: pa.scalar(file.version)}
+                yield from rows_of_file(options, file.path, file.partition_values, target, same)
 
     numbers = session.range(0, len(files), 1, max(min(len(files), _MOST_TASKS), 1))
     rows: DataFrame = numbers.mapInArrow(read, told)
     return rows
 
 
-def _rows_of(options: DeltaOptions, file: ChangedFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The file's rows in the columns of `target`; those that the file has not are its partition's, or null."""
+def rows_of_file(
+    options: DeltaOptions,
+    path: str,
+    partition_values: Mapping[str, str | None],
+    target: pa.Schema,
+    constants: Mapping[str, pa.Scalar] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The file's rows in the columns of `target`; those that the file has not are its partition's, one of `constants`,
+    or null.
+    """
     import pyarrow as pa
 
-    same = {name: _value(text, target.field(name).type) for name, text in file.partition_values.items()}
-    same |= {CHANGE_TYPE: pa.scalar(file.kind), COMMIT_VERSION: pa.scalar(file.version)}
-    for batch in open_parquet(options, file.path).iter_batches():
+    same = {name: partition_value(text, target.field(name).type) for name, text in partition_values.items()}
+    same |= constants or {}
+    for batch in open_parquet(options, path).iter_batches():
         columns = [
             batch.column(wanted.name).cast(wanted.type)
             if wanted.name in batch.schema.names
@@ -137,7 +158,7 @@ def _rows_of(options: DeltaOptions, file: ChangedFile, target: pa.Schema) -> Ite
         yield pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def _value(text: str | None, kind: pa.DataType) -> pa.Scalar:
+def partition_value(text: str | None, kind: pa.DataType) -> pa.Scalar:
     """A partition's value as the table's log writes it: times without a zone are UTC."""
     import pyarrow as pa
 

@@ -32,7 +32,7 @@ from pyspark_fenceline.offsets import Position
 from pyspark_fenceline.patience import USUAL, Attempts, Patience, with_retries
 from pyspark_fenceline.planning import OffsetRange, Task
 from pyspark_fenceline.policy import LossPolicy, settle
-from pyspark_fenceline.schema import arrow_schema
+from pyspark_fenceline.schema import CHANGE_TYPE, arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,13 +46,23 @@ _NOT_AWAY: Final = (ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTIT
 
 
 class RangesPartition(InputPartition):
-    """One Spark task's ranges, the ids that their topics must still have, and the cluster that they were planned on."""
+    """One Spark task's ranges, the ids that their topics must still have, and the cluster that they were planned on.
 
-    def __init__(self, task: Task, topic_ids: Mapping[str, str | None], cluster_id: str | None = None) -> None:
+    `no_rewind`: why the query may not go back, whatever its options say; None where they decide.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        topic_ids: Mapping[str, str | None],
+        cluster_id: str | None = None,
+        no_rewind: str | None = None,
+    ) -> None:
         super().__init__(task)
         self.task = task
         self.topic_ids = dict(topic_ids)
         self.cluster_id = cluster_id
+        self.no_rewind = no_rewind
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,7 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
     if not isinstance(partition, RangesPartition):
         # Spark stands in a partition of its own when a batch query has none.
         return
+    plan = replace(plan, policy=plan.policy.without_rewind(partition.no_rewind))
     target = arrow_schema(plan.schema)
     columns = client_columns(target)
     waiting, troubles, attempts = list(partition.task), 0, Attempts(plan.patience)
@@ -228,11 +239,17 @@ def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:
     return None
 
 
-def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """The client's columns in the order and under the names of Spark's schema."""
+def to_spark(batch: pa.RecordBatch, target: pa.Schema, change_type: str = "insert") -> pa.RecordBatch:
+    """The client's columns in the order and under the names of Spark's schema. `change_type`: of all rows, where the
+    schema has a column for it."""
     import pyarrow as pa
 
-    columns = [batch.column(_CLIENT_NAMES.get(name, name)) for name in target.names]
+    columns = [
+        pa.repeat(pa.scalar(change_type, target.field(name).type), batch.num_rows)
+        if name == CHANGE_TYPE
+        else batch.column(_CLIENT_NAMES.get(name, name))
+        for name in target.names
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,36 +58,92 @@ def offsets(table: str) -> list[int]:
     return sorted(found)
 
 
-def test_a_repair_leaves_to_a_stream_what_it_is_about_to_add(node: EmbeddedNode, table: str) -> None:
-    result = audit(node, table, "--repair", "--no-catch-up")
+def test_a_repair_changes_nothing_until_it_is_applied(node: EmbeddedNode, table: str) -> None:
+    version = DeltaTable(table).version()
+    result = audit(node, table, "--repair", "--kind", "missing")
+    assert "Would take out 0 rows and add 2" in result.stdout
+    assert "--apply" in result.stdout
+    assert result.exit_code == 1
+    assert (offsets(table), DeltaTable(table).version()) == ([*range(5), *range(7, 15)], version)
+
+
+def test_a_repair_does_what_it_is_asked_for_only(node: EmbeddedNode, table: str) -> None:
+    # Without a kind it takes out what is proven wrong, and there is nothing of it.
+    result = audit(node, table, "--repair", "--apply")
+    assert "Nothing was changed; 1 findings are left unchanged (missing)" in result.stdout
+    assert result.exit_code == 1
+    result = audit(node, table, "--repair", "--kind", "missing", "--apply")
     assert "added 2" in result.stdout
+    # What a stream is about to add is left to it: a table that is only behind does not differ.
     assert "behind" in result.stdout
-    # A table that is only behind does not differ.
     assert result.exit_code == 0
     assert offsets(table) == [*range(15)]
-    result = audit(node, table)
-    assert (result.exit_code, "behind" in result.stdout) == (0, True)
-    assert audit(node, table, "--repair").exit_code == 0
+    assert audit(node, table, "--repair", "--kind", "stale,behind", "--apply").exit_code == 0
     assert offsets(table) == [*range(20)]
 
 
 def test_rows_of_which_the_log_says_nothing_go_when_asked(node: EmbeddedNode, rows: pa.Table, table: str) -> None:
     strange = rows.slice(0, 3).set_column(1, "topic", pa.array(["nowhere"] * 3))
     write_deltalake(table, strange, mode="append")
-    assert audit(node, table, "--repair").exit_code == 1
-    assert len(offsets(table)) == 23
-    result = audit(node, table, "--repair", "--doubtful-rows", "delete")
+    assert audit(node, table, "--repair", "--kind", "missing", "--apply").exit_code == 1
+    assert len(offsets(table)) == 18
+    result = audit(node, table, "--repair", "--kind", "foreign", "--apply")
     assert result.exit_code == 0
     assert "3 foreign" in result.stdout
-    assert offsets(table) == [*range(20)]
+    assert offsets(table) == [*range(15)]
+
+
+@pytest.fixture
+def led_twice(tmp_path: Path) -> Iterator[tuple[EmbeddedNode, str]]:
+    """A topic `t` of 20 records in two epochs, and a table of it without `leader_epoch`, as the connector has it."""
+    with EmbeddedNode() as running:
+        with Admin(running.bootstrap) as admin:
+            admin.create_topics([NewTopic("t", 1)])
+        for restart in (False, True):
+            if restart:
+                running.stop()
+                running.start()
+            with Producer(running.bootstrap) as producer:
+                for number in range(10):
+                    producer.send("t", b"%d" % number, partition=0)
+        with RangeReader({"bootstrap.servers": running.bootstrap}) as reader:
+            found = pa.Table.from_batches(list(reader.read({TopicPartition("t", 0): (0, 20)}))).select(COLUMNS)
+        path = str(tmp_path / "table")
+        write_deltalake(path, found.drop_columns("leader_epoch"))
+        yield running, path
+
+
+def test_what_is_not_proven_has_a_word_and_an_exit_code_of_its_own(led_twice: tuple[EmbeddedNode, str]) -> None:
+    node, table = led_twice
+    result = audit(node, table)
+    assert result.exit_code == 3
+    assert "The table is not proven to equal the log (20 rows of 1 partitions: 20 unproven)" in result.stdout
+    assert "20 of 20 rows have no epoch" in result.stdout
+    assert "--backfill" in result.stdout
+    assert json.loads(audit(node, table, "--json").stdout)["verdict"] == "unproven"
+    # By their values they are the log's,
+    assert audit(node, table, "--by-values").exit_code == 0
+    # and they are given their epochs when that is asked for.
+    result = audit(node, table, "--backfill")
+    assert "20 rows would get their epochs" in result.stdout
+    assert (result.exit_code, DeltaTable(table).version()) == (3, 0)
+    result = audit(node, table, "--backfill", "--apply")
+    assert "20 rows got their epochs" in result.stdout
+    assert result.exit_code == 0
+    assert "equals the log" in audit(node, table).stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--no-catch-up"], "Add --repair"),
-        (["--doubtful-rows", "delete"], "Add --repair"),
-        (["--repair", "--doubtful-rows", "perhaps"], "Use keep or delete"),
+        (["--kind", "stale"], "Add --repair"),
+        (["--apply"], "Add --repair or --backfill"),
+        (["--repair", "--backfill"], "two steps"),
+        (["--backfill", "--where", "true"], "Leave it out"),
+        (["--repair", "--kind", "unproven"], "nothing about rows of the kind unproven"),
+        (["--row-key", "line"], "no column line"),
+        (["--deleted", "list.txt"], "no file of deleted rows"),
+        (["--deleted", "list.csv"], "cannot be read"),
     ],
 )
 def test_what_makes_no_sense_is_refused(node: EmbeddedNode, table: str, arguments: list[str], word: str) -> None:
@@ -94,3 +151,12 @@ def test_what_makes_no_sense_is_refused(node: EmbeddedNode, table: str, argument
     assert result.exit_code == 1
     assert word in result.output
     assert offsets(table) == [*range(5), *range(7, 15)]
+
+
+def test_what_was_deleted_on_purpose_is_named_in_a_file(node: EmbeddedNode, table: str, tmp_path: Path) -> None:
+    listed = tmp_path / "deleted.csv"
+    listed.write_text("topic,partition,offset\nt,0,5\nt,0,6\n")
+    result = audit(node, table, "--deleted", str(listed), "--repair", "--kind", "missing,behind", "--apply")
+    assert result.exit_code == 0
+    assert "The table equals the log but for rows that were deleted on purpose" in result.stdout
+    assert offsets(table) == [*range(5), *range(7, 20)]

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fenceline.cli.app import app
+from fenceline.errors import OperatorError
 from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.node import EmbeddedNode
 
@@ -35,6 +36,11 @@ def test_topics_from_creation_to_deletion(node: EmbeddedNode) -> None:
     assert [(row["partition"], row["leader"], row["leader_epoch"]) for row in described] == [
         (i, 1, 0) for i in range(3)
     ]
+    assert run_json(node, "topics", "grow", "life", "--partitions", "4") == {"topic": "life", "partitions": 4}
+    for given in ([], ["5", "--partitions", "5"]):
+        with pytest.raises(OperatorError, match="must be given once"):
+            CliRunner().invoke(app, ["topics", "grow", "life", *given], catch_exceptions=False)
+    assert len(run_json(node, "topics", "describe", "life")) == 4
     assert run_json(node, "topics", "delete", "life") == {"deleted": ["life"]}
     assert "life" not in run(node, "topics", "list")
 

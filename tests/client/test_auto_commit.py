@@ -33,7 +33,7 @@ class Caller:
         self.waiting: asyncio.Event | None = None
         self._fault = fault
         monkeypatch.setattr(auto_commit.time, "monotonic", lambda: self.now_s)
-        config = ClientConfig.parse("consumer", "h", {**TEN_S, **settings})
+        config = ClientConfig.parse("consumer", "h:1", {**TEN_S, **settings})
         self.subject = AutoCommit(config, self._make, self._send)
 
     def _make(self) -> MadeCommit:

@@ -12,20 +12,26 @@ from fenceline.errors import OperatorError
 
 def test_kafka_librdkafka_and_underscore_names_mean_the_same() -> None:
     spellings = [{"linger.ms": "7"}, {"queue.buffering.max.ms": 7}, {"linger_ms": 7}]
-    assert [ClientConfig.parse("producer", "h", s)["linger.ms"] for s in spellings] == [7, 7, 7]
+    assert [ClientConfig.parse("producer", "h:1", s)["linger.ms"] for s in spellings] == [7, 7, 7]
 
 
 def test_bootstrap_as_text_list_or_mapping() -> None:
     expected = (("a", 1), ("b", 9092))
-    assert ClientConfig.parse("admin", "a:1,b", {}).bootstrap == expected
+    assert ClientConfig.parse("admin", "a:1,b:9092", {}).bootstrap == expected
     assert ClientConfig.parse("admin", ["a:1", "PLAINTEXT://b:9092"], {}).bootstrap == expected
-    assert ClientConfig.parse("admin", {"bootstrap.servers": "a:1,b"}, {}).bootstrap == expected
+    assert ClientConfig.parse("admin", {"bootstrap.servers": "a:1,b:9092"}, {}).bootstrap == expected
     assert ClientConfig.parse("admin", "[::1]:5", {}).bootstrap == (("::1", 5),)
 
 
 def test_no_bootstrap_is_refused_with_advice() -> None:
     with pytest.raises(OperatorError, match=r"localhost:9092"):
         ClientConfig.parse("admin", None, {})
+
+
+@pytest.mark.parametrize("address", ["localhost", "broker.example", "PLAINTEXT://h", "[::1]", "a:1,b"])
+def test_an_address_without_a_port_is_refused(address: str) -> None:
+    with pytest.raises(OperatorError, match=r"is not the address of a broker: it has no port\nWrite HOST:PORT"):
+        ClientConfig.parse("admin", address, {})
 
 
 @pytest.mark.parametrize("address", [":9092", "host:port", "host:70000", "host:"])
@@ -49,7 +55,7 @@ def test_what_is_no_address_is_refused_at_once(address: str) -> None:
 )
 def test_values_that_can_not_work_are_refused_in_words(settings: dict[str, object], words: str) -> None:
     with pytest.raises(OperatorError, match=words):
-        ClientConfig.parse("producer", "h", settings)
+        ClientConfig.parse("producer", "h:1", settings)
 
 
 @pytest.mark.parametrize(
@@ -65,21 +71,21 @@ def test_values_that_can_not_work_are_refused_in_words(settings: dict[str, objec
 )
 def test_values_that_can_not_work_for_a_consumer(settings: dict[str, object], words: str) -> None:
     with pytest.raises(OperatorError, match=words):
-        ClientConfig.parse("consumer", "h", settings)
+        ClientConfig.parse("consumer", "h:1", settings)
 
 
 def test_idempotence_is_the_default_and_gives_way_to_acks() -> None:
-    assert ClientConfig.parse("producer", "h", {})["enable.idempotence"] is True
-    assert ClientConfig.parse("producer", "h", {"acks": "1"})["enable.idempotence"] is False
+    assert ClientConfig.parse("producer", "h:1", {})["enable.idempotence"] is True
+    assert ClientConfig.parse("producer", "h:1", {"acks": "1"})["enable.idempotence"] is False
 
 
 def test_unknown_names_are_logged_and_names_of_other_clients_are_not(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fenceline.client"):
-        ClientConfig.parse("admin", "h", {"linger.ms": 5, "ligner.ms": 5})
+        ClientConfig.parse("admin", "h:1", {"linger.ms": 5, "ligner.ms": 5})
     assert [r.getMessage() for r in caplog.records] == ["unknown client property ligner.ms is ignored"]
 
 
 def test_java_sasl_configuration_gives_user_and_password() -> None:
     text = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p=1";'
-    config = ClientConfig.parse("reader", "h", {"security.protocol": "SASL_PLAINTEXT", "sasl.jaas.config": text})
+    config = ClientConfig.parse("reader", "h:1", {"security.protocol": "SASL_PLAINTEXT", "sasl.jaas.config": text})
     assert (config["sasl.username"], config["sasl.password"]) == ("u", "p=1")

@@ -8,9 +8,12 @@ import pytest
 
 from fenceline.client.admin import Admin
 from fenceline.client.config import ClientConfig
+from fenceline.client.connection import open_connection
 from fenceline.client.errors import BrokersUnreachable, ConnectionLost
 from fenceline.client.link import Link
-from fenceline.errors import PeerError
+from fenceline.client.security import tls_context
+from fenceline.errors import OperatorError, PeerError
+from fenceline.testing.node import EmbeddedNode
 from fenceline.wire.apis import ApiKey
 from tests.client.scripted_cluster import REFUSE, SILENT, ScriptedCluster
 
@@ -83,3 +86,58 @@ def test_who_gives_up_waiting_leaves_the_connection_to_the_next() -> None:
         await server.wait_closed()
 
     asyncio.run(play())
+
+
+class _Hello(asyncio.Protocol):
+    """Answers the first bytes in plain text, or ends the connection as Kafka does where a size is impossible."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer:
+            self._transport.write(self._answer)
+        else:
+            self._transport.abort()
+
+
+@pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
+@pytest.mark.parametrize(
+    ("answer", "family", "words"),
+    [
+        (b"", ConnectionLost, "closed the connection in the TLS handshake: with security.protocol={} the port"),
+        (
+            b"HTTP/1.1 400 Bad Request\r\n",
+            OperatorError,
+            r"\(security.protocol={}, and the port may be a plaintext one",
+        ),
+    ],
+)
+def test_tls_at_a_plaintext_port_names_the_reason(
+    protocol: str, answer: bytes, family: type[Exception], words: str
+) -> None:
+    async def play() -> None:
+        server = await asyncio.get_running_loop().create_server(lambda: _Hello(answer), "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()[:2]
+        login = {"sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": "p"}
+        settings = {"security.protocol": protocol, **(login if protocol == "SASL_SSL" else {})}
+        config = ClientConfig.parse("admin", f"{host}:{port}", settings)
+        with pytest.raises(family, match=words.format(protocol)):
+            await open_connection(host, port, config, tls_context(config))
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(play())
+
+
+def test_a_call_over_tls_at_a_plaintext_port_ends_with_the_reason() -> None:
+    with (
+        EmbeddedNode() as node,
+        Admin(node.bootstrap, **{"security.protocol": "SSL"}) as admin,
+        pytest.raises(BrokersUnreachable, match="this one may be a plaintext one"),
+    ):
+        admin.metadata(timeout_ms=2_000)

@@ -47,4 +47,4 @@ def test_plain_is_one_message() -> None:
 def test_unusable_tls_files_are_an_operators_error() -> None:
     settings = {"security.protocol": "SSL", "ssl.ca.location": "/does/not/exist"}
     with pytest.raises(OperatorError, match=r"ssl\.ca\.location"):
-        tls_context(ClientConfig.parse("admin", "h", settings))
+        tls_context(ClientConfig.parse("admin", "h:1", settings))

@@ -19,12 +19,14 @@ Row = tuple[int, int, bytes]
 
 
 class Driver:
-    """One process's life of a query over the topic `t`. Use as a context manager."""
+    """One process's life of a query over the topic `t` that keeps no state. Use as a context manager."""
 
     def __init__(self, bootstrap: str, **options: str) -> None:
         given = {"kafka.bootstrap.servers": bootstrap, "subscribe": "t", "startingOffsets": "earliest"}
         given |= {f"kafka.{key}": value for key, value in QUICK.items()}
-        parsed = read_options({**given, "fetchOffset.retryIntervalMs": "10", **options}, streaming=True)
+        parsed = read_options(
+            {**given, "statefulQuery": "false", "fetchOffset.retryIntervalMs": "10", **options}, streaming=True
+        )
         schema = spark_schema(include_headers=False, include_leader_epoch=True)
         self._plan = ReadPlan(parsed.client, schema, parsed.policy)
         self.source = FencelineStreamReader(parsed, self._plan)

@@ -95,7 +95,7 @@ def truncated(spark: Any, given: dict[str, str], folder: str) -> dict[str, Any]:
         frame.write.mode("append").parquet(f"{folder}/rows")
 
     def run(policy: str) -> Any:
-        frame = spark.readStream.format("fenceline").options(**given, onTruncation=policy).load()
+        frame = spark.readStream.format("fenceline").options(**given, onTruncation=policy, statefulQuery=False).load()
         return ended(frame.writeStream.foreachBatch(write), folder, "rows")
 
     def told(losses: Any) -> list[list[Any]]:
@@ -120,7 +120,8 @@ def truncated(spark: Any, given: dict[str, str], folder: str) -> dict[str, Any]:
 
 def sink(spark: Any, given: dict[str, str], folder: str) -> None:
     """Everything there is into a table that is kept equal to the log."""
-    frame = spark.readStream.format("fenceline").options(**given, startingOffsets="earliest", onTruncation="rewind")
+    options = {**given, "startingOffsets": "earliest", "onTruncation": "rewind", "statefulQuery": "false"}
+    frame = spark.readStream.format("fenceline").options(**options)
     writer = frame.load().writeStream.format("fenceline_delta").option("path", f"{folder}/table")
     ended(writer.option("kafka.bootstrap.servers", given["kafka.bootstrap.servers"]), folder, "table")
 

@@ -54,6 +54,7 @@ class FakeCluster:
         self.id: str | None = "a-cluster"
         self.ids: dict[str, str | None] = {}
         self.internal: set[str] = set()
+        self.policies: dict[str, str] = {}
         self.logs: dict[TopicPartition, FakeLog] = {}
         self.questions: list[str] = []
         self.keeps_epochs = True
@@ -117,6 +118,10 @@ class FakeCluster:
                 raise PeerError(ErrorCode.FENCED_LEADER_EPOCH, f"{tp}")
             answers[tp] = log.epoch_end(asked)
         return answers
+
+    def cleanup_policies(self, topics: Collection[str]) -> Mapping[str, str]:
+        self.questions.append("cleanup_policies")
+        return {topic: self.policies.get(topic, "delete") for topic in topics if topic in self.ids}
 
     def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
         self.questions.append("await_news")

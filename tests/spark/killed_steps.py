@@ -46,7 +46,9 @@ DRIVER_STEPS: Mapping[str, tuple[Any, str]] = {
     "columns": (delta_commit, "_grow"),
     "checkpoint": (checkpoint_places, "places_after"),
     "copy": (delta_exact, "rewrite"),
+    # Of a batch with stale rows the first one is the repair's.
     "entry": (delta_commit, "commit_entry"),
+    "append": (delta_commit, "_commit_append"),
     "left-overs": (delta_commit, "delete_files"),
 }
 ROWS_A_BATCH = 150

@@ -17,8 +17,9 @@ def batch(spark: SparkSession, bootstrap: str, topic: str, **options: Any) -> Da
 
 
 def stream(spark: SparkSession, bootstrap: str, topic: str, **options: Any) -> DataFrame:
-    """From the topic's beginning."""
-    given = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest", **options}
+    """From the topic's beginning, for a query without state."""
+    given = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+    given |= {"statefulQuery": False, **options}
     return spark.readStream.format("fenceline").options(**given).load()
 
 

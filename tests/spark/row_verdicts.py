@@ -33,6 +33,9 @@ def judge_row(view: LogView, offset: int, epoch: int) -> RowVerdict:
         return RowVerdict.BEYOND
     if offset < view.start_offset:
         return RowVerdict.EXPIRED
+    if epoch < 0 and view.leader_epoch == 0:
+        # There was one leader only.
+        return RowVerdict.IN_LOG
     is_known = epoch >= 0 and bool(view.epochs) and offset >= view.epochs[0].offset
     return RowVerdict.IN_LOG if is_known else RowVerdict.UNKNOWN
 

@@ -23,11 +23,10 @@ class Sinks:
     def drain(self, word: str, **options: Any) -> Any:
         """Read what there is; the query, ended. The checkpoint is one for all runs of a source."""
         given = {"kafka.bootstrap.servers": self._bootstrap, "subscribe": self._topic, "startingOffsets": "earliest"}
-        given.update({"kafka.metadata.max.age.ms": "500"} if word == THEIRS else {})
+        checkpoint = str(self._folder / f"{word}-checkpoint")
+        given.update({"kafka.metadata.max.age.ms": "500"} if word == THEIRS else {"checkpointLocation": checkpoint})
         frame = self._spark.readStream.format(word).options(**given, **options).load()
-        writer = frame.writeStream.format("parquet").option(
-            "checkpointLocation", str(self._folder / f"{word}-checkpoint")
-        )
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start(str(self._folder / word))
         query.awaitTermination()
         return query

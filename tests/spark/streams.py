@@ -20,11 +20,13 @@ Offset = dict[str, Any]
 
 
 def make(cluster: FakeCluster, **options: str) -> FencelineStreamReader:
+    """Of a query without state, unless `options` say otherwise."""
     given = {
         "kafka.bootstrap.servers": "h:1",
         "subscribe": "t",
         "startingOffsets": "earliest",
         "fetchOffset.retryIntervalMs": "0",
+        **({} if {"statefulQuery", "checkpointLocation"} & options.keys() else {"statefulQuery": "false"}),
         **options,
     }
     if "subscribePattern" in options or "assign" in options:

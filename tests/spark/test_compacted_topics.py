@@ -235,7 +235,7 @@ def test_a_table_from_before_the_compaction_equals_the_log(story: Story, tmp_pat
     assert found.verdict.is_equal, str(found)
     assert offsets_told(found, "compacted") == sorted(set(range(RECORDS)) - set(story.left))
     assert {row["kind"] for row in found.findings.to_pylist()} == {"compacted"}
-    assert repair_here(table, settings(story.bootstrap, TP.topic)).version is None
+    assert repair_here(table, settings(story.bootstrap, TP.topic), apply=True).version is None
 
 
 @pytest.mark.parametrize("everything", [False, True])
@@ -253,7 +253,8 @@ def test_a_table_from_after_it_does_too_and_only_what_is_there_can_be_missing(
     table = keep(tmp_path / "short", story.whole.take(pa.array(kept)))
     found = audited(story, table, everything=everything)
     assert offsets_told(found, "missing") == gone
-    done = repair_here(table, settings(story.bootstrap, TP.topic, everything=everything))
+    chosen = settings(story.bootstrap, TP.topic, everything=everything)
+    done = repair_here(table, chosen, apply=True, kinds=("missing",))
     assert (done.removed_rows, done.added_rows) == (0, len(gone))
     rows = DeltaTable(table).to_pyarrow_table().sort_by("offset").select(COLUMNS).cast(after.schema)
     assert rows.equals(after)

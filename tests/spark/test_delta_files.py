@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fenceline.errors import OperatorError
-from pyspark_fenceline.delta_files import DataFile, FileWriter
+from pyspark_fenceline.delta_files import DataFile, FileWriter, dictionary_columns
 from pyspark_fenceline.delta_options import delta_options
 from pyspark_fenceline.delta_schema import file_schema, new_shape
 from tests.spark.schemas import struct
@@ -157,3 +157,11 @@ def test_bad_options_are_named(options: dict[str, str], message: str) -> None:
 def test_local_paths_may_be_uris() -> None:
     assert delta_options({"path": "file:///tmp/t"}).path == "/tmp/t"
     assert delta_options({"path": "s3://b/t", "storage.aws_region": "eu"}).storage == {"aws_region": "eu"}
+
+
+def test_only_values_that_come_again_get_a_dictionary() -> None:
+    rows = pa.table({"unique": list(range(1000)), "same": ["x"] * 1000, "few": [number % 9 for number in range(1000)]})
+    assert dictionary_columns(rows) == ["same", "few"]
+    # Too few rows tell nothing, and parts of nested columns have names of their own.
+    assert dictionary_columns(rows.slice(0, 20)) == ["unique", "same", "few"]
+    assert dictionary_columns(rows.append_column("nested", pa.array([[1]] * 1000))) is True

@@ -9,12 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
 
+from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect, delta_commit, delta_evidence, delta_opened
 from pyspark_fenceline.delta import DeltaDataSource, FilesWritten
-from pyspark_fenceline.delta_opened import look
+from pyspark_fenceline.delta_opened import glance, look, refresh
 from pyspark_fenceline.delta_options import DeltaOptions, delta_options
+from pyspark_fenceline.delta_state import KEY, PartitionState, TableState, read_state
 from tests.spark.fakes import FakeCluster
 from tests.spark.test_delta_exact import SCHEMA, arrow, records, table_rows, task
 
@@ -103,13 +105,75 @@ def test_only_a_few_tables_are_kept_and_none_for_ever(
     assert len(opens) == 5
 
 
+def stated(options: DeltaOptions, end: int) -> None:
+    """What the sink's commits leave: a file, and a state."""
+    state = TableState({TopicPartition("t", 0): PartitionState(0, end)})
+    table = pa.Table.from_batches([arrow([("t", 0, end - 1, 0)])])
+    properties = CommitProperties(custom_metadata={KEY: {"state": state.encode()}})
+    write_deltalake(options.path, table, mode="append", commit_properties=properties)
+
+
+def test_a_glance_knows_form_and_state_without_bringing_the_table_up_to_date(
+    tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = delta_options({"path": str(tmp_path / "t"), "kafka.bootstrap.servers": "fake:1"})
+    updates: list[int] = []
+    real = DeltaTable.update_incremental
+    monkeypatch.setattr(DeltaTable, "update_incremental", lambda table: (updates.append(1), real(table)))
+    assert glance(options) is None
+    for end in range(1, 6):
+        stated(options, end)
+        seen = glance(options)
+        assert seen is not None
+        assert seen.state is not None
+        assert seen.state == read_state(DeltaTable(options.path))
+        assert seen.state.partitions[TopicPartition("t", 0)].end_offset == end
+    assert not updates
+    assert len(opens) == 2
+    # A writer that says nothing of a state: then the files count, and they are the newest ones.
+    write_deltalake(options.path, pa.Table.from_batches([arrow([("t", 0, 9, 0)])]), mode="append")
+    seen = glance(options)
+    assert seen is not None
+    assert seen.state is None
+    assert len(seen.table.file_uris()) == 6
+    stated(options, 11)
+    # A new column is seen at once.
+    DeltaTable(options.path).alter.add_columns([Field("more", "string")])
+    stated_before = glance(options)
+    assert stated_before is not None
+    assert "more" in [field.name for field in stated_before.table.schema().fields]
+    # So is a property, and a table that was made anew.
+    DeltaTable(options.path).alter.set_table_properties({"delta.appendOnly": "true"})
+    seen = glance(options)
+    assert seen is not None
+    assert seen.table.metadata().configuration == {"delta.appendOnly": "true"}
+    shutil.rmtree(options.path)
+    assert glance(options) is None
+
+
+def test_a_refresh_in_the_background_is_waited_for(tmp_path: Path, opens: list[str]) -> None:
+    options = DeltaOptions(str(tmp_path / "t"))
+    put(tmp_path / "t", 0)
+    table = look(options)
+    assert table is not None
+    for number in range(1, 5):
+        put(tmp_path / "t", number)
+        refresh(options)
+        assert held(options) == list(range(number + 1))
+    # It failed: the next look finds out what is wrong.
+    shutil.rmtree(tmp_path / "t")
+    refresh(options)
+    assert look(options) is None
+    assert len(opens) == 2
+
+
 def test_batches_are_planned_and_committed_on_one_open_table(
     tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = FakeCluster(t=2)
     monkeypatch.setattr(connect, "connect", lambda _: cluster)
     monkeypatch.setattr(delta_evidence, "_kept", {})
-    given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake"}
+    given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake:1"}
     options = delta_options(given)
     opened: list[int] = []
     cluster.log("t", 1).append(8)
@@ -123,6 +187,7 @@ def test_batches_are_planned_and_committed_on_one_open_table(
             write_deltalake(options.path, pa.Table.from_batches([arrow([("t", 1, 7, 0)])]), mode="append")
         writer.commit([FilesWritten(files, "q", evidence)], batch)
         opened.append(len(opens))
-    # None, then the one that the first batch made, then once more for the batch that was overtaken.
-    assert opened == [2, 1, 0, 0, 1, 0]
+    # None twice, then the one that the first batch makes, which the second one opens. The commit looks again, so it
+    # sees who came after the plan.
+    assert opened == [3, 1, 0, 0, 0, 0]
     assert table_rows(options) == [*records(cluster, 0, 18), ("t", 1, 7, 0)]

@@ -19,6 +19,7 @@ from pyspark_fenceline.delta_state import read_state
 from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogView
 from tests.spark.checkpoints import entry, offset_of, write_entry
 from tests.spark.fakes import FakeCluster, FakeLog, in_place_of_brokers
+from tests.spark.table_readers import check_readers
 from tests.spark.test_delta_exact import STEPS, Crash, Row, commit, log_rows, records, table_rows, task, write
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -293,3 +294,4 @@ def test_whatever_comes_back_is_there_and_nothing_else_is(cluster: FakeCluster, 
     while run(restless=False):
         pass
     assert table_rows(options) == log_rows(cluster), f"seed {seed}"
+    check_readers(options.path)

@@ -139,6 +139,7 @@ class Query:
             "subscribe": "t",
             "startingOffsets": "earliest",
             "onTruncation": "rewind",
+            "statefulQuery": "false",
             "fetchOffset.retryIntervalMs": "0",
         }
         options = read_options(given, streaming=True)

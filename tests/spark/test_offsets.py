@@ -49,7 +49,7 @@ def test_the_unresolved_start_is_read_back() -> None:
 
 def test_offsets_of_sparks_kafka_source_are_understood() -> None:
     found = decode({"flights": {"0": 5, "10": 7}})
-    assert found == SourceOffset({T0: Position(5, -1), T1: Position(7, -1)}, {"flights": None})
+    assert found == SourceOffset({T0: Position(5, -1), T1: Position(7, -1)}, {"flights": None}, is_of_connector=True)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,10 @@ def test_anything_else_is_refused(bad: object) -> None:
     with pytest.raises(OperatorError) as caught:
         decode(bad)
     assert caught.value.advice
+
+
+def test_where_added_partitions_begin_is_kept() -> None:
+    positions = {T0: Position(900, 0), T1: Position(7, 0)}
+    offset = SourceOffset(positions, {"flights": "id"}, added={T0: 800}, unproven={T1: 7})
+    assert offset.encode()["added"] == {"flights": {"0": 800}}
+    assert decode(offset.encode()) == offset

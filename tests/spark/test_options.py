@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
@@ -17,6 +18,7 @@ from pyspark_fenceline.bounds import (
     Subscribe,
     SubscribePattern,
 )
+from pyspark_fenceline.delta import DeltaDataSource
 from pyspark_fenceline.given_options import duration_ms
 from pyspark_fenceline.options import ReadOptions, check_general, read_options, write_options
 from pyspark_fenceline.patience import Patience
@@ -193,3 +195,25 @@ def test_losses_are_gone_on_from_as_the_options_say() -> None:
     }
     with pytest.raises(OperatorError, match="'onTruncation' must be fail or rewind, not 'skip'"):
         tolerated(onTruncation="skip")
+
+
+def test_an_address_without_a_port_is_refused_when_it_is_loaded() -> None:
+    words = "Option 'kafka.bootstrap.servers': 'broker' is not the address of a broker: it has no port"
+    assert words in refused(base={"kafka.bootstrap.servers": "a:1, broker", "subscribe": "t"})
+    with pytest.raises(OperatorError, match=words):
+        write_options({"kafka.bootstrap.servers": "broker", "topic": "t"})
+    sink = DeltaDataSource({"path": "p", "kafka.bootstrap.servers": "broker"})
+    for write in (sink.writer, sink.streamWriter):
+        with pytest.raises(OperatorError, match=words):
+            write(StructType(), False)
+
+
+def test_what_to_do_with_an_unproven_checkpoint() -> None:
+    def accepts(**options: str) -> bool:
+        return read_options({**BASE, **options}, streaming=True).accepts_unproven
+
+    assert not accepts()
+    assert accepts(failOnDataLoss="false")
+    assert accepts(onUnproven="Accept")
+    assert not accepts(failOnDataLoss="false", onUnproven="fail")
+    assert "must be fail or accept" in refused(onUnproven="maybe")

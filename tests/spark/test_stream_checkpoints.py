@@ -1,4 +1,5 @@
-"""A stream that goes on from a checkpoint of an older release, or of Spark's Kafka source. No session, no broker."""
+"""A stream that goes on from a checkpoint of an older release (of Spark's Kafka source: `test_adoption`). No session,
+no broker."""
 
 from __future__ import annotations
 
@@ -34,11 +35,3 @@ def test_a_checkpoint_without_epochs_notices_at_least_a_shorter_log() -> None:
     # Where the histories part is not known: all of the log is read again rather than less than what changed.
     reader = make(cluster, onTruncation="rewind")
     assert reads(reader, {"t": {"0": 150}}, reader.latestOffset({"t": {"0": 150}}, ALL)) == {"t-0": (0, 100)}
-
-
-def test_a_checkpoint_of_sparks_kafka_source_goes_on() -> None:
-    cluster = cluster_with(150)
-    reader = make(cluster)
-    later = reader.latestOffset({"t": {"0": 100}}, ALL)
-    assert reads(reader, {"t": {"0": 100}}, later) == {"t-0": (100, 150)}
-    assert later["topics"]["t"]["id"] == cluster.ids["t"]

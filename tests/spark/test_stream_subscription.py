@@ -77,3 +77,70 @@ def test_starting_timestamps() -> None:
         reader.latestOffset(reader.initialOffset(), ALL)
     reader = make(cluster, startingTimestamp="99", startingOffsetsByTimestampStrategy="latest")
     assert ends(reader.latestOffset(reader.initialOffset(), ALL)) == {"t-0": 5}
+
+
+def expired_topic(cluster: FakeCluster, name: str) -> None:
+    """With a log from 800 to 1000."""
+    cluster.create(name, 1)
+    cluster.log(name).append(1000)
+    cluster.log(name).start = 800
+
+
+@pytest.mark.parametrize("how", ["subscribePattern", "subscribe", "assign"])
+def test_a_topic_that_is_added_has_lost_nothing_of_before(how: str) -> None:
+    cluster = FakeCluster(ta=1)
+    cluster.log("ta").append(1)
+    one, both = {
+        "subscribe": ("ta", "ta,tb"),
+        "subscribePattern": ("t[a]", "t.*"),
+        "assign": ('{"ta":[0]}', '{"ta":[0],"tb":[0]}'),
+    }[how]
+    first = make(cluster, **{how: one})
+    end = first.latestOffset(first.initialOffset(), ALL)
+    expired_topic(cluster, "tb")
+    reader = make(cluster, **{how: both})
+    later = reader.latestOffset(end, ALL)
+    assert reads(reader, end, later) == {"tb-0": (800, 1000)}
+    # A replay reads the same, and what expires from now on is missed.
+    assert reads(make(cluster, **{how: both}), end, later) == {"tb-0": (800, 1000)}
+    cluster.log("tb").start = 900
+    with pytest.raises(DataLossError, match="offsets 800 to 899 are gone"):
+        make(cluster, **{how: both}).partitions(end, later)
+
+
+def test_a_partition_that_is_assigned_later_has_lost_nothing_of_before() -> None:
+    cluster = cluster_with(5, 1000)
+    first = make(cluster, assign='{"t":[0]}')
+    end = first.latestOffset(first.initialOffset(), ALL)
+    cluster.log("t", 1).start = 800
+    reader = make(cluster, assign='{"t":[0,1]}')
+    assert reads(reader, end, reader.latestOffset(end, ALL)) == {"t-1": (800, 1000)}
+
+
+def test_a_partition_that_its_topic_gained_has_lost_what_expired() -> None:
+    cluster = cluster_with(5)
+    first = make(cluster)
+    end = first.latestOffset(first.initialOffset(), ALL)
+    cluster.logs[TopicPartition("t", 1)] = type(cluster.log("t"))([0] * 1000, start=800)
+    with pytest.raises(DataLossError, match="offsets 0 to 799 are gone"):
+        make(cluster).latestOffset(end, ALL)
+
+
+def test_what_expires_after_a_running_query_saw_the_topic_is_missed() -> None:
+    cluster = FakeCluster(ta=1)
+    cluster.log("ta").append(1)
+    reader = make(cluster, subscribePattern="t.*", onExpired="continue")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    cluster.create("tb", 1)
+    assert reader.latestOffset(end, ALL) == end
+    cluster.log("tb").append(1000)
+    cluster.log("tb").start = 800
+    later = reader.latestOffset(end, ALL)
+    assert [(loss["offset"], loss["log_start_offset"]) for loss in later["expired"]] == [(0, 800)]
+    assert reads(reader, end, later) == {"tb-0": (800, 1000)}
+    # A topic of that name that is created anew is another one.
+    cluster.delete("tb")
+    cluster.create("tb", 1)
+    cluster.log("tb").append(10)
+    later = reader.latestOffset(end, ALL)
+    assert reads(reader, end, later) == {"tb-0": (0, 10)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from deltalake import DeltaTable
@@ -24,7 +24,7 @@ from tests.spark.sinks import OURS, THEIRS, Row, Sinks
 from tests.support.unclean_story import FIRST, KEPT, LOST, SECOND, WAIT_S, UncleanStory, cluster_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
 END: Final = KEPT + LOST
@@ -112,7 +112,7 @@ def test_a_query_that_runs_all_the_while_is_told(spark: SparkSession, story: Unc
         query.stop()
     assert found_in(parse(query.exception())) == [(LossKind.LOG_TRUNCATED, KEPT, END)]
 
-    frame = spark.readStream.format("fenceline").options(**given, onTruncation="rewind").load()
+    frame = spark.readStream.format("fenceline").options(**given, onTruncation="rewind", statefulQuery=False).load()
     query = frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint")).start(table)
     try:
         query.processAllAvailable()
@@ -172,16 +172,64 @@ def test_a_table_is_the_log_again_by_its_stream_and_by_a_repair(
         one["fenceline"]["repair"] for one in DeltaTable(table).history() if "repair" in one.get("fenceline", {})
     ]
     assert told["removed_rows"] == LOST
-    done = pyspark_fenceline.repair(copy, story.bootstrap, topic)
+    kinds = ("stale", "behind")
+    done = pyspark_fenceline.repair(copy, story.bootstrap, topic, apply=True, kinds=kinds)
     assert (done.removed_rows, done.added_rows) == (LOST, 2 * LOST)
     assert f"{LOST} stale" in done.sentence()
     for path in (table, copy):
         assert held(path) == at(0, [*kept, *new])
         assert audited(path) == ("equal", [])
-    assert pyspark_fenceline.repair(copy, story.bootstrap, topic).version is None
+    assert pyspark_fenceline.repair(copy, story.bootstrap, topic, apply=True, kinds=kinds).version is None
     # The old leader comes back and cuts its log: nothing is changed any more.
     story.restart(FIRST)
     version = DeltaTable(table).version()
     fill()
     assert DeltaTable(table).version() == version
     assert audited(table) == ("equal", [])
+
+
+def test_a_count_that_subtracts_is_that_of_the_log(
+    spark: SparkSession, story: UncleanStory, checkpoint: str, cluster: MixedCluster
+) -> None:
+    """Evidence is what Fenceline's replica keeps when it cuts its log; a replica of Kafka keeps nothing, so that its
+    directory is read before it comes back."""
+    from pyspark.sql import functions as f
+
+    counts: dict[bytes, int] = {}
+
+    def keep(frame: DataFrame, _: int) -> None:
+        counts.update({bytes(row.value): row.n for row in frame.collect()})
+
+    def run(**options: Any) -> None:
+        given = {
+            "kafka.bootstrap.servers": story.bootstrap,
+            "subscribe": story.tp.topic,
+            "startingOffsets": "earliest",
+            "onTruncation": "rewind",
+            "includeRetractions": True,
+        }
+        frame = spark.readStream.format("fenceline").options(**given, **options).load()
+        change = f.when(f.col("_change_type") == "delete", -1).otherwise(1)
+        counted = frame.groupBy("value").agg(f.sum(change).alias("n"))
+        writer = counted.writeStream.outputMode("update").foreachBatch(keep).trigger(availableNow=True)
+        writer.option("checkpointLocation", checkpoint).start().awaitTermination()
+
+    def has_receipt() -> bool:
+        losses = spark.read.format("fenceline").option("kafka.bootstrap.servers", story.bootstrap)
+        return losses.option("losses", True).option("subscribe", story.tp.topic).load().count() > 0
+
+    kept, lost = story.part()
+    run()
+    assert counts == dict.fromkeys([*kept, *lost], 1)
+    story.lead_uncleanly(SECOND, instead_of=FIRST)
+    new = story.write(2 * LOST, "new")
+    with pytest.raises(Exception, match="no receipt tells of the loss") as caught:
+        run()
+    assert f"offsets {KEPT} to {END - 1} of {story.tp} are nowhere" in str(caught.value)
+    if story.is_kafka:
+        run(retractionEvidence=cluster.node(FIRST).log_dir)
+    else:
+        story.restart(FIRST)
+        eventually(has_receipt, "the receipt", wait_s=WAIT_S)
+        run()
+    assert counts == dict.fromkeys([*kept, *new], 1) | dict.fromkeys(lost, 0)

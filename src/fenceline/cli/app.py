@@ -9,6 +9,7 @@ import typer
 from fenceline import __version__
 from fenceline.cli.audit import AUDIT_EXAMPLES, audit
 from fenceline.cli.brokers import brokers
+from fenceline.cli.checkpoint import checkpoint
 from fenceline.cli.cluster import cluster
 from fenceline.cli.demo import demo
 from fenceline.cli.features import features
@@ -71,6 +72,7 @@ app.add_typer(snapshot, name="snapshot")
 app.add_typer(metadata, name="metadata")
 app.add_typer(cluster, name="cluster")
 app.command(epilog=AUDIT_EXAMPLES)(audit)
+app.add_typer(checkpoint, name="checkpoint")
 app.command()(demo)
 
 

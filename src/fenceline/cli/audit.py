@@ -1,9 +1,13 @@
-"""`fenceline audit`: whether a Delta table holds what the log holds, and its repair."""
+"""`fenceline audit`: whether a Delta table holds what the log holds, its repair, and the epochs that its rows lack.
+
+Owns the command's options and exit codes. A repair and a backfill only say what they would do, until `--apply`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import typer
@@ -23,18 +27,33 @@ from fenceline.errors import OperatorError
 AUDIT_EXAMPLES: Final = examples(
     ("fenceline audit ./flights", "all topics of which the table has rows"),
     ("fenceline audit ./flights --topic flights --json", "one topic, for a program"),
-    ("fenceline audit ./flights --repair", "take out what the log does not hold, add what is missing"),
-    ("fenceline audit ./flights --repair --no-catch-up", "the same while a stream goes on filling the table"),
+    ("fenceline audit ./flights --repair", "what a repair would take out; --apply does it"),
+    ("fenceline audit ./flights --repair --kind stale,missing --apply", "take out what is stale, add what is missing"),
+    ("fenceline audit ./flights --backfill --apply", "give rows without leader_epoch their epochs"),
 )
+DIFFERS: Final = 1
+UNPROVEN: Final = 3
+"""Exit codes; 0: the table equals the log or is only behind. 1 is an error's, too, and 2 that of wrong options."""
 _SHOWN: Final = 40
-_QUIETER: Final = ("expired", "compacted", "unproven", "behind")
+_QUIETER: Final = ("expired", "compacted", "unproven", "deleted", "behind")
 
 
 def audit(
     table: Annotated[str, typer.Argument(help="path of the Delta table, or its address in an object store")],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     topic: Annotated[list[str] | None, typer.Option(help="compare this topic only; may be repeated")] = None,
-    repair: Annotated[bool, typer.Option("--repair", help="make the table equal to the log")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="say what would make the table equal to the log; --apply does it")
+    ] = False,
+    backfill: Annotated[
+        bool,
+        typer.Option("--backfill", help="say which rows without an epoch are the log's; --apply writes their epochs"),
+    ] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="with --repair or --backfill: change the table")] = False,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="with --repair: act on findings of this kind; may be repeated [default: stale, beyond]"),
+    ] = None,
     from_table: Annotated[
         bool, typer.Option("--from-table", help="nothing is missing before the table's own first row")
     ] = False,
@@ -44,23 +63,36 @@ def audit(
     everything: Annotated[
         bool, typer.Option("--everything", help="read all of the log's batch headers, not only where rows are missing")
     ] = False,
-    catch_up: Annotated[
-        bool,
-        typer.Option("--catch-up/--no-catch-up", help="with --repair: add what the table has not reached yet"),
-    ] = True,
-    doubtful_rows: Annotated[
-        str, typer.Option(help="with --repair: keep or delete rows of which the log says nothing")
-    ] = "keep",
+    by_values: Annotated[
+        bool, typer.Option("--by-values", help="compare the values of rows that have no epoch with the log's")
+    ] = False,
+    where: Annotated[
+        str | None,
+        typer.Option(help="which records the table is to hold, in Spark's SQL on the source's columns (needs Java)"),
+    ] = None,
+    row_key: Annotated[
+        list[str] | None,
+        typer.Option(help="a column that tells rows of one record apart, where it may be several; may be repeated"),
+    ] = None,
+    deleted: Annotated[
+        str | None,
+        typer.Option(help="a CSV, JSON or Parquet file of what was deleted on purpose, by offsets or by keys"),
+    ] = None,
     option: Annotated[list[str] | None, typer.Option(help="a client setting as key=value; may be repeated")] = None,
     storage: Annotated[list[str] | None, typer.Option(help="an object store's setting as key=value")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a table with the log: stale, missing, duplicate and foreign rows. Exits with 1 when they differ."""
+    """Compare a table with the log: stale, missing, duplicate, unproven rows.
+
+    Exit codes: 0 the table equals the log, or is only behind; 1 it differs, or there was an error; 2 wrong options; 3
+    nothing differs, but not all rows are proven to be the log's.
+    """
     with readable_errors():
         if importlib.util.find_spec("deltalake") is None or importlib.util.find_spec("pyspark") is None:
             raise OperatorError("Tables need Fenceline's Spark parts", "Install them: pip install 'fenceline[spark]'")
+        _refuse_what_makes_no_sense(repair=repair, backfill=backfill, apply=apply, kinds=kind, where=where)
+        from pyspark_fenceline.audit_made import Made
         from pyspark_fenceline.audit_table import audit_here, settings
-        from pyspark_fenceline.repair_table import repair_here
 
         chosen = settings(
             {"bootstrap.servers": bootstrap, **pairs(option or [], "--option")},
@@ -68,30 +100,59 @@ def audit(
             "table" if from_table else "earliest",
             "read_committed" if committed else "read_uncommitted",
             everything or None,
+            by_values=by_values,
+            made=Made(where=where),
+            row_key=row_key or None,
+            deleted=deleted,
         )
         kept = pairs(storage or [], "--storage")
-        if not repair and (doubtful_rows != "keep" or not catch_up):
-            raise OperatorError(
-                "--no-catch-up and --doubtful-rows say what a repair does, and none is asked for", "Add --repair."
-            )
-        repaired: Any = None
+        done: Any = None
         if repair:
-            repaired = repair_here(table, chosen, storage=kept, catch_up=catch_up, doubtful_rows=doubtful_rows)
+            from pyspark_fenceline.repair_table import repair_here
+
+            kinds = None if kind is None else [name.strip() for each in kind for name in each.split(",")]
+            done = repair_here(table, chosen, apply=apply, kinds=kinds, storage=kept)
+        elif backfill:
+            from pyspark_fenceline.backfill_table import backfill_here
+
+            done = backfill_here(table, replace(chosen, by_values=True), apply=apply, storage=kept)
         found = audit_here(table, chosen, storage=kept)
-        findings = found.findings.to_pylist()
+        findings = _rows(found.findings)
         verdict = found.verdict
         if as_json:
-            print_json(_document(table, verdict, findings, repaired))
+            print_json(_document(table, verdict, findings, done))
         else:
-            if repaired is not None:
-                print(repaired.sentence())
+            if done is not None:
+                print(done.sentence())
             _print_findings(findings)
             print(verdict.sentence())
-    if not verdict.is_right:
-        raise typer.Exit(1)
+    if verdict.word == "different":
+        raise typer.Exit(DIFFERS)
+    if verdict.word == "unproven":
+        raise typer.Exit(UNPROVEN)
 
 
-def _document(table: str, verdict: Any, findings: Sequence[Mapping[str, Any]], repaired: Any) -> dict[str, Any]:
+def _refuse_what_makes_no_sense(
+    *, repair: bool, backfill: bool, apply: bool, kinds: Sequence[str] | None, where: str | None
+) -> None:
+    if repair and backfill:
+        raise OperatorError("--repair and --backfill are two steps", "Give one of them, and then the other.")
+    if kinds and not repair:
+        raise OperatorError("--kind says what a repair acts on, and none is asked for", "Add --repair.")
+    if apply and not repair and not backfill:
+        raise OperatorError("--apply changes nothing by itself", "Add --repair or --backfill.")
+    if backfill and where is not None:
+        raise OperatorError("--where means nothing with --backfill", "Leave it out: rows are compared by their values.")
+
+
+def _rows(findings: Any) -> list[Mapping[str, Any]]:
+    """Of Spark's DataFrame, or of an Arrow table."""
+    table = findings.toArrow() if hasattr(findings, "toArrow") else findings
+    rows: list[Mapping[str, Any]] = table.to_pylist()
+    return rows
+
+
+def _document(table: str, verdict: Any, findings: Sequence[Mapping[str, Any]], done: Any) -> dict[str, Any]:
     document = {
         "table": table,
         "verdict": verdict.word,
@@ -99,17 +160,30 @@ def _document(table: str, verdict: Any, findings: Sequence[Mapping[str, Any]], r
         "partitions": verdict.partition_count,
         "sees_truncation": verdict.sees_truncation,
         "kinds": {str(k): {"ranges": n, "rows": verdict.rows.get(k, 0)} for k, n in sorted(verdict.ranges.items())},
+        "notes": list(verdict.notes),
         "findings": list(findings),
     }
-    if repaired is not None:
+    if hasattr(done, "removed"):
         document["repair"] = {
-            "version": repaired.version,
-            "removed_rows": repaired.removed_rows,
-            "added_rows": repaired.added_rows,
-            "files_removed": repaired.files_removed,
-            "files_added": repaired.files_added,
-            "removed": [{**one.told(), "reason": str(one.reason)} for one in repaired.removed],
-            "left": list(repaired.left),
+            "applied": done.is_applied,
+            "version": done.version,
+            "removed_rows": done.removed_rows,
+            "added_rows": done.added_rows,
+            "files_removed": done.files_removed,
+            "files_added": done.files_added,
+            "removed": [{**one.told(), "reason": str(one.reason)} for one in done.removed],
+            "added": [{name: getattr(one, name) for name in one.__slots__} for one in done.added],
+            "left": list(done.left),
+        }
+    elif done is not None:
+        document["backfill"] = {
+            "applied": done.is_applied,
+            "version": done.version,
+            "proven_rows": done.proven_rows,
+            "same_rows": done.same_rows,
+            "unknown_rows": done.unknown_rows,
+            "stale_rows": done.stale_rows,
+            "stale": [{name: getattr(one, name) for name in one.__slots__} for one in done.stale],
         }
     return document
 

@@ -8,6 +8,7 @@ import typer
 
 from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, done, existing_topic, pairs, show
 from fenceline.cli.topic_view import json_row, summary, table_row
+from fenceline.errors import OperatorError
 from fenceline.ids import encode_uuid
 
 topics = typer.Typer(no_args_is_help=True, help="List, describe, create, grow and delete topics.")
@@ -68,14 +69,21 @@ def create(
 @topics.command()
 def grow(
     name: str,
-    partitions: Annotated[int, typer.Argument(help="the new total")],
+    total: Annotated[int | None, typer.Argument(metavar="[PARTITIONS]", help="the new total")] = None,
+    partitions: Annotated[int | None, typer.Option(help="the new total, as an option")] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: AsJson = False,
 ) -> None:
     """Add partitions to a topic. Keys that were spread over fewer partitions stay where they are."""
+    wanted = partitions if total is None else total
+    if wanted is None or None not in (total, partitions):
+        raise OperatorError(
+            "The new number of partitions must be given once",
+            f"For example: fenceline topics grow {name} --partitions 6",
+        )
     with admin_of(bootstrap) as admin:
-        admin.create_partitions({name: partitions})
-        done(f"{name} has {partitions} partitions.", {"topic": name, "partitions": partitions}, as_json=as_json)
+        admin.create_partitions({name: wanted})
+        done(f"{name} has {wanted} partitions.", {"topic": name, "partitions": wanted}, as_json=as_json)
 
 
 @topics.command()

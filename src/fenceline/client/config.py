@@ -280,16 +280,21 @@ class ClientConfig:
             except (TypeError, ValueError) as error:
                 raise OperatorError(f"The property {spelled}={value!r} can not be used", str(error)) from None
         _check_together(kind, values, merged)
-        return cls(kind, _addresses(values.get("bootstrap.controllers") or values["bootstrap.servers"]), values)
+        return cls(kind, addresses(values.get("bootstrap.controllers") or values["bootstrap.servers"]), values)
 
 
-def _addresses(servers: Sequence[str]) -> tuple[tuple[str, int], ...]:
+def addresses(servers: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Hosts and ports of bootstrap servers, as Kafka's clients write them. Raises OperatorError, also for an address
+    without a port: there is no port that brokers have as a rule."""
     found = []
     for server in servers:
         text = server.split("://", 1)[-1]
         host, colon, port = text.rpartition(":")
-        if not colon:
-            host, port = text, "9092"
+        if not colon or text.endswith("]"):
+            raise OperatorError(
+                f"{server!r} is not the address of a broker: it has no port",
+                f"Write HOST:PORT, for example {text or 'localhost'}:9092.",
+            )
         if not host.strip("[]") or not port.isdigit() or int(port) > 65_535:
             raise OperatorError(
                 f"{server!r} is not the address of a broker",

@@ -277,14 +277,21 @@ async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.S
                 server_hostname=host if tls is not None else None,
             )
     except TimeoutError:
-        raise TimedOut(f"{peer} did not accept a connection within {timeout_ms} ms") from None
+        doing = "accept a connection" if tls is None else "accept a connection and end its TLS handshake"
+        raise TimedOut(f"{peer} did not {doing} within {timeout_ms} ms") from None
     except OSError as error:
         if type(error).__module__ == "ssl":
             raise OperatorError(
-                f"{peer}: the TLS handshake failed: {error}",
+                f"{peer}: the TLS handshake failed: {error}{_unless_tls(error, config)}",
                 "Check security.protocol, ssl.ca.location and that the certificate names this host.",
             ) from None
-        raise ConnectionLost(f"no connection to {peer}: {error}") from None
+        if tls is not None and isinstance(error, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)):
+            # A broker that goes away in that moment does the same, so it is tried again.
+            raise ConnectionLost(
+                f"{peer} closed the connection in the TLS handshake: with security.protocol="
+                f"{config['security.protocol']} the port must be one of TLS, and this one may be a plaintext one"
+            ) from None
+        raise ConnectionLost(f"no connection to {peer}: {error or type(error).__name__}") from None
     _tune(transport, config)
     try:
         await _learn_versions(connection, config)
@@ -294,6 +301,13 @@ async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.S
         connection.close()
         raise
     return connection
+
+
+def _unless_tls(error: OSError, config: ClientConfig) -> str:
+    """What a handshake that met no TLS at all means; what came is read as a TLS record of an impossible version."""
+    if getattr(error, "reason", None) not in ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING"):
+        return ""
+    return f" (security.protocol={config['security.protocol']}, and the port may be a plaintext one)"
 
 
 def _tune(transport: asyncio.Transport, config: ClientConfig) -> None:

@@ -159,7 +159,7 @@ class Pipeline:
         """Start the queries, at the beginning of the topic or where their checkpoints say."""
         from pyspark.sql import functions as f
 
-        records = self._records("fenceline", includeLeaderEpoch="true", onTruncation="rewind")
+        records = self._records("fenceline", includeLeaderEpoch="true", onTruncation="rewind", statefulQuery="false")
         parsed = f.from_json(f.col("value").cast("string"), SPARK_SCHEMA).alias("flight")
         flights = records.select("topic", "partition", "offset", "leader_epoch", parsed).select(
             "topic", "partition", "offset", "leader_epoch", "flight.*"

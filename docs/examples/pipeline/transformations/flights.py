@@ -18,6 +18,8 @@ def records() -> DataFrame:
         .option("includeLeaderEpoch", True)
         # After an unclean election the flow goes back to where the histories part; the sink takes out what was lost.
         .option("onTruncation", "rewind")
+        # No aggregation, join or deduplication lies between source and sink.
+        .option("statefulQuery", False)
         .load()
     )
 

@@ -1,0 +1,44 @@
+"""`fenceline checkpoint`: checkpoints of Spark queries, written for another source."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Annotated
+
+import typer
+
+from fenceline.cli.output import AsJson, examples, print_json, readable_errors
+from fenceline.errors import OperatorError
+
+checkpoint = typer.Typer(
+    no_args_is_help=True,
+    help="Checkpoints of Spark queries.",
+    epilog=examples(("fenceline checkpoint export ./checkpoint ./for-kafka", "for Spark's own Kafka source")),
+)
+
+
+@checkpoint.callback()
+def group() -> None:
+    """Keeps `export` a command of its own."""
+
+
+@checkpoint.command()
+def export(
+    source: Annotated[str, typer.Argument(help="checkpointLocation of a stopped query of format('fenceline')")],
+    target: Annotated[str, typer.Argument(help="a directory that does not exist")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint for Spark's own Kafka source, which has no topic ids and leader epochs."""
+    with readable_errors():
+        if importlib.util.find_spec("pyspark") is None:
+            raise OperatorError(
+                "Checkpoints need Fenceline's Spark parts", "Install them: pip install 'fenceline[spark]'"
+            )
+        from pyspark_fenceline.checkpoint_export import export_checkpoint
+
+        done = export_checkpoint(source, target)
+        if as_json:
+            positions = {str(tp): offset for tp, offset in sorted(done.positions.items())}
+            print_json({"target": done.target, "batch_id": done.batch_id, "positions": positions})
+        else:
+            print(done.sentence())

@@ -1,0 +1,207 @@
+"""Whether what lies before a position without an epoch is what was read there.
+
+Owns the rule for checkpoints of Spark's Kafka source, which keep an offset and nothing else. The evidence is what the
+log's epochs, the dates of its records, the checkpoint's own times and the cluster's loss receipts say. Pure; knows
+neither brokers nor files. What they cannot decide is `Unproven`, never guessed (decision 027).
+
+The rule: a leader only appends. So the log below the position is what was read, if the leader at the time of the plan
+is known to be one whose epoch the log still has, and no later epoch of the log begins below the position. It is not, if
+an epoch that begins below the position has its first record dated after the read was committed, or if a receipt says
+that a replica lost readable records there after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from fenceline.client.epoch_history import EpochStart
+from fenceline.client.loss_receipts import LossReceipt
+from pyspark_fenceline.log_matching import LogView
+
+CLOCKS_AGREE_MS: Final = 5_000
+"""Two dates that are closer to each other are not known to follow each other: they are of different clocks."""
+LIVE_MS: Final = 24 * 60 * 60 * 1000
+"""Dates of records count as times of their writing where the first one below the position that is no older than that
+at the time of the plan is not of the future either. Others are dates of events, which say nothing of the log."""
+_READABLE: Final = ("committed", "maybe_acknowledged")
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When the batch that ends at the position was planned and when it was committed (ms since 1970; None: it was not,
+    or nothing says when), by the checkpoint."""
+
+    planned_ms: int
+    committed_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dates:
+    """First offsets whose records are dated at or after a time; None where there is none.
+
+    `live_from`: a day before the plan. `doubtful_from`: right before the plan. `late_from`: right after the commit.
+    """
+
+    live_from: int | None = None
+    doubtful_from: int | None = None
+    late_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Of one partition. `times`: a sentence where they are not known, and then `dates` says nothing. `leading`: the
+    newest epoch that holds a record dated before the plan. `receipts`: of the topic's name and the partition, also
+    those of an earlier topic of that name."""
+
+    offset: int
+    view: LogView
+    times: Times | str
+    dates: Dates = Dates()
+    leading: EpochStart | None = None
+    receipts: Sequence[LossReceipt] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """The log holds below the position what was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The log holds other records below the position. `offset`: where they begin; None where only "below the position"
+    is known. `log_epoch`: the log's epoch before that."""
+
+    offset: int | None
+    log_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """`because`: what is missing for a decision, as a sentence without its full stop."""
+
+    because: str
+
+
+def judge(evidence: Evidence) -> Proven | Replaced | Unproven:
+    """What is known of a position that lies above 0 and inside the log."""
+    view, times = evidence.view, evidence.times
+    of_topic = [one for one in evidence.receipts if _is_of_topic(one, view)]
+    told = [one for one in of_topic if _tells_against(one, evidence)]
+    if isinstance(times, str):
+        receipts = "; loss receipts tell of records below the position: " + _listed(told) if told else ""
+        return Unproven(times + receipts)
+    late = _late_epoch(evidence)
+    if late is not None:
+        is_exact = isinstance(_held(evidence, late.offset, times), Proven)
+        return Replaced(late.offset if is_exact else None, view.epoch_at(late.offset - 1) if is_exact else late.epoch)
+    held = _held(evidence, evidence.offset, times)
+    read_by_ms = times.planned_ms if times.committed_ms is None else times.committed_ms
+    after = [one for one in told if one.time_ms >= read_by_ms]
+    if after:
+        if isinstance(held, Proven):
+            return Unproven("dates of records speak for the position, a loss receipt against it: " + _listed(after))
+        start = min(one.start_offset for one in after)
+        return Replaced(start, view.epoch_at(start - 1))
+    earlier = [one for one in evidence.receipts if one not in of_topic and one.time_ms >= times.planned_ms]
+    if earlier and isinstance(held, Proven):
+        return Unproven("a topic of the same name with another id was there after the plan: " + _listed(earlier))
+    return held
+
+
+def begun_before(view: LogView, dates: Dates) -> list[tuple[EpochStart, int]]:
+    """The epochs that may have begun before the plan, newest first, each with where its records that are dated before
+    it end. Whether there is such a record the log has to say: compaction may have left none.
+    """
+    ends = [start.offset for start in view.epochs[1:]] + [view.end_offset]
+    dated_end = view.end_offset if dates.doubtful_from is None else dates.doubtful_from
+    found = [(start, min(end, dated_end)) for start, end in zip(view.epochs, ends, strict=False)]
+    return [(start, end) for start, end in reversed(found) if start.offset < end]
+
+
+def _held(evidence: Evidence, offset: int, times: Times) -> Proven | Unproven:
+    """Whether the log up to `offset` is what its leader had when the batch was planned."""
+    view, dates = evidence.view, evidence.dates
+    if view.leader_epoch < 0:
+        return Unproven("the brokers keep no leader epochs for this topic")
+    live_end = evidence.offset if dates.doubtful_from is None else min(dates.doubtful_from, evidence.offset)
+    if dates.live_from is None or dates.live_from >= live_end:
+        return Unproven(
+            f"no record below the position is dated within a day before {at(times.planned_ms)}, when the checkpoint "
+            "planned to read up to it: the records' dates are not those of their writing, or the log is another one"
+        )
+    leading = evidence.leading
+    if leading is None:
+        return Unproven(
+            f"no record of the log is dated before {at(times.planned_ms)}, when the checkpoint planned to read up to it"
+        )
+    later = [start for start in view.epochs if start.epoch > leading.epoch]
+    if later and later[0].offset < offset:
+        first = later[0]
+        return Unproven(
+            f"epoch {first.epoch} of the log begins at {first.offset}, below the position, and is not known to have "
+            f"begun before {at(times.planned_ms)}, when the checkpoint planned to read up to it"
+        )
+    known = {start.epoch for start in later}
+    missing = [epoch for epoch in range(leading.epoch + 1, view.leader_epoch + 1) if epoch not in known]
+    if missing:
+        return Unproven(
+            f"since then leaders were elected that wrote nothing the log still has (epochs {_spans(missing)}): what "
+            "one of them may have written and lost could have been read"
+        )
+    return Proven()
+
+
+def _late_epoch(evidence: Evidence) -> EpochStart | None:
+    """The epoch that begins below the position with the log's first record that is dated after the commit.
+
+    One such record in the middle of an epoch is a record with a wrong date.
+    """
+    late = evidence.dates.late_from
+    if late is None or late >= evidence.offset:
+        return None
+    return next((start for start in evidence.view.epochs if start.offset == late), None)
+
+
+def _is_of_topic(receipt: LossReceipt, view: LogView) -> bool:
+    return not receipt.topic_id or view.topic_id is None or receipt.topic_id == view.topic_id
+
+
+def _tells_against(receipt: LossReceipt, evidence: Evidence) -> bool:
+    """Whether readable records below the position were lost, which the log does not have again by now."""
+    end = min(receipt.end_offset_exclusive, evidence.offset)
+    if receipt.loss_class not in _READABLE or receipt.start_offset >= end:
+        return False
+    # Below its start the log does not show what it had.
+    places = [place for place in (receipt.start_offset, end - 1) if place >= evidence.view.start_offset]
+    return any(evidence.view.epoch_at(place) not in receipt.leader_epochs for place in places)
+
+
+# In words -------------------------------------------------------------------------------------------------------------
+
+
+def at(time_ms: int) -> str:
+    """A time as a sentence shows it, UTC."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def facts(evidence: Evidence) -> str:
+    """What is known, for a person who has to decide."""
+    view, times = evidence.view, evidence.times
+    epochs = ", ".join(f"{start.epoch} from {start.offset}" for start in view.epochs[-8:]) or "not known"
+    known = [f"the log starts at {view.start_offset} and ends at {view.end_offset}; its epochs: {epochs}"]
+    if isinstance(times, Times):
+        committed = "not committed" if times.committed_ms is None else f"committed at {at(times.committed_ms)}"
+        known.append(f"the checkpoint's batch was planned at {at(times.planned_ms)}, {committed}")
+    return "; ".join(known)
+
+
+def _listed(receipts: Sequence[LossReceipt]) -> str:
+    more = f" and {len(receipts) - 3} more" if len(receipts) > 3 else ""
+    return ", ".join(str(one) for one in receipts[:3]) + more
+
+
+def _spans(epochs: Sequence[int]) -> str:
+    return str(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"

@@ -1,0 +1,84 @@
+"""When a batch of Spark's Kafka source was planned and committed, as its checkpoint says.
+
+Owns the look for the batch that ended at a position first: the same position stays in the entries of later batches, in
+which nothing of the partition was read. The plan's time is in the entry, by the clock of Spark's driver; the commit's
+is that of the file `commits/<batch id>`, which a copy of a checkpoint makes later, never earlier. Never writes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.adoption_evidence import Times
+from pyspark_fenceline.checkpoint_files import (
+    FORMAT,
+    batch_timestamp_ms,
+    numbered,
+    open_checkpoint,
+    read_text,
+    source_lines,
+)
+from pyspark_fenceline.offsets import SourceOffset, decode
+from pyspark_fenceline.query_state import StateHint
+
+_log = logging.getLogger("pyspark_fenceline")
+
+
+def times_of(hint: StateHint, held: SourceOffset) -> dict[TopicPartition, Times] | str:
+    """For each partition of an offset that Spark's Kafka source wrote; a sentence where that is not known."""
+    place = hint.checkpoint
+    if place is None:
+        return "the source does not know when the checkpoint was written, because it has no option checkpointLocation"
+    try:
+        root = open_checkpoint(place, hint.storage)
+        return _times(root, held) or f"checkpointLocation {place} has no batch that ends at these positions"
+    except Exception as error:
+        # An object store, credentials, a newer Spark: whatever it is, nothing is known of the times.
+        _log.info("the checkpoint %s cannot be read", place, exc_info=True)
+        return f"checkpointLocation {place} cannot be read ({type(error).__name__}: {error})"
+
+
+def _times(root: Any, held: SourceOffset) -> dict[TopicPartition, Times]:
+    line: int | None = None
+    first: dict[TopicPartition, tuple[int, int]] = {}
+    unbroken = set(held.positions)
+    for batch, planned_ms, lines in _entries(root):
+        if line is None:
+            line = next((number for number, text in enumerate(lines) if _decoded(text) == held), None)
+            if line is None:
+                continue
+        before = _decoded(lines[line]) if line < len(lines) else None
+        positions = {} if before is None else before.positions
+        unbroken = {tp for tp in unbroken if positions.get(tp) == held.positions[tp]}
+        if not unbroken:
+            break
+        first |= dict.fromkeys(unbroken, (batch, planned_ms))
+    return {tp: Times(planned_ms, _committed_ms(root, batch)) for tp, (batch, planned_ms) in first.items()}
+
+
+def _entries(root: Any) -> Iterator[tuple[int, int, list[str]]]:
+    """Batch id, time of the plan and the sources' lines, newest first, as far as they are of a form that is known."""
+    for batch in reversed(numbered(root, "offsets")):
+        text = read_text(root, f"offsets/{batch}")
+        lines, planned_ms = source_lines(text), batch_timestamp_ms(text)
+        if lines is None or planned_ms is None:
+            raise ValueError(f"offsets/{batch} is not of the format {FORMAT}, the only one that is known")
+        yield batch, planned_ms, lines
+
+
+def _decoded(line: str) -> SourceOffset | None:
+    try:
+        found = decode(json.loads(line))
+    except (OperatorError, ValueError):
+        return None
+    return found if isinstance(found, SourceOffset) else None
+
+
+def _committed_ms(root: Any, batch: int) -> int | None:
+    (found,) = root.get_file_info([f"commits/{batch}"])
+    return None if found.mtime_ns is None else found.mtime_ns // 1_000_000

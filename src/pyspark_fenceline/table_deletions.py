@@ -1,0 +1,193 @@
+"""Rows that somebody deleted from a table on purpose, by the table's own log.
+
+Owns the reading of entries that are not this package's: which offsets went with one and did not come back in it. Such
+rows are not "missing", whatever the log still has of them, and only an explicit wish brings them back. An entry whose
+files vacuum has removed is named, because it cannot be told any more what it deleted. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
+
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.audit_ranges import Range, common, runs_in
+from pyspark_fenceline.delta_commit import open_table
+from pyspark_fenceline.delta_index import LogColumns
+from pyspark_fenceline.delta_options import DeltaOptions
+from pyspark_fenceline.delta_state import KEY
+from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
+from pyspark_fenceline.log_matching import LogView, held_interval
+from pyspark_fenceline.table_changes import ChangedFile, files_of_version
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from deltalake import DeltaTable
+
+    Offsets = npt.NDArray[np.int64]
+
+_KEEPS_ROWS: Final = frozenset(
+    {
+        "CREATE TABLE",
+        "OPTIMIZE",
+        "REORG",
+        "VACUUM START",
+        "VACUUM END",
+        "SET TBLPROPERTIES",
+        "UNSET TBLPROPERTIES",
+        "ADD COLUMN",
+        "ADD COLUMNS",
+        "CHANGE COLUMN",
+        "ADD CONSTRAINT",
+        "DROP CONSTRAINT",
+        "ADD FEATURE",
+        "SET TABLE PROPERTIES",
+    }
+)
+"""Operations that delete no row; a write does where it replaces rows, which its mode says."""
+
+
+class Deletion(NamedTuple):
+    """Rows of one epoch (-1: without one) that an entry of the table's log took out of a partition. `by`: that entry,
+    for a person.
+    """
+
+    epoch: int
+    ranges: list[Range]
+    by: str
+
+    def of_records(self, view: LogView) -> list[Range]:
+        """Where the log may still hold what was deleted. A row that was stale says nothing of the record that is at its
+        offset now.
+        """
+        return common(self.ranges, [held_interval(view, self.epoch)])
+
+
+@dataclass(frozen=True, slots=True)
+class Deletions:
+    """`found`: of each partition, oldest first. `unknown`: entries of which it cannot be told what they deleted.
+    `first_version`: of the oldest entry that is there; what happened before it is not known.
+    """
+
+    found: Mapping[TopicPartition, Sequence[Deletion]] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    first_version: int = 0
+
+
+def deletions(options: DeltaOptions, concerned: Collection[TopicPartition]) -> Deletions:
+    """What others have deleted of these partitions, as far as the table's log goes back."""
+    table = open_table(options)
+    if table is None or not concerned:
+        return Deletions()
+    found: dict[TopicPartition, list[Deletion]] = {}
+    unknown: list[str] = []
+    history = sorted(table.history(), key=lambda entry: int(entry["version"]))
+    for entry in history:
+        if not _may_delete(entry):
+            continue
+        by = f"version {entry['version']} of the table ({entry.get('operation', 'of an unknown operation')})"
+        try:
+            for (tp, epoch), offsets in _deleted(options, int(entry["version"]), concerned).items():
+                found.setdefault(tp, []).append(Deletion(epoch, runs_in(offsets), by))
+        except (FileNotFoundError, OperatorError):
+            unknown.append(by)
+    return Deletions(found, tuple(unknown), int(history[0]["version"]) if history else 0)
+
+
+def _may_delete(entry: Mapping[str, Any]) -> bool:
+    if KEY in entry:
+        return False
+    operation = str(entry.get("operation", "")).upper()
+    parameters = entry.get("operationParameters") or {}
+    mode = str(parameters.get("mode", parameters.get("outputMode", "")))
+    if operation in ("WRITE", "STREAMING UPDATE", "CREATE TABLE AS SELECT"):
+        return mode.strip('"').upper() not in ("APPEND", "ERRORIFEXISTS", "ERROR", "IGNORE")
+    return operation not in _KEEPS_ROWS
+
+
+def _deleted(
+    options: DeltaOptions, version: int, concerned: Collection[TopicPartition]
+) -> dict[tuple[TopicPartition, int], Offsets]:
+    """Offsets by partition and epoch that are in no file which the entry adds."""
+    import numpy as np
+
+    files = files_of_version(options, version)
+    went = [file for file in files if file.kind == "delete"]
+    came = [file for file in files if file.kind == "insert"]
+    if not went:
+        return {}
+    vectors = kept_rows(options, version) if any(file.has_vector for file in came) else {}
+    before = _offsets(options, went, {}, concerned)
+    after = _offsets(options, came, vectors, concerned)
+    left: dict[TopicPartition, list[Offsets]] = {}
+    for (tp, _), offsets in after.items():
+        left.setdefault(tp, []).append(offsets)
+    nothing = [np.zeros(0, dtype=np.int64)]
+    deleted = {
+        (tp, epoch): np.setdiff1d(offsets, np.concatenate(left.get(tp, nothing)))
+        for (tp, epoch), offsets in before.items()
+    }
+    return {place: offsets for place, offsets in deleted.items() if len(offsets)}
+
+
+def _offsets(
+    options: DeltaOptions,
+    files: Iterable[ChangedFile],
+    vectors: Mapping[str, npt.NDArray[np.bool_]],
+    concerned: Collection[TopicPartition],
+) -> dict[tuple[TopicPartition, int], Offsets]:
+    import numpy as np
+
+    found: dict[tuple[TopicPartition, int], list[Offsets]] = {}
+    for file in files:
+        columns = read_log_columns(options, TableFile(file.path, 0, file.partition_values))
+        if file.has_vector and file.path in vectors:
+            columns = without_deleted(columns, vectors[file.path])
+        for code, tp in enumerate(columns.partitions):
+            if tp not in concerned:
+                continue
+            own = columns.codes == code
+            for epoch in np.unique(columns.epochs[own]).tolist():
+                found.setdefault((tp, epoch), []).append(columns.offsets[own & (columns.epochs == epoch)])
+    return {place: np.concatenate(each) for place, each in found.items()}
+
+
+def kept_rows(options: DeltaOptions, version: int | None = None) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which rows of each file that has a deletion vector are not deleted, by the file's path in the table."""
+    from deltalake import DeltaTable
+
+    storage = dict(options.storage) if options.storage else None
+    return vectors_of(DeltaTable(options.path, version=version, storage_options=storage))
+
+
+def vectors_of(table: DeltaTable) -> dict[str, npt.NDArray[np.bool_]]:
+    """As `kept_rows`, of a table that is open."""
+    import numpy as np
+    import pyarrow as pa
+
+    if "deletionVectors" not in (table.protocol().reader_features or ()):
+        return {}
+    paths = {_name(path): path for path in pa.table(table.get_add_actions())["path"].to_pylist()}
+    kept: dict[str, npt.NDArray[np.bool_]] = {}
+    for batch in table.deletion_vectors():
+        rows = pa.record_batch(batch)
+        for uri, vector in zip(rows["filepath"], rows["selection_vector"], strict=True):
+            kept[paths[_name(uri.as_py())]] = np.asarray(vector.values)
+    return kept
+
+
+def _name(path: str) -> str:
+    """A file's own name, which no other file of the table has: it has a UUID in it."""
+    return unquote(unquote(path)).rsplit("/", 1)[-1]
+
+
+def without_deleted(columns: LogColumns, kept: npt.NDArray[np.bool_]) -> LogColumns:
+    """`kept` may be shorter than the file: what follows it is not deleted."""
+    import numpy as np
+
+    gone = np.flatnonzero(~kept)
+    return columns.rows(np.delete(np.arange(len(columns)), gone[gone < len(columns)]))

@@ -1,0 +1,151 @@
+"""Loss receipts as an audit reads them: which of them make a row doubtful, and what is said where some are unknown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fenceline.client.epoch_history import EpochStart
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import LOSSES_TOPIC, TopicPartition, encode_uuid
+from fenceline.losses.receipt import Cause, LossClass, Receipt, document
+from pyspark_fenceline import connect
+from pyspark_fenceline.audit_judge import Expected, Finding, Kind, Lost, judge
+from pyspark_fenceline.audit_log import Found
+from pyspark_fenceline.audit_receipts import read_receipts, sort_receipts
+from pyspark_fenceline.delta_index import log_columns
+from pyspark_fenceline.log_matching import LogView, proven_without_epoch
+from tests.spark.fakes import FakeCluster
+
+TP = TopicPartition("t", 0)
+MINE, OTHER = encode_uuid(UUID(int=7)), encode_uuid(UUID(int=8))
+
+
+def receipt(id: str = "a", **others: Any) -> bytes:
+    """As a node writes it."""
+    told = Receipt(
+        id=id,
+        topic="t",
+        topic_id=None,
+        partition=0,
+        start_offset=10,
+        end_offset_exclusive=17,
+        leader_epochs=(1, 3),
+        records=7,
+        size_bytes=700,
+        loss_class=LossClass.COMMITTED,
+        known_by="a high watermark",
+        cause=Cause.DIVERGENCE,
+        reason="an election",
+        replica=2,
+        leader=1,
+        leader_epoch=4,
+        time_ms=1_000,
+    )
+    return json.dumps({**document(told), **others}).encode()
+
+
+def ranges(*values: bytes | None, topic_id: str | None = MINE) -> list[tuple[int, int, tuple[int, ...]]]:
+    found = sort_receipts(values, [0], {TP: topic_id})
+    return [(one.start_offset, one.end_offset_exclusive, one.epochs) for one in found.lost.get(TP, ())]
+
+
+def test_receipts_of_the_partition_count_each_as_it_was_last_written() -> None:
+    assert ranges(receipt(topic_id=MINE), None, receipt(end_offset_exclusive=20)) == [(10, 20, (1, 3))]
+    assert ranges(receipt(partition=1), receipt("b", topic="u")) == []
+    # A receipt of a torn end of which nothing can be read tells no offsets.
+    assert ranges(receipt(end_offset_exclusive=10)) == []
+
+
+def test_evidence_that_has_expired_makes_no_receipt_less_true() -> None:
+    assert ranges(receipt(evidence=[], evidence_note="removed after fenceline.lost.retention.ms")) == [(10, 17, (1, 3))]
+
+
+def test_what_was_deleted_on_purpose_is_no_loss_of_the_log() -> None:
+    assert ranges(receipt(**{"class": "expired", "cause": "log_start_moved"})) == []
+
+
+@pytest.mark.parametrize("told", [{"topic_id": OTHER}, {"cause": "topic_deleted", "class": "expired"}])
+def test_a_topic_of_the_same_name_that_is_gone_is_told(told: dict[str, Any]) -> None:
+    found = sort_receipts([receipt(**told)], [0], {TP: MINE})
+    assert (found.lost, found.replaced) == ({}, {"t"})
+
+
+def test_receipts_that_are_not_known_are_said() -> None:
+    assert sort_receipts([receipt(), b'{"id": "b"}'], [0], {TP: MINE}).notes == (
+        f"1 records of {LOSSES_TOPIC} are of a form that is not known here",
+    )
+    (note,) = sort_receipts([receipt()], [5], {TP: MINE}).notes
+    assert "older losses are not known" in note
+
+
+def test_a_cluster_without_a_ledger_has_no_receipts() -> None:
+    assert read_receipts(FakeCluster(t=1), {}, {TP: MINE}).lost == {}
+
+
+def test_a_ledger_that_cannot_be_read_does_not_stop_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(FakeCluster):
+        def log_starts(self, partitions: Any) -> Any:
+            raise PeerError(ErrorCode.LEADER_NOT_AVAILABLE, "nobody leads")
+
+    monkeypatch.setattr(connect, "forget", lambda *_: None)
+    found = read_receipts(Silent(**{LOSSES_TOPIC: 1}), {}, {TP: MINE})
+    assert "cannot be read" in found.notes[0]
+
+
+# What a receipt makes of rows ----------------------------------------------------------------------------------------
+
+
+def judged(view: LogView, rows: dict[int, int], **expected: Any) -> list[Finding]:
+    """Findings of rows, offset by epoch, in a log without holes."""
+    offsets = np.array(sorted(rows), dtype=np.int64)
+    epochs = np.array([rows[offset] for offset in sorted(rows)], dtype=np.int64)
+
+    def find(ranges: Any, level: str) -> Found:
+        return Found(present=list(ranges))
+
+    return judge(Expected(view, view.end_offset, **expected), (0, 100), offsets, offsets + 1, epochs, find)
+
+
+TWO = LogView(4, 0, 30, (EpochStart(1, 0), EpochStart(4, 10)))
+ONE = LogView(0, 0, 30, (EpochStart(0, 0),))
+
+
+def test_rows_without_an_epoch_name_the_receipts_that_tell_of_their_offsets() -> None:
+    lost = (Lost(10, 17, (1,), "receipt a"), Lost(12, 14, (1,), "receipt b"))
+    findings = judged(TWO, dict.fromkeys(range(8, 20), -1), lost=lost)
+    told = [(one.start_offset, one.end_offset_exclusive, one.detail) for one in findings if one.kind is Kind.UNPROVEN]
+    a, b = "records there were lost: receipt a", "records there were lost: receipt b"
+    none = "the rows have no epoch"
+    assert told == [
+        (8, 10, none),
+        (10, 12, f"{none}; {a}"),
+        (12, 14, f"{none}; {a}; {b}"),
+        (14, 17, f"{none}; {a}"),
+        (17, 20, none),
+    ]
+
+
+def test_only_a_log_of_one_epoch_proves_rows_that_have_none() -> None:
+    rows = dict.fromkeys(range(30), -1)
+    assert judged(ONE, rows) == []
+    assert {one.kind for one in judged(TWO, rows)} == {Kind.UNPROVEN}
+    # One epoch is left, but there were others: retention has taken them, or their leaders' logs are lost.
+    for leader, epochs in ((4, (EpochStart(4, 0),)), (1, (EpochStart(0, 0), EpochStart(1, 30))), (-1, ())):
+        view = LogView(leader, 0, 30, epochs)
+        assert proven_without_epoch(view) == (0, 0)
+        assert {one.kind for one in judged(view, rows)} == {Kind.UNPROVEN}
+    # The rows may be of a topic of the same name that is gone.
+    assert {one.kind for one in judged(ONE, rows, is_replaced=True)} == {Kind.UNPROVEN}
+    # One that names no epoch is none, whatever number stands for it in a table.
+    columns = log_columns(
+        {"topic": "t", "partition": 0, "offset": pa.array([3, 4]), "leader_epoch": pa.array([-3, -2])}
+    )
+    assert columns.epochs.tolist() == [-1, -1]
+    # What is above the end is not in the log, whatever its epoch.
+    assert {one.kind for one in judged(ONE, {**rows, 40: -1})} == {Kind.BEYOND}

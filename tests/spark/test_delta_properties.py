@@ -1,0 +1,145 @@
+"""Options that name a table's properties, names that mean nothing, and tables from which no row can be taken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from fenceline.errors import OperatorError
+from pyspark_fenceline import given_options
+from pyspark_fenceline.delta import DeltaDataSource
+from pyspark_fenceline.delta_options import delta_options
+from pyspark_fenceline.delta_properties import check_properties, table_properties
+from pyspark_fenceline.delta_table_files import refuse_deletion_vectors
+from pyspark_fenceline.options import write_options
+from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.test_audit import rewritten
+from tests.spark.test_delta_exact import SCHEMA, records, write
+
+PATH = {"path": "/table"}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    return in_place_of_brokers(monkeypatch, t=2)
+
+
+def test_properties_are_set_where_the_table_is_made(cluster: FakeCluster, tmp_path: Path) -> None:
+    """Spark hands the names over in lower case."""
+    given = {
+        "path": str(tmp_path / "t"),
+        "kafka.bootstrap.servers": "fake:1",
+        "delta.enablechangedatafeed": "True",
+        "delta.checkpointinterval": "50",
+        "delta.logretentionduration": "interval 60 days",
+    }
+    cluster.log("t").append(3)
+    write(delta_options(given), 0, records(cluster, 0, 3))
+    table = DeltaTable(given["path"])
+    assert table.metadata().configuration == {
+        "delta.enableChangeDataFeed": "true",
+        "delta.checkpointInterval": "50",
+        "delta.logRetentionDuration": "interval 60 days",
+    }
+    assert table.protocol().min_writer_version == 4
+    check_properties(table, delta_options(given).properties, "there")
+    DeltaDataSource(given).streamWriter(SCHEMA, False)
+    for other in ({"delta.checkpointinterval": "60"}, {"delta.enableExpiredLogCleanup": "true"}):
+        with pytest.raises(OperatorError, match=r"exists and has other properties: delta\.") as caught:
+            DeltaDataSource({**given, **other}).streamWriter(SCHEMA, False)
+        assert "SET TBLPROPERTIES" in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("delta.enableDeletionVectors", "true", "deletion vectors"),
+        ("delta.columnMapping.mode", "name", "names the columns"),
+        ("delta.setTransactionRetentionDuration", "interval 1 day", "written twice"),
+        ("delta.feature.appendOnly", "supported", "follow from the properties"),
+        ("delta.constraints.positive", "a > 0", "checks no constraints"),
+        ("delta.minWriterVersion", "7", "protocol follows"),
+        ("delta.dataSkippingNumIndexedCols", "3", "statistics"),
+        ("delta.colour", "green", "is not known"),
+        ("delta.enableChangeDataFeed", "yes", "must be true or false"),
+        ("delta.checkpointInterval", "0", "positive whole number"),
+        ("delta.logRetentionDuration", "30 days", "interval 30 days"),
+    ],
+)
+def test_properties_that_would_not_be_kept_are_refused(name: str, value: str, reason: str) -> None:
+    with pytest.raises(OperatorError, match=reason):
+        delta_options({**PATH, name: value})
+
+
+def test_a_misspelt_property_is_refused_with_the_one_that_is_meant() -> None:
+    with pytest.raises(OperatorError) as caught:
+        table_properties({"delta.enablechangedatafeeds": "true"}, loses_rows=False)
+    assert caught.value.advice == "Is 'delta.enableChangeDataFeed' meant?"
+
+
+@pytest.mark.parametrize("more", [{"kafka.bootstrap.servers": "b:1"}, {"upsertKeys": "id"}])
+def test_a_table_that_only_grows_can_not_lose_rows(more: dict[str, str]) -> None:
+    assert delta_options({**PATH, "delta.appendOnly": "true"}).properties == {"delta.appendOnly": "true"}
+    with pytest.raises(OperatorError, match=r"delta\.appendOnly.* forbids"):
+        delta_options({**PATH, "delta.appendOnly": "true", **more})
+
+
+def test_names_that_mean_nothing_are_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(given_options, "_warned", set())
+    given = {**PATH, "queryName": "q", "checkpointLocation": "/c", "storage.x": "1", "kafka.y": "2"}
+    for _ in range(2):
+        delta_options({**given, "repair": "false", "partitionsBy": "a", "mergeschemas": "true", "colour": "green"})
+        write_options({"kafka.bootstrap.servers": "b:1", "topics": "t", "includeHeader": "true", "path": "p"})
+    assert caplog.messages == [
+        "option partitionsby is not known to format('fenceline_delta') and is ignored; is partitionBy meant?",
+        "option mergeschemas is not known to format('fenceline_delta') and is ignored; is mergeSchema meant?",
+        "option colour is not known to format('fenceline_delta') and is ignored",
+        "option topics is not known to a write to topics and is ignored; is topic meant?",
+        "option includeheader is not known to a write to topics and is ignored",
+    ]
+
+
+VECTOR = {"storageType": "i", "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"}
+FEATURES = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+
+
+def with_vectors(path: Path, *, has_some: bool, makes_more: bool) -> str:
+    actions: dict[str, Any] = {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **FEATURES}}
+    if has_some:
+        actions["add"] = {"deletionVector": {**VECTOR, "sizeInBytes": 44, "cardinality": 6}}
+    if makes_more:
+        actions["metaData"] = {"configuration": {"delta.enableDeletionVectors": "true"}}
+    return rewritten(path, **actions)
+
+
+@pytest.mark.parametrize(("has_some", "makes_more"), [(True, False), (False, True), (True, True)])
+def test_a_table_with_deletion_vectors_is_refused_when_the_query_starts(
+    cluster: FakeCluster, tmp_path: Path, has_some: bool, makes_more: bool
+) -> None:
+    path = with_vectors(tmp_path / "t", has_some=has_some, makes_more=makes_more)
+    fields = [field for field in SCHEMA if field.name != "value"]
+    schema = type(SCHEMA)(fields)
+    types = {"topic": "string", "partition": "long", "offset": "long", "leader_epoch": "long"}
+    schema = type(SCHEMA).fromJson(
+        {**json.loads(schema.json()), "fields": [{**f.jsonValue(), "type": types[f.name]} for f in fields]}
+    )
+    plain = {"path": path}
+    DeltaDataSource(plain).streamWriter(schema, False)
+    for given, overwrite in (
+        ({**plain, "kafka.bootstrap.servers": "fake:1"}, False),
+        ({**plain, "upsertKeys": "offset"}, False),
+        (plain, True),
+    ):
+        with pytest.raises(OperatorError, match="deletion vectors") as caught:
+            DeltaDataSource(given).streamWriter(schema, overwrite)
+        assert "REORG TABLE" in caught.value.advice
+
+
+def test_the_feature_alone_makes_no_deletion_vectors(tmp_path: Path) -> None:
+    refuse_deletion_vectors(DeltaTable(with_vectors(tmp_path / "t", has_some=False, makes_more=False)), "there")

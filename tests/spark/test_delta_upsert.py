@@ -1,0 +1,150 @@
+"""`upsertKeys`: a batch's rows take the place of the table's rows with equal keys, once, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from fenceline.errors import OperatorError
+from pyspark_fenceline import delta_commit, delta_upsert
+from pyspark_fenceline.delta_commit import commit_files
+from pyspark_fenceline.delta_files import FileWriter
+from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
+from pyspark_fenceline.delta_schema import file_schema, new_shape
+from pyspark_fenceline.delta_upsert import check_keys
+from tests.spark.schemas import struct
+from tests.spark.test_delta_exact import Crash, after, before
+
+SCHEMA = struct("region string, id long, v string")
+Row = tuple[str | None, int | None, str]
+
+
+@pytest.fixture(params=["", "region"], ids=["flat", "partitioned"])
+def options(tmp_path: Path, request: pytest.FixtureRequest) -> DeltaOptions:
+    return delta_options({"path": str(tmp_path / "t"), "upsertKeys": "region, ID", "partitionBy": request.param})
+
+
+def batch(options: DeltaOptions, number: int | None, *rows: Row, app: str = "q") -> bool:
+    shape = new_shape(SCHEMA, options.partition_by)
+    writer = FileWriter(options, shape, file_schema(SCHEMA, shape), (), task_number=0)
+    columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
+    arrays = [
+        pa.array(column, kind) for column, kind in zip(columns, (pa.string(), pa.int64(), pa.string()), strict=True)
+    ]
+    writer.write(pa.RecordBatch.from_arrays(arrays, names=["region", "id", "v"]))
+    transaction = None if number is None else AppTransaction(app, number)
+    return commit_files(options, SCHEMA, writer.finish(), transaction=transaction, overwrite=False)
+
+
+def held(options: DeltaOptions) -> list[tuple[Any, ...]]:
+    rows = DeltaTable(options.path).to_pyarrow_table().to_pylist()
+    return sorted(((row["region"], row["id"], row["v"]) for row in rows), key=str)
+
+
+def test_equal_keys_are_replaced_and_others_added(options: DeltaOptions) -> None:
+    assert batch(options, 0, ("a", 1, "x"), ("a", 2, "x"), ("b", 1, "x"), (None, None, "x"))
+    assert batch(options, 1, ("a", 2, "y"), ("b", 2, "y"), (None, None, "y"))
+    assert held(options) == [("a", 1, "x"), ("a", 2, "y"), ("b", 1, "x"), ("b", 2, "y"), (None, None, "y")]
+    assert not batch(options, 1, ("a", 2, "again"))
+    assert not batch(options, 0, ("a", 1, "again"))
+    assert batch(options, 0, ("a", 1, "z"), app="other")
+    assert ("a", 1, "z") in held(options)
+    assert len(held(options)) == 5
+    # The tasks' files were only read: what is on disk is what an entry has added.
+    log = "".join(entry.read_text() for entry in Path(options.path, "_delta_log").glob("*.json"))
+    assert all(file.name in log for file in Path(options.path).rglob("part-*.parquet"))
+
+
+def test_a_batch_without_rows_and_a_write_without_a_number(options: DeltaOptions) -> None:
+    assert batch(options, 0)
+    assert batch(options, None, ("a", 1, "x"))
+    assert batch(options, None, ("a", 1, "y"))
+    assert held(options) == [("a", 1, "y")]
+
+
+def test_two_rows_of_one_key_in_a_batch_are_refused(options: DeltaOptions) -> None:
+    batch(options, 0, ("a", 1, "x"))
+    version = DeltaTable(options.path).version()
+    with pytest.raises(OperatorError, match=r"1 keys \(region, id\) have several rows in one batch") as caught:
+        batch(options, 1, ("a", 7, "y"), ("a", 7, "z"), ("a", 1, "y"))
+    assert "foreachBatch" in caught.value.advice
+    assert DeltaTable(options.path).version() == version
+
+
+STEPS = [
+    moment(owner, name)
+    for owner, name in ((delta_commit, "open_table"), (delta_commit, "upsert"), (delta_commit, "delete_files"))
+    for moment in (before, after)
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_crash_at_any_step_and_a_replay_give_every_key_once(options: DeltaOptions, step: Any) -> None:
+    batch(options, 0, ("a", 1, "x"), ("a", 2, "x"))
+    with pytest.MonkeyPatch.context() as patch:
+        step(patch)
+        with contextlib.suppress(Crash):
+            batch(options, 1, ("a", 2, "y"), ("a", 3, "y"))
+    batch(options, 1, ("a", 2, "y"), ("a", 3, "y"))
+    assert held(options) == [("a", 1, "x"), ("a", 2, "y"), ("a", 3, "y")]
+    assert DeltaTable(options.path).transaction_version("q") == 1
+
+
+def test_of_two_writers_both_count(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one merges into what the first one left; a second driver of the same batch changes nothing."""
+    batch(options, 0, ("a", 1, "x"))
+    real, raced = delta_upsert.upsert, []
+
+    def others_first(*positional: Any, **named: Any) -> None:
+        if not raced:
+            raced.append(True)
+            assert batch(options, 0, ("a", 1, "other"), ("a", 5, "other"), app="other")
+        real(*positional, **named)
+
+    monkeypatch.setattr(delta_commit, "upsert", others_first)
+    assert batch(options, 1, ("a", 1, "y"))
+    assert held(options) == [("a", 1, "y"), ("a", 5, "other")]
+    raced.clear()
+
+    def zombie_first(*positional: Any, **named: Any) -> None:
+        if not raced:
+            raced.append(True)
+            assert batch(options, 2, ("a", 1, "z"))
+        real(*positional, **named)
+
+    monkeypatch.setattr(delta_commit, "upsert", zombie_first)
+    assert not batch(options, 2, ("a", 1, "z"))
+    assert held(options) == [("a", 1, "z"), ("a", 5, "other")]
+
+
+def test_a_table_with_a_change_feed_tells_updates(tmp_path: Path) -> None:
+    given = {"path": str(tmp_path / "t"), "upsertKeys": "id", "delta.enablechangedatafeed": "true"}
+    options = delta_options(given)
+    batch(options, 0, ("a", 1, "x"))
+    batch(options, 1, ("a", 1, "y"), ("a", 2, "y"))
+    feed = pa.table(DeltaTable(options.path).load_cdf(starting_version=2).read_all()).to_pylist()
+    assert sorted((row["_change_type"], row["id"], row["v"]) for row in feed) == [
+        ("insert", 2, "y"),
+        ("update_postimage", 1, "y"),
+        ("update_preimage", 1, "x"),
+    ]
+
+
+def test_keys_that_are_no_columns_are_refused(tmp_path: Path) -> None:
+    given = {"path": str(tmp_path / "t")}
+    with pytest.raises(OperatorError, match="names column idd, which the DataFrame has not"):
+        check_keys(delta_options({**given, "upsertKeys": "idd"}), SCHEMA, overwrite=False)
+    with pytest.raises(OperatorError, match="can not be a key"):
+        check_keys(delta_options({**given, "upsertKeys": "a"}), struct("a array<int>"), overwrite=False)
+    with pytest.raises(OperatorError, match="replace all rows"):
+        check_keys(delta_options({**given, "upsertKeys": "id"}), SCHEMA, overwrite=True)
+    with pytest.raises(OperatorError, match="names no column"):
+        delta_options({**given, "upsertKeys": " , "})
+    with pytest.raises(OperatorError, match="either compared with the log or keeps one row a key"):
+        delta_options({**given, "upsertKeys": "id", "kafka.bootstrap.servers": "b"})
+    assert delta_options({**given, "upsertKeys": "id", "kafka.bootstrap.servers": "b", "repair": "false"}).upsert_keys

@@ -1,0 +1,187 @@
+"""What follows a table downstream while `repair` changes it: a repair's entries, and what comes between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+
+from fenceline.client.reader import RangeReader
+from fenceline.ids import TopicPartition
+from fenceline.testing.node import EmbeddedNode
+from pyspark_fenceline import repair_table
+from pyspark_fenceline.audit_table import Settings, audit_here, settings
+from pyspark_fenceline.delta_commit import commit_entry
+from pyspark_fenceline.repair_table import Repair, repair_here
+from tests.spark.conftest import Broker
+from tests.spark.cut_log import restart_cut
+from tests.spark.table_readers import (
+    COLUMNS,
+    ChangeFound,
+    RowKey,
+    change_feed,
+    check_readers,
+    stream,
+    stream_without_changes,
+)
+
+pytestmark = [pytest.mark.timeout(300)]
+TOPIC = "cut"
+KINDS = ("stale", "missing", "behind")
+
+
+class Ended(BaseException):
+    """The process ends."""
+
+
+def records(broker: Broker, first: int, end: int) -> pa.Table:
+    with RangeReader({"bootstrap.servers": broker.bootstrap}) as reader:
+        batches = list(reader.read({TopicPartition(TOPIC, 0): (first, end)}, include_leader_epoch=True))
+    return pa.Table.from_batches(batches).select(["key", "value", "topic", "partition", "offset", "leader_epoch"])
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Iterator[tuple[str, Settings, Broker]]:
+    """A table without 50 to 59 of a log that lost 100 to 149 of it and grew again to 160."""
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        broker.create(TOPIC)
+        for start in (0, 100):
+            broker.produce(TOPIC, range(start, start + 100))
+        table = str(tmp_path / "table")
+        write_deltalake(table, records(broker, 0, 50), partition_by=["topic", "partition"])
+        write_deltalake(table, records(broker, 60, 150), mode="append")
+        restart_cut(node, TOPIC, 100)
+        broker = Broker("fenceline", node.bootstrap)
+        broker.produce(TOPIC, range(1000, 1060))
+        yield table, settings(broker.bootstrap, TOPIC), broker
+
+
+def held(table: str, version: int | None = None) -> Counter[RowKey]:
+    rows = DeltaTable(table, version=version).to_pyarrow_table(columns=[*COLUMNS])
+    return Counter((row["topic"], row["partition"], row["offset"], row["leader_epoch"]) for row in rows.to_pylist())
+
+
+def end_after(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
+    """The process ends when it has made so many entries, and is about to make the next one."""
+    left = iter(range(entries))
+
+    def commit(*arguments: Any, **options: Any) -> None:
+        if next(left, None) is None:
+            raise Ended
+        commit_entry(*arguments, **options)
+
+    monkeypatch.setattr(repair_table, "commit_entry", commit)
+
+
+def check_repaired(table: str, chosen: Settings) -> None:
+    assert audit_here(table, chosen).verdict.is_equal
+    assert sorted(offset for _, _, offset, _ in held(table).elements()) == [*range(160)]
+    check_readers(table)
+
+
+def test_a_reader_that_begins_between_the_entries_of_a_repair_reads_on(
+    story: tuple[str, Settings, Broker],
+) -> None:
+    table, chosen, _ = story
+    done = repair_here(table, chosen, apply=True, kinds=KINDS)
+    assert (done.removed_rows, done.added_rows, done.version) == (50, 70, 3)
+    check_repaired(table, chosen)
+    # The table's rows as they are between the entries, and then what comes: nothing is lost, doubled or a change.
+    assert held(table, 2) + stream(table, 3) == held(table)
+    # One that begins before the repair has to skip it, and gets every new row.
+    with pytest.raises(ChangeFound):
+        stream(table, 2)
+    assert not held(table) - stream_without_changes(table)
+    assert change_feed(table) == held(table)
+
+
+def test_a_repair_that_ended_between_its_entries_is_completed_by_the_next_one(
+    story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, chosen, _ = story
+    with monkeypatch.context() as patch:
+        end_after(patch, 1)
+        with pytest.raises(Ended):
+            repair_here(table, chosen, apply=True, kinds=KINDS)
+    # Neither history beside the other: the table is a beginning of the log, with its hole.
+    assert sorted(offset for _, _, offset, _ in held(table)) == [*range(50), *range(60, 100)]
+    assert audit_here(table, chosen).verdict.rows == {"missing": 10, "behind": 60}
+    between = held(table)
+    done = repair_here(table, chosen, apply=True, kinds=KINDS)
+    assert (done.removed_rows, done.added_rows) == (0, 70)
+    assert between + stream(table, 3) == held(table)
+    check_repaired(table, chosen)
+
+
+def test_an_entry_that_landed_and_still_failed_is_not_made_twice(
+    story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, chosen, _ = story
+    entries = 0
+
+    def commit(*arguments: Any, **options: Any) -> None:
+        nonlocal entries
+        entries += 1
+        commit_entry(*arguments, **options)
+        if entries in (1, 2):
+            raise CommitFailedError("the answer was lost")
+
+    monkeypatch.setattr(repair_table, "commit_entry", commit)
+    done = repair_here(table, chosen, apply=True, kinds=KINDS)
+    assert (done.removed_rows, done.added_rows, done.version, entries) == (50, 70, 3, 2)
+    check_repaired(table, chosen)
+
+
+def test_files_of_an_entry_that_may_have_landed_stay(
+    story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, chosen, _ = story
+    entries = 0
+
+    def commit(*arguments: Any, **options: Any) -> None:
+        nonlocal entries
+        entries += 1
+        commit_entry(*arguments, **options)
+        if entries == 1:
+            # It lands, others write its files anew, and then comes the failure.
+            DeltaTable(table).delete("offset = 3")
+            raise CommitFailedError("the answer was lost")
+
+    monkeypatch.setattr(repair_table, "commit_entry", commit)
+    repair_here(table, chosen, apply=True, kinds=KINDS)
+    for version in range(DeltaTable(table).version() + 1):
+        held(table, version)
+    assert sorted(offset for _, _, offset, _ in held(table)) == [offset for offset in range(160) if offset != 3]
+
+
+def test_what_another_writer_does_between_the_entries_is_seen(
+    story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, chosen, broker = story
+    entries = 0
+
+    def commit(*arguments: Any, **options: Any) -> None:
+        nonlocal entries
+        entries += 1
+        if entries == 2:
+            # A stream adds some of the records that the repair has read.
+            write_deltalake(table, records(broker, 100, 110), mode="append")
+        commit_entry(*arguments, **options)
+
+    monkeypatch.setattr(repair_table, "commit_entry", commit)
+    done: Repair = repair_here(table, chosen, apply=True, kinds=KINDS)
+    # What it did before it looked again is told too.
+    assert (done.removed_rows, done.added_rows) == (50, 60)
+    assert done.before.rows["stale"] == 50
+    check_repaired(table, chosen)
+    # Files of the attempt that was overtaken do not stay behind.
+    on_disk = {path.name for path in Path(table).rglob("*.parquet")}
+    known = {Path(path).name for version in range(5) for path in DeltaTable(table, version=version).file_uris()}
+    assert on_disk == known
