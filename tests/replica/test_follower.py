@@ -108,8 +108,19 @@ def test_a_log_that_starts_beyond_the_leaders_end_begins_at_the_leaders_start(re
 def test_a_log_of_which_nothing_stays_begins_at_the_leaders_start(leader_epoch: int, leader_end: int) -> None:
     """All of it parted from the leader's history below its own start, or there."""
     state = follower([2] * 5, start=500)
+    state.may_lead = False
     assert state.on_divergence(leader_epoch, leader_end) == AskStart(state)
     assert state.on_leader_start(300) == BeginAnew(state, 300, Cause.DIVERGENCE)
+
+
+@pytest.mark.parametrize(("leader_epoch", "leader_end"), [(2, 100), (1, 500), (20, 500), (1, 510)])
+def test_a_log_of_which_nothing_stays_keeps_its_start_as_long_as_the_replica_may_lead(
+    leader_epoch: int, leader_end: int
+) -> None:
+    """What it deleted was committed. Begun anew it ended below, and could be elected (operations, seed 36001086)."""
+    state = follower([2] * 5, start=500)
+    assert state.on_divergence(leader_epoch, leader_end) == CutTo(state, 500, Cause.DIVERGENCE)
+    assert state.phase is Phase.CUTTING
 
 
 @pytest.mark.parametrize(("epochs", "deleted"), [([2] * 5, 1), ([1] * 4 + [2] * 5, 4), ([1, 1, 2, 2, 2], 2)])
@@ -125,6 +136,7 @@ def test_a_log_that_deleted_what_the_leader_has_keeps_its_start(epochs: list[int
 def test_a_log_that_deleted_another_history_begins_at_the_leaders_start() -> None:
     """Its records below its start were of epoch 1, the leader has some of epoch 0 there."""
     state = follower([1] * 4 + [2] * 5)
+    state.may_lead = False
     state.log.forget_below(4)  # type: ignore[attr-defined]
     assert state.on_divergence(0, 4) == AskStart(state)
     assert state.on_leader_start(0) == BeginAnew(state, 0, Cause.DIVERGENCE)

@@ -169,6 +169,10 @@ class FollowerState:
             # this replica would lack what is committed there until it is fetched again, and may be in sync.
             self.phase = Phase.CUTTING
             return CutTo(self, end, Cause.DIVERGENCE)
+        if self.may_lead and self.log.log_start_offset < log_end and leaves_nothing(self.log, end):
+            # The same of a replica that is in sync or eligible: what it deleted was committed, and its leader has it.
+            self.phase = Phase.CUTTING
+            return CutTo(self, self.log.log_start_offset, Cause.DIVERGENCE)
         return self._cut(end, Cause.DIVERGENCE)
 
     def on_follow(self, clean_since: int) -> BeginAnew | None:
