@@ -71,10 +71,17 @@ class Machine:
         self.crashes.begins()
         return self
 
-    def opens(self, log: list[StoredBatch], *receipts: Receipt, start: int = 0, is_compacted: bool = False) -> None:
+    def opens(
+        self,
+        log: list[StoredBatch],
+        *receipts: Receipt,
+        start: int = 0,
+        is_compacted: bool = False,
+        leader_has: bool = False,
+    ) -> None:
         told = {each.id: each for each in receipts}
         self.crashes.opened(
-            KEY, log, told, start, is_compacted=is_compacted, leader_has=lambda batch: False, where="n1 t0-0"
+            KEY, log, told, start, is_compacted=is_compacted, leader_has=lambda batch: leader_has, where="n1 t0-0"
         )
 
 
@@ -138,6 +145,15 @@ def test_a_compacted_log_that_begins_anew() -> None:
             killed().opens([], receipt(LOG, **wrong), start=9, is_compacted=True)
     with pytest.raises(InvariantBroken, match="not lost"):
         killed().opens(LOG[2:], receipt(LOG), start=0, is_compacted=True)
+
+
+def test_a_compacted_log_that_was_emptied_to_be_fetched_anew_right_before_the_crash() -> None:
+    """Its leader has all of it, and no file says any more why it is empty (operations, seed 36000837)."""
+    killed().opens([], is_compacted=True, leader_has=True)
+    with pytest.raises(InvariantBroken, match="no receipt says so"):
+        killed().opens([], is_compacted=True)
+    with pytest.raises(InvariantBroken, match="no receipt says so"):
+        killed().opens([], leader_has=True)
 
 
 def test_power_takes_what_was_not_synced_without_a_receipt() -> None:

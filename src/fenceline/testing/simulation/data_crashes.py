@@ -119,7 +119,8 @@ class Crashes:
             # Below that compaction may have taken it, and in a log that was emptied whatever no file had any more.
             end = log[-1].next_offset if log else start
             lost = [batch for batch in gone if batch.base_offset >= end and before.has_file_with(batch)]
-        if before.is_whole:
+        if before.is_whole or (is_compacted and not log):
+            # Emptied to be fetched anew, perhaps to the end of it before the machine stopped.
             lost = [batch for batch in lost if not leader_has(batch)]
         # Where a request deleted up to the middle of a batch, that batch is there still.
         begins_anew = bool(lost) and lost[-1].next_offset < start and len(gone) == len(before.log)
