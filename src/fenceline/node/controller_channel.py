@@ -250,6 +250,8 @@ class ControllerChannel:
             if not asking.done():
                 asking.cancel()
                 self._drop(route)
+            # Nobody waits for it where this was cancelled.
+            asking.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _drop(self, route: _Route) -> None:
         known = self._connections.get(route.purpose)
