@@ -78,10 +78,18 @@ class Machine:
         start: int = 0,
         is_compacted: bool = False,
         leader_has: bool = False,
+        directory: str = DIRECTORY,
     ) -> None:
         told = {each.id: each for each in receipts}
         self.crashes.opened(
-            KEY, log, told, start, is_compacted=is_compacted, leader_has=lambda batch: leader_has, where="n1 t0-0"
+            KEY,
+            directory,
+            log,
+            told,
+            start,
+            is_compacted=is_compacted,
+            leader_has=lambda batch: leader_has,
+            where="n1 t0-0",
         )
 
 
@@ -154,6 +162,11 @@ def test_a_compacted_log_that_was_emptied_to_be_fetched_anew_right_before_the_cr
         killed().opens([], is_compacted=True)
     with pytest.raises(InvariantBroken, match="no receipt says so"):
         killed().opens([], leader_has=True)
+
+
+def test_a_replica_that_was_made_anew_elsewhere_is_another_one() -> None:
+    """Its disk had gone before the log was looked at in this life (operations, seed 37001253)."""
+    killed().opens([], directory="/data2/t0-0")
 
 
 def test_power_takes_what_was_not_synced_without_a_receipt() -> None:

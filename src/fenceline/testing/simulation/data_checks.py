@@ -395,6 +395,7 @@ class DataChecks:
             told = of_logs_in_use(node.receipts, key) | copy.receipts
             self._crashes[node.process.node_id].opened(
                 key,
+                replica.log.directory,
                 copy.log,
                 told,
                 start,

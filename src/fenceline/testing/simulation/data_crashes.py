@@ -97,6 +97,7 @@ class Crashes:
     def opened(
         self,
         key: Key,
+        directory: str,
         log: list[StoredBatch],
         receipts: Mapping[str, Receipt],
         start: int,
@@ -109,10 +110,12 @@ class Crashes:
         deleted, unless all of the log was: then it begins anew, and has a receipt, or its leader has all of it.
         Raises InvariantBroken."""
         before = self._before.pop(key, None)
-        if before is None or self._disk.folder(before.directory) is not before.folder:
-            if before is not None:
-                self.untraced.update((key, batch) for batch in before.log)
-            return  # another replica: the old one was moved away
+        if before is None:
+            return
+        if directory != before.directory or self._disk.folder(directory) is not before.folder:
+            # Another replica: the old one was moved away, or was made anew elsewhere as its disk had gone.
+            self.untraced.update((key, batch) for batch in before.log)
+            return
         there = set(log)
         gone = lost = [batch for batch in before.log if batch not in there]
         if is_compacted:
