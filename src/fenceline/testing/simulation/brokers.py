@@ -161,13 +161,17 @@ class Story:
         return min(client.done for client in self._clients)
 
     def rest(self) -> bool:
-        """Nobody waits, and all replicas are equal."""
+        """Nobody waits, all nodes run, and all replicas are equal."""
         if not self._clients[0].must_rest:
             for process in self._world.up():
                 process.files.spare()
             for client in self._clients:
                 client.must_rest = True
-        return not any(client.is_waiting for client in self._clients) and self.checks.is_whole()
+        return (
+            not any(client.is_waiting for client in self._clients)
+            and all(process.is_up or not process.must_run for process in self._world.processes.values())
+            and self.checks.is_whole()
+        )
 
     def final(self) -> None:
         self.checks.final()
