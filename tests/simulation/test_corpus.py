@@ -141,6 +141,8 @@ def test_the_table_names_what_is_missing() -> None:
     assert rows["log cutting"].count("24") == 2
     assert rows["sum"][-1] == "49"
     assert "49 not" in table[-1]
+    assert "  31 of them: no reason is known, look for games" in table
+    assert sum(int(line.split()[0]) for line in table if " of them: " in line) == 49
     assert len(coverage_table.unreached(everything).splitlines()) == 1
     assert len(list(coverage_table.every())) == len(Operation) * len(Fault) * sum(
         len(labels) for labels in coverage_table.STATES.values()
@@ -165,6 +167,8 @@ def test_the_corpus_of_this_repository_can_be_played() -> None:
         assert not entry.first & reached
         reached |= entry.first
     assert reached <= coverage_table.wanted()
+    for triple in coverage_table.wanted() - reached:
+        assert coverage_table.rare_because(triple), f"{triple} is in no game, and has no written reason"
 
 
 def test_make_simulate_plays_the_games_in_which_the_holes_are_noticed() -> None:

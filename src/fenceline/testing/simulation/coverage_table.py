@@ -1,10 +1,12 @@
 """All triples that there could be, those that cannot, and a table of those that no seed has reached.
 
-Owns the reasons: what cannot be met is listed in `REASONS`, by pattern, with why. Counts nothing itself.
+Owns the reasons: what cannot be met is listed in `REASONS`, by pattern, with why, and what can be met but was not yet in
+`RARE`. Counts nothing itself.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -14,7 +16,7 @@ from fenceline.testing.simulation.operations import Fault, Operation
 
 
 class Reason(NamedTuple):
-    """Why the triples that match are never met. An empty set matches everything."""
+    """Why the triples that match are never met, or hardly ever. An empty set matches everything."""
 
     room: str
     states: frozenset[str]
@@ -46,6 +48,59 @@ REASONS: Final[tuple[Reason, ...]] = (
     ),
 )
 
+_SHORT: Final = frozenset(
+    each.value
+    for each in (
+        Operation.ADD_PARTITIONS,
+        Operation.ALTER_CONFIG,
+        Operation.CREATE_TOPIC,
+        Operation.DELETE_TOPIC,
+        Operation.END_OF_EPOCH,
+        Operation.PREFERRED_ELECTION,
+        Operation.REASSIGN_BACK,
+        Operation.RECREATE_TOPIC,
+        Operation.UNREGISTER_BROKER,
+    )
+)
+"""Operations that are over when the brokers concerned have heard of them, or have answered."""
+
+RARE: Final[tuple[Reason, ...]] = (
+    Reason(
+        "replica",
+        frozenset(("looking", "shrinking")),
+        _SHORT | {Operation.COMPACTION.value},
+        _ANY,
+        "The state lasts for one round trip: a follower's question after its log did not fit the leader's, a leader's"
+        " proposal after a follower lagged. The operation lasts as long and causes neither, so that both and the fault"
+        " meet by chance.",
+    ),
+    Reason(
+        "log",
+        frozenset(("cutting", "compacting")),
+        _SHORT,
+        _ANY,
+        "The state is one job of a thread. An operation that takes the topic away waits for it or stops it; the others"
+        " are over before a follower of an uncleanly elected leader has found out where to cut.",
+    ),
+    Reason(
+        "metadata",
+        frozenset(("behind",)),
+        _SHORT,
+        _ANY,
+        "An image is behind while its broker fetches a snapshot, because the records that it lacks are gone. Such a"
+        " broker is fenced, and the operation is over before it hears of it.",
+    ),
+    Reason(
+        "quorum",
+        frozenset(("candidate",)),
+        _SHORT,
+        _ANY,
+        "A candidate waits for one round trip. Meanwhile there is no new leader epoch of a partition to ask about, and"
+        " the question is answered as fast.",
+    ),
+)
+"""Nothing rules them out, and the search goes on looking for them."""
+
 
 def every() -> Iterator[Triple]:
     """Of all rooms, operations and faults, also what cannot be."""
@@ -59,6 +114,11 @@ def every() -> Iterator[Triple]:
 def reason_of(triple: Triple) -> str:
     """Why it is never met; empty where it can be."""
     return next((reason.why for reason in REASONS if reason.covers(triple)), "")
+
+
+def rare_because(triple: Triple) -> str:
+    """Why it is met by chance only; empty where games should reach it."""
+    return next((reason.why for reason in RARE if reason.covers(triple)), "")
 
 
 def wanted() -> set[Triple]:
@@ -127,11 +187,18 @@ def unreached(reached: Collection[Triple]) -> str:
     if missing:
         lines += ["Triples of a state, an operation and a fault that no seed has reached:", ""]
         lines += [*_matrix(by_pair, {each.fault for each in possible}), "", *_by_state(by_pair), ""]
+        lines += [*_whys(missing), ""]
     count, excused = len(possible), sum(1 for _ in every()) - len(possible)
     lines.append(
         f"{count - len(missing)} of {count} triples reached, {len(missing)} not; {excused} others cannot be met"
     )
     return "\n".join(lines)
+
+
+def _whys(missing: Collection[Triple]) -> Iterator[str]:
+    counts = Counter(rare_because(each) for each in missing)
+    for why, count in sorted(counts.items(), key=lambda each: (not each[0], -each[1])):
+        yield f"  {count} of them: {why}" if why else f"  {count} of them: no reason is known, look for games"
 
 
 def _states() -> Iterator[str]:
