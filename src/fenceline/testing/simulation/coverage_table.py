@@ -1,6 +1,6 @@
 """All triples that there could be, those that cannot, and a table of those that no seed has reached.
 
-Owns the reasons: what cannot be met is listed in `REASONS`, by pattern, with why, and what can be met but was not yet in
+Owns the reasons: what cannot be met is listed in `REASONS`, by pattern, with why, and what is met by chance only in
 `RARE`. Counts nothing itself.
 """
 
