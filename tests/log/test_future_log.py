@@ -4,6 +4,7 @@ next start finds one log.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from random import Random
@@ -17,6 +18,7 @@ from fenceline.ids import TopicPartition
 from fenceline.log.agreement import agreed_end
 from fenceline.log.config import LogConfig
 from fenceline.log.epoch_cache import EpochCache
+from fenceline.log.errors import StorageError
 from fenceline.log.future_log import FutureLog
 from fenceline.log.log_dir import LogDir
 from fenceline.log.log_dirs import LogDirs
@@ -204,6 +206,36 @@ def test_a_copy_knows_epochs_of_which_compaction_left_nothing(has_segments: bool
     log, _ = future.replace(current, CONFIG)
     assert log.epochs.entries == ((1, 0), (4, 8), (6, 15))
     assert log.flush_due(0), "they are written down soon"
+
+
+@pytest.mark.parametrize("refused", ["partition.metadata.tmp", ".log"])
+def test_a_copy_that_cannot_begin_leaves_no_directory(refused: str) -> None:
+    """Its data directory could not stop cleanly with it (operations, seed 31000032)."""
+    disk = formatted(3)
+    source, target = opened(disk)
+    current = source.partition(WHERE, UUID(int=7), CONFIG)
+    write(current, 3)
+    disk.fail("open", refused, errno.ENOSPC)
+    with pytest.raises(StorageError):
+        FutureLog.open(source, target, current, path=None, config=CONFIG, now_ms=0)
+    disk.heal()
+    assert [name for name in disk.listdir(SECOND) if name.startswith(TOPIC)] == []
+
+
+def test_a_copy_that_did_not_begin_when_it_was_to_leaves_no_directory() -> None:
+    disk = formatted(3)
+    source, target = opened(disk)
+    current = source.partition(WHERE, UUID(int=7), CONFIG)
+    future = FutureLog.open(source, target, current, path=None, config=CONFIG, now_ms=0)
+    write(current, 3)
+    disk.capacity_bytes = disk.used_bytes
+    stretch = future.next_stretch(current)
+    assert stretch is not None
+    with pytest.raises(StorageError):
+        future.copy(stretch, 0)
+    disk.heal()
+    assert future.abandon() is None
+    assert [name for name in disk.listdir(SECOND) if name.startswith(TOPIC)] == []
 
 
 @pytest.mark.parametrize("end", [9, 14])

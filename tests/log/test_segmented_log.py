@@ -94,21 +94,6 @@ def test_a_full_disk_at_the_first_append_and_at_a_roll(disk: SimDisk) -> None:
     assert len(log.segments) == 2
 
 
-@pytest.mark.parametrize("refused", ["partition.metadata.tmp", ".log"])
-def test_a_log_that_can_not_begin_leaves_no_directory(disk: SimDisk, refused: str) -> None:
-    """An abandoned copy between directories left an empty one, and its data directory never stopped cleanly again
-    (operations, seed 31000032).
-    """
-    log = open_log(disk)
-    disk.fail("open", refused, errno.ENOSPC)
-    with pytest.raises(StorageError):
-        append(log)
-    assert disk.stat(log.directory) is None
-    disk.heal()
-    assert append(log) == 0
-    assert open_log(disk).log_end_offset == 1
-
-
 def test_a_write_that_can_not_be_cut_off_takes_the_partition_offline(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log)

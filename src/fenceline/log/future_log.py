@@ -30,7 +30,7 @@ from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import StorageError
 from fenceline.log.log_dir import LogDir
 from fenceline.log.open_files import OpenFiles
-from fenceline.log.partition_dir import DELETE_SUFFIX, RemovedPartition, future_name, unique_of_future
+from fenceline.log.partition_dir import DELETE_SUFFIX, RemovedPartition, future_name, remove_tree, unique_of_future
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.positions import headers_from
 from fenceline.records.batch import peek_header
@@ -78,8 +78,10 @@ class FutureLog:
         config: LogConfig,
         now_ms: int,
     ) -> FutureLog:
-        """Begin a copy, or take up the one at `path`. Blocks. Raises CorruptLog, OSError, StorageError."""
+        """Begin a copy, or take up the one at `path`. Blocks. Raises CorruptLog, OSError, StorageError; of a copy that
+        could not begin nothing is left then."""
         where, files = current.topic_partition, OpenFiles(target.disk, max_files=_FILES)
+        is_new = path is None
         if path is None:
             target.offsets.forget(where)
             path = f"{target.path}/{future_name(where, target.fresh_id().hex)}"
@@ -90,8 +92,18 @@ class FutureLog:
         if not log.segments:
             future._copied_from = current.log_start_offset
             if current.is_written:
-                future.begin_at(current.log_start_offset, now_ms)
+                try:
+                    future.begin_at(current.log_start_offset, now_ms)
+                except StorageError:
+                    if is_new:
+                        future._remove()
+                    raise
         return future
+
+    def _remove(self) -> None:
+        """As far as the disk allows."""
+        with contextlib.suppress(OSError):
+            remove_tree(self.target.disk, self.log.directory)
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -307,6 +319,7 @@ class FutureLog:
         was_written = self.log.is_written
         self.log.close(clean=False)
         if not was_written:
+            self._remove()  # what an attempt to begin has left
             return None
         return self.target.put_away_at(self.log.directory, self.topic_partition, DELETE_SUFFIX)
 

@@ -37,7 +37,7 @@ class RemovedPartition:
     high_watermark: int
 
     def delete(self) -> None:
-        _remove_tree(self.disk, self.path)
+        remove_tree(self.disk, self.path)
 
 
 def parse_partition_name(name: str) -> TopicPartition | None:
@@ -93,12 +93,13 @@ def put_away_name(topic_partition: TopicPartition, suffix: str, unique: str) -> 
     return topic_partition.topic[: NAME_LIMIT - len(ending)] + ending
 
 
-def _remove_tree(disk: Disk, path: str) -> None:
+def remove_tree(disk: Disk, path: str) -> None:
+    """A directory with all that is in it. Raises OSError."""
     for name in disk.listdir(path):
         child = f"{path}/{name}"
         found = disk.stat(child)
         if found is not None and found.is_directory:
-            _remove_tree(disk, child)
+            remove_tree(disk, child)
         else:
             disk.unlink(child)
     disk.rmdir(path)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 from bisect import bisect_right
 from collections.abc import Callable
-from contextlib import suppress
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
@@ -171,19 +170,12 @@ class SegmentedLog(LogTail):
         return True
 
     def _start_segment(self, base: int, now_ms: int) -> Segment:
-        """Raises OSError; a directory that was made for the segment has gone then."""
+        if not self.segments:
+            self._make_directory()
         segment = Segment(self._disk, self.directory, base, now_ms)
         if self.jitter_ms is not None and self.config.segment_jitter_ms:
             segment.jitter_ms = min(self.jitter_ms(self.config.segment_jitter_ms), self.config.segment_ms)
-        is_new = not self.segments and self._disk.stat(self.directory) is None
-        try:
-            if not self.segments:
-                self._make_directory()
-            self._files.open(segment, create=True)
-        except OSError:
-            if is_new:
-                self._remove_directory()
-            raise
+        self._files.open(segment, create=True)
         self._new_files = True
         if self.segments:
             previous = self.segments[-1]
@@ -202,14 +194,6 @@ class SegmentedLog(LogTail):
         if self.topic_id is not None and self._disk.stat(path) is None:
             replace_file(self._disk, path, encode_partition_metadata(self.topic_id, self.incarnation), durable=False)
             self._new_id = True
-
-    def _remove_directory(self) -> None:
-        """As far as the disk allows. Of a log without segments nobody would do it later: it has no directory."""
-        self._new_id = False
-        with suppress(OSError):
-            for name in self._disk.listdir(self.directory):
-                self._disk.unlink(f"{self.directory}/{name}")
-            self._disk.rmdir(self.directory)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
