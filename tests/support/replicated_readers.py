@@ -140,7 +140,10 @@ class LibrdkafkaReader(Reader):
         return found
 
     def _close(self) -> None:
-        self._consumer.close()
+        # Among brokers that were restarted its close takes minutes at times. What it has read is known by now.
+        closing = threading.Thread(target=self._consumer.close, daemon=True)
+        closing.start()
+        closing.join(_CLOSE_WAIT_S / 2)
 
 
 class OwnReader(Reader):
