@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.errors import ErrorCode
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.partitioning import partition_for
 from fenceline.ids import NO_LEADER, TRANSACTION_STATE_TOPIC
 from fenceline.node.handlers.find_coordinator import TRANSACTION_KEY_TYPE, find_coordinator
@@ -89,4 +89,24 @@ def test_no_producer_id_for_a_transactional_id(elsewhere: bool, transactional_id
     broker.transactions_elsewhere = FakeElsewhere(elsewhere)
     fields = {"transactional_id": transactional_id, "transaction_timeout_ms": 1_000}
     answer = asyncio.run(ask(init_producer_id, broker, ApiKey.INIT_PRODUCER_ID, 4, **fields))
+    assert (answer.error_code, answer.producer_id) == (code, -1)
+
+
+@pytest.mark.parametrize(
+    ("of_controller", "code"),
+    [
+        (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+        (ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_CONTROLLER),
+    ],
+)
+def test_a_controller_that_has_no_producer_ids_now_is_waited_for(of_controller: ErrorCode, code: ErrorCode) -> None:
+    """aiokafka gave up at the start of a producer, for a disk of the controller that was full for a moment."""
+
+    class NoIds:
+        async def take(self) -> int:
+            raise PeerError(of_controller, "no space left on the device")
+
+    broker: Any = FakeBroker(image_of())
+    broker.producer_ids = NoIds()
+    answer = asyncio.run(ask(init_producer_id, broker, ApiKey.INIT_PRODUCER_ID, 4, transactional_id=None))
     assert (answer.error_code, answer.producer_id) == (code, -1)

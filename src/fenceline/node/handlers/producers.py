@@ -53,7 +53,9 @@ async def init_producer_id(context: RequestContext, request: Any) -> dict[str, A
     try:
         producer_id = await context.broker.producer_ids.take()
     except PeerError as error:
-        return {"error_code": error.code, "producer_id": -1, "producer_epoch": -1}
+        # A controller whose disk is full has no ids now. Clients wait for that, and take the disk's error for the end.
+        code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error.code is ErrorCode.KAFKA_STORAGE_ERROR else error.code
+        return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
     return {"error_code": ErrorCode.NONE, "producer_id": producer_id, "producer_epoch": 0}
 
 
