@@ -4,7 +4,7 @@ Spark 4.2 and newer find both by themselves, because the modules' names start wi
 `DefaultSource`; nothing has to be registered. `audit` says whether a table holds what the log holds, `repair` makes it
 so, `backfill` gives the rows of a table the epochs that they lack, and `changes` tells whatever is derived from a table
 what came and went. `export_checkpoint` writes a checkpoint for Spark's own Kafka source, `lag_of` says how far a query
-is behind its logs. Losses that end a query can be told from its message: `pyspark_fenceline.errors.parse(exception)`.
+is behind its logs. The message of a query that ended names its losses: `pyspark_fenceline.errors.parse(exception)`.
 """
 
 from __future__ import annotations

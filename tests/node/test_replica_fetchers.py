@@ -17,7 +17,7 @@ from fenceline.log.partition_log import NO_LIMIT
 from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import Cause, CutTo, Phase
+from fenceline.replica.follower import Cause, CutTo, FollowerState, Phase
 from tests.replica.histories import MemoryLog
 
 LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000, backoff_ms=1_000)
@@ -58,6 +58,18 @@ def a_replica() -> Any:
     )
 
 
+def cutting(
+    host: Host, replica: Any, threads: ThreadPoolExecutor
+) -> tuple[ReplicaFetchers, FollowerState, set[asyncio.Task[None]]]:
+    """Fetchers that have begun to cut the replica's log, its state, and the work."""
+    fetchers = ReplicaFetchers(host, SystemClock(), lambda: threads, LIMITS, answer_timeout_ms=1000)
+    fetchers.follow(replica, 2, 5)
+    link = fetchers._links[2]
+    (state,) = link.fetcher.states.values()
+    link.duties.do(CutTo(state, 0, Cause.DIVERGENCE), [])
+    return fetchers, state, link.duties.under_way
+
+
 def test_a_log_that_is_being_cut_is_nobody_elses_until_the_thread_has_ended() -> None:
     """Whoever closes logs after the fetchers would meet the thread in them."""
 
@@ -65,11 +77,7 @@ def test_a_log_that_is_being_cut_is_nobody_elses_until_the_thread_has_ended() ->
         host = Host()
         replica = a_replica()
         with ThreadPoolExecutor(1) as threads:
-            fetchers = ReplicaFetchers(host, SystemClock(), lambda: threads, LIMITS, answer_timeout_ms=1000)
-            fetchers.follow(replica, 2, 5)
-            link = fetchers._links[2]
-            (state,) = link.fetcher.states.values()
-            link.duties.do(CutTo(state, 0, Cause.DIVERGENCE), [])
+            fetchers, _, _ = cutting(host, replica, threads)
             await asyncio.to_thread(host.began.wait, 60)
             closing = asyncio.ensure_future(fetchers.close())
             for _ in range(20):
@@ -97,12 +105,8 @@ def test_a_cut_that_fails_by_an_error_of_our_own_is_tried_again(capsys: pytest.C
     async def scenario() -> None:
         host, replica = FailingHost(), a_replica()
         with ThreadPoolExecutor(1) as threads:
-            fetchers = ReplicaFetchers(host, SystemClock(), lambda: threads, LIMITS, answer_timeout_ms=1000)
-            fetchers.follow(replica, 2, 5)
-            link = fetchers._links[2]
-            (state,) = link.fetcher.states.values()
-            link.duties.do(CutTo(state, 0, Cause.DIVERGENCE), [])
-            await asyncio.gather(*link.duties.under_way)
+            fetchers, state, cuts = cutting(host, replica, threads)
+            await asyncio.gather(*cuts)
             assert (state.phase, state.failures, replica.is_being_cut) == (Phase.WAITING, 1, False)
             await fetchers.close()
 

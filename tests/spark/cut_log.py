@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fenceline.records.batch import iter_headers
+from fenceline.testing.node import EmbeddedNode
+from tests.spark.conftest import Broker
 
 if TYPE_CHECKING:
     from fenceline.testing.apache_kafka import ApacheKafka
-    from fenceline.testing.node import EmbeddedNode
+
+
+@contextmanager
+def node_to_cut() -> Iterator[EmbeddedNode]:
+    """With a topic `t` of 150 records, the last 50 in batches of their own."""
+    with EmbeddedNode() as running:
+        broker = Broker("fenceline", running.bootstrap)
+        broker.create("t")
+        broker.produce("t", range(100))
+        broker.produce("t", range(100, 150))
+        yield running
 
 
 def cut(log_dir: Path, topic: str, offset: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +12,6 @@ import pytest
 from fenceline.client.epoch_history import EpochStart
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import LOSSES_TOPIC, TopicPartition, encode_uuid
-from fenceline.losses.receipt import Cause, LossClass, Receipt, document
 from pyspark_fenceline import connect
 from pyspark_fenceline.audit_judge import Expected, Finding, Kind, Lost, judge
 from pyspark_fenceline.audit_log import Found
@@ -21,33 +19,10 @@ from pyspark_fenceline.audit_receipts import read_receipts, sort_receipts
 from pyspark_fenceline.delta_index import log_columns
 from pyspark_fenceline.log_matching import LogView, proven_without_epoch
 from tests.spark.fakes import FakeCluster
+from tests.spark.receipts import receipt
 
 TP = TopicPartition("t", 0)
 MINE, OTHER = encode_uuid(UUID(int=7)), encode_uuid(UUID(int=8))
-
-
-def receipt(id: str = "a", **others: Any) -> bytes:
-    """As a node writes it."""
-    told = Receipt(
-        id=id,
-        topic="t",
-        topic_id=None,
-        partition=0,
-        start_offset=10,
-        end_offset_exclusive=17,
-        leader_epochs=(1, 3),
-        records=7,
-        size_bytes=700,
-        loss_class=LossClass.COMMITTED,
-        known_by="a high watermark",
-        cause=Cause.DIVERGENCE,
-        reason="an election",
-        replica=2,
-        leader=1,
-        leader_epoch=4,
-        time_ms=1_000,
-    )
-    return json.dumps({**document(told), **others}).encode()
 
 
 def ranges(*values: bytes | None, topic_id: str | None = MINE) -> list[tuple[int, int, tuple[int, ...]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -12,7 +11,6 @@ import pytest
 
 from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import LOSSES_TOPIC, encode_uuid
-from fenceline.losses.receipt import Cause, LossClass, Receipt, document
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
 from pyspark_fenceline import connect
@@ -20,35 +18,12 @@ from pyspark_fenceline.losses_table import LossesReader, losses_reader
 from pyspark_fenceline.source import FencelineDataSource
 from tests.spark.conftest import Broker
 from tests.spark.fakes import FakeCluster
+from tests.spark.receipts import receipt
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GIVEN = {"kafka.bootstrap.servers": "h:1", "losses": "true"}
-
-
-def receipt(id: str, time_ms: int, topic: str = "t", **others: Any) -> bytes:
-    """As a node writes it."""
-    told = Receipt(
-        id=id,
-        topic=topic,
-        topic_id=None,
-        partition=0,
-        start_offset=10,
-        end_offset_exclusive=17,
-        leader_epochs=(1, 3),
-        records=7,
-        size_bytes=700,
-        loss_class=LossClass.COMMITTED,
-        known_by="a high watermark",
-        cause=Cause.DIVERGENCE,
-        reason="an election",
-        replica=2,
-        leader=1,
-        leader_epoch=4,
-        time_ms=time_ms,
-    )
-    return json.dumps({**document(told), **others}).encode()
 
 
 def read(monkeypatch: pytest.MonkeyPatch, reader: LossesReader, *values: bytes | None) -> list[dict[str, Any]]:

@@ -141,6 +141,14 @@ class Story:
                         rows["insert", offset, epoch, value(offset, epoch)] += 1
         return rows
 
+    def replay(self, end: Offset) -> Counter[Row]:
+        """The rows of the batch that was planned up to `end`, read by a driver that has started again."""
+        self.start()
+        rows = self.rows_of(self.at, end)
+        self.rows += rows
+        self.at = end
+        return rows
+
     def run(self) -> Offset:
         """A whole batch."""
         end = self.plan()
@@ -489,10 +497,7 @@ def test_a_batch_whose_own_records_were_lost_is_replayed_from_what_is_kept(evide
     written = story.rows_of(story.at, end)
     story.cluster.log("t").elect(2, keep=130)
     story.cluster.log("t").append(5)
-    story.start()
-    assert story.rows_of(story.at, end) == written
-    story.rows += written
-    story.at = end
+    assert story.replay(end) == written
     story.run()
     story.assert_equal_to_the_log()
 
@@ -503,9 +508,7 @@ def test_a_batch_that_lies_above_the_cut_is_replayed_whole(evidence: str) -> Non
     story.cluster.log("t").append(30)
     end = story.plan()
     cut_at_100(story.cluster)
-    story.start()
-    story.rows += story.rows_of(story.at, end)
-    story.at = end
+    story.replay(end)
     assert Counter(dict.fromkeys(range(150), 1)) == Counter(offset for offset, _ in story.sums().elements())
     story.run()
     story.assert_equal_to_the_log()
@@ -515,9 +518,7 @@ def test_the_first_batch_is_replayed(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     end = story.plan()
     cut_at_100(story.cluster)
-    story.start()
-    story.rows += story.rows_of(story.at, end)
-    story.at = end
+    story.replay(end)
     assert story.sums() == Counter((o, 0) for o in range(150))
     story.run()
     story.assert_equal_to_the_log()
@@ -532,10 +533,7 @@ def test_a_retracting_batch_whose_new_records_are_lost_too(tmp_path: Path) -> No
     first = story.rows_of(story.at, end)
     story.cluster.log("t").elect(5, keep=110)
     story.cluster.log("t").append(3)
-    story.start()
-    assert story.rows_of(story.at, end) == first
-    story.rows += first
-    story.at = end
+    assert story.replay(end) == first
     story.run()
     story.assert_equal_to_the_log()
 

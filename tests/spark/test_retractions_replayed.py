@@ -13,7 +13,7 @@ import pytest
 from fenceline.testing.node import EmbeddedNode
 from tests.conftest import need_java
 from tests.spark.conftest import Broker
-from tests.spark.cut_log import cut
+from tests.spark.cut_log import cut, node_to_cut
 from tests.spark.own_process import driver
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -22,11 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 @pytest.fixture
 def node() -> Iterator[EmbeddedNode]:
     """With a topic `t` of 150 records, of which a cut leaves 100."""
-    with EmbeddedNode() as running:
-        broker = Broker("fenceline", running.bootstrap)
-        broker.create("t")
-        broker.produce("t", range(100))
-        broker.produce("t", range(100, 150))
+    with node_to_cut() as running:
         yield running
 
 

@@ -11,7 +11,7 @@ import pytest
 from fenceline.testing.node import EmbeddedNode
 from pyspark_fenceline.errors import LossKind, parse
 from tests.spark.conftest import Broker
-from tests.spark.cut_log import restart_cut
+from tests.spark.cut_log import node_to_cut, restart_cut
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,11 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 @pytest.fixture
 def node() -> Iterator[EmbeddedNode]:
     """With a topic `t` of 150 records, of which a cut leaves 100."""
-    with EmbeddedNode() as running:
-        broker = Broker("fenceline", running.bootstrap)
-        broker.create("t")
-        broker.produce("t", range(100))
-        broker.produce("t", range(100, 150))
+    with node_to_cut() as running:
         yield running
 
 

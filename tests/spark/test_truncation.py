@@ -13,7 +13,7 @@ import pytest
 from fenceline.testing.node import EmbeddedNode
 from pyspark_fenceline.errors import Loss, LossKind, losses_of, parse
 from tests.spark.conftest import Broker
-from tests.spark.cut_log import restart_cut
+from tests.spark.cut_log import node_to_cut, restart_cut
 from tests.spark.queries import batch, drain, rows, stream
 
 if TYPE_CHECKING:
@@ -54,11 +54,7 @@ def test_a_cut_log_that_grew_again_ends_the_query(spark: SparkSession, tmp_path:
 @pytest.fixture
 def node() -> Iterator[EmbeddedNode]:
     """With a topic `t` of 150 records, 100 of them in batches of their own."""
-    with EmbeddedNode() as running:
-        broker = Broker("fenceline", running.bootstrap)
-        broker.create("t")
-        broker.produce("t", range(100))
-        broker.produce("t", range(100, 150))
+    with node_to_cut() as running:
         yield running
 
 

@@ -7,9 +7,9 @@
 | the leader had it (no leader since its newest epoch was elected uncleanly, all   |                    |
 | changes were seen), or all of it is older than retention.ms                      |                    |
 | recovery found nothing but records below the log start of the checkpoint          | expired            |
-| the replica itself led when the records came, all who wrote them were told that  | never_acknowledged |
-| they are not written, and the next leader's log shows that it does not have them |                    |
-| (it does not start behind them); or there is nothing but control batches         |                    |
+| the replica itself led when the records came, all their producers got errors,    | never_acknowledged |
+| and the next leader's log shows that it does not have them (it does not start    |                    |
+| behind them); or there is nothing but control batches                            |                    |
 | none of this: acks=1 may have been answered, the high watermark may have been    | maybe_acknowledged |
 | higher than this replica had heard                                               |                    |
 """

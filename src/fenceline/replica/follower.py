@@ -163,16 +163,15 @@ class FollowerState:
         else:
             end = own_end
         end = max(0, min(end, log_end))
-        is_at_start = end == leader_end == self.log.log_start_offset and NO_EPOCH < leader_epoch < self.leader_epoch
-        if is_at_start and self.log.deleted_as(leader_epoch):
-            # The leader's record right below our start is the one that we deleted. Begun anew at the leader's start,
-            # this replica would lack what is committed there until it is fetched again, and may be in sync.
+        log_start = self.log.log_start_offset
+        is_at_start = end == leader_end == log_start and NO_EPOCH < leader_epoch < self.leader_epoch
+        may_empty = self.may_lead and log_start < log_end and leaves_nothing(self.log, end)
+        if may_empty or (is_at_start and self.log.deleted_as(leader_epoch)):
+            # The leader has what was deleted here: it was committed, as this replica is in sync or eligible, or the
+            # leader's record right below our start is the one that we deleted. Begun anew at the leader's start, this
+            # replica would lack what is committed there until it is fetched again, and could be elected meanwhile.
             self.phase = Phase.CUTTING
-            return CutTo(self, end, Cause.DIVERGENCE)
-        if self.may_lead and self.log.log_start_offset < log_end and leaves_nothing(self.log, end):
-            # The same of a replica that is in sync or eligible: what it deleted was committed, and its leader has it.
-            self.phase = Phase.CUTTING
-            return CutTo(self, self.log.log_start_offset, Cause.DIVERGENCE)
+            return CutTo(self, log_start, Cause.DIVERGENCE)
         return self._cut(end, Cause.DIVERGENCE)
 
     def on_follow(self, clean_since: int) -> BeginAnew | None:

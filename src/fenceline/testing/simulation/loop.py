@@ -168,8 +168,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         return task
 
     def report_unseen_errors(self) -> None:
-        """Of tasks that ended with an error which nothing has asked for, though somebody still holds them: asyncio
-        reports it when they are collected, which may be never."""
+        """Report errors of finished tasks that no caller has retrieved. asyncio does so when a task is collected, so
+        never as long as a reference keeps it."""
         for task in self._tasks:
             if _has_unseen_error(task):
                 self.call_exception_handler({"message": f"{task!r} was not awaited", "exception": task.exception()})
