@@ -98,7 +98,10 @@ def test_ctrl_c_in_the_middle_ends_everything_without_a_word_too_many(tmp_path: 
     assert demo.returncode == 130, "".join(words) + said + complained
     assert said.split()[-5:] == ["Stopped;", "nothing", "is", "left", "running."]
     assert complained == ""
-    eventually(lambda: not with_mark(mark), "all processes have ended")
+    try:
+        eventually(lambda: not with_mark(mark), "all processes have ended")
+    except TimeoutError:
+        pytest.fail(f"still there: {[command_line(pid) for pid in with_mark(mark)]}")
     assert not directory.exists()
     assert not report.exists()
     assert list(scratch.iterdir()) == []
@@ -115,3 +118,10 @@ def with_mark(mark: str) -> list[int]:
             # It has ended, or is another user's.
             continue
     return found
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return f"{pid}, which has ended meanwhile"

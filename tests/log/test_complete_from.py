@@ -82,6 +82,20 @@ def test_what_a_follower_fetched_relies_on_its_leaders_high_watermark(is_clean: 
     assert not is_clean or again.flush_work(2_000) is None, "the disk has it"
 
 
+@pytest.mark.parametrize("end", [6, 20])
+def test_the_log_of_a_leader_is_complete_from_its_end(end: int) -> None:
+    """One that was elected uncleanly emptied its log when it followed the next leader, and was in sync (`operations`,
+    seed 43000294)."""
+    disk = a_disk()
+    log = open_log(disk, **OURS)
+    fetched(log, end - 1)
+    log.rely_on(20, 3)
+    log.assign_epoch(4)
+    assert log.complete_from == CompleteFrom(end, 3)
+    log.close()
+    assert open_log(disk, clean=True, **OURS).complete_from == CompleteFrom(end, 3)
+
+
 @pytest.mark.parametrize("has_gap", [True, False])
 def test_a_crash_before_the_flush(has_gap: bool) -> None:
     """Recovery finds records without their neighbours: which newer ones they rely on is not known any more."""

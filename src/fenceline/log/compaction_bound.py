@@ -35,6 +35,9 @@ class CompleteFrom(NamedTuple):
     def raised(self, offset: int, leader_epoch: int) -> CompleteFrom:
         return CompleteFrom(offset, leader_epoch) if offset > self.offset else self
 
+    def lowered(self, offset: int) -> CompleteFrom:
+        return CompleteFrom(offset, self.leader_epoch) if offset < self.offset else self
+
 
 def read_bound(disk: Disk, directory: str) -> int:
     """The offset; 0 where this log was never compacted. A file that cannot be read counts for everything below any

@@ -233,8 +233,10 @@ class PartitionLog(ReadableLog):
         self.complete_from = self.complete_from.raised(offset, leader_epoch)
 
     def assign_epoch(self, epoch: int) -> None:
-        """A new leader epoch starts at the log end (E17)."""
+        """A new leader epoch starts at the log end (E17). What the new leader's log lacks, the partition lacks: it is
+        complete from its end."""
         self.epochs.assign(epoch, self.log_end_offset)
+        self.complete_from = self.complete_from.lowered(self.log_end_offset)
 
     # -- append -------------------------------------------------------------------------------------------------
 
