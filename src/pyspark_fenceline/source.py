@@ -61,8 +61,10 @@ class FencelineDataSource(DataSource):
         return kind(options, _plan(options, schema, options.policy.for_one_batch()))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from pyspark_fenceline.planner_process import end_with_spark
         from pyspark_fenceline.stream import FencelineStreamReader, RefusedStreamReader
 
+        end_with_spark()
         try:
             if wants_losses(self.options):
                 raise OperatorError(

@@ -6,6 +6,9 @@ Owns the order, and that nothing of it is surprised or left. Starts nothing. Whi
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -36,6 +39,9 @@ def end_spark(java: subprocess.Popen[bytes]) -> None:
     give_up_at = time.monotonic() + _END_WITHIN_S
     while any(map(is_running, started)) and time.monotonic() < give_up_at:
         time.sleep(_LOOK_S)
+    for left in filter(is_running, started):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
     # Another session in this process needs another Java.
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
 
