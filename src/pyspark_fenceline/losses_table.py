@@ -1,8 +1,7 @@
 """What logs have lost, as a table: `spark.read.format("fenceline").option("losses", True)`.
 
-Owns the table's columns and how loss receipts become rows; what a receipt is, the client knows. What is said later of
-the same loss counts (its evidence went). Reads all of the ledger in one task: it is as long as the list of losses.
-Apache Kafka's brokers tell nobody what they lose, so theirs is empty.
+Owns the table's columns and how loss receipts (`loss_ledger`) become rows. Reads all of the losses topic in one task:
+it is as long as the list of losses. Apache Kafka has no such topic: its table is empty.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from fenceline.client.loss_receipts import LossReceipt, parse_receipt
+from fenceline.client.loss_receipts import LossReceipt
 from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import LOSSES_TOPIC
 from pyspark_fenceline import connect, workers
 from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.given_options import GivenOptions
+from pyspark_fenceline.loss_ledger import ledger_ranges, read_ledger
 from pyspark_fenceline.options import client_properties
 from pyspark_fenceline.patience import USUAL, with_retries
 from pyspark_fenceline.planning import OffsetRange
-from pyspark_fenceline.ranges import take_snapshot
 from pyspark_fenceline.schema import arrow_schema
 from pyspark_fenceline.tasks import RangesPartition
 
@@ -78,8 +77,8 @@ class LossesReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         cluster = self._cluster or connect.connect(self._client)
-        ranges, topic_ids = with_retries(lambda: _ledger(cluster), USUAL)
-        return [RangesPartition(ranges, topic_ids)]
+        ledger = with_retries(lambda: ledger_ranges(cluster), USUAL)
+        return [RangesPartition(ledger.ranges, ledger.topic_ids)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -91,16 +90,16 @@ class LossesReader(DataSourceReader):
 
     def receipts(self, partition: InputPartition) -> list[LossReceipt]:
         """Those of one task, each as it was last written, oldest loss first."""
-        if not isinstance(partition, RangesPartition) or not partition.task:
+        if not isinstance(partition, RangesPartition):
             return []
         found = _receipts(self._client, partition.task, partition.topic_ids)
         return [one for one in found if self._topics is None or one.topic in self._topics]
 
 
 def known_losses(cluster: Cluster, client: Mapping[str, str]) -> list[LossReceipt]:
-    """All receipts of the cluster's ledger, oldest loss first; none from a cluster that has no ledger."""
-    ranges, topic_ids = _ledger(cluster)
-    return _receipts(client, ranges, topic_ids) if ranges else []
+    """All receipts of the cluster, oldest loss first."""
+    ledger = ledger_ranges(cluster)
+    return _receipts(client, ledger.ranges, ledger.topic_ids)
 
 
 def losses_reader(options: Mapping[str, str]) -> LossesReader:
@@ -114,33 +113,13 @@ def losses_reader(options: Mapping[str, str]) -> LossesReader:
     return LossesReader(client_properties(options), topics)
 
 
-def _ledger(cluster: Cluster) -> tuple[tuple[OffsetRange, ...], Mapping[str, str | None]]:
-    """What the ledger holds now, and its id."""
-    snapshot = take_snapshot(cluster, cluster.topics([LOSSES_TOPIC]))
-    ranges = [OffsetRange(tp, start, snapshot.ends[tp].offset) for tp, start in snapshot.starts.items()]
-    return tuple(one for one in ranges if one.record_count > 0), snapshot.topic_ids
-
-
 def _receipts(
     client: Mapping[str, str], ranges: tuple[OffsetRange, ...], topic_ids: Mapping[str, str | None]
 ) -> list[LossReceipt]:
-    """Each as it was last written, oldest loss first."""
-    found: dict[str, LossReceipt] = {}
-    for batch in connect.read_arrow(connect.reader(client), ranges, topic_ids, {}):
-        for value in batch.column("value").to_pylist():
-            receipt = _receipt(value)
-            if receipt is not None:
-                found[receipt.id] = receipt
-    return sorted(found.values(), key=lambda receipt: (receipt.time_ms, receipt.id))
-
-
-def _receipt(value: bytes | None) -> LossReceipt | None:
-    if value is None:
-        return None
-    found = parse_receipt(value)
-    if found is None:
-        raise InternalError(f"{LOSSES_TOPIC} holds what is no loss receipt: {value[:200]!r}")
-    return found
+    ledger = read_ledger(client, ranges, topic_ids)
+    if ledger.unknown:
+        raise InternalError(f"{LOSSES_TOPIC} holds what is no loss receipt: {ledger.unknown[0][:200]!r}")
+    return ledger.receipts
 
 
 def _row(receipt: LossReceipt) -> dict[str, Any]:

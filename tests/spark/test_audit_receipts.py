@@ -15,9 +15,10 @@ from fenceline.ids import LOSSES_TOPIC, TopicPartition, encode_uuid
 from pyspark_fenceline import connect
 from pyspark_fenceline.audit_judge import Expected, Finding, Kind, Lost, judge
 from pyspark_fenceline.audit_log import Found
-from pyspark_fenceline.audit_receipts import read_receipts, sort_receipts
+from pyspark_fenceline.audit_receipts import read_receipts, receipts_of
 from pyspark_fenceline.delta_index import log_columns
 from pyspark_fenceline.log_matching import LogView, proven_without_epoch
+from pyspark_fenceline.loss_ledger import sort_receipts
 from tests.spark.fakes import FakeCluster
 from tests.spark.receipts import receipt
 
@@ -26,7 +27,7 @@ MINE, OTHER = encode_uuid(UUID(int=7)), encode_uuid(UUID(int=8))
 
 
 def ranges(*values: bytes | None, topic_id: str | None = MINE) -> list[tuple[int, int, tuple[int, ...]]]:
-    found = sort_receipts(values, [0], {TP: topic_id})
+    found = receipts_of(sort_receipts(values), {TP: topic_id})
     return [(one.start_offset, one.end_offset_exclusive, one.epochs) for one in found.lost.get(TP, ())]
 
 
@@ -47,15 +48,15 @@ def test_what_was_deleted_on_purpose_is_no_loss_of_the_log() -> None:
 
 @pytest.mark.parametrize("told", [{"topic_id": OTHER}, {"cause": "topic_deleted", "class": "expired"}])
 def test_a_topic_of_the_same_name_that_is_gone_is_told(told: dict[str, Any]) -> None:
-    found = sort_receipts([receipt(**told)], [0], {TP: MINE})
+    found = receipts_of(sort_receipts([receipt(**told)]), {TP: MINE})
     assert (found.lost, found.replaced) == ({}, {"t"})
 
 
 def test_receipts_that_are_not_known_are_said() -> None:
-    assert sort_receipts([receipt(), b'{"id": "b"}'], [0], {TP: MINE}).notes == (
+    assert receipts_of(sort_receipts([receipt(), b'{"id": "b"}']), {TP: MINE}).notes == (
         f"1 records of {LOSSES_TOPIC} are of a form that is not known here",
     )
-    (note,) = sort_receipts([receipt()], [5], {TP: MINE}).notes
+    (note,) = receipts_of(sort_receipts([receipt()]), {TP: MINE}, is_complete=False).notes
     assert "older losses are not known" in note
 
 
