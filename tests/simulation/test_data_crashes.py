@@ -195,6 +195,16 @@ def test_a_directory_that_was_moved_away_is_nobodys_loss() -> None:
     machine.opens([])
 
 
+def test_a_late_receipt_of_a_directory_that_was_set_aside() -> None:
+    """It tells nothing of the log in use, whose batches have the same offsets (`operations`, seed 43002494)."""
+    late = receipt(LOG, cause=Cause.RECOVERY, evidence=("/data/t0-0.x-stray/lost+found/0.log.0",))
+    killed().opens(LOG, late)
+    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is gone, no receipt says so"):
+        killed().opens(LOG[:2], late)
+    with pytest.raises(InvariantBroken, match="not lost"):
+        killed().opens(LOG, replace(late, evidence=(f"{DIRECTORY}/lost+found/0.log.0",)))
+
+
 def test_what_was_deleted_on_purpose_is_no_loss() -> None:
     killed().opens(LOG[2:], start=LOG[2].base_offset)
     killed().opens([LOG[0], LOG[2]], is_compacted=True)

@@ -13,6 +13,7 @@ from typing import Final
 
 from fenceline.log.file_names import DELETED_SUFFIX
 from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.log.partition_dir import STRAY_SUFFIX
 from fenceline.losses.check import complaints
 from fenceline.losses.folder import INTENDED
 from fenceline.losses.receipt import Cause, Receipt
@@ -127,7 +128,11 @@ class Crashes:
             lost = [batch for batch in lost if not leader_has(batch)]
         # Where a request deleted up to the middle of a batch, that batch is there still.
         begins_anew = bool(lost) and lost[-1].next_offset < start and len(gone) == len(before.log)
-        new = [receipt for name, receipt in receipts.items() if name not in before.receipts]
+        new = [
+            receipt
+            for name, receipt in receipts.items()
+            if name not in before.receipts and not _is_of_put_away_directory(receipt)
+        ]
         found = []
         lost_power = self._disk.power_losses > before.power_losses
         for receipt in new:
@@ -148,6 +153,11 @@ class Crashes:
                 found.append(f"the batch at {batch.base_offset} of epoch {batch.epoch} is gone, no receipt says so")
         if found:
             raise InvariantBroken(f"{where}: {'; '.join(found)} (receipts after a crash)")
+
+
+def _is_of_put_away_directory(receipt: Receipt) -> bool:
+    """Whether it is for an earlier directory of the replica, which was set aside: a full disk may have delayed it."""
+    return bool(receipt.evidence) and all(f"{STRAY_SUFFIX}/" in path for path in receipt.evidence)
 
 
 def _overlapping(batches: list[StoredBatch], receipt: Receipt) -> list[StoredBatch]:
