@@ -1,4 +1,4 @@
-"""What a decision costs: what it changes, never what the cluster holds (design.md section 8).
+"""What a decision costs: what it changes, never what the cluster holds (docs/how-it-works.md "Cost").
 
 Cost is counted, not timed: lines of this package that run while a request is decided and taken into memory. A cluster
 of ten times as many partitions, none of which the request is about, must not run one line more for each of them.

@@ -159,7 +159,7 @@ def test_partitions_that_are_refused(wanted: NewPartitions, code: ErrorCode) -> 
 
 
 def test_creating_one_topic_shares_all_others() -> None:
-    """The cost of a change is what changed (design.md section 8)."""
+    """The cost of a change is what changed (docs/how-it-works.md "Cost")."""
     cluster = Cluster(1)
     for number in range(50):
         cluster.create(f"t{number}", (1,))

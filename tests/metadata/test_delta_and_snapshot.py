@@ -184,7 +184,7 @@ def test_leader_epochs() -> None:
 
 
 def test_partitions_stay_small() -> None:
-    """design.md section 8: under 1.5 KB a partition."""
+    """docs/how-it-works.md "Cost": under 1.5 KB a partition."""
     import gc
     import tracemalloc
 

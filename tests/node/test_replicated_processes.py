@@ -115,7 +115,7 @@ def test_too_few_in_sync_refuse_acks_all(three: MixedCluster) -> None:
 
 def test_unclean_election_recovers_in_the_open_and_the_cut_bytes_are_kept(three: MixedCluster) -> None:
     """`recovery.md V11`, V37-V39: the replica that was not in sync leads alone, says when it has recovered, and the one
-    that comes back later cuts what the new history does not have, and keeps it (design.md section 3).
+    that comes back later cuts what the new history does not have, and keeps it (docs/how-it-works.md "Cuts").
     """
     create(three, "unclean", replicas=2, configs={"unclean.leader.election.enable": "true"})
     write(three, "unclean", ["kept"])

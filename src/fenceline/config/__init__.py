@@ -1,1 +1,1 @@
-"""Configuration: what keys exist, what a node was told, and which value counts (design.md section 9)."""
+"""Configuration: what keys exist, what a node was told, and which value counts (docs/configuration.md)."""

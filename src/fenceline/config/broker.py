@@ -2,7 +2,7 @@
 
 Owns the union of the tables. Never reads a file (see `config.node`).
 
-Rules: controller.md C36, C37; since_4_0.md "Defaults"; design.md section 9.
+Rules: controller.md C36, C37; since_4_0.md "Defaults"; docs/configuration.md.
 """
 
 from __future__ import annotations

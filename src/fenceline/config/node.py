@@ -8,7 +8,7 @@ underscores, case does not count), the file, Kafka's default. With no file, what
 Kafka's defaults (`WITHOUT_FILE`), as in the server.properties that Kafka ships. `log.dirs` defaults to the XDG data
 folder instead of /tmp. Unknown keys warn; values that are not built refuse with the reason.
 
-Rules: design.md section 9; since_4_0.md "Defaults".
+Rules: docs/configuration.md; since_4_0.md "Defaults".
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which partitions a broker is in sync in, eligible for, or leads; which have no leader, or not the preferred one.
 
-Owns indexes over the image, so that a decision costs what it touches and not what the cluster holds (design.md
-section 8). Built from an image on first use, kept current by deltas from then on. The partitions of a topic that a
-broker has are the bits of one number: what a new controller builds before its first decision is small, and nothing
-that the garbage collector has to walk.
+Owns indexes over the image, so that a decision costs what it touches and not what the cluster holds
+(docs/how-it-works.md "Cost"). Built from an image on first use, kept current by deltas from then on. The partitions of
+a topic that a broker has are the bits of one number: what a new controller builds before its first decision is small,
+and nothing that the garbage collector has to walk.
 """
 
 from __future__ import annotations

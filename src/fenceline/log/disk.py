@@ -1,7 +1,7 @@
 """The one door to the disk: a small interface, and the operating system behind it.
 
 Owns every write, fsync, rename, unlink and mapping of the log. Never decides what to write. Simulation replaces it
-(`fenceline.testing.sim_disk`) and can stop the world between any two calls (design.md section 5).
+(`fenceline.testing.sim_disk`) and can stop the world between any two calls (docs/how-it-works.md "Durability").
 
 Files are plain descriptors, so that the hot path is `os.write` itself. Mappings may reach past the end of their file:
 only bytes that were appended are ever sliced from them, and no file here ever shrinks below bytes that were handed out
@@ -350,7 +350,7 @@ def write_all(disk: Disk, fd: int, content: Buffer) -> None:
 
 
 def replace_file(disk: Disk, path: str, content: Buffer, *, durable: bool = True) -> None:
-    """Write-temp, fsync, rename, fsync of the directory (design.md section 5). Never leaves half a file at `path`."""
+    """Write-temp, fsync, rename, fsync of the directory. Never leaves half a file at `path`."""
     temporary = path + ".tmp"
     with contextlib.suppress(FileNotFoundError):
         disk.unlink(temporary)

@@ -1,4 +1,4 @@
-"""Keeps bytes that leave a log: `lost+found` inside of the partition's directory (design.md section 3).
+"""Keeps bytes that leave a log: `lost+found` inside of the partition's directory (`docs/decisions/006`).
 
 Owns names and moves of evidence. Never reads, judges or deletes it: that is the losses room's. It lies inside of the
 partition's directory because Apache Kafka refuses a data directory with a folder that is no partition, but ignores

@@ -3,7 +3,8 @@
 Owns residency of one read, and where its bytes come from. Never changes the log.
 What is in the page cache comes back at once: slices of mapped windows from `MAP_FROM_BYTES` on, small copies below.
 What is not comes back as a `LogRead` that is not resident: its `load` does the whole look-up again in a thread, with a
-descriptor of its own, so that deletion and truncation meanwhile do it no harm (`design.md` section 4).
+descriptor of its own, so that deletion and truncation meanwhile do it no harm (docs/how-it-works.md, "The way of a
+produce request").
 
 Who only passes records on takes what was just loaded as a `FileSlice`: nothing is copied, and nothing is touched.
 """

@@ -1,4 +1,4 @@
-"""The end of a log goes back: to an offset, or to nothing. What is cut moves to `lost+found` (design.md section 3).
+"""The end of a log goes back: to an offset, or to nothing. What is cut moves to `lost+found` (decision 006).
 
 Owns the order in which files change, so that a crash between any two steps leaves a log that opens and no byte gone.
 Never decides that a log must be cut, and never says what was lost by it: it tells offsets, bytes and where they are.

@@ -6,7 +6,7 @@ structure between versions), never decides. A new image comes from `metadata.del
 `PartitionImage` is a named tuple rather than a dataclass: there can be a million of them, and making one costs a
 quarter. Equal short tuples (replicas, in-sync replicas, directories) are shared between partitions by the delta.
 
-Rules: controller.md C9, C26; design.md section 8 (under 1.5 KB a partition).
+Rules: controller.md C9, C26; docs/how-it-works.md "Cost" (under 1.5 KB a partition).
 """
 
 from __future__ import annotations
