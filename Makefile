@@ -13,7 +13,7 @@ SPARK43 := .venv-spark43
 BUILD_STAMP := $(VENV)/.built
 KERNEL_SOURCES := pyproject.toml setup.py $(wildcard src/fenceline/*.pxd src/fenceline/*/*.pyx src/fenceline/*/*.pxd)
 
-.PHONY: help setup demo test test-spark43 simulate bench lint format soak lock jars java clean
+.PHONY: help setup demo test test-spark43 simulate bench lint format rules soak lock jars java clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ lint: setup  ## formatting, ruff, strict types, import contracts
 format: setup  ## rewrite formatting and imports
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+rules: setup  ## write docs/rules/coverage.md anew: which code and which tests cite each rule
+	@$(BIN)/python -m tests.rules_coverage
 
 lock: $(BIN)/uv  ## resolve requirements.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 --all-extras pyproject.toml -o requirements.lock

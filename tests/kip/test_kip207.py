@@ -1,6 +1,6 @@
 """KIP-207, sentence by sentence: end offsets that a client is told never go back, also when the leader moves.
 
-`§` names the section of the KIP; the rule is the one in our own words (list_offsets.md L1-L40). Where Kafka as released
+`§` names the section of the KIP, a number such as L11 the rule of `docs/rules/list_offsets.md`. Where Kafka as released
 differs from the KIP's text, the test says which of the two holds. The KIP's client side (retry, no refresh of metadata)
 is the client's: `tests/client`.
 """

@@ -1,10 +1,10 @@
 """KIP-320, sentence by sentence, the broker's side: epochs fence every request, fetchers hear where logs part.
 
-`§` names the section of the KIP; the rule is the one in our own words (epochs.md E1-E66). Each test asks a broker's
-real handlers over real logs. What a follower does with the answers is `tests/replica/test_follower.py`'s and
+`§` names the section of the KIP, a number such as E2 the rule of `docs/rules/epochs.md`. Each test asks a broker's real
+handlers over real logs. What a follower does with the answers is `tests/replica/test_follower.py`'s and
 `test_fetcher.py`'s.
 
-The consumer's side (E44-E63) is in `test_kip320_consumer.py`.
+The consumer's side is in `test_kip320_consumer.py`.
 """
 
 from __future__ import annotations

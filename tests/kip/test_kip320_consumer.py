@@ -1,8 +1,8 @@
 """KIP-320, sentence by sentence, the consumer's side: it proves where it stands before it reads on.
 
-`§` names the section of the KIP; the rule is the one in our own words (epochs.md E44-E63). The brokers are a script
-that speaks the protocol, so that every version and every refusal can be had; what the state machine does in each cell
-is `tests/client/test_positions.py`'s, whole histories are `tests/client/test_truncation_model.py`'s.
+`§` names the section of the KIP, a number such as E46 the rule of `docs/rules/epochs.md`. The brokers are a script that
+speaks the protocol, so that every version and every refusal can be had; what the state machine does in each cell is
+`tests/client/test_positions.py`'s, whole histories are `tests/client/test_truncation_model.py`'s.
 """
 
 from __future__ import annotations

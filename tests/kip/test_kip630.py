@@ -1,8 +1,8 @@
 """KIP-630, sentence by sentence, on one directory: what a snapshot is, when there is one, what may go.
 
-`§` names the section of the KIP and the sentence in it; the rule is the one in our own words (snapshots.md N1-N53).
-Where Kafka as released differs from the KIP, the test says which of the two holds. What is loaded is
-`test_kip630_loading.py`'s, the transfer between nodes `test_kip630_transfer.py`'s.
+`§` names the section of the KIP and the sentence in it, a number such as N11 the rule of
+`docs/rules/snapshots.md`. Where Kafka as released differs from the KIP, the test says which of the two holds. What is
+loaded is `test_kip630_loading.py`'s, the transfer between nodes `test_kip630_transfer.py`'s.
 """
 
 from __future__ import annotations

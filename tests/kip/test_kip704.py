@@ -1,8 +1,8 @@
 """KIP-704, sentence by sentence, the broker's side: a leader that was elected uncleanly recovers before it serves.
 
-`§` names the section of the KIP; the rule is the one in our own words (recovery.md V1-V45). Kafka as released sends the
-hint and does nothing with it (V31-V33); here the KIP holds. What the controller does with RECOVERING and RECOVERED is
-`tests/controller`'s.
+`§` names the section of the KIP; a number such as V37 is the rule of `docs/rules/recovery.md`. Kafka as released sends
+the hint and does nothing with it (V31-V33); here the KIP holds. What the controller does with RECOVERING and RECOVERED
+is `tests/controller`'s.
 """
 
 from __future__ import annotations

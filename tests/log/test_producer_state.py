@@ -1,4 +1,7 @@
-"""Sequence, epoch and transaction checks of producers, through the log they write to."""
+"""Sequence, epoch and transaction checks of producers, through the log they write to.
+
+Rules: transactions.md X36, X38, X40-X42.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ def reopened(disk: SimDisk, log: PartitionLog) -> PartitionLog:
 
 
 def test_after_a_restart_the_log_knows_what_the_snapshot_does_not(disk: SimDisk) -> None:
-    """Five batches were on their way when a leader was restarted: each of them is sent again (E42)."""
+    """Five batches were on their way when a leader was restarted: each of them is sent again (transactions.md X36)."""
     log = open_log(disk)
     first = log.log_end_offset
     for number in range(7):

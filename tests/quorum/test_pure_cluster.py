@@ -1,4 +1,4 @@
-"""Histories of clusters in which anything may break, by seed (raft.md Q50-Q56, N48-N53)."""
+"""Histories of clusters in which anything may break, by seed (raft.md Q50-Q56; snapshots.md N48-N53)."""
 
 from __future__ import annotations
 

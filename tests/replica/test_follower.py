@@ -156,7 +156,7 @@ def test_what_a_cut_leaves_below_the_leaders_start_goes_as_well() -> None:
 
 def test_a_compacted_log_that_is_cut_below_what_it_relies_on_is_fetched_anew() -> None:
     """Story `operations`, seed 30012: compaction had left out a record for a newer one, the newer one was cut after an
-    unclean election, and the replica led the next epoch with neither. `epochs.md E18`."""
+    unclean election, and the replica led the next epoch with neither (`docs/decisions/022`)."""
     state = follower(HISTORY)
     state.log.complete_from = CompleteFrom(12, 4)  # type: ignore[misc]
     duty = state.on_divergence(9, 16)

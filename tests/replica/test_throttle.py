@@ -1,4 +1,5 @@
-"""Throttled replication on virtual time: the rate holds on average, and who is in sync is not held back."""
+"""Throttled replication on virtual time: the rate holds on average, and who is in sync is not held back
+(security.md A62)."""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ What a batch of a producer id meets, in this order (origin CLIENT):
 - no transaction flag while its transaction is open: 48
 A producer that is not known may start with any sequence: its history was deleted or expired (Kafka 4.3.1 no longer
 answers 59 here). Coordinator appends carry no sequence, replicated ones were checked by the leader.
+
+Rules: transactions.md X36, X38, X40, as far as there is no coordinator; formats.md F4.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ what is to be done with it (`Duty`). Which partitions go into one fetch is the w
 |                                         | leader's record below our start is the one we deleted     |           |
 | a cut that leaves records below the     | begin anew there, before the next fetch                   | E13 d     |
 | leader's log start only                 |                                                           |           |
-| a cut below `complete_from` of a log    | compare all of it first (`agreement`), cut what is not    | E18       |
-| that is compacted                       | the leader's, empty it and fetch it anew: records that    |           |
+| a cut below `complete_from` of a log    | compare all of it first (`agreement`), cut what is not    | decision  |
+| that is compacted                       | the leader's, empty it and fetch it anew: records that    | 022       |
 |                                         | compaction left out for newer ones that are cut may be in |           |
 |                                         | the leader's                                              |           |
 | 74 while no newer leader epoch is known | wait and ask again; never given up                        | G3        |

@@ -5,6 +5,8 @@ decides about a replica: who is in sync is not held back, by Kafka's rule, thoug
 
 What has passed drains at the rate. As long as more than one second's worth is left, no more is let through; so on
 average the rate holds, and a single answer may go beyond it once, whatever its size.
+
+Rules: security.md A62.
 """
 
 from __future__ import annotations
