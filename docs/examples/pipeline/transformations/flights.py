@@ -1,4 +1,4 @@
-"""Source and sink of the pipeline. Spark finds both formats by itself where `pyspark_fenceline` is installed."""
+"""Source and sink of the pipeline. Spark finds both formats if `pyspark_fenceline` is installed."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -16,9 +16,9 @@ def records() -> DataFrame:
         .option("subscribe", spark.conf.get("flights.topic"))
         .option("startingOffsets", "earliest")
         .option("includeLeaderEpoch", True)
-        # After an unclean election the flow goes back to where the histories part; the sink takes out what was lost.
+        # After an unclean election the flow rewinds to the divergence offset; the sink removes the rows that were lost.
         .option("onTruncation", "rewind")
-        # No aggregation, join or deduplication lies between source and sink.
+        # There is no aggregation, join or deduplication between source and sink.
         .option("statefulQuery", False)
         .load()
     )
