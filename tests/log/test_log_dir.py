@@ -62,7 +62,7 @@ def reopened(log_dir: LogDir, *, clean: bool) -> LogDir:
 @pytest.mark.parametrize(
     ("ids", "advice"),
     [
-        ({"cluster_id": "BBBBBBBBQACAAAAAAAAAAA"}, "Point log.dirs at"),
+        ({"cluster_id": "BBBBBBBBQACAAAAAAAAAAA"}, "Set log.dirs to"),
         ({"node_id": 5}, "Set node.id=4"),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_directory_of_somebody_else(path: Path, ids: dict[str, object], advice
     [
         (None, "not formatted"),
         ("", "damaged"),
-        ("version=0\nnode.id=1\ncluster.id=x", "has version 0; this release knows version 1"),
+        ("version=0\nnode.id=1\ncluster.id=x", "has version 0; this release supports version 1"),
         ("version=1\ncluster.id=x", "damaged"),
     ],
 )
@@ -272,7 +272,7 @@ def test_a_directory_of_an_older_topic_is_not_taken_over(log_dir: LogDir) -> Non
     append(partition(log_dir))
     log_dir.close()
     again = LogDir.open(log_dir.path, OsDisk())
-    with pytest.raises(CorruptLog, match="topic with id"):
+    with pytest.raises(CorruptLog, match="belongs to topic id"):
         again.partition(TP, uuid4(), CONFIG)
     again.close(clean=False)
 
@@ -336,5 +336,5 @@ def test_the_metadata_log_beside_the_partitions_does_not_keep_the_mark_away(log_
 
 def test_a_directory_id_that_is_none(path: Path) -> None:
     (path / "meta.properties").write_text(META.replace("directory.id=", "directory.id=%%"))
-    with pytest.raises(OperatorError, match=r"directory\.id=%%\S+ is no id"):
+    with pytest.raises(OperatorError, match=r"directory\.id=%%\S+ is not a valid id"):
         LogDir.open(str(path), OsDisk())

@@ -27,7 +27,7 @@ def test_a_failed_fsync_takes_the_partition_offline(disk: SimDisk) -> None:
         work.run()
     disk.heal()
     assert log.recovery_point == 0
-    with pytest.raises(StorageError, match="takes no more records"):
+    with pytest.raises(StorageError, match="is offline for writes"):
         append(log)
 
 

@@ -146,7 +146,7 @@ def test_where_the_log_can_not_be_opened_all_that_was_planned_counts() -> None:
     disk.fail("open", ".log", errno.EIO)
     (receipt,) = put_away.settle(gone, replica=REPLICA, now_ms=1)
     assert (receipt.id, receipt.records) == (planned.id, planned.records)
-    assert "can not be opened" in receipt.known_by
+    assert "cannot be opened" in receipt.known_by
     assert receipt.evidence
 
 
@@ -159,7 +159,7 @@ def test_a_log_that_can_not_be_opened_now_is_waited_for() -> None:
         put_away.settle(gone, replica=REPLICA, now_ms=1)
     disk.heal()
     (receipt,) = put_away.settle(gone, replica=REPLICA, now_ms=1)
-    assert "can not be opened" not in receipt.known_by
+    assert "cannot be opened" not in receipt.known_by
 
 
 @pytest.mark.parametrize("seed", range(8))

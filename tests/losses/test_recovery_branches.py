@@ -227,7 +227,7 @@ def test_missing_first_segments(clean: bool, start: int) -> None:
     assert (again.log_start_offset, again.log_end_offset) == (begins, 30)
     assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (start, begins, begins - start)
     assert (receipt.loss_class, receipt.cause, receipt.evidence) == (LossClass.COMMITTED, Cause.RECOVERY, ())
-    assert "first segment files of the log are gone" in receipt.reason
+    assert "first segment files of the log are missing" in receipt.reason
     again.close(clean=False)
     open_log(disk, recovery_point=30, high_watermark=30)
     assert receipts_of(disk) == [receipt], "told once"
@@ -277,7 +277,7 @@ def test_end_below_what_had_been_safe_after_a_clean_stop() -> None:
     log = used(disk)
     log.close(clean=True)
     disk.unlink(log.segments[-1].path)
-    with pytest.raises(CorruptLog, match="what followed up to 30 had been safe on the disk, after a clean stop"):
+    with pytest.raises(CorruptLog, match="the records up to 30 had been safe on the disk, after a clean shutdown"):
         open_log(disk, clean=True, recovery_point=30, high_watermark=30)
 
 

@@ -1,16 +1,16 @@
-"""One compaction of one log: older records of a key go, the newest one stays, offsets and epochs stay as they are.
+"""One compaction of one log: removes older records of each key and keeps the newest; offsets and epochs do not change.
 
-Owns the two passes over the files: keys of the dirty part into a map of bounded size, then every segment from the start
-of the log to the end of what is in the map, written anew without what the map knows a newer record of. Where the map
-is full the pass ends there, and the next compaction goes on behind it. Never decides what is to be compacted
-(`compaction_plan`), when, or how fast: it is an iterator of bounded pieces of work for a thread, and who runs it waits
-between them as long as it likes, and can stop after each.
+Owns the two passes over the files. The first puts the keys of the dirty part into a map of bounded size. The second
+rewrites every segment from the log start to the end of the mapped range, without the records for which the map has a
+newer one. If the map is full, the pass ends there and the next compaction continues after it. Never decides what to
+compact (`compaction_plan`), when, or how fast: it is an iterator of bounded pieces of work for a thread, and the caller
+may pause between them or stop after each.
 
-Segments are exchanged group by group, the oldest first, so that a tombstone goes only after what it deletes. Only
-sealed segments that nobody writes any more are read; the exchange itself is one step on the loop (`compaction_swap`),
-which finds out whether they are still the log's. A segment of which nothing goes is left alone.
+Segments are replaced group by group, oldest first, so that a tombstone is removed only after the records it deletes.
+Only sealed segments are read. The replacement itself is one step on the loop (`compaction_swap`), which checks that
+they still belong to the log. A segment that loses no record is left alone.
 
-Damaged batches are found by their CRC before they are changed, and end the compaction.
+A batch's CRC is checked before the batch is changed; a damaged batch ends the compaction.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ if TYPE_CHECKING:
     from fenceline.log.partition_log import PartitionLog
 
 MOST_SEGMENTS: Final = 64
-"""In a group: the loop renames as many files at once."""
+"""Per group: the loop renames that many files at once."""
 MAX_FILE_BYTES: Final = (1 << 31) - 1
 BELIEVED_BYTES: Final = 16 << 20
-"""Of a batch that claims to be larger, the checksum is looked at before memory is taken for it."""
+"""The checksum of a batch that claims to be larger is checked before memory is allocated for it."""
 
 
 class Uncleanable(FencelineError):
-    """Why a log can not be compacted, as the operator reads it."""
+    """Why a log cannot be compacted, as a message for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a compaction may take of the machine."""
+    """Limits on the memory of a compaction."""
 
     memory_bytes: int = 128 << 20
     """For keys (`log.cleaner.dedupe.buffer.size`, of one thread)."""
     load_factor: float = 0.9
     buffer_bytes: int = 512 << 10
     secret: bytes = bytes(16)
-    """Of the hash of keys."""
+    """Key of the hash function."""
 
     @property
     def most_keys(self) -> int:
@@ -70,29 +70,29 @@ class Limits:
 
 @dataclass(slots=True)
 class Stats:
-    """What a compaction has done so far."""
+    """Progress of a compaction."""
 
     bytes_read: int = 0
     """In both passes."""
     bytes_before: int = 0
     bytes_after: int = 0
-    """Of segments that were written anew."""
+    """Size of the rewritten segments."""
     records_before: int = 0
     records_after: int = 0
     map_use: float = 0.0
-    """How full the map of keys was, of what it may hold."""
+    """How full the map of keys was, as a fraction of its capacity."""
 
 
 @dataclass(slots=True)
 class Compaction:
-    """Made by `begin`. `steps` is the work; `end` is where the log is dirty from once it is done."""
+    """Created by `begin`. `steps` is the work; after it, `end` is the offset where the log's dirty part starts."""
 
     disk: Disk
     directory: str
     segments: tuple[Segment, ...]
-    """All that lie below `due.end`."""
+    """All segments below `due.end`."""
     behind: tuple[Segment, ...]
-    """All others: a transaction may be decided there."""
+    """All other segments: they may hold the end marker of a transaction."""
     due: Due
     kept: Kept
     now_ms: int
@@ -106,11 +106,11 @@ class Compaction:
     _has_raised_bound: bool = False
 
     def steps(self) -> Generator[int | Replacement]:
-        """Pieces of work, each for a thread: bytes that it read and wrote, or segments that are to be exchanged before
+        """Pieces of work, each for a thread. Yields the number of bytes read and written, or segments to replace before
         the next piece (`compaction_swap.commit`, on the loop).
 
-        Who closes it before its end closes it in a thread, too; what was exchanged stays so. Raises Uncleanable,
-        OSError.
+        To stop early, close the generator, also in a thread; segments that were replaced stay replaced. Raises
+        Uncleanable, OSError.
         """
         keys = self._new_keys()
         try:
@@ -126,7 +126,7 @@ class Compaction:
 
     def _new_keys(self) -> KeyOffsets:
         limits, due = self.limits, self.due
-        # There are no more keys than offsets.
+        # There are at most as many keys as offsets.
         keys = KeyOffsets(min(limits.most_keys, due.end - due.first_dirty), limits.load_factor, limits.secret)
         keys.end_offset = due.first_dirty
         return keys
@@ -157,22 +157,22 @@ class Compaction:
         if self.end > due.first_dirty:
             return
         if not indexing.is_full:
-            self.end = due.end  # retention has taken these segments since they were found to be dirty
+            self.end = due.end  # retention removed these segments after they were found dirty
         else:
             raise Uncleanable(
-                f"{self.directory}: one batch at offset {self.end} has more keys than fit into {keys.most_keys} places;"
-                " raise log.cleaner.dedupe.buffer.size"
+                f"{self.directory}: the batch at offset {self.end} has more keys than the map can hold "
+                f"({keys.most_keys}); increase log.cleaner.dedupe.buffer.size"
             )
 
     def _aborted(self, from_offset: int) -> Iterator[AbortedTransaction]:
-        """Those that have records in [from_offset, due.end)."""
+        """Aborted transactions with records in [from_offset, due.end)."""
         for segment in (*self.segments, *self.behind):
             for entry in tuple(segment.aborted_transactions()):
                 if entry.last_offset >= from_offset and entry.first_offset < self.due.end:
                     yield entry
 
     def _after(self, number: int) -> int:
-        """Where the segment behind one begins."""
+        """Base offset of the segment after this one."""
         return self.segments[number + 1].base_offset if number + 1 < len(self.segments) else self.due.end
 
     # -- the records ------------------------------------------------------------------------------------------------
@@ -252,8 +252,8 @@ class Compaction:
 
 
 class _Chunks:
-    """The bytes of a segment, a buffer at a time, each beginning with a batch. After each the number of bytes that were
-    taken of it has to be told: the next one begins there."""
+    """The bytes of a segment, one buffer at a time; each buffer starts with a batch. The caller reports how many bytes
+    of it were consumed (`taken`), and the next buffer starts there."""
 
     def __init__(self, disk: Disk, segment: Segment, position: int, buffer_bytes: int) -> None:
         self._disk = disk
@@ -270,7 +270,7 @@ class _Chunks:
         self._position += size_bytes
 
     def __iter__(self) -> Iterator[memoryview]:
-        """Raises RecordsError where the file ends within a batch, OSError."""
+        """Raises RecordsError if the file ends within a batch; OSError."""
         while self._position < self._end:
             before = self._position
             chunk = self._read(min(self._buffer_bytes, self._end - before))
@@ -286,7 +286,7 @@ class _Chunks:
                 return
 
     def _check_large(self, header: BatchHeader) -> None:
-        """No checksum covers a batch's length. Raises Uncleanable, OSError."""
+        """Check a large batch, as no checksum covers a batch's length. Raises Uncleanable, OSError."""
         crc, done = 0, CRC_COVERS_FROM
         while done < header.size_bytes:
             piece = self._read(min(BELIEVED_BYTES, header.size_bytes - done), done)
@@ -294,8 +294,8 @@ class _Chunks:
             done += len(piece)
         if crc != header.crc:
             raise Uncleanable(
-                f"{self._path}: the checksum of the batch at offset {header.base_offset} is wrong, or its length of"
-                f" {header.size_bytes} bytes"
+                f"{self._path}: the checksum of the batch at offset {header.base_offset} is wrong, or its length of "
+                f"{header.size_bytes} bytes is wrong"
             )
 
     def _read(self, size_bytes: int, behind: int = 0) -> bytes:
@@ -310,18 +310,18 @@ class _Chunks:
 
 
 def _index_of(segment: Segment) -> OffsetIndex:
-    """Not kept in memory for it. Raises OSError, BadBatch."""
-    index = segment.index  # the loop may let go of it at any time
+    """Does not keep the index in memory. Raises OSError, BadBatch."""
+    index = segment.index  # the loop may release it at any time
     return index if index is not None else segment.load_indexes()[0]
 
 
 def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compaction:
-    """A compaction of a log as it is now, on the loop."""
+    """A compaction of a log in its current state. Call it on the loop."""
     config = log.config
     is_saved = log.complete_from == log._saved_complete_from
     log.rely_on(due.end, log.latest_epoch)
     if is_saved:
-        log._saved_complete_from = log.complete_from  # `raise_bound` writes it down
+        log._saved_complete_from = log.complete_from  # `raise_bound` saves it
     segments = tuple(segment for segment in log.segments[:-1] if segment.base_offset < due.end)
     ends = {due.end - 1}
     marker_epochs: dict[int, int] = {}

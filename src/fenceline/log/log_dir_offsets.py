@@ -47,7 +47,7 @@ INCARNATIONS: Final = "fenceline-incarnations"
 
 
 class Known(NamedTuple):
-    """What the checkpoints say of one directory; `is_proven`: that they do tell of this one."""
+    """The checkpointed offsets of one directory; `is_proven`: they do describe this one."""
 
     recovery_point: int
     log_start_offset: int
@@ -56,11 +56,11 @@ class Known(NamedTuple):
 
 
 UNKNOWN: Final = Known(0, 0, 0, False)
-"""Everything is checked from the start, the log begins where its files do, and nothing is known to be committed."""
+"""The log is checked from its start, begins where its files do, and nothing is known to be committed."""
 
 
 class LogDirOffsets:
-    """Offsets by partition; what is in none of them is 0."""
+    """Offsets by partition; 0 for a partition without an entry."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -69,18 +69,18 @@ class LogDirOffsets:
         self.log_starts: dict[TopicPartition, int] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.cleaned: dict[TopicPartition, int] = {}
-        """From where on a log has not been compacted."""
+        """The offset from which a log has not been compacted."""
         self.incarnations: dict[TopicPartition, str] = {}
-        """Of which directory these tell (`DirectoryIdentity.text`)."""
+        """The directory that these entries describe (`DirectoryIdentity.text`)."""
         self.is_clean = False
-        """Whether a clean stop wrote what was read: then it tells of the directories that are there."""
+        """Whether a clean shutdown wrote the files: then they describe the existing directories."""
         self.rejected: list[str] = []
-        """Why entries were left out that were read."""
+        """Why some entries were skipped."""
         self._written: dict[str, dict[TopicPartition, int]] = {}
         self._written_incarnations: dict[TopicPartition, str] = {}
 
     def _all(self) -> tuple[tuple[str, dict[TopicPartition, int]], ...]:
-        # High watermarks before log starts: a log start above its high watermark is none (`of`).
+        # High watermarks before log starts: a log start above its high watermark is invalid (`of`).
         return (
             (RECOVERY_POINTS, self.recovery_points),
             (HIGH_WATERMARKS, self.high_watermarks),
@@ -89,9 +89,9 @@ class LogDirOffsets:
         )
 
     def read(self) -> dict[str, str]:
-        """Take over what is there; by name, why a file could not be read. Raises OSError.
+        """Read the files; returns the reason for each file that could not be read. Raises OSError.
 
-        Without recovery points everything is checked again, without the others they are found from the log.
+        Without recovery points every log is checked again; without the others the offsets are derived from the log.
         """
         damaged = {}
         for name, offsets in self._all():
@@ -109,33 +109,34 @@ class LogDirOffsets:
 
     @property
     def partitions(self) -> set[TopicPartition]:
-        """That are in any of the checkpoints."""
+        """Partitions with an entry in any checkpoint."""
         return {where for _, offsets in self._all() for where in offsets} | set(self.incarnations)
 
     # -- whose they are ------------------------------------------------------------------------------------------------
 
     def are_of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> bool:
-        """Whether the entries of a partition tell of this directory: the rule of this module."""
+        """Whether the entries of a partition describe this directory: the rule of this module."""
         named = self.incarnations.get(topic_partition)
         if named == directory.text != "":
             return True
-        # A clean stop of Kafka, which names none, wrote all entries anew. A directory without an id is an operator's.
+        # Kafka names no directory; its clean shutdown wrote all entries. A directory without an id was restored by
+        # hand.
         is_told = self.is_clean and directory.topic_id is not None and topic_partition in self.recovery_points
         return is_told and (named is None or directory.incarnation is None)
 
     def of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> Known:
-        """What is known of the log in this directory."""
+        """The known offsets of the log in this directory."""
         if not self.are_of(topic_partition, directory):
             return UNKNOWN
         high_watermark = self.high_watermarks.get(topic_partition)
         log_start = self.log_starts.get(topic_partition, 0)
         if high_watermark is not None and log_start > high_watermark:
-            log_start = 0  # nothing is deleted that is not committed: the line is damaged, or of an emptied log
+            log_start = 0  # only committed records are deleted: the line is damaged, or of an emptied log
         return Known(self.recovery_points.get(topic_partition, 0), log_start, high_watermark or 0, True)
 
     def claim(self, topic_partition: TopicPartition, directory: DirectoryIdentity | None) -> Known:
-        """As `of`, for the directory that is in use from now on; None: it does not exist yet. What tells of another one
-        is forgotten."""
+        """As `of`, for the directory in use from now on; None: it does not exist yet. Entries of another one are
+        removed."""
         known = self.of(topic_partition, directory) if directory is not None else UNKNOWN
         if not known.is_proven:
             self.forget(topic_partition)
@@ -146,14 +147,14 @@ class LogDirOffsets:
         return known
 
     def safe_recovery_point(self, topic_partition: TopicPartition) -> int:
-        """The one on the disk; 0 when there is none that counts."""
+        """The one on the disk; 0 if there is no valid one."""
         named = self.incarnations.get(topic_partition)
         if named is None or self._written_incarnations.get(topic_partition) != named:
             return 0
         return self._written.get(RECOVERY_POINTS, {}).get(topic_partition, 0)
 
     def forget(self, topic_partition: TopicPartition) -> None:
-        """Its directory has gone, or has another name."""
+        """Its directory was deleted or renamed."""
         self.incarnations.pop(topic_partition, None)
         for _, offsets in self._all():
             offsets.pop(topic_partition, None)
@@ -161,11 +162,11 @@ class LogDirOffsets:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def note(self, topic_partition: TopicPartition, log: PartitionLog) -> None:
-        """Where a log stands now. One without a directory has nothing that outlives the process."""
+        """Record the current offsets of a log. A log without a directory has none that outlive the process."""
         if not log.is_written:
             return
         if self.cleaned.get(topic_partition, 0) > log.log_end_offset:
-            self.cleaned[topic_partition] = log.log_end_offset  # it was cut: what comes now is not compacted
+            self.cleaned[topic_partition] = log.log_end_offset  # it was truncated: new records are not compacted
         if topic_partition not in self.incarnations:
             self.incarnations[topic_partition] = log.identity.text  # the same until `claim` or `forget`
         self.recovery_points[topic_partition] = recovery_point_to_write(log)
@@ -176,7 +177,7 @@ class LogDirOffsets:
             self.log_starts.pop(topic_partition, None)
 
     def checkpoint_work(self, logs: Iterable[tuple[TopicPartition, PartitionLog]]) -> Callable[[], None]:
-        """Work for a thread that writes the checkpoints that have changed. It raises StorageError."""
+        """Work for a thread that writes the checkpoints that have changed. Raises StorageError."""
         lowered: list[tuple[PartitionLog, int]] = []
         for topic_partition, log in logs:
             self.note(topic_partition, log)
@@ -195,7 +196,7 @@ class LogDirOffsets:
             if len(kept) < len(before):
                 self._write_incarnations(kept)
             for name, offsets in due.items():
-                self._written.pop(name, None)  # until it is written nothing is known of the file
+                self._written.pop(name, None)  # until it is written, the content of the file is unknown
                 with self._writing(name) as path:
                     write_offsets(self._disk, path, offsets)
                 self._written[name] = offsets
@@ -221,6 +222,6 @@ class LogDirOffsets:
 
 
 def recovery_point_to_write(log: PartitionLog) -> int:
-    """The one that may count as durable. Nothing is safe of a log without records: the first batch that it takes may
-    begin below where it goes on, as the leader's log may start inside of a batch (`replicated.whole_batches`)."""
+    """The recovery point that may count as durable. A log without records has none: its first batch may begin below its
+    end offset, as the leader's log may start inside a batch (`replicated.whole_batches`)."""
     return log.recovery_point if log.size_bytes else 0

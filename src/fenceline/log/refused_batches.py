@@ -1,12 +1,12 @@
-"""Batches of producers that the disk refused, and what was sent behind them.
+"""Batches of producers that the disk rejected, and the batches that were sent after them.
 
-Owns the memory of such refusals, for moments. Never refuses what could be the next batch.
+Owns a short-lived record of such batches. Never rejects a batch that could be the next one.
 
-A producer has up to five batches on their way. Where the disk refuses one, those behind it come next, and are not next
-in sequence: 45 (OUT_OF_ORDER_SEQUENCE_NUMBER) would tell a producer that something was lost. librdkafka then begins a
-new epoch, under which it writes once more what other leaders have but did not acknowledge yet. And of a producer that
-the log does not know any sequence is taken: what came behind would be its first batch, and the refused one lost. So
-they get what the one before them got, and all of them are sent again, in order.
+A producer has up to five batches in flight. If the disk rejects one, the ones after it arrive out of sequence: 45
+(OUT_OF_ORDER_SEQUENCE_NUMBER) would report a data loss to the producer. librdkafka then starts a new epoch, and writes
+again what other leaders have but did not acknowledge yet. If the log does not know the producer, any sequence is
+accepted: a later batch would become its first, and the rejected one would be lost. So the later batches get the same
+error as the rejected one, and the producer retries all of them in order.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from fenceline.records.batch import BatchHeader
 
 KEPT_MS: Final = 10_000
-"""Who has not sent the refused batch again by then has given it up, and shall hear that one is missing."""
+"""A producer that has not retried the rejected batch by then has given up; it gets the sequence error."""
 MOST: Final = 10_000
-"""Producers of one partition; the one refused first is forgotten for the next."""
+"""Producers of one partition; the oldest entry is dropped for a new one."""
 
 
 class _Refused(NamedTuple):
@@ -35,7 +35,7 @@ class _Refused(NamedTuple):
 
 
 class RefusedBatches:
-    """Those of one log. True while there are some."""
+    """Rejected batches of one log. False if there are none."""
 
     __slots__ = ("_refused",)
 
@@ -47,7 +47,7 @@ class RefusedBatches:
         return bool(self._refused)
 
     def refused(self, header: BatchHeader, error: StorageError, now_ms: int) -> None:
-        """The disk did not take it, for `error`."""
+        """The disk rejected the batch with `error`."""
         if header.producer_id < 0:
             return
         known = self._refused.pop(header.producer_id, None)
@@ -59,7 +59,8 @@ class RefusedBatches:
         self._refused[header.producer_id] = _Refused(header.producer_epoch, sequence, now_ms, error.message)
 
     def check(self, header: BatchHeader, producers: ProducerStates, now_ms: int) -> None:
-        """Raises PeerError(KAFKA_STORAGE_ERROR) for what was sent behind one: nothing is wrong with the disk now."""
+        """Raises PeerError(KAFKA_STORAGE_ERROR) for a batch sent after a rejected one; the disk itself may be fine
+        now."""
         known = self._refused.get(header.producer_id)
         if known is None:
             return
@@ -73,4 +74,6 @@ class RefusedBatches:
         if is_written or header.producer_epoch != known.epoch or not 0 <= now_ms - known.at_ms < KEPT_MS:
             del self._refused[header.producer_id]
         elif is_after(header.base_sequence, known.sequence):
-            raise PeerError(ErrorCode.KAFKA_STORAGE_ERROR, f"sent behind a batch that was refused: {known.reason}")
+            raise PeerError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"sent after a batch that could not be written: {known.reason}"
+            )

@@ -1,10 +1,10 @@
-"""Goes through one segment file and gives every byte of it: as plain batches, or as a flaw that says what is wrong.
+"""Reads every byte of one segment file: yields plain batches, or flaws that describe the damage.
 
-Owns the walk, the way back to a batch boundary behind damage, and the words about damage. Never stops at the first
-flaw, never changes a file, and knows nothing but this file: what it means for the partition is `verify_partition.py`'s.
+Owns the scan, the search for a batch boundary after damage, and the messages for damage. Never stops at the first flaw,
+never changes a file, and knows only this file: `verify_partition.py` owns the meaning for the partition.
 
 Reads in windows of `WINDOW_BYTES`, so that the checksum finds the bytes in the processor's cache and a segment of any
-size costs bounded memory. Does not map the file: a broker may shorten it meanwhile, which would end this process.
+size needs bounded memory. Does not map the file: a broker may shorten it meanwhile, which would kill this process.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from fenceline.records.crc import crc32c
 
 WINDOW_BYTES: Final = 1 << 20
 BELIEVED_BYTES: Final = 16 << 20
-"""Of a batch that claims to be larger, the checksum is looked at before memory is taken for it."""
+"""The checksum of a batch that claims to be larger is checked before memory is allocated for it."""
 LARGEST_WINDOW_BYTES: Final = 256 << 20
-"""Larger batches are checked piece by piece, and their records can not be looked at."""
+"""Larger batches are checked piece by piece, and their records cannot be read."""
 ROWS: Final = 4096
-"""Batches described at a time, at most."""
+"""Maximum number of batches per step."""
 FEWEST_ROWS: Final = 16
-"""A small file has room for no more batches than it can hold, and for these that are written meanwhile."""
+"""Minimum, so that a small file has room for batches that are written meanwhile."""
 MAGIC_POSITION: Final = 16
 GROWTHS: Final = 10
-"""How often the end of a file is looked at again while somebody writes to it."""
+"""How often the end of a growing file is checked again."""
 _COLUMN: Final = {name: index for index, name in enumerate(COLUMNS)}
 _UNUSED_ATTRIBUTES: Final = ~0x7F
 _HIGHEST_OFFSET: Final = (1 << 63) - 1
 
 
 class Rows:
-    """Plain batches of one window. Valid until the next step of the walk: columns and bytes are views."""
+    """Plain batches of one window. Valid until the next step: columns and bytes are views."""
 
     __slots__ = ("_columns", "_content", "_content_position", "count", "totals")
 
@@ -56,12 +56,12 @@ class Rows:
         self._columns = columns
         self.count = count
         self.totals = totals
-        """By TOTALS."""
+        """Named by TOTALS."""
         self._content = content
         self._content_position = content_position
 
     def column(self, name: str) -> memoryview:
-        """Of COLUMNS; items are int."""
+        """One of COLUMNS; items are int."""
         start = _COLUMN[name] * (len(self._columns) // len(COLUMNS))
         return self._columns[start : start + self.count]
 
@@ -87,10 +87,10 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """Bytes `position` up to `end_position` that are no plain batch.
+    """Bytes `position` up to `end_position` that are not a plain batch.
 
-    `header`: what the bytes say of a batch that fills them; None where there is none. `torn`: the file ends within
-    what a write began. `crc_ok`: None where there is no batch to check.
+    `header`: the batch header in these bytes; None if there is none. `torn`: the file ends within an unfinished write.
+    `crc_ok`: None if there is no batch to check.
     """
 
     position: int
@@ -100,24 +100,24 @@ class Flaw:
     crc_ok: bool | None
     torn: bool
     content: memoryview | None = None
-    """The batch, where it is whole and its checksum is right."""
+    """The batch, if it is complete and its checksum is right."""
 
 
 _RESTORE: Final = (
-    "Other replicas may have it whole: compare with `fenceline verify`, then move this directory away while the node"
-    " is stopped, so that it is copied again from the leader."
+    "Other replicas may have it intact: compare with `fenceline verify`, then stop the node and move this directory "
+    "away, so that it is copied again from the leader."
 )
 _TORN_ADVICE: Final = (
-    "A crash leaves this, and the next start of the node cuts it off. If the node is running and the file does not"
-    " grow, restart it."
+    "A crash leaves this, and the next start of the node truncates it. If the node is running and the file does not "
+    "grow, restart it."
 )
 
 
 class SegmentWalk:
-    """One pass over one file. `next_offset` and `leader_epoch` say what is due; both may be set between steps.
+    """One pass over one file. `next_offset` and `leader_epoch` are the expected values; both may be set between steps.
 
-    `grow` is asked when the file ends within a batch: it is given the size that is known and gives a larger one once
-    there is one, or the same one when nobody writes. Without it the end is what it is.
+    `grow` is called if the file ends within a batch: it gets the known size and returns a larger one once there is one,
+    or the same if the file does not grow. Without it the size is final.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class SegmentWalk:
             yield flaw
 
     def _due(self, rest: memoryview) -> int:
-        """How many bytes must be there to judge what comes next: no more than the file has."""
+        """How many bytes are needed to check the next batch, at most up to the end of the file."""
         left = self.end - self.position
         if len(rest) < min(BATCH_OVERHEAD, left):
             return min(self._window_bytes, left)
@@ -223,7 +223,7 @@ class SegmentWalk:
     # -- what is wrong --------------------------------------------------------------------------------------------
 
     def _flaw(self, rest: memoryview) -> Flaw:
-        """Of what lies at `position`; `rest` begins there and has a whole header unless the file ends."""
+        """Of the bytes at `position`; `rest` begins there and has a complete header unless the file ends."""
         position, left = self.position, self.end - self.position
         if left < BATCH_OVERHEAD:
             return self._torn(f"the file ends with {left} bytes, too few for a batch")
@@ -235,7 +235,7 @@ class SegmentWalk:
         if magic != MAGIC:
             if fits and self._is_boundary(position + size):
                 kind = Kind.OLD_FORMAT if magic in (0, 1) else Kind.DAMAGED
-                return self._one(size, kind, f"a batch with magic {magic}, where {MAGIC} is due")
+                return self._one(size, kind, f"a batch with magic {magic}, expected {MAGIC}")
             return self._lost(f"no batch begins here: magic {magic}, length {size - LENGTH_PREFIX}")
         if not fits:
             beyond = size > left
@@ -245,11 +245,13 @@ class SegmentWalk:
         crc = crc32c(rest[CRC_COVERS_FROM:size]) if len(rest) >= size else self._long_crc(position, size)
         if crc != header.crc:
             if not self._is_boundary(position + size):
-                return self._lost(f"neither the checksum nor the length ({size} bytes) of the batch here are right")
+                return self._lost(f"the checksum or the length ({size} bytes) of the batch here is wrong")
             self.next_offset = _within(max(self.next_offset, _sane_next(header, self.next_offset)))
             offset = f"at offset {header.base_offset}"
             problem = Problem(
-                Kind.CRC, f"the checksum of the batch {offset} is {crc:#010x}, stored is {header.crc:#010x}", _RESTORE
+                Kind.CRC,
+                f"the checksum of the batch {offset} is {crc:#010x}, but {header.crc:#010x} is stored",
+                _RESTORE,
             )
             return Flaw(position, position + size, (problem,), header, False, torn=False)
         problems = tuple(self._out_of_place(header))
@@ -262,12 +264,12 @@ class SegmentWalk:
         base, delta = header.base_offset, header.last_offset_delta
         if base < self.next_offset:
             yield Problem(
-                Kind.OFFSETS, f"a batch at offset {base}, where {self.next_offset} or a later one is due", _RESTORE
+                Kind.OFFSETS, f"a batch at offset {base}, where {self.next_offset} or a later one is expected", _RESTORE
             )
         if header.leader_epoch < self.leader_epoch:
             yield Problem(
                 Kind.EPOCHS,
-                f"the batch at offset {base} is of epoch {header.leader_epoch}, the one before of {self.leader_epoch}",
+                f"the batch at offset {base} has epoch {header.leader_epoch}, the one before it {self.leader_epoch}",
                 _RESTORE,
             )
         try:
@@ -284,7 +286,7 @@ class SegmentWalk:
                 _RESTORE,
             )
         if base + delta >= _HIGHEST_OFFSET:
-            yield Problem(Kind.HEADER, f"the batch at offset {base} ends past the last offset there can be", _RESTORE)
+            yield Problem(Kind.HEADER, f"the batch at offset {base} ends past the highest possible offset", _RESTORE)
 
     def _one(self, size: int, kind: Kind, message: str) -> Flaw:
         return Flaw(self.position, self.position + size, (Problem(kind, message, _RESTORE),), None, None, torn=False)
@@ -312,17 +314,17 @@ class SegmentWalk:
         return self.end
 
     def _lost(self, message: str, *, torn: bool = False, search_from: int | None = None) -> Flaw:
-        """No batch: up to the next whole one, or to the end."""
+        """Bytes that are no batch: up to the next complete one, or to the end."""
         found = self._next_whole(self.position + 1 if search_from is None else search_from)
         if found is None and torn:
             return self._torn(message)
         end = self.end if found is None else found
-        behind = "no whole batch follows" if found is None else f"the next whole batch begins at byte {found}"
+        behind = "no complete batch follows" if found is None else f"the next complete batch begins at byte {found}"
         problem = Problem(Kind.DAMAGED, f"{message}; {behind}", _RESTORE)
         return Flaw(self.position, end, (problem,), None, None, torn=False)
 
     def _next_whole(self, position: int) -> int | None:
-        """Where the next batch with a right checksum begins that may stand here."""
+        """Position of the next batch with a valid checksum and plausible offsets."""
         while self.end - position >= BATCH_OVERHEAD:
             window = self._read(position, self._window_bytes)
             text = bytes(window)
@@ -377,18 +379,18 @@ def _size_in(rest: memoryview) -> int:
 
 
 def _within(offset: int) -> int:
-    """The nearest one that can be: what a damaged batch says may be anything."""
+    """The nearest valid offset: a damaged batch may hold any value."""
     return min(max(offset, 0), _HIGHEST_OFFSET)
 
 
 def _sane_next(header: BatchHeader, next_offset: int) -> int:
-    """Behind a damaged batch: what it says, if it can be believed."""
+    """The offset after a damaged batch: its own value, if plausible."""
     believable = header.base_offset == next_offset and 0 <= header.record_count == header.last_offset_delta + 1
     return header.next_offset if believable else next_offset
 
 
 def _shorter(position: int, end: int) -> Flaw:
     problem = Problem(
-        Kind.GONE, "the file has become shorter while it was read", "Verify again; a node that runs cuts its logs."
+        Kind.GONE, "the file has become shorter while it was read", "Verify again; a running node truncates its logs."
     )
     return Flaw(position, end, (problem,), None, None, torn=False)
