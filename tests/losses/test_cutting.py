@@ -288,7 +288,7 @@ def test_what_an_unclean_leader_may_never_have_had_has_not_expired() -> None:
     """Its log starts later all the same: with records that this one never had."""
     receipt = emptied(clean_since=2)
     assert receipt.loss_class is LossClass.COMMITTED
-    assert "or it never had them" in receipt.known_by
+    assert "or may never have had them" in receipt.known_by
     assert emptied().loss_class is LossClass.COMMITTED, "the elections were not seen"
     assert emptied(clean_since=1, below=1).loss_class is LossClass.COMMITTED
     assert emptied(clean_since=1, cause=Cause.DIVERGENCE).loss_class is LossClass.COMMITTED

@@ -1,10 +1,11 @@
-"""Cuts a log so that no loss goes without a receipt, whenever the machine stops.
+"""Truncates a log so that every loss has a receipt, even if the machine stops at any point.
 
-Owns the order: what is about to go is counted and written down, then the log is cut, then the receipt says what has
-really gone and where it is. After a crash `settle` looks which of it happened. A disk that is full makes room from
-older evidence first, then cuts without evidence and says so; a receipt that can not be written stops the cut.
+Owns the order: the affected batches are counted and recorded as an intent, then the log is truncated, then the receipt
+records what was really removed and where it is. After a crash `settle` determines how far that went. A full disk first
+makes room by deleting older evidence, then truncates without evidence and records that; if the receipt cannot be
+written, the truncation stops.
 
-Blocks on the disk: for a thread, or at start. Used by simulations as it is.
+Blocks on the disk: for a thread, or at start. Simulations use it unchanged.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from fenceline.losses.folder import Intent, ReceiptFolder
 from fenceline.losses.quarantine import FULL
 from fenceline.losses.receipt import NOBODY, Cause, Receipt, identified
 
-_NO_EVIDENCE: Final = "The disk was full, or the node stopped before the cut bytes were kept."
+_NO_EVIDENCE: Final = "The disk was full, or the node stopped before the truncated bytes were saved."
 _TORN: Final = "The torn end of one write is not kept."
-_STOPPED: Final = "The node stopped in the middle of the cut."
-_NOT_SYNCED: Final = "What the disk had not kept yet when the machine lost its power is nowhere."
-_LOST_POWER: Final = "the machine lost its power in the middle of a cut, and the disk had not kept them yet"
-_MISSING: Final = "The disk has nothing of it any more."
+_STOPPED: Final = "The node stopped during the truncation."
+_NOT_SYNCED: Final = "Data that was not on the disk when the machine lost power cannot be recovered."
+_LOST_POWER: Final = "the machine lost power during a truncation, and the records were not on the disk yet"
+_MISSING: Final = "The records are no longer on the disk."
 _BY_OFFSETS: Final = "records are counted by their offsets"
-_NOBODY_KNOWS: Final = "the log can not be opened any more, and may have had some of them still"
+_NOBODY_KNOWS: Final = "the log cannot be opened any more, and may still have had some of them"
 
 
 Range = tuple[int, int]
@@ -40,14 +41,14 @@ Range = tuple[int, int]
 
 
 class Ends(NamedTuple):
-    """Where a log begins and ends, as it is now."""
+    """The current start and end of a log."""
 
     log_start_offset: int
     log_end_offset: int
 
 
 class Papers(NamedTuple):
-    """Whose they are. `ends`: None where the log can not be opened, so that nobody knows."""
+    """The partition that the files belong to. `ends`: None if the log cannot be opened and the ends are unknown."""
 
     topic_partition: TopicPartition
     topic_id: UUID | None
@@ -56,7 +57,8 @@ class Papers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a follower is to do, and for whom. `begins_anew`: empty the log, it goes on at `offset`."""
+    """The truncation a follower must do, with its context. `begins_anew`: empty the log, which continues at
+    `offset`."""
 
     offset: int
     begins_anew: bool
@@ -67,20 +69,19 @@ class Cut:
     leader_epoch: int
     time_ms: int
     unanswered_ends: frozenset[int] = frozenset()
-    """Ends of batches whose producers were told that they are not committed; only where this replica led just before
-    and nobody else since."""
+    """Ends of batches whose producers were answered that they are not committed; set only if this replica led just
+    before and no other since."""
     clean_since: int = NO_LIMIT
-    """No leader of a later epoch was elected uncleanly; NO_LIMIT: not known of any."""
+    """No leader of a later epoch was elected uncleanly; NO_LIMIT: none is known."""
     is_whole: bool = False
-    """The leader has all that goes: nothing is lost, and nothing is kept."""
+    """The leader has everything that is removed: nothing is lost, and nothing is kept."""
 
 
 def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], bool] = lambda: False) -> list[Receipt]:
-    """Carry it out; the receipts of what was lost lie beside the evidence when this returns.
+    """Truncate; when this returns, the receipts of the lost records are next to the evidence.
 
-    `make_room` frees space of the disk, False when there is none to be freed. Raises NotSettled: the log is cut, or
-    partly cut, and the same call goes on once there is room. Raises StorageError: where the disk is full, the log is as
-    it was.
+    `make_room` frees disk space, and returns False if there is none to free. Raises NotSettled: the log is truncated,
+    or partly, and the same call continues once there is room. Raises StorageError: on a full disk the log is unchanged.
     """
     folder = ReceiptFolder(disk, log.directory)
     receipts: list[Receipt] = []
@@ -102,7 +103,7 @@ def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], boo
                     continue
                 raise StorageError.of(f"writing the loss receipt of {log.topic_partition}", error) from error
         else:
-            # It has its intent, which tells all of it when it is done.
+            # The intent covers it, and becomes its receipt.
             _forget_deleted(folder, log)
         try:
             _do(log, cut, keep_evidence=keep_evidence)
@@ -123,7 +124,8 @@ def settle(
     replica: int,
     high_watermark: int,
 ) -> list[Receipt]:
-    """Receipts of cuts that a crash interrupted, and of what recovery cut; before the log is used. Raises OSError.
+    """Receipts of truncations that a crash interrupted, and of those by recovery; call it before the log is used.
+    Raises OSError.
 
     `high_watermark`: of the last checkpoint.
     """
@@ -132,10 +134,10 @@ def settle(
 
 
 def settle_papers(folder: ReceiptFolder, papers: Papers, *, replica: int, high_watermark: int) -> list[Receipt]:
-    """As `settle`, where the log may be one that can not be opened."""
+    """As `settle`, also for a log that cannot be opened."""
     disk = folder.disk
     notes = [(path, note) for path in folder.notes() if (note := read_note(disk, path)) is not None]
-    # What recovery cut is the notes' to tell, also where it lay in the range of an interrupted cut.
+    # The notes report what recovery cut, also within the range of an interrupted truncation.
     noted = sorted((note.lost.start_offset, note.lost.end_offset_exclusive) for _, note in notes)
     is_whole = any(intent.is_whole for intent in folder.intents())
     receipts = _settle_intents(folder, papers.ends, noted)
@@ -152,7 +154,7 @@ def settle_papers(folder: ReceiptFolder, papers: Papers, *, replica: int, high_w
             receipts.append(receipt)
         disk.unlink(path)
     if notes:
-        # One that came back with a loss of power would stand in the place of the next recovery's.
+        # A note that reappears after a power loss would replace that of the next recovery.
         disk.fsync_dir(folder.path)
     return receipts
 
@@ -166,10 +168,10 @@ def _resume(log: PartitionLog) -> None:
 
 
 def _waiting(log: PartitionLog, error: StorageError) -> StorageError:
-    """What a cut ends with that the disk refused: NotSettled where that was in the middle, and may pass."""
+    """The error of a truncation that the disk failed: NotSettled if it failed in the middle and may pass."""
     if log.unfinished is None:
         return error
-    log.offline = None  # it is out of service as long as it is being cut
+    log.offline = None  # it stays out of service during the truncation
     return NotSettled(error.message, error.errno)
 
 
@@ -182,7 +184,8 @@ def _do_without_evidence(log: PartitionLog, cut: Cut) -> None:
 
 
 def _forget_deleted(folder: ReceiptFolder, log: PartitionLog) -> None:
-    """Older evidence may have gone; its names are free for what a cut that has begun keeps. Raises NotSettled."""
+    """Older evidence may have been deleted; its names are free for the evidence of a truncation that has begun. Raises
+    NotSettled."""
     there = set(folder.evidence())
     try:
         for intent in list(folder.intents()):
@@ -194,7 +197,7 @@ def _forget_deleted(folder: ReceiptFolder, log: PartitionLog) -> None:
 
 
 def _do(log: PartitionLog, cut: Cut, *, keep_evidence: bool = True) -> None:
-    """From the beginning, or from where the disk refused it. Raises StorageError."""
+    """Truncate from the beginning, or continue where the disk failed. Raises StorageError."""
     if log.unfinished is not None:
         keep_evidence = log.unfinished.keeps_evidence
         log.resume()
@@ -205,7 +208,7 @@ def _do(log: PartitionLog, cut: Cut, *, keep_evidence: bool = True) -> None:
 
 
 def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | None:
-    """None where nothing is lost. Raises OSError."""
+    """None if nothing is lost. Raises OSError."""
     pieces = log.pieces_from_start() if cut.begins_anew else log.pieces_from(cut.offset)
     lost = count_lost(folder.disk, pieces, start_offset=log.log_start_offset, unanswered_ends=cut.unanswered_ends)
     if not lost.records and not lost.unreadable_bytes:
@@ -251,14 +254,14 @@ def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | N
 def _settle_now(
     folder: ReceiptFolder, log: PartitionLog, make_room: Callable[[], bool], replica: int, high_watermark: int
 ) -> list[Receipt]:
-    """Also of what a cut found damaged in the part that was to stay (`truncation._reload`), and cut off."""
+    """Includes what the truncation found damaged in the part that was to stay (`truncation._reload`), and cut."""
     papers = Papers(log.topic_partition, log.topic_id, Ends(log.log_start_offset, log.log_end_offset))
     while True:
         try:
             return settle_papers(folder, papers, replica=replica, high_watermark=high_watermark)
         except OSError as error:
             what = f"writing the loss receipt of {log.topic_partition}"
-            # The intent is durable, and settled by the next attempt or start; until then this log must not be served.
+            # The intent is durable; the next attempt or start resolves it. Until then this log must not be served.
             if passes(error.errno):
                 if error.errno in FULL and make_room():
                     continue
@@ -268,7 +271,7 @@ def _settle_now(
 
 
 def _settle_intents(folder: ReceiptFolder, ends: Ends | None, noted: Sequence[Range] = ()) -> list[Receipt]:
-    """`noted`: ranges that recovery tells, ascending. Raises OSError."""
+    """`noted`: ranges reported by recovery, ascending. Raises OSError."""
     told_up_to = max((end for _, end in noted), default=0)
     receipts = []
     for intent in list(folder.intents()):
@@ -288,8 +291,8 @@ def _settle_intents(folder: ReceiptFolder, ends: Ends | None, noted: Sequence[Ra
 
 
 def _untold(log: Ends, intent: Intent, noted: Sequence[Range]) -> Iterator[Range]:
-    """What the log had before the cut, and has not now, and neither recovery nor the cut tells: it has gone with the
-    machine's power, also of what was to stay."""
+    """Offsets that the log had before the truncation and has not now, reported neither by recovery nor by the
+    truncation: lost with the machine's power, possibly from the part that was to stay."""
     told_up_to = max((end for _, end in noted), default=0)
     for start, end in (0, intent.kept_end_offset), (intent.receipt.start_offset, _gone_from(log, intent, told_up_to)):
         at = max(start, log.log_end_offset, intent.log_start_offset)
@@ -323,8 +326,8 @@ def _lost_with_power(intent: Intent, lost: Range) -> Receipt:
 
 
 def _gone_from(log: Ends, intent: Intent, told_up_to: int) -> int:
-    """From where on a cut has been carried out, and is to be told."""
-    # Segments go from the last to the first: the start moves up when the log has begun anew, and not before.
+    """The first offset of the executed part of a truncation, which must be reported."""
+    # Segments are removed last to first: the start moves up once the log has restarted, and not before.
     is_anew = intent.begins_anew and log.log_start_offset > intent.log_start_offset
     return max(intent.receipt.start_offset if is_anew else log.log_end_offset, told_up_to)
 
@@ -336,7 +339,7 @@ def _what_was_planned(folder: ReceiptFolder, intent: Intent) -> Receipt:
 
 
 def _what_happened(folder: ReceiptFolder, log: Ends, intent: Intent, told_up_to: int) -> Receipt | None:
-    """The receipt of as much of a cut as was carried out; None where nothing was."""
+    """The receipt of the executed part of a truncation; None if nothing was removed."""
     planned = intent.receipt
     new = [name for name in folder.evidence() if name not in intent.others]
     gone_from = _gone_from(log, intent, told_up_to)
@@ -345,20 +348,20 @@ def _what_happened(folder: ReceiptFolder, log: Ends, intent: Intent, told_up_to:
         return replace(planned, evidence=evidence, evidence_note="" if evidence else _NO_EVIDENCE)
     if gone_from >= intent.log_end_offset:
         return None
-    # Part of it: whole segments have gone, the rest is cut again by whoever follows next.
+    # Only part of it: complete segments were removed; the next follower step truncates the rest again.
     evidence = tuple(f"{folder.path}/{name}" for name in new if _base_offset(name) >= gone_from)
     lost = count_lost(
         folder.disk, [Piece(path, 0, _size(folder.disk, path)) for path in evidence], start_offset=gone_from
     )
     loss_class, known_by = of_cut(replace(lost, start_offset=gone_from), intent.high_watermark)
     if lost.end_offset_exclusive != planned.end_offset_exclusive or _lacks(lost, planned, gone_from):
-        # The machine stopped before evidence was kept or on the disk; what is known is what was planned.
+        # The machine stopped before evidence was saved; only the planned truncation is known.
         return replace(
             planned,
             start_offset=gone_from,
             records=min(planned.records, planned.end_offset_exclusive - gone_from),
             loss_class=loss_class,
-            known_by=f"{known_by}; {_BY_OFFSETS}, bytes and epochs are those of the whole cut",
+            known_by=f"{known_by}; {_BY_OFFSETS}, bytes and epochs are those of the complete truncation",
             evidence=evidence,
             evidence_note=_STOPPED,
         )
@@ -376,13 +379,14 @@ def _what_happened(folder: ReceiptFolder, log: Ends, intent: Intent, told_up_to:
 
 
 def _lacks(lost: LostBatches, planned: Receipt, gone_from: int) -> bool:
-    """Whether evidence from `gone_from` on has fewer records than were there: of a log that has all its offsets."""
+    """Whether the evidence from `gone_from` on has fewer records than the log had, for a log without gaps."""
     has_all = planned.records == planned.end_offset_exclusive - planned.start_offset
     return has_all and lost.records < planned.end_offset_exclusive - gone_from
 
 
 def _not_told(folder: ReceiptFolder, note: RecoveryNote) -> RecoveryNote:
-    """What is missing at the end of a log may have been cut, with a receipt, before the next checkpoint."""
+    """The part of a note that has no receipt: records missing at the end of a log may have been truncated, with a
+    receipt, before the next checkpoint."""
     start, end = note.lost.start_offset, note.lost.end_offset_exclusive
     for receipt in sorted(folder.contents().receipts, key=lambda each: each.start_offset):
         if receipt.start_offset <= start < receipt.end_offset_exclusive:
@@ -404,10 +408,10 @@ def _receipt_of_note(
     """Raises OSError."""
     claimed = {path for receipt in folder.contents().receipts for path in receipt.evidence}
     new = (f"{folder.path}/{name}" for name in folder.evidence() if name not in note.others)
-    # A copy that a crash interrupted before its first byte is none.
+    # A copy that a crash interrupted before its first byte is no evidence.
     evidence = tuple(path for path in new if path not in claimed and _size(folder.disk, path))
     if note.is_untold:
-        evidence = ()  # whole files are gone; what is there belongs to what followed
+        evidence = ()  # complete files are lost; existing files belong to what followed
     lost = note.lost
     if note.is_set_aside:
         loss_class, known_by = of_cut(lost, max(high_watermark, note.known_high_watermark))
@@ -446,6 +450,6 @@ def _size(disk: Disk, path: str) -> int:
 
 
 def _base_offset(name: str) -> int:
-    """Of the segment that evidence was made of; -1 where it is the end of one."""
+    """Base offset of the segment that the evidence was; -1 if it is the end of one."""
     digits, _, rest = name.partition(".")
     return int(digits) if digits.isdigit() and rest.startswith("log.") and "from-" not in rest else -1

@@ -1,8 +1,8 @@
-"""Receipts of a partition whose directory goes: deleted with its topic, moved away, or set aside as stray.
+"""Receipts of a partition whose directory is removed: deleted with its topic, moved away, or set aside as stray.
 
-Owns what happens to the papers in its `lost+found` before the directory goes, and in which order, so that a crash
-between any two steps leaves a loss told twice rather than never. Evidence stays where it is. Blocks on the disk: for a
-thread. Everything may raise OSError.
+Owns what happens to the receipts in its `lost+found` before the directory is removed, and the order: after a crash
+between any two steps a loss may be reported twice, but never not at all. Evidence stays where it is. Blocks on the
+disk: for a thread. All functions may raise OSError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WITH_PARTITION: Final = "The partition was removed from this node, and the evide
 
 
 def settle(removed: RemovedPartition, *, replica: int, now_ms: int) -> list[Receipt]:
-    """Receipts of what a crash or a full disk left open there; they lie in its folder then."""
+    """Receipts of truncations that a crash or a full disk interrupted there; they are in its folder afterwards."""
     folder = ReceiptFolder(removed.disk, removed.path)
     if not folder.is_unsettled:
         return []
@@ -42,10 +42,10 @@ def rescue(
     with_evidence: bool,
     is_kept: Callable[[Receipt], bool] = lambda _: False,
 ) -> list[Receipt]:
-    """Move what is to be told to the log directory's outbox; what it holds now and the ledger does not have.
+    """Move due receipts to the log directory's outbox. Returns those in it that the ledger does not have.
 
-    `with_evidence`: the directory stays, and the receipts name their evidence where it lies now. Else they say that it
-    goes. `is_kept`: elsewhere, as the replica has moved; nothing has to be said of it.
+    `with_evidence`: the directory stays, and the receipts name the current evidence paths. Else they record that it is
+    deleted. `is_kept`: the replica has moved and keeps the evidence elsewhere; nothing needs to be reported.
     """
     folder, outbox = ReceiptFolder(removed.disk, removed.path), Outbox(removed.disk, log_dir)
     due = {receipt.id for receipt in folder.due()}
@@ -69,10 +69,10 @@ def rescue(
 
 
 def drop_records(removed: RemovedPartition) -> None:
-    """Delete what is no paper: on a disk that is full, a deletion makes the room for its own receipts.
+    """Delete everything but receipts, intents and notes: on a full disk, this makes room for the receipts.
 
-    Of a cut whose receipt is still to be made nobody can tell afterwards what the log had still: all of it counts as
-    carried out, as it has been by now.
+    For a truncation whose receipt is not written yet, the log's content is then unknown: all of it counts as executed,
+    as it has been by now.
     """
     folder = ReceiptFolder(removed.disk, removed.path)
     for path in folder.contents().evidence:
@@ -81,7 +81,7 @@ def drop_records(removed: RemovedPartition) -> None:
 
 
 def drop_log(removed: RemovedPartition) -> None:
-    """Delete the log, and leave papers and evidence."""
+    """Delete the log; receipts and evidence stay."""
     for name in removed.disk.listdir(removed.path):
         found = removed.disk.stat(f"{removed.path}/{name}")
         if found is not None and not found.is_directory and name != METADATA_FILE:
@@ -89,9 +89,9 @@ def drop_log(removed: RemovedPartition) -> None:
 
 
 def _ends(removed: RemovedPartition, now_ms: int) -> Ends | None:
-    """Opens the log as after a crash, which may leave a note more. Raises OSError for what passes by itself."""
+    """Opens the log as after a crash, which may add a note. Raises OSError for an error that may pass."""
     if not any(ReceiptFolder(removed.disk, removed.path).intents()):
-        return None  # notes say themselves what has gone
+        return None  # the notes themselves report the loss
     try:
         log = PartitionLog.open(
             removed.disk,
