@@ -142,7 +142,7 @@ def test_a_key_among_many_that_can_not_be_read_stops_the_load() -> None:
     pairs = [records.offset_record(OffsetSlot("g", "t", index), CommittedOffset(1, 2, "", 3)) for index in range(_MANY)]
     broken = b"\x00\x01\x00\x09" + pairs[0][0][4:]
     for batch in ([(broken, pairs[0][1]), *pairs], [*pairs, (broken, pairs[0][1])], [(broken, pairs[0][1])] * _MANY):
-        with pytest.raises(InternalError, match="can not be read"):
+        with pytest.raises(InternalError, match="cannot be read"):
             _shard().replaying().batch([_Record(*each) for each in batch], NOW)
 
 
@@ -217,7 +217,7 @@ def test_goes_on_compares_offsets() -> None:
 )
 def test_a_key_that_can_not_be_read_stops_the_load(key: bytes) -> None:
     _, value = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, "", 3))
-    with pytest.raises(InternalError, match="can not be read"):
+    with pytest.raises(InternalError, match="cannot be read"):
         _shard().replaying().batch([_Record(key, value)], NOW)
 
 

@@ -232,7 +232,7 @@ def test_first_segments_that_an_operator_removed_are_told(node: EmbeddedNode) ->
 
 def test_nothing_lost_and_wrong_names(node: EmbeddedNode) -> None:
     assert run(node, "list").strip().startswith("No log of a Fenceline broker has lost anything.")
-    assert "not a loss receipt" in run(node, "show", "nothing-0", code=1)
+    assert "no loss receipt" in run(node, "show", "nothing-0", code=1)
     Outbox(OsDisk(), str(node.log_dir)).owe(receipt("gone"))
     node.stop()
     node.start()

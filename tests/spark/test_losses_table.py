@@ -74,7 +74,7 @@ def test_the_last_word_on_each_loss_counts_oldest_first(monkeypatch: pytest.Monk
 
 
 def test_what_is_no_receipt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InternalError, match="not a loss receipt"):
+    with pytest.raises(InternalError, match="no loss receipt"):
         read(monkeypatch, losses_reader(GIVEN), receipt("a", 1), b'{"id": "b"}')
 
 

@@ -1,6 +1,6 @@
-"""One change to a group of the consumer protocol, as it is put together before it is written.
+"""One change to a group of the consumer protocol, collected before it is written.
 
-Owns the order of its records, and what is said to who waits for a change that the log refused.
+Owns the order of its records, and the response to a client that waits for a change that the log rejected.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from fenceline.groups.messages import (
 from fenceline.groups.model import Group
 
 Refused: TypeAlias = Callable[[Now], None]
-"""Called when the log refused a change, once it is taken back."""
+"""Called when the log rejected a change, after it was undone."""
 
 
 @dataclass(slots=True)
 class Change:
-    """What one event does to one group."""
+    """The changes of one event to one group."""
 
     group: ConsumerGroup
-    """As it is after what was gathered."""
+    """The group with the changes collected so far."""
     meanings: list[records.ConsumerMeaning] = field(default_factory=list)
     first: list[KeyValue] = field(default_factory=list)
-    """Records of the classic group in its place, before the meanings."""
+    """Records of the classic group that is replaced, before the group's own."""
     last: list[KeyValue] = field(default_factory=list)
-    """Records of the classic group that takes its place, behind them."""
+    """Records of the classic group that replaces it, after the group's own."""
     replaces: Group | None = None
-    """The classic group that this one takes the place of."""
+    """The classic group that this one replaces."""
     becomes: Group | None = None
-    """The classic group that takes its place."""
+    """The classic group that replaces this one."""
     refused: Refused | None = None
     looked_at: object | None = None
-    """The topics for which the metadata hash was looked at."""
+    """The topics for which the metadata hash was checked."""
 
     def add(self, meaning: records.ConsumerMeaning) -> None:
-        """One record more."""
+        """Add one record."""
         self.meanings.append(meaning)
         after = applied(self.group, meaning)
-        # A group that is gone is told by `becomes`, or by its tombstones alone.
+        # A deleted group is represented by `becomes`, or by its tombstones alone.
         self.group = self.group if after is None else after
 
     @property
@@ -61,7 +61,7 @@ class Change:
 
 
 def refusal(outcome: Outcome, error: ErrorCode) -> Outcome:
-    """What is said in place of an outcome when the log refused the change behind it."""
+    """The response instead of `outcome` if the log rejected the change behind it."""
     match outcome:
         case ConsumerHeartbeatAnswer():
             return ConsumerHeartbeatAnswer(error)
@@ -73,11 +73,11 @@ def refusal(outcome: Outcome, error: ErrorCode) -> Outcome:
             return LeaveAnswer(error)
         case DeleteGroupsAnswer(errors):
             return DeleteGroupsAnswer(tuple((name, error or code) for name, code in errors))
-    raise InternalError(f"nobody waits with {outcome!r} for a change of a group")
+    raise InternalError(f"no request waits with {outcome!r} for a change of a group")
 
 
 def tombstones(group: ConsumerGroup) -> list[records.ConsumerMeaning]:
-    """All that the log has of a group goes, in an order in which each step leaves a group that can be."""
+    """Tombstones for all records of a group, in an order in which every step leaves a valid group."""
     group_id = group.group_id
     members = sorted(group.members)
     return [

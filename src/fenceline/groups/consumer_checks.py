@@ -1,6 +1,6 @@
-"""What a heartbeat of the consumer protocol is refused for: codes and messages as Kafka 4.3.1 has them.
+"""Validation of ConsumerGroupHeartbeat requests: codes and messages as in Kafka 4.3.1.
 
-Owns the checks of a request by itself, and of what it says of a member. Changes nothing.
+Owns the checks of a request by itself, and against its member. Changes nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def unknown_member(group_id: str, member_id: str) -> PeerError:
 
 
 def refuse_fenced(member: ConsumerMember, member_id: str, instance_id: str) -> None:
-    """Raises PeerError where another member has this instance id now."""
+    """Raises PeerError if another member has this instance id now."""
     if member.member_id != member_id:
         raise PeerError(
             ErrorCode.FENCED_INSTANCE_ID,
@@ -77,11 +77,11 @@ def refuse_fenced(member: ConsumerMember, member_id: str, instance_id: str) -> N
 
 
 def refuse_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
-    """Raises PeerError FENCED_MEMBER_EPOCH where the member can not be at this epoch and use what it says it does."""
+    """Raises PeerError FENCED_MEMBER_EPOCH if the member cannot be at this epoch and own the partitions it reports."""
     if epoch in (JOINING_EPOCH, member.epoch):
         return
     if epoch == member.previous_epoch and epoch < member.epoch and _is_part(owned, member.assigned):
-        return  # the answer with the newer epoch may have been lost
+        return  # the response with the newer epoch may have been lost
     size = "greater" if epoch > member.epoch else "smaller"
     raise PeerError(
         ErrorCode.FENCED_MEMBER_EPOCH,

@@ -1,10 +1,10 @@
 """Members that speak the classic protocol in a group of the consumer protocol: JoinGroup, SyncGroup, Heartbeat,
 LeaveGroup of a group that is being migrated (KIP-848).
 
-Owns how the classic requests are served on such a group. Nobody gathers and nobody leads: the server assigns. A member
-is asked to join anew (REBALANCE_IN_PROGRESS) when there is something new for it; its JoinGroup says what it holds, and
-is its step towards the target; its SyncGroup gets what it may use. It has its rebalance timeout to join when asked, and
-to sync when it has joined.
+Owns how the classic requests are served on such a group. There is no join phase and no leader: the server assigns. A
+member is asked to rejoin (REBALANCE_IN_PROGRESS) when its assignment changes; its JoinGroup reports the partitions it
+owns and is its step towards the target; its SyncGroup returns the partitions it may use. It has its rebalance timeout
+to join when asked, and to sync after it has joined.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class ClassicMembers:
         self._groups = groups
 
     def serves(self, group_id: str) -> bool:
-        """Whether the group is one of the consumer protocol that has members."""
+        """Whether it is a group of the consumer protocol with members."""
         group = self._groups.groups.get(group_id)
         return group is not None and not group.is_empty
 
     def make_way(self, group_id: str, now: Now) -> None:
-        """An empty group of the consumer protocol goes, for a classic one of its name."""
+        """Delete an empty group of the consumer protocol, so that a classic one can have its name."""
         group = self._groups.groups.get(group_id)
         if group is not None and group.is_empty:
             self._groups.remove(group, now)
@@ -162,8 +162,8 @@ class ClassicMembers:
     # --- Heartbeat, LeaveGroup ----------------------------------------
 
     def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatAnswer:
-        """Asks the member to join anew when the target is newer than it, when it has to give something up, and when
-        what it waits for is free."""
+        """Asks the member to rejoin if the target is newer than its assignment, if it has to revoke partitions, and if
+        the partitions it waits for are free."""
         group = self._groups.groups[request.group_id]
         member, _ = self._member(group, request.member_id, request.group_instance_id)
         if member.epoch != request.generation:
@@ -179,7 +179,7 @@ class ClassicMembers:
         return HeartbeatAnswer()
 
     def leave(self, request: LeaveRequest, now: Now) -> LeaveAnswer:
-        """Also members of the consumer protocol can be put out this way, by an administrator."""
+        """An administrator can also remove members of the consumer protocol this way."""
         group = self._groups.groups[request.group_id]
         left: list[LeftMember] = []
         going: dict[str, ConsumerMember] = {}
@@ -209,7 +209,7 @@ class ClassicMembers:
     def _member(
         self, group: ConsumerGroup, member_id: str, instance_id: str | None
     ) -> tuple[ConsumerMember, ClassicMember]:
-        """Raises PeerError where it is none of the group, or speaks the other protocol."""
+        """Raises PeerError if it is not in the group, or speaks the other protocol."""
         member = group.members.get(member_id) if instance_id is None else group.static_member(instance_id)
         if member is None:
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -220,7 +220,7 @@ class ClassicMembers:
         return member, member.classic
 
     def _ask_to_join(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
-        """Its time to join begins with the first time that it is asked."""
+        """Its time to join starts when it is first asked."""
         shard = self._groups.shard
         if not shard.is_armed(TimerKind.JOIN, group.group_id, member.member_id):
             self._groups.arm(TimerKind.JOIN, group.group_id, member.member_id, now, member.rebalance_timeout_ms)

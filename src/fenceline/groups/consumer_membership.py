@@ -1,22 +1,22 @@
-"""Who is in a group of the consumer protocol: ConsumerGroupHeartbeat (KIP-848), static members, what time does.
+"""Membership of groups of the consumer protocol: ConsumerGroupHeartbeat (KIP-848), static members, timeouts.
 
-Owns who a member is, and the order of a heartbeat's steps, as Kafka 4.3.1 ships them. Never chooses what anybody gets
-to use: `consumer_targets` does. One request does everything: it joins, lives, subscribes, says what it uses and is told
-what to use. Each step may add records to the one change that is written at the end:
+Owns the identity of members, and the order of a heartbeat's steps, as in Kafka 4.3.1. Never assigns partitions:
+`consumer_targets` does. One request does everything: it joins, keeps the session alive, subscribes, reports owned
+partitions and returns the assignment. Each step may add records to the one change that is written at the end:
 
-    1. the member is found, made, or takes the place of a static one
-    2. its subscription is stored where it changed (`consumer_subscriptions`)
-    3. the group's epoch goes up when a subscription or the topics have changed, a target is computed when the epoch is
+    1. the member is found, created, or replaces a static one
+    2. its subscription is stored if it changed (`consumer_subscriptions`)
+    3. the group's epoch is raised if a subscription or the topics have changed, a target is computed if the epoch is
        ahead of it, and the member takes its next step towards the target (`consumer_targets`)
 
-| member epoch told | known member                                    | nobody                                |
-|-------------------|-------------------------------------------------|---------------------------------------|
-| 0                 | joins anew, its partitions are still its own    | joins; the group is made, or upgraded |
-| its own           | lives                                           | UNKNOWN_MEMBER_ID                     |
-| the one before    | lives, when what it uses is part of what it has | UNKNOWN_MEMBER_ID                     |
-| any other         | FENCED_MEMBER_EPOCH                             | UNKNOWN_MEMBER_ID                     |
-| -1                | leaves                                          | UNKNOWN_MEMBER_ID                     |
-| -2, static only   | its place is kept for its session               | UNKNOWN_MEMBER_ID                     |
+| member epoch sent | known member                                    | unknown member                           |
+|-------------------|-------------------------------------------------|------------------------------------------|
+| 0                 | rejoins, keeps its partitions                   | joins; the group is created, or upgraded |
+| its own           | session continues                               | UNKNOWN_MEMBER_ID                        |
+| the previous one  | session continues, if it owns only what it has  | UNKNOWN_MEMBER_ID                        |
+| any other         | FENCED_MEMBER_EPOCH                             | UNKNOWN_MEMBER_ID                        |
+| -1                | leaves                                          | UNKNOWN_MEMBER_ID                        |
+| -2, static only   | its place is kept for its session timeout       | UNKNOWN_MEMBER_ID                        |
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class ConsumerMembership:
         owned: Partitions | None = None,
         uses_classic: bool = False,
     ) -> ConsumerMember:
-        """The member of an instance id: new, known, or in the place of one that has left for a while (KIP-345)."""
+        """The member with an instance id: new, known, or replacing one that has left temporarily (KIP-345)."""
         group = change.group
         known = group.static_member(instance_id)
         if not is_joining:
@@ -178,8 +178,8 @@ class ConsumerMembership:
         groups, group_id = self._groups, request.group_id
         group = groups.groups.get(group_id)
         if group is None:
-            groups.describe(group_id)  # says why not
-            raise AssertionError("it is none")
+            groups.describe(group_id)  # raises the reason
+            raise AssertionError("the group is not a consumer group")
         if request.instance_id is None:
             member = group.members.get(request.member_id)
             if member is None:
@@ -201,7 +201,7 @@ class ConsumerMembership:
     # --- small parts ----------------------------------------
 
     def keep_alive(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
-        """The session begins anew."""
+        """Restart the session timeout."""
         timeout_ms = (
             self._groups.session_timeout_ms(group.group_id)
             if member.classic is None
@@ -211,7 +211,7 @@ class ConsumerMembership:
 
 
 def gone(group_id: str, member_id: str) -> list[records.ConsumerMeaning]:
-    """The records with which a member goes, in their order."""
+    """The records that remove a member, in order."""
     return [
         records.CurrentStored(group_id, member_id, None),
         records.TargetStored(group_id, member_id, None),
@@ -220,7 +220,7 @@ def gone(group_id: str, member_id: str) -> list[records.ConsumerMeaning]:
 
 
 def _since_always(held: Held) -> Held:
-    """The same partitions at epoch 0: whoever comes in the member's place may commit from its first epoch on."""
+    """The same partitions at epoch 0: the member's replacement may commit from its first epoch on."""
     return {topic_id: dict.fromkeys(epochs, 0) for topic_id, epochs in held.items()}
 
 

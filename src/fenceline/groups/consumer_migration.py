@@ -1,8 +1,8 @@
-"""How a group changes its protocol while it lives, and how members are put out of it.
+"""Online migration of a group between the protocols, and the removal of members.
 
 Owns the two conversions (KIP-848, online migration) and their conditions. Up: the first member of the consumer protocol
-joins a classic group of consumers; its members go on as they are, each with its last assignment. Down: the last member
-of the consumer protocol goes, and only members of the classic one are left; they join anew.
+joins a classic group of consumers; its members continue, each with its last assignment. Down: the last member of the
+consumer protocol leaves, and only members of the classic one remain; they rejoin.
 
 | `group.consumer.migration.policy` | up | down |
 |-----------------------------------|----|------|
@@ -11,7 +11,7 @@ of the consumer protocol goes, and only members of the classic one are left; the
 | downgrade                         | no | yes  |
 | bidirectional                     | yes | yes |
 
-An empty group of either protocol is no obstacle to the other one: it goes, its offsets stay.
+An empty group of either protocol does not block the other one: it is deleted, its offsets stay.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Migration:
     # --- up ----------------------------------------
 
     def group_for_heartbeat(self, group_id: str, is_joining: bool) -> Change:
-        """The group, a new one, or one that takes the place of a classic one. Raises PeerError."""
+        """The group, a new one, or one that replaces a classic one. Raises PeerError."""
         groups = self._groups
         group = groups.groups.get(group_id)
         if group is not None:
@@ -111,7 +111,7 @@ class Migration:
         return change
 
     def converted(self, change: Change, now: Now) -> None:
-        """The change that took a classic group's place is on its way: who waits there is asked to join anew."""
+        """The change that replaces a classic group is pending: its waiting members are asked to rejoin."""
         classic = change.replaces
         if classic is None or not classic.members:
             return
@@ -143,7 +143,8 @@ class Migration:
         ticket: Ticket | None = None,
         outcome: Outcome | None = None,
     ) -> None:
-        """Members go, for themselves or put out. Raises PeerError where what is left can not be read."""
+        """Remove members that leave or are removed. Raises PeerError if the subscriptions of the others cannot be
+        read."""
         if self._may_downgrade(group, members):
             left = [member for member in group.members.values() if member not in members]
             self.downgrade(Change(group), left, now, rebalances=True, ticket=ticket, outcome=outcome)
@@ -158,7 +159,7 @@ class Migration:
         ticket: Ticket | None = None,
         outcome: Outcome | None = None,
     ) -> None:
-        """Members go, and the group keeps its protocol."""
+        """Remove members; the group keeps its protocol."""
         groups, group_id = self._groups, group.group_id
         change = Change(group)
         for member in members:
@@ -181,7 +182,7 @@ class Migration:
         )
 
     def may_downgrade_with(self, group: ConsumerGroup, replaced: ConsumerMember | None) -> bool:
-        """Whether only classic members are left when a static one comes back with the classic protocol."""
+        """Whether only classic members are left when a static one returns with the classic protocol."""
         return (
             replaced is not None
             and not replaced.uses_classic
@@ -203,7 +204,7 @@ class Migration:
         ticket: Ticket | None = None,
         outcome: Outcome | None = None,
     ) -> None:
-        """The members that are left become a classic group, at the group's epoch as its generation."""
+        """The remaining members become a classic group, with the group's epoch as its generation."""
         groups, group = self._groups, change.group
         shard = groups.shard
         classic = self._classic_of(group, left, now)
@@ -249,14 +250,14 @@ class Migration:
             except MalformedSubscription:
                 raise PeerError(
                     ErrorCode.GROUP_ID_NOT_FOUND,
-                    f"Cannot downgrade the classic group {group.group_id}: a subscription can not be read.",
+                    f"Cannot downgrade the classic group {group.group_id}: a subscription cannot be read.",
                 ) from None
             member.assignment = write_assignment(target, self._groups.image, version)
         return classic
 
 
 def _metadata(member: Member, protocol_name: str | None) -> bytes:
-    """Its subscription in the group's protocol; in its own first one where it has joined with others since."""
+    """Its subscription in the group's protocol; in its own first one if it has joined with others since."""
     return dict(member.protocols).get(protocol_name or "", member.protocols[0][1])
 
 

@@ -1,17 +1,17 @@
-"""A member's next step towards the target: what it keeps, has to give up, gets, and waits for.
+"""A member's next step towards the target: partitions it keeps, has to revoke, gets, and waits for.
 
-Owns the rule that a partition is given to a member only when nobody else holds it: first it is taken from the one, and
-that member says so by no longer naming it, then it is given to the other. A pure function of a group's values.
+Owns the rule that a partition is assigned to a member only when no other member owns it: it is first revoked from its
+owner, which confirms that by no longer reporting it, then assigned to the other. A pure function of a group's values.
 
-| state                 | still names what it was asked to give up | otherwise                                       |
-|-----------------------|------------------------------------------|-------------------------------------------------|
-| STABLE                | -                                        | at the target's epoch: nothing; else towards it |
-| UNREVOKED_PARTITIONS  | stays                                    | towards the target                              |
-| UNRELEASED_PARTITIONS | -                                        | towards the target                              |
-| UNKNOWN               | fenced                                   | towards the target, from nothing                |
+| state                 | still reports partitions to revoke | otherwise                                       |
+|-----------------------|------------------------------------|-------------------------------------------------|
+| STABLE                | -                                  | at the target's epoch: nothing; else towards it |
+| UNREVOKED_PARTITIONS  | unchanged                          | towards the target                              |
+| UNRELEASED_PARTITIONS | -                                  | towards the target                              |
+| UNKNOWN               | fenced                             | towards the target, from nothing                |
 
-Towards the target: with something to give up the member keeps its epoch until it has; otherwise it comes to the
-target's epoch with all that nobody else holds, and waits (UNRELEASED_PARTITIONS) where that is not all.
+Towards the target: a member with partitions to revoke keeps its epoch until it has revoked them. Otherwise it reaches
+the target's epoch with all partitions that no other member owns, and waits (UNRELEASED_PARTITIONS) for the rest.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from fenceline.groups.consumer_model import NONE_HELD, ConsumerMember, Held, Mem
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a member is led to, and what counts on the way."""
+    """A member's target, and what must hold for a step towards it."""
 
     epoch: int
     target: Partitions
     subscribed: Callable[[], set[UUID]]
-    """The topics that exist of those it wants now: the target may be older."""
+    """The existing topics that it subscribes to now: the target may be older."""
     is_held: Callable[[UUID, int], bool]
-    """Whether any member holds a partition."""
+    """Whether any member owns a partition."""
     owned: Partitions | None
-    """What the member says that it uses; None when it did not say."""
+    """The partitions that the member reports as owned; None if it did not report them."""
     subscription_changed: bool = False
 
 
 def next_step(member: ConsumerMember, aim: Aim) -> ConsumerMember:
-    """The member after this step; itself where there is none. Raises PeerError FENCED_MEMBER_EPOCH."""
+    """The member after this step; unchanged if there is none. Raises PeerError FENCED_MEMBER_EPOCH."""
     if not aim.subscription_changed and member.is_reconciled_to(aim.epoch):
         return member
     match member.state:
@@ -61,14 +61,14 @@ def next_step(member: ConsumerMember, aim: Aim) -> ConsumerMember:
 
 
 def _names_any(owned: Partitions | None, held: Held) -> bool:
-    """Whether the member still uses some of these; it does as long as it has not said otherwise."""
+    """Whether the member still uses some of these; it does until it reports otherwise."""
     if owned is None:
         return True
     return any(partition in held.get(topic_id, {}) for topic_id, used in owned.items() for partition in used)
 
 
 def _unsubscribed(member: ConsumerMember, aim: Aim) -> ConsumerMember:
-    """Take away what the member does not want any more; the rest of the target waits for its next step."""
+    """Remove topics that the member no longer subscribes to; the rest of the target waits for its next step."""
     subscribed = aim.subscribed()
     dropped = {topic_id: held for topic_id, held in member.assigned.items() if topic_id not in subscribed}
     if not dropped:

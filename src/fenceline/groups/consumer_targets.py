@@ -1,8 +1,8 @@
-"""What each member of a group of the consumer protocol is to use: the group's epoch, its target, and the way there.
+"""Group epochs and target assignments of groups of the consumer protocol, and the steps of members towards them.
 
-Owns when the epoch goes up and a target is computed, which is at most once an interval (KIP-1263). What goes to whom is
-an assignor's (`consumer_assignors`, `consumer_uniform`), a member's next step `consumer_reconcile`'s. Never changes who
-is a member, or what it subscribes to.
+Owns when the epoch is raised and a target is computed, at most once per interval (KIP-1263). The assignors
+(`consumer_assignors`, `consumer_uniform`) compute the target, `consumer_reconcile` a member's next step. Never changes
+membership or subscriptions.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class Targets:
         self._groups = groups
 
     def refresh(self, change: Change, needs_epoch: bool) -> None:
-        """Raise the group's epoch when a subscription has changed, or its topics."""
+        """Raise the group's epoch if a subscription has changed, or its topics."""
         if needs_epoch or self._groups.has_news_of_topics(change.group.group_id):
             self.raise_epoch(change, needs_epoch)
             if change.group.has_old_metadata:
                 change.add(records.OldMetadataStored(change.group.group_id, exists=False))
 
     def raise_epoch(self, change: Change, needs_epoch: bool) -> None:
-        """By one where that is needed, or where the topics are not those of the group's hash any more."""
+        """By one, if `needs_epoch` or if the topics no longer match the group's hash."""
         group = change.group
         found = self._groups.metadata_hash(change)
         if needs_epoch or found != group.metadata_hash:
             change.add(records.EpochStored(group.group_id, records.EpochValue(group.epoch + 1, found)))
 
     def compute(self, change: Change, now: Now) -> None:
-        """Ask the assignor where the group is ahead of its target, unless it was asked just now."""
+        """Compute the target if the group epoch is ahead of it, unless the interval has not passed."""
         group = change.group
         if group.epoch <= group.assignment_epoch:
             return
@@ -82,7 +82,7 @@ class Targets:
         subscription_changed: bool,
         now: Now,
     ) -> ConsumerMember:
-        """The member's next step; it has its rebalance timeout to give up what it must."""
+        """The member's next step; it has its rebalance timeout to revoke partitions."""
         group, groups = change.group, self._groups
         after = next_step(
             member,

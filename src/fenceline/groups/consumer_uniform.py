@@ -1,10 +1,11 @@
 """The `uniform` assignor: equal shares, few moves.
 
-Owns the choice between the two cases, and the case in which members want different topics. That one is done in three
-steps: everybody keeps what it had and still wants; what is free goes to whoever has least, topics with most partitions
-for each subscriber first; then topics are gone through, up to 16 times, and partitions moved from the subscriber that
-has most to the one that has least until they differ by one at most. Where all subscribers of a topic want the same, one
-round does it; where wishes overlap, the rest of an imbalance may stay after the last round.
+Owns the choice between the two cases, and the case in which members subscribe to different topics. That one has three
+steps. First, members keep partitions that they had and still want. Second, free partitions go to the member with the
+fewest, topics with most partitions per subscriber first. Third, in up to 16 rounds over the topics, partitions move
+from the subscriber with most to the one with fewest until they differ by at most one. If all subscribers of a topic
+have the same subscription, one round is enough; if subscriptions overlap, some imbalance may remain after the last
+round.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MAX_ROUNDS: Final = 16
 
 
 def uniform_target(wishes: Sequence[MemberWish], counts: Mapping[UUID, int], same: bool) -> Target:
-    """Equal shares as far as wishes allow."""
+    """Equal shares as far as subscriptions allow."""
     if not wishes:
         return {}
     return uniform_same(wishes, counts) if same else _Mixed(wishes, counts).target()
@@ -39,7 +40,7 @@ ASSIGNORS: Final[Mapping[str, Assignor]] = {UNIFORM: uniform_target, RANGE: rang
 
 
 class _Mixed:
-    """One computation for members that want different topics."""
+    """One computation for members with different subscriptions."""
 
     def __init__(self, wishes: Sequence[MemberWish], counts: Mapping[UUID, int]) -> None:
         self._wishes = sorted(wishes, key=lambda wish: wish.member_id)
@@ -59,7 +60,7 @@ class _Mixed:
         return frozen(self._shares)
 
     def _ordered(self) -> list[UUID]:
-        """Most partitions for each subscriber first, then the fewest subscribers."""
+        """Most partitions per subscriber first, then the fewest subscribers."""
         return sorted(
             self._subscribers,
             key=lambda topic_id: (
@@ -102,7 +103,7 @@ class _Mixed:
                     return
 
     def _level(self, topic_id: UUID) -> bool:
-        """Move partitions of one topic until its subscribers differ by one at most. Whether any moved."""
+        """Move partitions of one topic until its subscribers differ by at most one. Returns whether any moved."""
         subscribers = self._subscribers[topic_id]
         least = [(self._sizes[member_id], member_id) for member_id in subscribers]
         most = [(-size, member_id) for size, member_id in least if self._shares[member_id].get(topic_id)]

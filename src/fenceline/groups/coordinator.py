@@ -1,13 +1,13 @@
-"""The funnel: every request, timer and answer of the log for the groups of this broker goes through here.
+"""The entry point of the group coordinator: requests, timers and results of appends for the groups of this broker.
 
 Owns which partitions of `__consumer_offsets` are coordinated here and in what phase (loading, active, failed), the one
-heap of deadlines, and the turning of `PeerError` into the answer of each API. Sans-I/O: every call returns duties.
+heap of deadlines, and the conversion of `PeerError` into each API's response. Sans-I/O: every call returns duties.
 
-| phase of the partition | answer to a request                                                    |
+| phase of the partition | response to a request                                                  |
 |------------------------|------------------------------------------------------------------------|
 | not ours, failed       | NOT_COORDINATOR (16)                                                   |
-| loading                | COORDINATOR_LOAD_IN_PROGRESS (14); a heartbeat counts as good (0)      |
-| active                 | what `Shard` and `Membership` say                                      |
+| loading                | COORDINATOR_LOAD_IN_PROGRESS (14); a heartbeat succeeds (0)            |
+| active                 | the result of `Shard` and `Membership`                                 |
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class GroupCoordinator:
         epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
         image: Callable[[], MetadataImage] = lambda: EMPTY_IMAGE,
     ) -> None:
-        """`epoch_end`: where a topic's partition has a leader epoch end, -1 where that is not known. `image`: the
-        newest metadata, for groups whose members the server assigns."""
+        """`epoch_end`: the end offset of a leader epoch in a topic partition, -1 if unknown. `image`: the newest
+        metadata, for groups with server-side assignment."""
         self.settings = settings
         self.partition_count = partition_count
         """Of `__consumer_offsets`; fixed once a group exists."""
@@ -81,7 +81,7 @@ class GroupCoordinator:
         return self._new_shard(partition, epoch), duties
 
     def restart_load(self, shard: Shard) -> Shard:
-        """The log could not be read to its end: begin anew, with a shard that knows nothing. `is_current` holds."""
+        """The log could not be read to its end: restart with an empty shard. `is_current` holds."""
         anew = self._new_shard(shard.partition, shard.epoch)
         anew.deleted_meanwhile(shard.take_deleted_meanwhile())
         return anew
@@ -101,11 +101,11 @@ class GroupCoordinator:
         return shard
 
     def is_current(self, shard: Shard) -> bool:
-        """Whether a load still goes on for this shard; False once it was superseded or resigned."""
+        """Whether this shard's load is still current; False once it was superseded or resigned."""
         return self._loading.get(shard.partition) is shard
 
     def finish_load(self, shard: Shard, now: Now) -> list[Duty]:
-        """Everything is replayed: requests are served from now on."""
+        """Replay is complete: requests are served from now on."""
         if not self.is_current(shard):
             return []
         del self._loading[shard.partition]
@@ -115,12 +115,12 @@ class GroupCoordinator:
         return _take_duties(shard)
 
     def fail_load(self, shard: Shard) -> None:
-        """The partition can not be read: it stays uncoordinated until it is led anew."""
+        """The partition cannot be read: it has no coordinator until it gets a new leader epoch."""
         if self.is_current(shard):
             del self._loading[shard.partition]
 
     def resign(self, partition: int, now: Now) -> list[Duty]:
-        """The partition is led elsewhere. Everybody who waits is told."""
+        """Another broker leads the partition. All waiting requests get an error."""
         self._loading.pop(partition, None)
         shard = self._active.pop(partition, None)
         if shard is None:
@@ -170,7 +170,7 @@ class GroupCoordinator:
             shard = self._named_shard(request.group_id)
             return [Answer(ticket, shard.membership.heartbeat(request, now))]
         except PeerError as error:
-            # While the group is loaded nobody can say whether the member is one: let it stay calm.
+            # While the group is loading its members are unknown: let the member continue.
             calm = error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
             return [Answer(ticket, messages.HeartbeatAnswer(ErrorCode.NONE if calm else error.code))]
 
@@ -238,7 +238,7 @@ class GroupCoordinator:
         return _take_duties(shard)
 
     def delete_groups(self, ticket: messages.Ticket, group_ids: Sequence[str], now: Now) -> list[Duty]:
-        """All of them must be of one partition: see `by_partition`."""
+        """All of them must belong to one partition: see `by_partition`."""
         try:
             shard = self._shard(group_ids[0])
         except PeerError as error:
@@ -262,20 +262,20 @@ class GroupCoordinator:
         return [listed for shard in self._active.values() for listed in shard.list_groups(states, types)]
 
     def committed(self, topics: Collection[str] | None = None) -> Iterator[list[tuple[OffsetSlot, CommittedOffset]]]:
-        """Every offset that a group coordinated here has stored, of these topics where they are given; group by group,
-        so that others can have their turn in between. What changes meanwhile is seen as it was or as it is."""
+        """Every offset stored for groups coordinated here, of these topics if given. Yields group by group, so that
+        others can run in between. Concurrent changes may or may not be included."""
         for partition in list(self._active):
             shard = self._active.get(partition)
             for group_id in shard.offsets.group_ids if shard is not None else ():
                 if self._active.get(partition) is not shard:
                     break
-                assert shard is not None, "it has groups"
+                assert shard is not None, "the group has offsets, so it has a slot"
                 found = list(shard.offsets.slots(group_id, topics))
                 if found:
                     yield found
 
     def committed_partitions(self) -> dict[str, set[int]]:
-        """By topic: the partitions that any group coordinated here has an offset for."""
+        """By topic: the partitions for which any group coordinated here has an offset."""
         found: dict[str, set[int]] = {}
         for shard in self._active.values():
             shard.offsets.partitions_into(found)
@@ -292,7 +292,7 @@ class GroupCoordinator:
     # --- the log, the metadata, time ----------------------------------------
 
     def on_topics_created(self, version: int) -> None:
-        """There are new topics in the metadata of this version, which regular expressions may match."""
+        """The metadata of this version has new topics that regular expressions may match."""
         self._new_topics_at = version
         for shard in self._active.values():
             shard.consumers.subscriptions.on_topics_created(version)
@@ -304,11 +304,12 @@ class GroupCoordinator:
         return self._settle(partition, lambda shard: shard.writes.refused(write_id, code, now))
 
     def append_is_late(self, partition: int, write_id: int, now: Now) -> list[Duty]:
-        """Nobody knows yet whether it will be committed: who waits for it is told so, the write stays under way."""
+        """It is not known yet whether the write will be committed: waiting requests get an error, the write stays
+        pending."""
         return self._settle(partition, lambda shard: shard.writes.late(write_id, now))
 
     def on_partitions_deleted(self, partitions: Sequence[tuple[str, int]], now: Now) -> list[Duty]:
-        """Topic partitions are gone: so are the offsets committed for them."""
+        """Topic partitions were deleted: delete their committed offsets, too."""
         for shard in self._loading.values():
             shard.deleted_meanwhile(partitions)
         duties: list[Duty] = []
@@ -318,11 +319,11 @@ class GroupCoordinator:
         return duties
 
     def next_deadline_ms(self) -> int | None:
-        """Monotonic time at which `on_time` has something to do."""
+        """Monotonic time of the next deadline for `on_time`."""
         return self._timers.next_deadline_ms()
 
     def on_time(self, now: Now) -> list[Duty]:
-        """Everything that is due."""
+        """Run everything that is due."""
         duties: list[Duty] = []
         while (key := self._timers.pop_due(now.monotonic_ms)) is not None:
             shard = self._active.get(key.partition)

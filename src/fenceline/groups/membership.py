@@ -1,11 +1,11 @@
-"""Who is in a group: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and what time does to members.
+"""Membership of classic groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and session timeouts.
 
-Owns the rules of the classic group protocol as Kafka 4.3.1 ships them (KIP-134 initial delay, KIP-345 static members,
+Owns the rules of the classic group protocol as in Kafka 4.3.1 (KIP-134 initial delay, KIP-345 static members,
 KIP-394 required member id, KIP-559 protocol check in SyncGroup, KIP-814 skipped assignment). Never touches offsets.
 
-How it works. A JoinGroup or SyncGroup that can not be answered yet is parked on its member as a ticket. What follows
-for the group is `rebalance.py`'s. Errors that end a request are raised as `PeerError`; the coordinator turns them into
-answers.
+How it works. A JoinGroup or SyncGroup that cannot be answered yet is parked on its member as a ticket. `rebalance.py`
+handles the effects on the group. Errors that end a request are raised as `PeerError`; the coordinator converts them
+into responses.
 
 | request   | Empty            | PreparingRebalance     | CompletingRebalance        | Stable               | Dead |
 |-----------|------------------|------------------------|----------------------------|----------------------|------|
@@ -84,7 +84,7 @@ class Membership:
             shard.writes.store_new_group(group)
 
     def _has_room(self, group: Group, member_id: str) -> bool:
-        """`group.max.size`; while a group gathers, those who wait count, so that the last to rejoin have to go."""
+        """`group.max.size`; during the join phase waiting members count, so that the last to rejoin are rejected."""
         max_size = self._shard.settings.max_size
         match group.state:
             case GroupState.EMPTY | GroupState.DEAD:
@@ -115,7 +115,7 @@ class Membership:
     def _join_known(self, ticket: Ticket, request: JoinRequest, group: Group, now: Now) -> None:
         if request.member_id in group.pending_joins:
             if request.group_instance_id is not None:
-                # A pending id was given to a dynamic member: whoever uses it as a static one does not know its id.
+                # A pending id was given to a dynamic member: a static one cannot know it.
                 raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
             self._add(ticket, request, group, request.member_id, now)
             return
@@ -127,7 +127,7 @@ class Membership:
         is_unchanged = member.protocols == request.protocols
         match group.state:
             case GroupState.COMPLETING_REBALANCE if is_unchanged:
-                # It may not have seen the answer to its JoinGroup: tell it again.
+                # It may not have received the response to its JoinGroup: send it again.
                 self._shard.answer(ticket, self._rebalance.joined(group, member))
             case GroupState.STABLE if is_unchanged and group.leader_id != member.member_id:
                 self._shard.answer(ticket, self._rebalance.joined(group, member, show_members=False))
@@ -161,11 +161,11 @@ class Membership:
     def _replace_static(
         self, ticket: Ticket, request: JoinRequest, group: Group, member: Member, new_id: str, now: Now
     ) -> None:
-        """An instance came back without its member id, as after a restart: the old id is fenced, its place is kept."""
+        """An instance returned without its member id, as after a restart: the old id is fenced, its place is kept."""
         shard = self._shard
         old_id, old_leader = member.member_id, group.leader_id
         if not member.open_replacements:
-            # Otherwise an instance came back twice, and the id before this one may never be in the log.
+            # Otherwise an instance returned twice, and the id before this one may never be in the log.
             member.in_log = StoredMember(
                 old_id, member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms
             )
@@ -178,7 +178,7 @@ class Membership:
         self._rebalance.park_join(group, member, ticket)
         match group.state:
             case GroupState.STABLE if group.select_protocol() == group.protocol_name:
-                # Nothing changes for the others: store the new id and let it take up the old assignment.
+                # Nothing changes for the others: store the new id and keep the old assignment.
                 generation = group.generation
                 member.open_replacements += 1
 
@@ -192,7 +192,7 @@ class Membership:
                         return
                     if error is not ErrorCode.NONE:
                         kept = member.in_log
-                        assert kept is not None, "there since the first replacement"
+                        assert kept is not None, "set at the first replacement"
                         parked = group.unpark_join(member)
                         group.update(member, kept.protocols, kept.rebalance_timeout_ms, kept.session_timeout_ms)
                         shard.disarm(TimerKind.SESSION, group.group_id, new_id)
@@ -220,7 +220,7 @@ class Membership:
 
                 shard.writes.store_group(group, stored)
             case GroupState.COMPLETING_REBALANCE:
-                # The leader may have been given the old id already: its assignment would miss the new one.
+                # The leader may have received the old id already: its assignment would miss the new one.
                 self._rebalance.prepare(group, now)
             case GroupState.STABLE:
                 self._rebalance.membership_changed(group, now)
@@ -332,14 +332,14 @@ class Membership:
             self._rebalance.complete_join(group, now)
 
     def resume(self, group: Group, now: Now) -> None:
-        """The group was just loaded: its members have a session's time to be heard of."""
+        """The group was just loaded: each member has one session timeout to send a heartbeat."""
         for member in group.members.values():
             self._rebalance.keep_alive(group, member, now)
         if len(group.members) > self._shard.settings.max_size:
             self._rebalance.prepare(group, now)
 
     def give_up(self, group: Group, now: Now) -> None:
-        """Another broker coordinates the group now: send everybody who waits to look for it."""
+        """Another broker coordinates the group now: all waiting members must look it up."""
         group.take(Step.REMOVED, now.wall_ms)
         for member in group.members.values():
             self._rebalance.end_waits(group, member, ErrorCode.NOT_COORDINATOR, member_id=member.member_id)

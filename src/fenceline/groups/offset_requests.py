@@ -1,8 +1,8 @@
-"""Offsets on request: committed, fetched and deleted by members, by consumers without a group, by administrators.
+"""Offset requests: commit, fetch and delete by members, by standalone consumers, by administrators.
 
-Owns the checks of each request and its answer; the values are kept by `offsets.OffsetStore`, the writes by the shard.
+Owns the checks of each request and its response; `offsets.OffsetStore` keeps the values, the shard writes them.
 
-Invariants: an offset that a client was told of is in the log; a commit that the log refused leaves no trace.
+Invariants: an offset that a client saw is in the log; a commit that the log rejected leaves no trace.
 
 Rules: since_4_0.md K5, K32; epochs.md E61; KIP-447 (stable offsets).
 """
@@ -45,7 +45,7 @@ class OffsetRequests:
         self._shard = shard
 
     def commit(self, ticket: Ticket, request: CommitRequest, now: Now) -> None:
-        """One batch for all offsets of the request, answered when it is committed."""
+        """One batch for all offsets of the request; the response is sent once it is committed."""
         group = self._group_for_commit(request, now)
         if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
             self._shard.rebalance.keep_alive(group, group.members[request.member_id], now)
@@ -86,7 +86,7 @@ class OffsetRequests:
     def _against_the_log(
         self, slot: OffsetSlot, before: CommittedOffset | None, value: CommittedOffset
     ) -> CommittedOffset:
-        """With its mark, where it goes back to the very place where the log was truncated."""
+        """The offset with its rewind mark, if it moves back to exactly where the log was truncated."""
         step = value.step_from(before)
         if step is None or not is_where_the_epoch_ends(step, self._shard.epoch_end(slot, step.from_epoch)):
             return value
@@ -110,7 +110,7 @@ class OffsetRequests:
         group = self._shard.groups.get(request.group_id)
         has_generation = request.generation >= 0
         if request.group_id in self._shard.foreign_groups:
-            # What a group of another kind says to somebody who is none of its members.
+            # The error of a group of another kind for a client that is not its member.
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         if group is None:
             if not has_generation:
@@ -135,13 +135,13 @@ class OffsetRequests:
 
     def _is_too_large(self, metadata: str) -> bool:
         limit = self._shard.settings.offset_metadata_max_chars
-        # Kafka counts UTF-16 code units; only characters outside the basic plane take two.
+        # Kafka counts UTF-16 code units; only characters outside the basic plane have two.
         return len(metadata) > limit or (
             2 * len(metadata) > limit and len(metadata.encode("utf-16-le", "surrogatepass")) // 2 > limit
         )
 
     def fetch(self, ticket: Ticket, request: FetchOffsetsRequest) -> None:
-        """`require_stable` waits for the writes under way and shows what open transactions may change as unstable."""
+        """`require_stable` waits for pending writes and returns offsets in open transactions as unstable."""
         consumer_group = self._shard.consumers.groups.get(request.group_id)
         if consumer_group is not None:
             self._shard.consumers.check_fetch(consumer_group, request.member_id, request.member_epoch)
@@ -211,13 +211,13 @@ class OffsetRequests:
         return group
 
     def on_partitions_deleted(self, partitions: Iterable[tuple[str, int]], now: Now) -> None:
-        """The topics are gone: nobody can go on from these offsets."""
+        """The topics were deleted: these offsets are useless."""
         slots = self._shard.offsets.on_partitions(set(partitions))
         if slots:
             self._shard.removals.write_tombstones(slots, (), nobody)
 
     def _forget_if_bare(self, group_id: str) -> None:
-        """A simple group that only existed for a commit which the log refused."""
+        """Remove a simple group that only existed for a commit which the log rejected."""
         group = self._shard.groups.get(group_id)
         if (
             group is not None

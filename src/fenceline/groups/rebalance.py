@@ -1,7 +1,7 @@
-"""A rebalance from the first change to the assignment: who gathers, who leads, who is told what.
+"""A rebalance from the first change to the assignment: join phase, leader, responses to waiting members.
 
-Owns the steps between states (`states.TRANSITIONS`) and what a member waits for. `prepare`, `complete_join` and the
-commit of an assignment are the only places where a group that lives changes state. Never judges a request.
+Owns the steps between states (`states.TRANSITIONS`) and the requests that members wait with. `prepare`, `complete_join`
+and the commit of an assignment are the only places where a group with members changes state. Never validates a request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
 
 DISPLACED: Final = ErrorCode.REBALANCE_IN_PROGRESS
-"""What a parked request is told when the same member sent another one in its place."""
+"""The error of a parked request when the same member has sent another one."""
 
 
 class Rebalance:
@@ -31,7 +31,7 @@ class Rebalance:
     # --- the join phase ----------------------------------------
 
     def membership_changed(self, group: Group, now: Now) -> None:
-        """Membership or a subscription changed: start to gather, or look whether gathering is done."""
+        """Membership or a subscription changed: start the join phase, or check whether it is complete."""
         if group.state is GroupState.PREPARING_REBALANCE:
             self.maybe_complete_join(group, now)
         else:
@@ -61,7 +61,7 @@ class Rebalance:
             shard.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
 
     def maybe_complete_join(self, group: Group, now: Now) -> None:
-        """End the join phase early when everybody is there; an initial rebalance waits out its delay."""
+        """End the join phase early when all members have joined; an initial rebalance waits for its full delay."""
         if (
             group.state is GroupState.PREPARING_REBALANCE
             and group.previous_state is not GroupState.EMPTY
@@ -76,7 +76,7 @@ class Rebalance:
         for member in [m for m in group.members.values() if m.join_ticket is None and not m.is_static]:
             self.drop_member(group, member.member_id)
         if not group.elect_joined_leader() and group.members:
-            # Only static members are left and none of them is here: wait for one, or for their sessions to end.
+            # Only static members are left and none of them has joined: wait for one, or for their sessions to end.
             shard.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
             return
         group.start_generation(now.wall_ms)
@@ -93,13 +93,13 @@ class Rebalance:
         shard.arm(TimerKind.SYNC, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
 
     def on_join_timeout(self, group_id: str, now: Now) -> None:
-        """The join phase, or one slice of the initial delay, is over."""
+        """The join phase, or one part of the initial delay, is over."""
         group = self._shard.groups.get(group_id)
         if group is None or group.state is not GroupState.PREPARING_REBALANCE:
             return
         remaining_ms = group.initial_remaining_ms
         if remaining_ms and group.new_member_added:
-            # Somebody came during the delay: others may follow, wait once more (KIP-134).
+            # A member joined during the delay: others may follow, wait once more (KIP-134).
             group.new_member_added = False
             delay_ms = min(self._shard.settings.initial_rebalance_delay_ms, remaining_ms)
             group.initial_remaining_ms = max(remaining_ms - group.initial_delay_ms, 0)
@@ -109,7 +109,7 @@ class Rebalance:
             self.complete_join(group, now)
 
     def on_sync_timeout(self, group_id: str, now: Now) -> None:
-        """Members that joined but never asked for their assignment have to go."""
+        """Remove members that joined but never requested their assignment."""
         group = self._shard.groups.get(group_id)
         if group is None or group.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             return
@@ -171,7 +171,7 @@ class Rebalance:
     # --- small parts ----------------------------------------
 
     def keep_alive(self, group: Group, member: Member, now: Now, timeout_ms: int | None = None) -> None:
-        """A request proves life, a commit as well as a heartbeat: the session begins anew."""
+        """A request proves that the member is alive, a commit as well as a heartbeat: restart its session timeout."""
         timeout_ms = member.session_timeout_ms if timeout_ms is None else timeout_ms
         self._shard.arm(TimerKind.SESSION, group.group_id, member.member_id, now.monotonic_ms + timeout_ms)
 
@@ -181,7 +181,7 @@ class Rebalance:
             self._shard.answer(displaced, JoinAnswer(DISPLACED, member.member_id))
 
     def drop_member(self, group: Group, member_id: str) -> None:
-        """Remove a member or a pending one. What it waits for ends with UNKNOWN_MEMBER_ID, so that it joins anew."""
+        """Remove a member or a pending one. Its parked requests end with UNKNOWN_MEMBER_ID, so that it rejoins."""
         member = group.members.get(member_id)
         if member is not None:
             self.end_waits(group, member, ErrorCode.UNKNOWN_MEMBER_ID)

@@ -1,7 +1,7 @@
-"""What goes from one partition of `__consumer_offsets`: groups and offsets, by request or past their retention.
+"""Deletions from one partition of `__consumer_offsets`: groups and offsets, by request or past their retention.
 
-Owns their tombstones, and how many are written or looked at in one go. What is past its retention is `expiry`'s to say;
-a group of the consumer protocol writes its own (`consumer_groups`). Never removes what the log refused to forget.
+Owns their tombstones, and how many are written or checked at a time. `expiry` decides what has expired; a group of the
+consumer protocol writes its own tombstones (`consumer_groups`). Restores whatever the log refused to delete.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
 
 _MOST_TOMBSTONES: Final = 5_000
-"""In one batch, which the log would refuse were it larger than the topic's max.message.bytes."""
+"""Per batch; the log rejects a batch larger than the topic's max.message.bytes."""
 _OFFSETS_A_LOOK: Final = 5_000
 _LOOK_AGAIN_MS: Final = 20
-"""Retention is looked at for so many offsets, and then others have their turn for so long."""
+"""Pause between two rounds of retention checks, so that others can run."""
 
 
 class Removals:
@@ -37,11 +37,11 @@ class Removals:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._to_look_at: list[str] = []
-        """Groups whose retention is still to be looked at in this round, the next one last."""
+        """Groups still to be checked in this round, the next one last."""
 
     def write_tombstones(self, slots: Sequence[OffsetSlot], groups: Sequence[Group], settled: Settled) -> None:
-        """Remove offsets, and then whole groups, in one batch where it is not too many; `settled` hears of the last
-        one. What the log refuses comes back."""
+        """Remove offsets, then complete groups, in one batch if possible; `settled` is called for the last one.
+        Deletions that the log rejects are undone."""
         shard = self._shard
 
         def decided(error: ErrorCode, now: Now) -> None:
@@ -61,7 +61,7 @@ class Removals:
             del shard.groups[group.group_id]
 
     def delete_groups(self, ticket: Ticket, group_ids: Sequence[str], now: Now) -> None:
-        """All groups that can be deleted go in one batch, with all that they committed."""
+        """All groups that can be deleted, with all their offsets, in one batch."""
         shard = self._shard
         results: list[tuple[str, ErrorCode]] = []
         doomed: list[Group] = []
@@ -105,7 +105,7 @@ class Removals:
         self._shard.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + interval_ms)
 
     def expire_some(self, now: Now) -> None:
-        """Remove what is past its retention (KIP-211), of so many groups that nobody has to wait for it."""
+        """Remove what is past its retention (KIP-211), for a limited number of offsets at a time."""
         shard = self._shard
         if not self._to_look_at:
             self._to_look_at = [*shard.consumers.groups, *reversed(shard.groups)]

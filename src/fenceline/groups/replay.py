@@ -1,11 +1,11 @@
-"""A shard's state out of the records of its partition of `__consumer_offsets`.
+"""Rebuilds a shard's state from the records of its partition of `__consumer_offsets`.
 
-Owns what each record means; how it is encoded is `records`'s. Answers nobody and arms no timer: that begins when the
-replay is done.
+Owns the meaning of each record; `records` owns the encoding. Sends no response and arms no timer: that begins after the
+replay.
 
-Nearly all records are offsets of groups and topics that were met before, in one shape: those are taken in without
-being decoded field by field (`Replay`), and a batch that is one commit of many partitions as a whole, so that a million
-of them are no matter of seconds.
+Nearly all records are offsets of known groups and topics, in one shape: those are applied without decoding each field
+(`Replay`), and a batch that is one commit of many partitions is applied as a unit, so that a million of them load
+within seconds.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
 
 _PARTITION_BYTES: Final = 4
-"""An offset's key ends with its partition; what is before names the group and the topic."""
+"""An offset's key ends with its partition; the bytes before name the group and the topic."""
 _KEY: Final = attrgetter("key")
 _VALUE: Final = attrgetter("value")
 _MANY: Final = 16
-"""Records of one batch that are worth a look at all of them together."""
+"""Minimum number of records in a batch to check them all together."""
 
 
 class KeyAndValue(Protocol):
@@ -51,12 +51,12 @@ class Replay:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._known: dict[bytes, PartitionOffsets] = {}
-        """By all of an offset's key but its partition: where it belongs. Its group exists."""
+        """By an offset's key without its partition: the mapping it belongs to. Its group exists."""
 
     def batch(self, batch: Sequence[KeyAndValue], now: Now, transaction_of: int | None = None) -> None:
         """Apply the records of one batch; `transaction_of` is the producer id of a transactional one."""
         if transaction_of is not None or self._shard.offsets.has_open_transactions:
-            for record in batch:  # which of two is the later one counts: offsets take their order
+            for record in batch:  # the later one counts: offsets are numbered
                 self._one(record.key, record.value, now, transaction_of)
             return
         if len(batch) >= _MANY and self._one_commit(batch, now):
@@ -81,7 +81,7 @@ class Replay:
                 self._one(key, value, now, None)
 
     def _one_commit(self, batch: Sequence[KeyAndValue], now: Now) -> bool:
-        """Apply a batch of packed offsets of one group and topic. Whether it is one of new ones."""
+        """Apply a batch of packed offsets of one group and topic. Returns whether it is such a batch of new ones."""
         keys, values = list(map(_KEY, batch)), list(map(_VALUE, batch))
         if None in keys or None in values or not records.is_offset_key(keys[0]) or not are_packed(values):
             return False
@@ -100,7 +100,7 @@ class Replay:
         return True
 
     def _meet(self, key: bytes, now: Now) -> PartitionOffsets:
-        """A group's topic that was not met before, by one of its offsets."""
+        """Look up a group's topic by the first of its offsets."""
         slot = records.decode_slot(key)
         _create_group(self._shard, slot.group_id, now)
         partitions = self._known[key[:-_PARTITION_BYTES]] = self._shard.offsets.make_room(slot)
@@ -110,24 +110,24 @@ class Replay:
         meaning = replay_record(self._shard, key, value, now, transaction_of)
         match meaning:
             case records.OffsetCommitted(slot, committed):
-                assert key is not None, "it has been decoded"
+                assert key is not None, "the record has been decoded"
                 if not records.is_offset_key(key):
-                    self._known.clear()  # of before Kafka 0.9: the same slots by other keys
+                    self._known.clear()  # from before Kafka 0.9: the same slots under other keys
                 elif committed is None:
                     self._known.pop(key[:-_PARTITION_BYTES], None)
                 elif value is not None and not self._shard.offsets.has_open_transactions:
                     self._shard.offsets.pack(slot, value)
             case records.GroupStored(_, None) | records.ForeignGroup() | EpochStored(_, None):
-                # The next offset of a group that is gone makes it anew.
+                # The next offset of a deleted group creates it again.
                 self._known.clear()
 
 
 def replay_record(
     shard: Shard, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None
 ) -> records.Meaning:
-    """Apply one record of the log; `transaction_of` is the producer id of a transactional batch. What it said.
+    """Apply one record of the log; `transaction_of` is the producer id of a transactional batch. Returns its meaning.
 
-    Raises InternalError on a record that can not be read: the state behind it would be wrong.
+    Raises InternalError on an unreadable record: the resulting state would be wrong.
     """
     meaning = records.decode(key, value)
     match meaning:
@@ -155,14 +155,14 @@ def replay_record(
         case records.Unserved():
             shard.skipped_record_count += 1
         case records.OffsetCommitted():
-            raise AssertionError("they have their cases")
+            raise AssertionError("all other meanings have their cases")
         case _:
             shard.consumers.replay(meaning)
     return meaning
 
 
 def _create_group(shard: Shard, group_id: str, now: Now) -> None:
-    """Whoever has an offset is a group, if only a simple one."""
+    """A group with offsets exists, at least as a simple one."""
     if not shard.has_group(group_id):
         shard.groups[group_id] = Group(group_id, now.wall_ms)
 

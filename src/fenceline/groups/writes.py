@@ -1,11 +1,11 @@
-"""The writes of one partition of `__consumer_offsets` that are under way, and who waits for them.
+"""The pending writes of one partition of `__consumer_offsets`, and the requests that wait for them.
 
-Owns the order of writes and answers. Never appends by itself: it asks for it with `messages.Append` and is told how it
-went.
+Owns the order of writes and responses. Never appends by itself: it requests appends with `messages.Append` and gets the
+results.
 
-Invariants: a change that a client was told of is in the log; a write that the log refused leaves no trace in the
-offsets; an answer that depends on a write goes out when that write is settled, never before. Who has waited too long
-is told to try again (`late`), and the write stays under way: whether it is committed is the log's to say.
+Invariants: a change that a client saw is in the log; a write that the log rejected leaves no trace in the offsets; a
+response that depends on a write is sent when that write is complete, never before. A request that has waited too long
+gets a retriable error (`late`), and the write stays pending: the log decides whether it is committed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
 
 Settled: TypeAlias = Callable[[ErrorCode, Now], None]
-"""Called once when a write is committed (NONE) or refused; for who waits for an answer also when it takes too long."""
+"""Called once when a write is committed (NONE) or rejected; for a waiting request also when it takes too long."""
 Quiet: TypeAlias = Callable[[ErrorCode], None]
-"""Called once when no write is under way any more, or with the error when that can not be waited for."""
+"""Called once when no write is pending any more, or with an error if the wait is cancelled."""
 
 _ANSWER_TO_REFUSAL: Final[Mapping[ErrorCode, ErrorCode]] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -38,21 +38,21 @@ _ANSWER_TO_REFUSAL: Final[Mapping[ErrorCode, ErrorCode]] = {
     ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
     ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
-"""Clients of coordinators do not expect a log's errors; this is what Kafka's coordinators say instead."""
+"""Clients of coordinators do not expect a log's errors; Kafka's coordinators return these instead."""
 
 
 def nobody(error: ErrorCode, now: Now) -> None:
-    """Waits for a write."""
+    """No request waits for the write."""
 
 
 @dataclass(slots=True)
 class _Write:
-    """What waits for one append."""
+    """The callbacks of one append."""
 
     settled: list[Settled]
-    """Who waits for an answer."""
+    """Callbacks that send a response."""
     decided: Settled | None = None
-    """What has to follow from the log's decision, however long that takes."""
+    """The callback for the log's decision, however long that takes."""
     quiet: list[Quiet] = field(default_factory=list)
 
 
@@ -63,12 +63,12 @@ class Writes:
         self._shard = shard
         self._take_write_id = take_write_id
         self._open: dict[int, _Write] = {}
-        """Under way, oldest first."""
+        """Pending, oldest first."""
         self.count = 0
-        """That were begun."""
+        """Number of writes begun."""
 
     def begin(self, batch: Sequence[KeyValue], settled: Settled = nobody, decided: Settled | None = None) -> int:
-        """Ask for one append; `settled` answers whoever waits for it, `decided` hears the log's word. The write id."""
+        """Request one append; `settled` sends the response, `decided` gets the log's decision. Returns the write id."""
         shard = self._shard
         write_id = self._take_write_id()
         self._open[write_id] = _Write([settled], decided)
@@ -82,29 +82,29 @@ class Writes:
         settled: Settled = nobody,
         assignments: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Store a group. `assignments` are those to store when they are not the members' own yet."""
+        """Store a group. `assignments`: those to store if the members do not have them yet."""
         self.begin((records.group_record(group, assignments),), settled)
 
     def store_new_group(self, group: Group) -> None:
-        """Store that the group exists; nobody waits for it."""
+        """Store that the group exists; no request waits for it."""
         self.begin((records.new_group_record(group),))
 
     def answer_with_newest(self, ticket: Ticket, outcome: Outcome, refusal: Callable[[ErrorCode], Outcome]) -> None:
-        """Answer when the newest write is settled; with `refusal` when the log refuses it."""
+        """Respond when the newest write is complete; with `refusal` if the log rejects it."""
         self._newest().settled.append(
             lambda error, now: self._shard.answer(ticket, refusal(error) if error else outcome)
         )
 
     def committed(self, write_id: int, now: Now) -> None:
-        """The write is committed. A write that is not known here is an old one: ignored."""
+        """The write is committed. An unknown write id is an old one and is ignored."""
         self._settle(write_id, ErrorCode.NONE, now)
 
     def refused(self, write_id: int, code: ErrorCode, now: Now) -> None:
-        """The log refused the write with this code."""
+        """The log rejected the write with this code."""
         self._settle(write_id, _ANSWER_TO_REFUSAL.get(code, code), now)
 
     def late(self, write_id: int, now: Now) -> None:
-        """The write is in the log and not committed for too long: who waits for it may ask again."""
+        """The write is in the log but not committed in time: waiting requests may retry."""
         write = self._open.get(write_id)
         if write is None:
             return
@@ -117,14 +117,15 @@ class Writes:
             waiter(error)
 
     def when_all_is_settled(self, quiet: Quiet) -> bool:
-        """Call `quiet` when the writes under way are settled; False, and nothing is called, when there are none."""
+        """Call `quiet` when the pending writes are complete; False, and nothing is called, if there are none."""
         if not self._open:
             return False
         self._newest().quiet.append(quiet)
         return True
 
     def give_up(self, now: Now) -> None:
-        """Another broker coordinates the partition: who waits is sent there, what the log decides changes nothing."""
+        """Another broker coordinates the partition: waiting requests get NOT_COORDINATOR, the log's decision changes
+        nothing."""
         writes, self._open = self._open, {}
         for write in writes.values():
             for settled in write.settled:
@@ -151,7 +152,7 @@ class Writes:
 
     def _settle_quiet(self, write: _Write) -> None:
         if self._open and write.quiet:
-            # Writes settle in the order of the log; should one before still be open, its end is what to wait for.
+            # Writes complete in log order; if an earlier one is still open, wait for its end.
             self._newest().quiet.extend(write.quiet)
             return
         for quiet in write.quiet:
