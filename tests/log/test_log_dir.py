@@ -219,7 +219,9 @@ def test_partitions_are_found_and_only_those(log_dir: LogDir) -> None:
         (Path(log_dir.path) / name).mkdir()
     found = {str(found.topic_partition): found.topic_id for found in log_dir.existing()}
     assert found == {"rain-0": TOPIC_ID, "a-b.c_d-12": TOPIC_ID}
-    assert [removed.path.rpartition("/")[2] for removed in log_dir.condemned()] == ["snow-1.0123456789abcdef-delete"]
+    assert [removed.path.rpartition("/")[2] for removed in log_dir.pending_deletions()] == [
+        "snow-1.0123456789abcdef-delete"
+    ]
     assert [(removed.topic_partition, removed.high_watermark) for removed in log_dir.strays()] == [
         (TopicPartition("snow", 2), 0)
     ]

@@ -84,7 +84,7 @@ def test_more_batches_than_are_described_at_a_time() -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimDisk], list[int]]:
     """Sizes of what is read of a disk from now on, with small limits."""
     monkeypatch.setattr(verify_segment, "WINDOW_BYTES", 200)
-    monkeypatch.setattr(verify_segment, "BELIEVED_BYTES", 1_000)
+    monkeypatch.setattr(verify_segment, "MAX_UNVERIFIED_BYTES", 1_000)
     monkeypatch.setattr(verify_segment, "LARGEST_WINDOW_BYTES", 5_000)
     return lambda disk: watch_reads(disk, monkeypatch)
 

@@ -11,13 +11,13 @@ import pytest
 
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import OsDisk
-from fenceline.log.errors import CorruptLog, NotSettled, StorageError
+from fenceline.log.errors import CorruptLog, StorageError, TruncationPending
 from fenceline.log.file_names import EPOCH_FILE
 from fenceline.log.lost_batches import LostBatches
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.recovery_note import RecoveryNote, write_note
 from fenceline.losses.check import Stored, complaints, lost_between, stored_batches
-from fenceline.losses.cutting import Cut, cut_log, settle
+from fenceline.losses.cutting import Cut, cut_log, resolve_pending
 from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import Cause, LossClass, Receipt
@@ -53,7 +53,7 @@ def a_history(disk: SimDisk | LifeDisk, rng: Random) -> PartitionLog:
 
 
 def settled(disk: SimDisk, log: PartitionLog) -> list[Receipt]:
-    settle(disk, log, replica=REPLICA, high_watermark=log.high_watermark)
+    resolve_pending(disk, log, replica=REPLICA, high_watermark=log.high_watermark)
     return receipts_of(disk)
 
 
@@ -373,7 +373,7 @@ def test_a_disk_that_gets_full_behind_the_cut_owes_the_receipt() -> None:
     before = stored_batches(log)
     disk.fail("write", ".due.tmp", errno.ENOSPC)
     for _ in range(2):
-        with pytest.raises(NotSettled):
+        with pytest.raises(TruncationPending):
             cut_log(disk, log, cut(2))
         assert log.offline is None
         assert log.log_end_offset < before[-1].next_offset
@@ -427,7 +427,7 @@ def test_a_disk_that_gets_full_at_any_step_is_waited_for(seed: int, anew: bool, 
         for error in refused:
             assert error is None or error.disk_full
             assert log.offline is None
-        if refused[0] is not None and not isinstance(refused[0], NotSettled):
+        if refused[0] is not None and not isinstance(refused[0], TruncationPending):
             assert stored_batches(log) == before
         disk.heal()
         cut_log(disk, log, wanted)
@@ -471,7 +471,7 @@ def test_a_log_that_is_cut_in_part_is_not_closed_cleanly() -> None:
     write(log, 1, 9)
     before = stored_batches(log)
     disk.fail("write", f"{EPOCH_FILE}.tmp", errno.ENOSPC)
-    with pytest.raises(NotSettled):
+    with pytest.raises(TruncationPending):
         cut_log(disk, log, cut(2))
     assert log.unfinished is not None
     assert log.flush_work(0) is None
@@ -648,7 +648,7 @@ def test_recovery_of_whole_batches_behind_a_gap_counts_them(tmp_path_factory: py
         file.write(b"\xff\xff\xff")
     again = open_log(disk, directory, recovery_point=victim.base_offset, high_watermark=victim.base_offset)
     assert again.log_end_offset == victim.base_offset
-    (receipt,) = settle(disk, again, replica=REPLICA, high_watermark=victim.base_offset + 1)
+    (receipt,) = resolve_pending(disk, again, replica=REPLICA, high_watermark=victim.base_offset + 1)
     assert receipt.loss_class is LossClass.COMMITTED
     assert complaints([receipt], lost_between(stored, stored_batches(again))) == []
     assert "checksum" in receipt.reason
@@ -681,6 +681,6 @@ def test_a_note_that_was_settled_does_not_come_back_with_a_loss_of_power() -> No
         write(open_log(disk), 1, 3)
         note = RecoveryNote(LostBatches(2, 4, 2, 100, (1,)), "a test", True, 5_000, ())
         write_note(disk, DIRECTORY, note)
-        assert len(settle(disk, open_log(disk), replica=REPLICA, high_watermark=0)) == 1
+        assert len(resolve_pending(disk, open_log(disk), replica=REPLICA, high_watermark=0)) == 1
         disk.crash()
         assert ReceiptFolder(disk, DIRECTORY).notes() == []

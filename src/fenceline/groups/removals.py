@@ -24,7 +24,7 @@ from fenceline.groups.writes import Settled, nobody
 if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
 
-_MOST_TOMBSTONES: Final = 5_000
+_MAX_TOMBSTONES: Final = 5_000
 """Per batch; the log rejects a batch larger than the topic's max.message.bytes."""
 _OFFSETS_A_LOOK: Final = 5_000
 _LOOK_AGAIN_MS: Final = 20
@@ -51,8 +51,8 @@ class Removals:
                 elif not shard.has_group(group.group_id):
                     shard.groups[group.group_id] = group
 
-        while len(slots) > _MOST_TOMBSTONES:
-            some, slots = slots[:_MOST_TOMBSTONES], slots[_MOST_TOMBSTONES:]
+        while len(slots) > _MAX_TOMBSTONES:
+            some, slots = slots[:_MAX_TOMBSTONES], slots[_MAX_TOMBSTONES:]
             self._drop_slots(some, shard.writes.begin([records.offset_tombstone(slot) for slot in some], nobody))
         batch = [records.offset_tombstone(slot) for slot in slots]
         batch.extend(records.group_tombstone(group.group_id) for group in groups)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from fenceline.errors import FencelineError
 from fenceline.log import compaction_swap
 from fenceline.log.compaction_bound import raise_bound
-from fenceline.log.compaction_filter import Filtering, Indexing, Kept
+from fenceline.log.compaction_filter import BatchFilter, Kept, KeyIndexer
 from fenceline.log.compaction_kernel import SLOT_BYTES, KeyOffsets, tell_batches
 from fenceline.log.compaction_plan import Due, Group, groups
 from fenceline.log.compaction_swap import Replacement
@@ -41,10 +41,10 @@ from fenceline.records.errors import RecordsError
 if TYPE_CHECKING:
     from fenceline.log.partition_log import PartitionLog
 
-MOST_SEGMENTS: Final = 64
+MAX_GROUP_SEGMENTS: Final = 64
 """Per group: the loop renames that many files at once."""
 MAX_FILE_BYTES: Final = (1 << 31) - 1
-BELIEVED_BYTES: Final = 16 << 20
+MAX_UNVERIFIED_BYTES: Final = 16 << 20
 """The checksum of a batch that claims to be larger is checked before memory is allocated for it."""
 
 
@@ -133,7 +133,7 @@ class Compaction:
 
     def _index(self, keys: KeyOffsets) -> Iterator[int]:
         due = self.due
-        indexing = Indexing(keys, Transactions(self._aborted(due.first_dirty)), due.first_dirty)
+        indexing = KeyIndexer(keys, Transactions(self._aborted(due.first_dirty)), due.first_dirty)
         for number, segment in enumerate(self.segments):
             after = self._after(number)
             if after <= due.first_dirty:
@@ -189,7 +189,7 @@ class Compaction:
             end=self._after(last) if below else 0,
             segment_bytes=self.segment_bytes,
             index_bytes=self.segment_index_bytes - TIME_ENTRY_BYTES,
-            most=MOST_SEGMENTS,
+            most=MAX_GROUP_SEGMENTS,
         )
 
     def _rewrite(self, old: list[Segment], keys: KeyOffsets, transactions: Transactions) -> Iterator[int | Replacement]:
@@ -200,7 +200,7 @@ class Compaction:
         sizes = tuple(segment.size_bytes for segment in old)
         indexes = tuple(_index_of(segment) for segment in old)
         replacement = Replacement(tuple(old), sizes, indexes, new, ())
-        filtering = Filtering(
+        filtering = BatchFilter(
             keys, transactions, self.kept, now_ms=self.now_ms, delete_retention_ms=self.delete_retention_ms
         )
         try:
@@ -233,13 +233,13 @@ class Compaction:
                     self._has_raised_bound = True
                 compaction_swap.prepare(disk, self.directory, replacement)
                 yield replacement
-                compaction_swap.settle(disk, self.directory, replacement)
+                compaction_swap.sync_replacement(disk, self.directory, replacement)
                 stats.bytes_before += sum(sizes)
                 stats.bytes_after += new.size_bytes
             stats.records_before += filtering.records_before
             stats.records_after += filtering.records_after
         finally:
-            compaction_swap.take_back(disk, self.directory, replacement)
+            compaction_swap.undo(disk, self.directory, replacement)
 
     def _write(self, fd: int, new: Segment, pieces: list[memoryview]) -> int:
         before = new.size_bytes
@@ -278,7 +278,7 @@ class _Chunks:
             if header.size_bytes > len(chunk):
                 if header.size_bytes > self._end - before:
                     raise Uncleanable(f"{self._path} ends within the batch at byte {before}")
-                if header.size_bytes > BELIEVED_BYTES:
+                if header.size_bytes > MAX_UNVERIFIED_BYTES:
                     self._check_large(header)
                 chunk = self._read(header.size_bytes)
             yield memoryview(chunk)
@@ -289,7 +289,7 @@ class _Chunks:
         """Check a large batch, as no checksum covers a batch's length. Raises Uncleanable, OSError."""
         crc, done = 0, CRC_COVERS_FROM
         while done < header.size_bytes:
-            piece = self._read(min(BELIEVED_BYTES, header.size_bytes - done), done)
+            piece = self._read(min(MAX_UNVERIFIED_BYTES, header.size_bytes - done), done)
             crc = crc32c(piece, crc)
             done += len(piece)
         if crc != header.crc:
@@ -319,7 +319,7 @@ def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compac
     """A compaction of a log in its current state. Call it on the loop."""
     config = log.config
     is_saved = log.complete_from == log._saved_complete_from
-    log.rely_on(due.end, log.latest_epoch)
+    log.raise_complete_from(due.end, log.latest_epoch)
     if is_saved:
         log._saved_complete_from = log.complete_from  # `raise_bound` saves it
     segments = tuple(segment for segment in log.segments[:-1] if segment.base_offset < due.end)

@@ -22,7 +22,7 @@ from fenceline.log.disk import Disk, read_file, replace_file
 
 BOUND_FILE: Final = "fenceline-compacted-to"
 COMPLETE_FILE: Final = "fenceline-complete-from"
-_MOST_BYTES: Final = 20
+_MAX_FILE_BYTES: Final = 20
 _UNKNOWN: Final = 1 << 62
 
 
@@ -92,4 +92,4 @@ def forget_bounds(disk: Disk, directory: str) -> None:
 
 
 def _number(text: bytes) -> int | None:
-    return int(text) if text.isdigit() and len(text) <= _MOST_BYTES else None
+    return int(text) if text.isdigit() and len(text) <= _MAX_FILE_BYTES else None

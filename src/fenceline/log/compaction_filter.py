@@ -55,7 +55,7 @@ class Kept(NamedTuple):
         return header.is_control and self.marker_epochs.get(header.producer_id) == header.producer_epoch
 
 
-class Indexing:
+class KeyIndexer:
     """Puts the keys of chunks into a map."""
 
     def __init__(self, keys: KeyOffsets, transactions: Transactions, from_offset: int) -> None:
@@ -79,16 +79,16 @@ class Indexing:
             if outcome != SPECIAL:
                 return position
             header = peek_header(chunk, position)
-            if not self._take_special(chunk[position : header.end_position], header._replace(position=0)):
+            if not self._index_special(chunk[position : header.end_position], header._replace(position=0)):
                 self.is_full = True
                 return position
             position = header.end_position
 
-    def _take_special(self, content: memoryview, header: BatchHeader) -> bool:
+    def _index_special(self, content: memoryview, header: BatchHeader) -> bool:
         check_crc(content, header)
         self.records += header.record_count
         if header.is_control:
-            self._transactions.is_needless(header, content)
+            self._transactions.is_removable_marker(header, content)
         elif not self._transactions.is_aborted(header):
             payload, start, end = records_of(content, header)
             if not index_records(
@@ -106,7 +106,7 @@ class Indexing:
         return True
 
 
-class Filtering:
+class BatchFilter:
     """Writes the remaining batches of chunks."""
 
     def __init__(
@@ -172,7 +172,7 @@ class Filtering:
         return found
 
     def _filter_control(self, content: memoryview, header: BatchHeader) -> memoryview | None:
-        if not self._transactions.is_needless(header, content):
+        if not self._transactions.is_removable_marker(header, content):
             return content
         if not header.record_count or (header.has_delete_horizon and header.base_timestamp <= self._now_ms):
             return None

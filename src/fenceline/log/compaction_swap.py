@@ -135,7 +135,7 @@ def commit(log: PartitionLog, replacement: Replacement) -> bool:
     return True
 
 
-def settle(disk: Disk, directory: str, replacement: Replacement) -> None:
+def sync_replacement(disk: Disk, directory: str, replacement: Replacement) -> None:
     """Sync the exchange, and remove the snapshots of the old segments. For a thread. Raises OSError."""
     disk.fsync_dir(directory)
     merged = {segment.base_offset for segment in replacement.old[1:]}
@@ -150,7 +150,7 @@ def delete_old(disk: Disk, replacement: Replacement) -> None:
             disk.unlink(segment.path)
 
 
-def take_back(disk: Disk, directory: str, replacement: Replacement) -> None:
+def undo(disk: Disk, directory: str, replacement: Replacement) -> None:
     """Undo `prepare`, or remove the files written before it: the old segments stay. For a thread. Raises OSError.
 
     Does nothing if the exchange has begun, or if nothing was written.

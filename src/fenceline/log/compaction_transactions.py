@@ -39,7 +39,7 @@ class Transactions:
         self._committed.add(header.producer_id)
         return False
 
-    def is_needless(self, header: BatchHeader, content: memoryview) -> bool:
+    def is_removable_marker(self, header: BatchHeader, content: memoryview) -> bool:
         """Process a control batch. Whether its transaction has no record left. Raises RecordsError."""
         self._begin_up_to(header.last_offset)
         if not header.record_count:
@@ -48,9 +48,9 @@ class Transactions:
         if marker is None:
             return False
         if marker.commit:
-            is_needless = header.producer_id not in self._committed
+            is_removable_marker = header.producer_id not in self._committed
             self._committed.discard(header.producer_id)
-            return is_needless
+            return is_removable_marker
         entry = self._aborted.pop(header.producer_id, None)
         if entry is None or header.producer_id not in self._seen:
             return True

@@ -130,7 +130,7 @@ class Disk(Protocol):
 
     def truncate(self, fd: int, size_bytes: int) -> None: ...
     def fsync(self, fd: int) -> None: ...
-    def let_go(self, fd: int, position: int, size_bytes: int) -> None:
+    def start_writeback(self, fd: int, position: int, size_bytes: int) -> None:
         """Start to write these bytes to the disk; bytes that are already there are dropped from the page cache. A
         hint."""
         ...
@@ -209,7 +209,7 @@ class OsDisk:
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
         return OsMapping.make(fd, position, size_bytes)
 
-    def let_go(self, fd: int, position: int, size_bytes: int) -> None:
+    def start_writeback(self, fd: int, position: int, size_bytes: int) -> None:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, position, size_bytes, os.POSIX_FADV_DONTNEED)
 

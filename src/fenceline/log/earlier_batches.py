@@ -4,9 +4,9 @@ Owns the search in the log. A producer snapshot holds the last batch of each pro
 had five in flight. Kafka then answers 45 (OUT_OF_ORDER_SEQUENCE_NUMBER) for the four before it, and clients that start
 a new epoch write them twice. Here the log is searched instead.
 
-It is searched from the newest to the oldest batch, in steps, for at most `MOST_BYTES`, and once for each producer whose
-batch is not found: an error stays cheap. It reads on the loop: this happens only after restarts, and the end of a log
-is in the page cache.
+It is searched from the newest to the oldest batch, in steps, for at most `MAX_SEARCH_BYTES`, and once for each producer
+whose batch is not found: an error stays cheap. It reads on the loop: this happens only after restarts, and the end of a
+log is in the page cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fenceline.log.partition_log import PartitionLog
     from fenceline.records.batch import BatchHeader
 
-MOST_BYTES: Final = 16 << 20
+MAX_SEARCH_BYTES: Final = 16 << 20
 _STEPS: Final = (1_000, 10_000, 100_000)
 """How many offsets before the oldest known batch to search."""
 _READ_BYTES: Final = 1 << 20
@@ -38,7 +38,7 @@ def find_earlier(log: PartitionLog, header: BatchHeader) -> BatchSeen | None:
         return None
     if not is_after(known[0].first_sequence, header.base_sequence):
         return None
-    end, left_bytes = known[0].first_offset, MOST_BYTES
+    end, left_bytes = known[0].first_offset, MAX_SEARCH_BYTES
     for step in _STEPS:
         start = max(log.log_start_offset, known[0].first_offset - step)
         offset = start

@@ -5,7 +5,7 @@ without a batch may be lost in a crash; every other one can be read back from th
 with the next flush and not at each assignment.
 
 If compaction removed the first batches of an epoch, no remaining batch shows its start. The entry then came from the
-log that this one was copied from, and the checkpoint must hold it (`is_precious`).
+log that this one was copied from, and the checkpoint must hold it (`has_unrecoverable_entries`).
 
 Invariant: epochs and start offsets both rise strictly from entry to entry.
 """
@@ -21,7 +21,7 @@ UNDEFINED: Final = -1
 
 
 class EpochCache:
-    __slots__ = ("_deleted_epoch", "_epochs", "_starts", "changed", "is_precious")
+    __slots__ = ("_deleted_epoch", "_epochs", "_starts", "changed", "has_unrecoverable_entries")
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._epochs: list[int] = []
@@ -29,7 +29,7 @@ class EpochCache:
         self._deleted_epoch = UNDEFINED
         """Epoch of the last record that was deleted below the log start; no checkpoint holds it."""
         self.changed = False
-        self.is_precious = False
+        self.has_unrecoverable_entries = False
         """It holds an entry that cannot be read back from the batches."""
         for epoch, start in entries:
             self.assign(epoch, start)
@@ -79,7 +79,7 @@ class EpochCache:
         for each, start in known:
             if self.latest_epoch < each <= epoch:
                 self.assign(each, min(start, first_offset))
-                self.is_precious = self.is_precious or each < epoch or start < first_offset
+                self.has_unrecoverable_entries = self.has_unrecoverable_entries or each < epoch or start < first_offset
         self.assign(epoch, first_offset)
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
@@ -120,7 +120,7 @@ class EpochCache:
         self._starts[0] = start_offset
         self.changed = True
 
-    def deleted_as(self, epoch: int) -> bool:
+    def last_deleted_epoch_is(self, epoch: int) -> bool:
         """Whether a log whose last record before this log's start has `epoch` contains everything that was deleted
         here.
 

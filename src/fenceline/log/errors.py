@@ -12,14 +12,14 @@ from typing import Final
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
 
-_PASSING: Final = frozenset(
+_TRANSIENT: Final = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 )
 
 
-def passes(number: int | None) -> bool:
+def is_transient(number: int | None) -> bool:
     """Whether a system error can pass without a repair of the disk."""
-    return number in _PASSING
+    return number in _TRANSIENT
 
 
 class StorageError(PeerError):
@@ -41,7 +41,7 @@ class StorageError(PeerError):
         return self.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-class NotSettled(StorageError):
+class TruncationPending(StorageError):
     """A log was truncated, but the disk has no room for its receipt: repeat the truncation before the log is used."""
 
 
@@ -71,4 +71,4 @@ class CorruptLog(OperatorError):
         """Set if no damage is known and the system returned an error that may pass: the log can be opened again
         then."""
         cause = self.__cause__
-        return cause if isinstance(cause, OSError) and passes(cause.errno) else None
+        return cause if isinstance(cause, OSError) and is_transient(cause.errno) else None

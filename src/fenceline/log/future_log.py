@@ -11,7 +11,7 @@ The last step: the missing records are few and in memory, so they are appended; 
 `...-delete`, and the copy's to the log's name. After a crash between the two renames only the copy is left, and has
 everything that was safe on the disk. The unique part of its name is that of the `...-delete` directory, which
 distinguishes it from a copy whose log lies in an offline directory. After a power loss that kept only the second
-rename, both are complete (`twin_logs.py`).
+rename, both are complete (`duplicate_logs.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FILES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class CopyRange:
     """Where the copy continues in the log's files. `near`: position of a batch at or before it. `epochs`: the log's."""
 
     path: str
@@ -93,7 +93,7 @@ class FutureLog:
             future._copied_from = current.log_start_offset
             if current.is_written:
                 try:
-                    future.begin_at(current.log_start_offset, now_ms)
+                    future.start_at(current.log_start_offset, now_ms)
                 except StorageError:
                     if is_new:
                         future._remove()
@@ -119,7 +119,7 @@ class FutureLog:
 
     # -- copying -------------------------------------------------------------------------------------------------------
 
-    def to_drop(self, current: PartitionLog) -> int | None:
+    def truncation_target(self, current: PartitionLog) -> int | None:
         """Where the copy has to end because the log was truncated; None: it continues. Below the log start: it
         restarts."""
         if self._copied_from > current.log_start_offset:
@@ -144,7 +144,7 @@ class FutureLog:
         else:
             self.log.truncate_to(end, keep_evidence=False)
 
-    def next_stretch(self, current: PartitionLog) -> Stretch | None:
+    def next_range(self, current: PartitionLog) -> CopyRange | None:
         """What to copy next; None if it has everything that the log has."""
         offset, segments = self.log.log_end_offset, current.segments
         if offset >= current.log_end_offset or not segments:
@@ -160,21 +160,21 @@ class FutureLog:
             near = segment.index.floor(offset - segment.base_offset) if segment.index is not None else 0
         is_last = number + 1 == len(segments)
         next_base = current.log_end_offset if is_last else segments[number + 1].base_offset
-        return Stretch(segment.path, near, segment.size_bytes, next_base, current.epochs.entries)
+        return CopyRange(segment.path, near, segment.size_bytes, next_base, current.epochs.entries)
 
-    def copy(self, stretch: Stretch, now_ms: int) -> int:
+    def copy(self, copy_range: CopyRange, now_ms: int) -> int:
         """Copy a chunk of complete batches. Returns the number of bytes. Blocks.
 
         Raises OSError if the log's file cannot be read, StorageError if the copy cannot be written, PeerError if the
         bytes read are no batch that continues the copy: the log was truncated, or the disk returns wrong data.
         """
         disk = self.source.disk
-        fd = disk.open_read(stretch.path)
+        fd = disk.open_read(copy_range.path)
         try:
-            position = stretch.near
-            if self._reached != (stretch.path, self.log.log_end_offset, position):
-                position = self._position(fd, stretch)
-            left = stretch.end - position
+            position = copy_range.near
+            if self._reached != (copy_range.path, self.log.log_end_offset, position):
+                position = self._position(fd, copy_range)
+            left = copy_range.end - position
             content = disk.pread(fd, min(left, CHUNK_BYTES), position) if left > 0 else b""
             if content:
                 size = peek_header(content).size_bytes
@@ -183,16 +183,16 @@ class FutureLog:
         finally:
             disk.close(fd)
         if not content:
-            self._pass_gap(stretch.next_base, now_ms)
+            self._pass_gap(copy_range.next_base, now_ms)
             return 0
-        taken = self._append(memoryview(content), stretch.epochs, now_ms)
-        self._reached = (stretch.path, self.log.log_end_offset, position + taken)
+        taken = self._append(memoryview(content), copy_range.epochs, now_ms)
+        self._reached = (copy_range.path, self.log.log_end_offset, position + taken)
         return taken
 
-    def _position(self, fd: int, stretch: Stretch) -> int:
+    def _position(self, fd: int, copy_range: CopyRange) -> int:
         disk, offset = self.source.disk, self.log.log_end_offset
-        batches = headers_from(lambda at, size: disk.pread(fd, size, at), stretch.near, stretch.end)
-        return next((at for at, header in batches if header.last_offset >= offset), stretch.end)
+        batches = headers_from(lambda at, size: disk.pread(fd, size, at), copy_range.near, copy_range.end)
+        return next((at for at, header in batches if header.last_offset >= offset), copy_range.end)
 
     def _append(self, records: memoryview, epochs: tuple[tuple[int, int], ...], now_ms: int) -> int:
         size = peek_header(records).size_bytes
@@ -212,9 +212,9 @@ class FutureLog:
             self.log.log_end_offset = next_base
             self.log.roll(now_ms)
         else:
-            self.begin_at(next_base, now_ms)
+            self.start_at(next_base, now_ms)
 
-    def begin_at(self, offset: int, now_ms: int) -> None:
+    def start_at(self, offset: int, now_ms: int) -> None:
         """An empty log with a directory: the name of its segment holds the offset where it continues. Blocks."""
         self.log.last_flush_ms = now_ms
         self.log.truncate_fully_and_start_at(offset, keep_evidence=False)
@@ -230,7 +230,7 @@ class FutureLog:
         if work is not None:
             work.run()
 
-    def follow_start(self, current: PartitionLog) -> None:
+    def follow_offsets(self, current: PartitionLog) -> None:
         """Follow the log's start, high watermark and completeness bound, up to the end of the copy."""
         self._times_emptied = current.times_emptied
         self.log.complete_from = current.complete_from
@@ -240,10 +240,10 @@ class FutureLog:
 
     # -- the step ------------------------------------------------------------------------------------------------------
 
-    def take_rest(self, current: PartitionLog, now_ms: int) -> bool:
+    def append_rest(self, current: PartitionLog, now_ms: int) -> bool:
         """Append the missing records if they are few and in memory. Returns whether none is missing. Raises
         PeerError."""
-        if self.to_drop(current) is not None:
+        if self.truncation_target(current) is not None:
             return False
         if self.log.log_end_offset < current.log_end_offset:
             end = current.log_end_offset
@@ -257,8 +257,8 @@ class FutureLog:
         return self.log.log_end_offset == current.log_end_offset
 
     def replace(self, current: PartitionLog, config: LogConfig) -> tuple[PartitionLog, RemovedPartition | None]:
-        """Become the log, once `take_rest` has returned True. Returns the directory to delete. Two renames, which
-        `settle_names` makes durable. Raises StorageError with nothing changed.
+        """Become the log, once `append_rest` has returned True. Returns the directory to delete. Two renames, which
+        `sync_renames` makes durable. Raises StorageError with nothing changed.
 
         State that is not in the batches is taken from the log: epochs without a batch, and the producers' current
         state.
@@ -269,7 +269,7 @@ class FutureLog:
         removed = None
         if current.is_written:
             unique = unique_of_future(log.directory.rpartition("/")[2]) if is_written else None
-            removed = self.source.put_away_at(current.directory, where, DELETE_SUFFIX, unique=unique)
+            removed = self.source.rename_for_removal(current.directory, where, DELETE_SUFFIX, unique=unique)
         try:
             if is_written:
                 self.target.disk.rename(log.directory, self.target.partition_path(where))
@@ -282,9 +282,9 @@ class FutureLog:
             log._files.close(segment)
         _rename_paths(log, self.target.partition_path(where))
         log._files, log.config = self.target.files, config
-        is_precious = log.epochs.is_precious
+        has_unrecoverable_entries = log.epochs.has_unrecoverable_entries
         log.epochs = EpochCache(current.epochs.entries)
-        log.epochs.changed, log.epochs.is_precious = is_written, is_precious
+        log.epochs.changed, log.epochs.has_unrecoverable_entries = is_written, has_unrecoverable_entries
         snapshot_offset = log.producers.snapshot_offset
         log.producers = current.producers
         log.producers.snapshot_offset = snapshot_offset
@@ -310,7 +310,7 @@ class FutureLog:
         current.close(clean=False)
         current.offline = StorageError(f"{where} has moved to {self.target.path}")
 
-    def settle_names(self) -> None:
+    def sync_renames(self) -> None:
         """Make both renames durable, in their order. Blocks. Raises OSError."""
         self.source.disk.fsync_dir(self.source.path)
         self.target.disk.fsync_dir(self.target.path)
@@ -324,7 +324,7 @@ class FutureLog:
         if not was_written:
             self._remove()  # files of an attempt to start
             return None
-        return self.target.put_away_at(self.log.directory, self.topic_partition, DELETE_SUFFIX)
+        return self.target.rename_for_removal(self.log.directory, self.topic_partition, DELETE_SUFFIX)
 
 
 def _rename_paths(log: PartitionLog, directory: str) -> None:

@@ -24,6 +24,7 @@ from fenceline.log import saving
 from fenceline.log.checkpoints import NO_IDENTITY, BadCheckpoint, DirectoryIdentity, read_identity
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file, replace_file
+from fenceline.log.duplicate_logs import LogInspection, inspect_log
 from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.file_names import LOG_SUFFIX, METADATA_FILE, stem
 from fenceline.log.first_segments import SegmentsAtStop, read_first_segments, write_first_segments
@@ -36,12 +37,11 @@ from fenceline.log.partition_dir import (
     RemovedPartition,
     parse_future_name,
     parse_partition_name,
-    parse_put_away_name,
+    parse_removed_name,
     partition_of,
-    put_away_name,
+    removed_name,
 )
 from fenceline.log.partition_log import PartitionLog
-from fenceline.log.twin_logs import Survey, survey
 
 LOCK_FILE: Final = ".lock"
 PROBE_FILE: Final = ".fenceline-probe"
@@ -144,7 +144,7 @@ class LogDir:
         log_dir = cls(disk, path, cluster_id=found_cluster, node_id=found_node, files=files)
         if "directory.id" in meta:
             log_dir.directory_id = directory_id_of(meta["directory.id"], path)
-        log_dir._take_lock()
+        log_dir._acquire_lock()
         try:
             log_dir._read_state()
         except BaseException:
@@ -152,7 +152,7 @@ class LogDir:
             raise
         return log_dir
 
-    def _take_lock(self) -> None:
+    def _acquire_lock(self) -> None:
         path = f"{self.path}/{LOCK_FILE}"
         note = f"node {self.node_id}, process {_process_id()}\n".encode()
         fd = self.disk.lock(path, note)
@@ -217,17 +217,17 @@ class LogDir:
         if failed is not None:
             raise failed
         try:
-            log = self.open_apart(topic_partition, topic_id, config, now_ms)
+            log = self.open_detached(topic_partition, topic_id, config, now_ms)
         except CorruptLog as error:
             self.offline[topic_partition] = error
             raise
         self.open_logs[topic_partition] = log
         return log
 
-    def open_apart(
+    def open_detached(
         self, topic_partition: TopicPartition, topic_id: UUID | None, config: LogConfig, now_ms: int
     ) -> PartitionLog:
-        """Open a log that could not be opened before, in a thread of its own; call `take_in` afterwards. Raises
+        """Open a log that could not be opened before, in a thread of its own; call `add_open_log` afterwards. Raises
         CorruptLog."""
         directory = self.partition_path(topic_partition)
         self._check_id(directory, topic_id)
@@ -235,7 +235,7 @@ class LogDir:
         log.jitter_ms = self.jitter_ms
         return log
 
-    def begun_late(self) -> list[TopicPartition]:
+    def missing_first_segments(self) -> list[TopicPartition]:
         """Partitions whose first segment file disappeared since the clean shutdown. One stat each. Raises OSError."""
         return [
             where
@@ -245,8 +245,8 @@ class LogDir:
             and self.disk.stat(self.partition_path(where)) is not None
         ]
 
-    def take_in(self, log: PartitionLog) -> None:
-        """Add a log that `open_apart` opened to the open ones."""
+    def add_open_log(self, log: PartitionLog) -> None:
+        """Add a log that `open_detached` opened to the open ones."""
         self.offline.pop(log.topic_partition, None)
         self.open_logs[log.topic_partition] = log
 
@@ -280,8 +280,8 @@ class LogDir:
         found = self.identity_of(directory) if self.disk.stat(directory) is not None else None
         known = self.offsets.claim(topic_partition, found)
         is_told = found is not None and found.topic_id is not None
-        clean = self.clean and (known.is_proven or found is None)
-        at_stop = self._first_segments.get(topic_partition) if clean and known.is_proven else None
+        clean = self.clean and (known.describes_directory or found is None)
+        at_stop = self._first_segments.get(topic_partition) if clean and known.describes_directory else None
         log = PartitionLog.open(
             self.disk,
             directory,
@@ -300,14 +300,14 @@ class LogDir:
         )
         log.durable_recovery_point = known.recovery_point
         if found is not None and not is_told:
-            log.owe_identity()
+            log.mark_identity_unsaved()
         return log
 
-    def survey(self, topic_partition: TopicPartition) -> Survey:
+    def inspect_log(self, topic_partition: TopicPartition) -> LogInspection:
         """What opening a partition's log would find; changes nothing. For a thread. Raises CorruptLog, OSError."""
         directory = self.partition_path(topic_partition)
         known = self.offsets.of(topic_partition, self.identity_of(directory))
-        return survey(self.disk, directory, known, clean=self.clean and known.is_proven)
+        return inspect_log(self.disk, directory, known, clean=self.clean and known.describes_directory)
 
     def partition_path(self, topic_partition: TopicPartition) -> str:
         return f"{self.path}/{topic_partition.topic}-{topic_partition.partition}"
@@ -346,18 +346,18 @@ class LogDir:
                 path = f"{self.path}/{name}"
                 yield ExistingPartition(found, self.topic_id_of(path), path)
 
-    def condemned(self) -> list[RemovedPartition]:
+    def pending_deletions(self) -> list[RemovedPartition]:
         """Directories whose deletion was interrupted; to be deleted in a thread."""
-        return self._put_away_before(DELETE_SUFFIX)
+        return self._removed_before(DELETE_SUFFIX)
 
     def strays(self) -> list[RemovedPartition]:
         """Directories that were set aside, by this start or an earlier one. Raises OSError."""
-        return self._put_away_before(STRAY_SUFFIX)
+        return self._removed_before(STRAY_SUFFIX)
 
-    def _put_away_before(self, suffix: str) -> list[RemovedPartition]:
+    def _removed_before(self, suffix: str) -> list[RemovedPartition]:
         found = []
         for name in self.disk.listdir(self.path):
-            where = parse_put_away_name(name) if name.endswith(suffix) else None
+            where = parse_removed_name(name) if name.endswith(suffix) else None
             if where is not None:
                 path = f"{self.path}/{name}"
                 high_watermark = self._last_high_watermarks.get(path)
@@ -394,13 +394,13 @@ class LogDir:
 
         None if it had no directory. Raises StorageError.
         """
-        return self._put_away(topic_partition, DELETE_SUFFIX)
+        return self._rename_for_removal(topic_partition, DELETE_SUFFIX)
 
     def set_aside_stray(self, topic_partition: TopicPartition) -> RemovedPartition | None:
         """Rename a partition that the cluster does not know to `...-stray`, as Kafka does; nothing is deleted."""
-        return self._put_away(topic_partition, STRAY_SUFFIX)
+        return self._rename_for_removal(topic_partition, STRAY_SUFFIX)
 
-    def _put_away(self, topic_partition: TopicPartition, suffix: str) -> RemovedPartition | None:
+    def _rename_for_removal(self, topic_partition: TopicPartition, suffix: str) -> RemovedPartition | None:
         try:
             high_watermark = self.high_watermark(topic_partition)
         except OSError:
@@ -411,9 +411,9 @@ class LogDir:
         self.offline.pop(topic_partition, None)
         self.offsets.forget(topic_partition)
         self._first_segments.pop(topic_partition, None)
-        return self.put_away_at(self.partition_path(topic_partition), topic_partition, suffix, high_watermark)
+        return self.rename_for_removal(self.partition_path(topic_partition), topic_partition, suffix, high_watermark)
 
-    def put_away_at(
+    def rename_for_removal(
         self,
         source: str,
         topic_partition: TopicPartition,
@@ -423,7 +423,7 @@ class LogDir:
     ) -> RemovedPartition | None:
         """As `delete_partition`, for a directory with another name. The caller owns its open log. `unique`: the unique
         part of the new name; None for a fresh id."""
-        target = f"{self.path}/{put_away_name(topic_partition, suffix, unique or self.fresh_id().hex)}"
+        target = f"{self.path}/{removed_name(topic_partition, suffix, unique or self.fresh_id().hex)}"
         try:
             self.disk.rename(source, target)
         except FileNotFoundError:
@@ -444,7 +444,7 @@ class LogDir:
 
     # -- checkpoints and close ----------------------------------------------------------------------------------
 
-    def has_gone_back(self) -> bool:
+    def has_truncated_log(self) -> bool:
         """Whether a log ends before its recovery point on the disk, because it was truncated."""
         safe = self.offsets.recovery_points
         return any(log.recovery_point < safe.get(where, 0) for where, log in self.open_logs.items())

@@ -7,8 +7,8 @@ Decides nothing else, and reads nothing of a log except these offsets.
 Kafka keys the four files by the partition's name. A name comes back: a topic is deleted and made anew, a replica moves
 away and returns, a copy takes over. So every directory that Fenceline makes has an incarnation, an id of its own in
 `partition.metadata`, and `fenceline-incarnations` names the directory that the entries of a partition tell of. An entry
-counts for that directory and for no other (`are_of`). The order of the writes keeps this true after a crash between any
-two of them:
+counts for that directory and for no other (`applies_to`). The order of the writes keeps this true after a crash between
+any two of them:
 
 1. what the disk says of a directory that has gone, or is another one now, loses its line in `fenceline-incarnations`;
 2. the four checkpoints that have changed;
@@ -46,16 +46,16 @@ CLEANED: Final = "cleaner-offset-checkpoint"
 INCARNATIONS: Final = "fenceline-incarnations"
 
 
-class Known(NamedTuple):
-    """The checkpointed offsets of one directory; `is_proven`: they do describe this one."""
+class KnownOffsets(NamedTuple):
+    """The checkpointed offsets of one directory; `describes_directory`: they do describe this one."""
 
     recovery_point: int
     log_start_offset: int
     high_watermark: int
-    is_proven: bool
+    describes_directory: bool
 
 
-UNKNOWN: Final = Known(0, 0, 0, False)
+UNKNOWN: Final = KnownOffsets(0, 0, 0, False)
 """The log is checked from its start, begins where its files do, and nothing is known to be committed."""
 
 
@@ -114,7 +114,7 @@ class LogDirOffsets:
 
     # -- whose they are ------------------------------------------------------------------------------------------------
 
-    def are_of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> bool:
+    def applies_to(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> bool:
         """Whether the entries of a partition describe this directory: the rule of this module."""
         named = self.incarnations.get(topic_partition)
         if named == directory.text != "":
@@ -124,21 +124,21 @@ class LogDirOffsets:
         is_told = self.is_clean and directory.topic_id is not None and topic_partition in self.recovery_points
         return is_told and (named is None or directory.incarnation is None)
 
-    def of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> Known:
+    def of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> KnownOffsets:
         """The known offsets of the log in this directory."""
-        if not self.are_of(topic_partition, directory):
+        if not self.applies_to(topic_partition, directory):
             return UNKNOWN
         high_watermark = self.high_watermarks.get(topic_partition)
         log_start = self.log_starts.get(topic_partition, 0)
         if high_watermark is not None and log_start > high_watermark:
             log_start = 0  # only committed records are deleted: the line is damaged, or of an emptied log
-        return Known(self.recovery_points.get(topic_partition, 0), log_start, high_watermark or 0, True)
+        return KnownOffsets(self.recovery_points.get(topic_partition, 0), log_start, high_watermark or 0, True)
 
-    def claim(self, topic_partition: TopicPartition, directory: DirectoryIdentity | None) -> Known:
+    def claim(self, topic_partition: TopicPartition, directory: DirectoryIdentity | None) -> KnownOffsets:
         """As `of`, for the directory in use from now on; None: it does not exist yet. Entries of another one are
         removed."""
         known = self.of(topic_partition, directory) if directory is not None else UNKNOWN
-        if not known.is_proven:
+        if not known.describes_directory:
             self.forget(topic_partition)
         elif directory is not None:
             self.incarnations.pop(topic_partition, None)
@@ -223,5 +223,5 @@ class LogDirOffsets:
 
 def recovery_point_to_write(log: PartitionLog) -> int:
     """The recovery point that may count as durable. A log without records has none: its first batch may begin below its
-    end offset, as the leader's log may start inside a batch (`replicated.whole_batches`)."""
+    end offset, as the leader's log may start inside a batch (`follower_batches.validate_fetched`)."""
     return log.recovery_point if log.size_bytes else 0

@@ -102,7 +102,7 @@ class LogDirs:
         if before is not None:
             self._counts[before] -= 1
 
-    def emptiest(self) -> LogDir | None:
+    def least_loaded(self) -> LogDir | None:
         """The directory in use with the fewest partitions, the first if several; None if none is left. A cordoned one
         only if all are."""
         free = [each for each in self._online if each.path not in self.cordoned]

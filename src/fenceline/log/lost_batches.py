@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from fenceline.errors import PeerError
 from fenceline.log.disk import Disk
-from fenceline.log.scan import BadBatch, next_whole_batch, scan
+from fenceline.log.scan import BadBatch, next_complete_batch, scan
 from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
 
-_MOST_OFFSETS: Final = 1 << 31
+_MAX_OFFSETS: Final = 1 << 31
 """Of one batch; a higher value is damage."""
 
 
@@ -103,7 +103,7 @@ def _batches(disk: Disk, piece: Piece, next_offset: int, start_offset: int) -> I
                 next_offset = header.next_offset
                 position += header.size_bytes
                 continue
-            whole = next_whole_batch(disk, fd, position, piece.end)
+            whole = next_complete_batch(disk, fd, position, piece.end)
             if whole is None:
                 return
             position = whole
@@ -123,8 +123,8 @@ def _header_of_damaged(content: bytes, next_offset: int) -> BatchHeader | None:
     is_likely = (
         header.size_bytes >= BATCH_OVERHEAD
         and header.base_offset >= next_offset
-        and 0 <= header.last_offset_delta < _MOST_OFFSETS
+        and 0 <= header.last_offset_delta < _MAX_OFFSETS
         and 0 <= header.record_count <= header.last_offset_delta + 1
-        and header.base_offset - next_offset < _MOST_OFFSETS
+        and header.base_offset - next_offset < _MAX_OFFSETS
     )
     return header if is_likely else None

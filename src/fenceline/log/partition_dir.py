@@ -79,15 +79,15 @@ def is_replaced_by(name: str, copy: str) -> bool:
     return name.endswith(f".{unique_of_future(copy)}{DELETE_SUFFIX}")
 
 
-def parse_put_away_name(name: str) -> TopicPartition | None:
-    """The partition of a name made by `put_away_name`; None for any other name. A very long topic name is truncated."""
+def parse_removed_name(name: str) -> TopicPartition | None:
+    """The partition of a name made by `removed_name`; None for any other name. A very long topic name is truncated."""
     before, dot, rest = name.rpartition(".")
     if not dot or not rest.endswith((DELETE_SUFFIX, STRAY_SUFFIX)):
         return None
     return parse_partition_name(before)
 
 
-def put_away_name(topic_partition: TopicPartition, suffix: str, unique: str) -> str:
+def removed_name(topic_partition: TopicPartition, suffix: str, unique: str) -> str:
     """A unique name for a partition directory that is being deleted, or is stray."""
     ending = f"-{topic_partition.partition}.{unique}{suffix}"
     return topic_partition.topic[: NAME_LIMIT - len(ending)] + ending

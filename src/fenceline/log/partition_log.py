@@ -2,8 +2,8 @@
 
 Owns the offsets of one log and how an append changes them. Its base classes hold the look-ups (`readable_log.py`), the
 segments and the write (`segmented_log.py`) and the state of the log's end (`tail.py`). Other modules hold the checks of
-fetched batches (`replicated.py`), opening (`recovery.py`) and, on its private parts, flush and close (`saving.py`),
-`retention.py` and `truncation.py`.
+fetched batches (`follower_batches.py`), opening (`recovery.py`) and, on its private parts, flush and close
+(`saving.py`), `retention.py` and `truncation.py`.
 
 Never knows which replica leads. On the loop it waits for the disk only in the write of an append and when it opens a
 file: flushes, loads of what is not in the page cache, look-ups by time, deletion and truncation are for threads and say
@@ -30,20 +30,20 @@ from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk
 from fenceline.log.earlier_batches import find_earlier
 from fenceline.log.errors import CorruptLog
+from fenceline.log.failed_batches import FailedBatches
 from fenceline.log.flush import FlushWork
+from fenceline.log.follower_batches import validate_fetched
 from fenceline.log.lost_batches import Piece
 from fenceline.log.open_files import OpenFiles
 from fenceline.log.producer_state import Origin
 from fenceline.log.readable_log import ReadableLog
 from fenceline.log.recovery import load
 from fenceline.log.recovery_cut import RecoveryReport
-from fenceline.log.refused_batches import RefusedBatches
 from fenceline.log.replay import apply_to_producers, read_end_marker
-from fenceline.log.replicated import whole_batches
 from fenceline.log.retention import RemovedSegment
 from fenceline.log.scan import Found
 from fenceline.log.tail import NOT_PLAIN, BatchSeen
-from fenceline.log.truncation import Truncated, Unfinished
+from fenceline.log.truncation import Truncated, UnfinishedTruncation
 from fenceline.records.batch import BatchHeader, assign_in_place, iter_headers, read_header
 from fenceline.records.validate import ZSTD_SINCE_VERSION, validate_produced
 
@@ -70,10 +70,10 @@ class PartitionLog(ReadableLog):
     __slots__ = (
         "__weakref__",
         "_high_watermark",
+        "failed_batches",
         "last_flush_ms",
         "recovery",
         "recovery_point",
-        "refused",
         "unfinished",
     )
 
@@ -105,9 +105,9 @@ class PartitionLog(ReadableLog):
         self.recovery: RecoveryReport | None = None
         """The result of opening; None for a log that was never written."""
         self.last_flush_ms = 0
-        self.refused = RefusedBatches()
+        self.failed_batches = FailedBatches()
         """Kept by the code that appends as a leader."""
-        self.unfinished: Unfinished | None = None
+        self.unfinished: UnfinishedTruncation | None = None
         """A truncation that the disk interrupted, for a reason that may pass: the log is unusable until `resume` and a
         new truncation to that offset."""
 
@@ -223,12 +223,12 @@ class PartitionLog(ReadableLog):
         """(epoch, end offset) by `epochs.md E13`."""
         return self.epochs.end_offset_for(epoch, self.log_end_offset)
 
-    def deleted_as(self, epoch: int) -> bool:
+    def last_deleted_epoch_is(self, epoch: int) -> bool:
         """Whether a log whose last record before this log's start has `epoch` contains everything that was deleted
         here."""
-        return self.epochs.deleted_as(epoch)
+        return self.epochs.last_deleted_epoch_is(epoch)
 
-    def rely_on(self, offset: int, leader_epoch: int) -> None:
+    def raise_complete_from(self, offset: int, leader_epoch: int) -> None:
         """Compaction removed records, here or at the leader they were fetched from, whose newer versions lie below
         `offset`."""
         self.complete_from = self.complete_from.raised(offset, leader_epoch)
@@ -284,8 +284,8 @@ class PartitionLog(ReadableLog):
         if size > config.segment_bytes:
             raise _too_large(size, config.segment_bytes)
         if header.producer_id >= 0:
-            if self.refused:
-                self.refused.check(header, self.producers, now_ms)
+            if self.failed_batches:
+                self.failed_batches.check(header, self.producers, now_ms)
             seen = self._seen_before(header, base)
             if seen is not None:
                 return AppendInfo(
@@ -363,7 +363,7 @@ class PartitionLog(ReadableLog):
         if plain_bytes != NOT_PLAIN:
             base = int.from_bytes(records[:8], "big")
             return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, plain_bytes)
-        found = whole_batches(self, records, leader_epoch, epoch_starts)
+        found = validate_fetched(self, records, leader_epoch, epoch_starts)
         if not found:
             return AppendInfo(-1, -1, -1, self.log_start_offset, False, 0)
         base, taken = found[0].header.base_offset, found[-1].header.end_position
@@ -417,7 +417,11 @@ class PartitionLog(ReadableLog):
     def flush_due(self, now_ms: int) -> bool:
         """Whether `flush.messages`, `flush.ms`, sealed segments, a new directory or epochs that cannot be read back
         require a flush now."""
-        if self.segments and (self._unsaved or self._new_id or self._has_precious_epochs) and self._flushing is None:
+        if (
+            self.segments
+            and (self._unsaved or self._new_id or self._has_unrecoverable_epochs)
+            and self._flushing is None
+        ):
             return True
         waiting = self.log_end_offset - self.recovery_point
         if not waiting or self._flushing is not None:
@@ -425,8 +429,8 @@ class PartitionLog(ReadableLog):
         return waiting >= self.config.flush_messages or now_ms - self.last_flush_ms >= self.config.flush_ms
 
     @property
-    def _has_precious_epochs(self) -> bool:
-        return self.epochs.is_precious and self.epochs.changed
+    def _has_unrecoverable_epochs(self) -> bool:
+        return self.epochs.has_unrecoverable_entries and self.epochs.changed
 
     def flush_work(self, now_ms: int = 0) -> FlushWork | None:
         """Work that makes everything up to the log end durable; None if there is nothing to flush or a flush is in

@@ -18,7 +18,7 @@ PEEK_BYTES: Final = 8 << 10
 EMPTY: Final = memoryview(b"")
 
 
-class IndexLies(Exception):
+class CorruptIndex(Exception):
     """An index entry does not point to the batch that it names: rebuild the index."""
 
 
@@ -73,7 +73,7 @@ def find(read: Read, index: OffsetIndex, extent: Extent, offset: int) -> int:
         header = peek_header(memoryview(read(indexed, BATCH_OVERHEAD)))
         if header.base_offset > offset and header.last_offset >= offset:
             return indexed  # between two batches: compaction removed the offset
-    raise IndexLies
+    raise CorruptIndex
 
 
 def fit(read: Read, index: OffsetIndex, position: int, end: int, max_bytes: int, at_least_one: bool) -> int:

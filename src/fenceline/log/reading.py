@@ -19,7 +19,7 @@ from fenceline.log.disk import PAGE_BYTES, FileSlice
 from fenceline.log.errors import StorageError
 from fenceline.log.index import OffsetIndex
 from fenceline.log.open_files import OpenFiles
-from fenceline.log.positions import EMPTY, Extent, IndexLies, Read, extent_of, find, fit
+from fenceline.log.positions import EMPTY, CorruptIndex, Extent, Read, extent_of, find, fit
 from fenceline.log.scan import BadBatch
 from fenceline.log.segment import Segment
 
@@ -132,7 +132,7 @@ def read_now(files: OpenFiles, segment: Segment, request: Request) -> Resident:
         raise NotResident
     try:
         return _read_resident(files, segment, index, request)
-    except (IndexLies, PeerError):
+    except (CorruptIndex, PeerError):
         raise NotResident from None  # the thread rebuilds the index, or reports the error
 
 
@@ -215,7 +215,7 @@ class _Loader:
                     if index is None:
                         index = self._segment.indexes()[0]
                     position, size, _ = _locate(self._pread, index, self._extent, self._request)
-                except (IndexLies, PeerError):
+                except (CorruptIndex, PeerError):
                     index, time_index = self._segment.rebuild_indexes()
                     self._segment.index, self._segment.time_index = index, time_index
                     position, size, _ = _locate(self._pread, index, self._extent, self._request)
@@ -223,7 +223,7 @@ class _Loader:
                     return take(index, position, size)
         except OSError as error:
             raise StorageError.of(f"reading {self._segment.path}", error) from error
-        except (BadBatch, IndexLies, PeerError) as error:
+        except (BadBatch, CorruptIndex, PeerError) as error:
             raise StorageError(f"{self._segment.path} is corrupt near offset {self._request.offset}: {error}") from None
         finally:
             self.close()

@@ -37,13 +37,13 @@ from fenceline.log.compaction_bound import (
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
-from fenceline.log.errors import CorruptLog, passes
+from fenceline.log.errors import CorruptLog, is_transient
 from fenceline.log.file_names import EPOCH_FILE, LOG_SUFFIX, OFFSET_DIGITS, stem
 from fenceline.log.producer_state import BadSnapshot, ProducerStates
 from fenceline.log.recovery_cut import Cutting, RecoveryReport, restore_advice
-from fenceline.log.recovery_files import drop, look, near_end, resume, segments_of, tidy
+from fenceline.log.recovery_files import clean_up, drop, inspect, near_end, resume, segments_of
 from fenceline.log.replay import apply_to_producers
-from fenceline.log.scan import BadBatch, Found, ReadTwice, Unstable, scan
+from fenceline.log.scan import BadBatch, Found, ReadTwice, UnstableRead, scan
 from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
 from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
 
@@ -84,7 +84,7 @@ def load(
     knows_gaps: bool = False,
     only_torn: bool = False,
     before_cut: Callable[[CorruptLog], None] | None = None,
-    looks_only: bool = False,
+    read_only: bool = False,
 ) -> Loaded:
     """Open the files of one partition. `clean`: nothing has happened to them since a clean shutdown. `known_end`:
     records up to there were safe on the disk and committed. `first_segment`: the first base offset at the clean
@@ -93,18 +93,18 @@ def load(
     `before_cut`: called before complete batches of an `only_torn` log are cut; it raises the error it is given, or has
     durably recorded what was acknowledged. Without it such batches are never cut.
 
-    `looks_only`: no file changes, not even those that a crash left unfinished; the segments end where the log would.
+    `read_only`: no file changes, not even those that a crash left unfinished; the segments end where the log would.
 
     Raises CorruptLog, whatever `before_cut` raises, OperatorError if there is no room for a cut that it allows; any
     other OSError becomes a CorruptLog.
     """
     try:
         loader = _Loader(
-            disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut, looks_only, knows_gaps
+            disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut, read_only, knows_gaps
         )
         return loader.load(log_start_offset, known_end, first_segment, segment_count)
     except OSError as error:
-        what, advice = ("opened", _WAIT_ADVICE) if passes(error.errno) else ("read", _DISK_ADVICE)
+        what, advice = ("opened", _WAIT_ADVICE) if is_transient(error.errno) else ("read", _DISK_ADVICE)
         reason = f"cannot be {what}: {error.strerror or error}"
         raise CorruptLog(error.filename or directory, 0, reason, advice) from error
 
@@ -120,10 +120,10 @@ class _Loader:
         now_ms: int,
         only_torn: bool,
         before_cut: Callable[[CorruptLog], None] | None,
-        looks_only: bool,
+        read_only: bool,
         knows_gaps: bool,
     ) -> None:
-        self._looks_only = looks_only
+        self._looks_only = read_only
         self._knows_gaps = knows_gaps
         self._disk = disk
         self._directory = directory
@@ -134,7 +134,7 @@ class _Loader:
         self._only_torn = only_torn
         self._report = RecoveryReport(clean)
         self._cutting = Cutting(
-            disk, directory, recovery_point, clean, now_ms, only_torn, before_cut, self._report, looks_only
+            disk, directory, recovery_point, clean, now_ms, only_torn, before_cut, self._report, read_only
         )
         self._producers = ProducerStates()
         self._epochs = EpochCache()
@@ -148,15 +148,15 @@ class _Loader:
     def load(
         self, log_start_offset: int, known_end: int, first_segment: int | None, segment_count: int | None
     ) -> Loaded:
-        files = (look if self._looks_only else tidy)(self._disk, self._directory)
+        files = (inspect if self._looks_only else clean_up)(self._disk, self._directory)
         names, lone = files.names, files.lone
         segments = segments_of(self._disk, self._directory, files, self._now_ms)
         complete_from = self._complete_from(names, segments)
         if segments:
             if not self._only_torn:
-                self._look_for_vanished(segments, lone, log_start_offset, first_segment)
+                self._check_missing_segments(segments, lone, log_start_offset, first_segment)
                 if not (self._clean and segment_count in (None, len(segments))):
-                    self._look_for_holes(segments, log_start_offset)
+                    self._check_holes(segments, log_start_offset)
             log_start_offset = max(log_start_offset, segments[0].base_offset)
         if lone and not self._looks_only:
             drop(self._disk, self._directory, names, lone)
@@ -171,7 +171,7 @@ class _Loader:
             self._producers.clear()
             end = log_start_offset
         if end < known_end:
-            self._cutting.miss(end, known_end)
+            self._cutting.note_missing_end(end, known_end)
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(log_start_offset)
         if not self._looks_only:
@@ -198,7 +198,7 @@ class _Loader:
 
     # -- files that are gone ----------------------------------------------------------------------------------------
 
-    def _look_for_vanished(
+    def _check_missing_segments(
         self, segments: list[Segment], lone: list[str], log_start_offset: int, first_segment: int | None
     ) -> None:
         """Find segment files that neither retention nor compaction nor a truncation removed. Raises CorruptLog if they
@@ -208,7 +208,7 @@ class _Loader:
         start = segments[0].base_offset
         began = min([base for base in (first_segment, *vanished) if base is not None], default=start)
         if max(began, log_start_offset) < start:
-            self._cutting.miss_start(max(began, log_start_offset), start)
+            self._cutting.note_missing_start(max(began, log_start_offset), start)
         bases = [segment.base_offset for segment in segments]
         for base in vanished:
             if start < base < bases[-1] and (self._clean or base < self._recovery_point):
@@ -218,7 +218,7 @@ class _Loader:
                     path = stem(self._directory, base) + LOG_SUFFIX
                     raise _hole(path, "the segment file is missing but its index exists", end, bases[number])
 
-    def _look_for_holes(self, segments: list[Segment], log_start_offset: int) -> None:
+    def _check_holes(self, segments: list[Segment], log_start_offset: int) -> None:
         """Find a segment between others that vanished with its indexes, below the recovery point or after a clean
         shutdown, in a log that is not compacted; past the recovery point the scan finds it. Reads the end of each
         segment: after a crash, or if the clean shutdown recorded more files. Raises CorruptLog."""
@@ -314,7 +314,7 @@ class _Loader:
                 # Lost between two fsyncs: the end of one file but not the start of the next.
                 reason = f"offsets {self._end} to {segment.base_offset - 1} are missing"
                 if not self._only_torn:
-                    self._cutting.miss_between(self._end, segment.base_offset)
+                    self._cutting.note_missing_range(self._end, segment.base_offset)
                 self._cutting.cut(
                     segments, number - 1, self._end, BadBatch(segments[number - 1].size_bytes, reason, torn=False)
                 )
@@ -323,7 +323,7 @@ class _Loader:
             try:
                 self._scan_segment(segment, start_offset, replay_from, last=number == len(segments) - 1)
             except BadBatch as bad:
-                self._look_again(segment, bad)
+                self._confirm_damage(segment, bad)
                 self._cutting.cut(segments, number, self._end, bad)
                 break
         return self._end
@@ -356,7 +356,7 @@ class _Loader:
                 segment, found.position, f"the batch at offset {header.base_offset} differs when it is read again"
             )
 
-    def _look_again(self, segment: Segment, bad: BadBatch) -> None:
+    def _confirm_damage(self, segment: Segment, bad: BadBatch) -> None:
         """Read a bad place again: a torn write is bad in the same way each time, while a disk with read errors must not
         make a log lose its records. Raises CorruptLog."""
         found = self._disk.stat(segment.path)
@@ -368,7 +368,7 @@ class _Loader:
             told = "it is valid"
         except BadBatch as again:
             told = again.reason
-        except Unstable:
+        except UnstableRead:
             told = "the bytes differ"
         finally:
             self._disk.close(fd)

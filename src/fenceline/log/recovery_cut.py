@@ -19,7 +19,7 @@ from fenceline.log.errors import CorruptLog
 from fenceline.log.lost_and_found import EVIDENCE_DIR, INTENDED_SUFFIX, evidence_in, keep_file, keep_tail
 from fenceline.log.lost_batches import LostBatches, Piece, count_lost
 from fenceline.log.recovery_note import RecoveryNote, write_note
-from fenceline.log.scan import LOOK_BEHIND_BYTES, BadBatch, next_whole_batch
+from fenceline.log.scan import SEARCH_BYTES, BadBatch, next_complete_batch
 from fenceline.log.segment import Segment
 
 
@@ -40,7 +40,7 @@ class RecoveryReport:
 class Cutting:
     """Truncation of one log while it is opened; `report` holds the result. For the other arguments see `recovery.load`.
 
-    `looks_only`: the log ends in memory where it would be cut, and the disk stays unchanged.
+    `read_only`: the log ends in memory where it would be cut, and the disk stays unchanged.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Cutting:
         only_torn: bool,
         before_cut: Callable[[CorruptLog], None] | None,
         report: RecoveryReport,
-        looks_only: bool = False,
+        read_only: bool = False,
     ) -> None:
-        self._looks_only = looks_only
+        self._looks_only = read_only
         self._disk = disk
         self._directory = directory
         self._recovery_point = recovery_point
@@ -80,7 +80,7 @@ class Cutting:
                 restore_advice("partition"),
             )
         following = segments[number + 1 :]
-        whole_follows = any(later.size_bytes for later in following) or _whole_follows(segment, bad.position)
+        whole_follows = any(later.size_bytes for later in following) or _complete_batch_follows(segment, bad.position)
         if self._only_torn and whole_follows:
             damage = CorruptLog(
                 segment.path,
@@ -161,7 +161,7 @@ class Cutting:
         forget_bounds(self._disk, self._directory)
         segments.clear()
 
-    def miss(self, end: int, known_end: int) -> None:
+    def note_missing_end(self, end: int, known_end: int) -> None:
         """The files end at offset `end`, but complete records up to `known_end` were safe and committed: a file or its
         end is lost without a trace. Raises CorruptLog after a clean shutdown, OSError."""
         reason = f"the log ends at offset {end}, but the records up to {known_end} had been safe on the disk"
@@ -177,18 +177,18 @@ class Cutting:
         note = RecoveryNote(lost, f"{self._directory}: {reason}", False, self._now_ms, names, is_missing=True)
         write_note(self._disk, self._directory, note)
 
-    def miss_start(self, start: int, end: int) -> None:
+    def note_missing_start(self, start: int, end: int) -> None:
         """The first segment files are missing, with the offsets from `start` to `end`; the log starts after them, as in
         Apache Kafka. Raises OSError."""
-        self._miss_files(start, end, "the first segment files of the log are missing")
+        self._note_missing_files(start, end, "the first segment files of the log are missing")
 
-    def miss_between(self, start: int, end: int) -> None:
+    def note_missing_range(self, start: int, end: int) -> None:
         """Offsets between two segments are missing, past the recovery point: the log is cut there, and nothing is left
         of these. Raises OSError."""
         if not (self._clean or start < self._recovery_point):
-            self._miss_files(start, end, "the range between two segment files is missing")
+            self._note_missing_files(start, end, "the range between two segment files is missing")
 
-    def _miss_files(self, start: int, end: int, what: str) -> None:
+    def _note_missing_files(self, start: int, end: int, what: str) -> None:
         if self._looks_only:
             return
         names = tuple(evidence_in(self._disk, self._directory))
@@ -201,11 +201,11 @@ class Cutting:
         write_note(self._disk, self._directory, note)
 
 
-def _whole_follows(segment: Segment, position: int) -> bool:
+def _complete_batch_follows(segment: Segment, position: int) -> bool:
     """Whether a completely written batch follows a bad place of a file; the search is bounded."""
     fd = segment.disk.open_read(segment.path)
     try:
-        return next_whole_batch(segment.disk, fd, position, position + 1 + LOOK_BEHIND_BYTES) is not None
+        return next_complete_batch(segment.disk, fd, position, position + 1 + SEARCH_BYTES) is not None
     finally:
         segment.disk.close(fd)
 

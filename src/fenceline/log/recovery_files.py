@@ -41,7 +41,7 @@ class Files(NamedTuple):
     """By name, the current name of the file while the directory is only inspected; empty once the renames are done."""
 
 
-def tidy(disk: Disk, directory: str) -> Files:
+def clean_up(disk: Disk, directory: str) -> Files:
     """Complete operations that a crash left unfinished, and remove leftover files. Raises CorruptLog, OSError."""
     kept, done, removed, lone = _sorted(finish_swaps(disk, directory, disk.listdir(directory)))
     # The indexes first: without its `.deleted` a segment would seem to have vanished.
@@ -50,8 +50,8 @@ def tidy(disk: Disk, directory: str) -> Files:
     return Files(kept, [name for name in lone if name in kept], {})
 
 
-def look(disk: Disk, directory: str) -> Files:
-    """What `tidy` would leave. Changes nothing. Raises CorruptLog, OSError."""
+def inspect(disk: Disk, directory: str) -> Files:
+    """What `clean_up` would leave. Changes nothing. Raises CorruptLog, OSError."""
     names = set(disk.listdir(directory))
     swapped: dict[str, str] = {}
     found = unfinished_swaps(disk, directory, names)

@@ -82,7 +82,7 @@ def _flushed(log: PartitionLog, work: FlushWork, complete_from: CompleteFrom) ->
 
 
 def _flush_failed(log: PartitionLog, work: FlushWork, error: StorageError) -> None:
-    _take_back(log, work)
+    _requeue(log, work)
     if not (error.disk_full and work.batches_safe):
         # A failed fsync may have dropped the pages: to continue would acknowledge data that the disk does not hold.
         log.offline = StorageError(
@@ -91,7 +91,7 @@ def _flush_failed(log: PartitionLog, work: FlushWork, error: StorageError) -> No
         )
 
 
-def _take_back(log: PartitionLog, work: FlushWork) -> None:
+def _requeue(log: PartitionLog, work: FlushWork) -> None:
     """Whatever a failed or cancelled flush did not write is due again."""
     log._flushing = None
     log._unsaved = [segment for segment in work.sealed if segment in log.segments] + log._unsaved
@@ -105,7 +105,7 @@ def stop_flush(log: PartitionLog) -> None:
     work = log._flushing
     if work is not None:
         work.abandon()
-        _take_back(log, work)
+        _requeue(log, work)
 
 
 def _drop_old_snapshots(log: PartitionLog) -> None:

@@ -14,7 +14,7 @@ from fenceline.log.disk import Disk
 from fenceline.records.batch import BATCH_OVERHEAD, LENGTH_PREFIX, BatchHeader, crc_is_valid, peek_header
 
 CHUNK_BYTES: Final = 1 << 20
-LOOK_BEHIND_BYTES: Final = 16 << 20
+SEARCH_BYTES: Final = 16 << 20
 """How far after a bad place to search for a complete batch."""
 MAGIC_POSITION: Final = 16
 _HIGHEST_OFFSET: Final = (1 << 63) - 1
@@ -89,12 +89,12 @@ def scan(
         position += size
 
 
-class Unstable(Exception):
+class UnstableRead(Exception):
     """The disk returned other bytes on a second read."""
 
 
 class ReadTwice:
-    """The part of a disk that `scan` needs; reads everything twice. Raises Unstable."""
+    """The part of a disk that `scan` needs; reads everything twice. Raises UnstableRead."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -102,11 +102,11 @@ class ReadTwice:
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
         content = self._disk.pread(fd, size_bytes, position)
         if content != self._disk.pread(fd, size_bytes, position):
-            raise Unstable
+            raise UnstableRead
         return content
 
 
-def find_whole_batch(content: memoryview) -> int | None:
+def find_complete_batch(content: memoryview) -> int | None:
     """Position of the first batch with a valid checksum, wherever it begins; None if there is none.
 
     Distinguishes damage from a torn write: no complete batch follows a torn one.
@@ -127,13 +127,13 @@ def find_whole_batch(content: memoryview) -> int | None:
     return None
 
 
-def next_whole_batch(disk: Disk, fd: int, position: int, end: int) -> int | None:
+def next_complete_batch(disk: Disk, fd: int, position: int, end: int) -> int | None:
     """Position of a batch with a valid checksum after a bad place and before `end`; the search is bounded.
 
     Raises OSError.
     """
-    content = disk.pread(fd, min(LOOK_BEHIND_BYTES, end - position - 1), position + 1)
-    whole = find_whole_batch(memoryview(content))
+    content = disk.pread(fd, min(SEARCH_BYTES, end - position - 1), position + 1)
+    whole = find_complete_batch(memoryview(content))
     return None if whole is None else position + 1 + whole
 
 

@@ -104,7 +104,7 @@ class SegmentedLog(LogTail):
         """Of the directory, as its `partition.metadata` has or will have it."""
         return DirectoryIdentity(self.topic_id, self.incarnation)
 
-    def owe_identity(self) -> None:
+    def mark_identity_unsaved(self) -> None:
         """`partition.metadata` is missing or damaged: the next flush of a log with a segment writes it."""
         self._new_id = self._new_id or self.topic_id is not None
 

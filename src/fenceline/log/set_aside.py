@@ -13,7 +13,7 @@ from fenceline.log.disk import Disk
 from fenceline.log.file_names import INDEX_SUFFIXES, LOG_SUFFIX, OFFSET_DIGITS, segment_bases, stem
 from fenceline.log.lost_and_found import evidence_in, keep_file
 from fenceline.log.lost_batches import Piece, count_lost
-from fenceline.log.recovery_files import drop, tidy
+from fenceline.log.recovery_files import clean_up, drop
 from fenceline.log.recovery_note import RecoveryNote, write_note
 
 
@@ -26,7 +26,7 @@ def keep_records(
     `high_watermark`: of the last checkpoint, if that describes this directory; else 0. Raises OSError, CorruptLog:
     every file that was moved is covered by a note.
     """
-    names = tidy(disk, directory).names
+    names = clean_up(disk, directory).names
     bases = segment_bases(names)
     bases = bases[max(0, bisect_right(bases, start_offset) - 1) :]
     paths = [stem(directory, base) + LOG_SUFFIX for base in bases]

@@ -21,7 +21,7 @@ from fenceline.log import producer_snapshots, saving
 from fenceline.log.checkpoints import encode_epochs
 from fenceline.log.compaction_bound import CompleteFrom, forget_bounds, lower_bound, write_complete_from
 from fenceline.log.disk import Disk, replace_file
-from fenceline.log.errors import CorruptLog, StorageError, passes
+from fenceline.log.errors import CorruptLog, StorageError, is_transient
 from fenceline.log.file_names import EPOCH_FILE
 from fenceline.log.lost_and_found import copy_range, is_same, keep_file, keep_link
 from fenceline.log.lost_batches import Piece
@@ -47,7 +47,7 @@ class Truncated:
     evidence: tuple[str, ...]
 
 
-class Unfinished(NamedTuple):
+class UnfinishedTruncation(NamedTuple):
     """The target of a truncation that has begun."""
 
     offset: int
@@ -66,15 +66,15 @@ def truncate_to(log: PartitionLog, offset: int, *, keep_evidence: bool = True) -
         return _truncate(log, offset, keep_evidence)
     except OSError as error:
         raise _stopped(
-            log, Unfinished(offset, keep_evidence), f"truncating {log.topic_partition} to {offset}", error
+            log, UnfinishedTruncation(offset, keep_evidence), f"truncating {log.topic_partition} to {offset}", error
         ) from error
     except CorruptLog as error:
-        raise _not_opened(log, Unfinished(offset, keep_evidence), error) from error
+        raise _not_opened(log, UnfinishedTruncation(offset, keep_evidence), error) from error
 
 
-def _stopped(log: PartitionLog, truncation: Unfinished, what: str, error: OSError) -> StorageError:
+def _stopped(log: PartitionLog, truncation: UnfinishedTruncation, what: str, error: OSError) -> StorageError:
     """The disk failed in the middle. The files are as a crash would leave them, and memory does not match them."""
-    if passes(error.errno):
+    if is_transient(error.errno):
         log.unfinished = truncation
         log.offline = StorageError.of(what, error)
     else:
@@ -82,9 +82,9 @@ def _stopped(log: PartitionLog, truncation: Unfinished, what: str, error: OSErro
     return log.offline
 
 
-def _not_opened(log: PartitionLog, truncation: Unfinished, error: CorruptLog) -> StorageError:
+def _not_opened(log: PartitionLog, truncation: UnfinishedTruncation, error: CorruptLog) -> StorageError:
     what = f"{log.topic_partition} cannot be opened after truncation"
-    if isinstance(error.__cause__, OSError) and passes(error.__cause__.errno):
+    if isinstance(error.__cause__, OSError) and is_transient(error.__cause__.errno):
         return _stopped(log, truncation, what, error.__cause__)
     log.unfinished = None
     log.offline = StorageError(f"{what}: {error.message}")
@@ -248,7 +248,9 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence
             replace_file(log._disk, f"{log.directory}/{EPOCH_FILE}", encode_epochs(()))
             forget_bounds(log._disk, log.directory)
     except OSError as error:
-        raise _stopped(log, Unfinished(offset, keep_evidence), f"emptying {log.topic_partition}", error) from error
+        raise _stopped(
+            log, UnfinishedTruncation(offset, keep_evidence), f"emptying {log.topic_partition}", error
+        ) from error
     log.segments, log._bases = [], []
     log.complete_from = log._saved_complete_from = CompleteFrom()
     log.times_emptied += 1
@@ -264,7 +266,9 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence
             log._start_segment(offset, log.last_flush_ms)
             log._disk.fsync_dir(log.directory)
         except OSError as error:
-            raise _stopped(log, Unfinished(offset, keep_evidence), f"emptying {log.topic_partition}", error) from error
+            raise _stopped(
+                log, UnfinishedTruncation(offset, keep_evidence), f"emptying {log.topic_partition}", error
+            ) from error
     return Truncated(start, end, cut_bytes, tuple(evidence))
 
 

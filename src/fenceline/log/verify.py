@@ -62,7 +62,7 @@ def groups_of(places: Places, *, compare_replicas: bool = True) -> list[list[Pla
 
 
 def _replica_of(place: Place) -> TopicPartition | None:
-    return place.topic_partition if isinstance(place, PartitionPlace) and not place.put_away else None
+    return place.topic_partition if isinstance(place, PartitionPlace) and not place.is_removed else None
 
 
 def size_of_group(disk: Disk, group: Sequence[Place]) -> int:

@@ -91,14 +91,14 @@ class _Segment:
                 self._complete = False
                 self._records.missed()
                 severity = self._torn_severity if step.torn else self._severity
-                _tell(step, self._path, severity, report, _EVIDENCE_ADVICE if self._is_evidence else "")
+                _report(step, self._path, severity, report, _EVIDENCE_ADVICE if self._is_evidence else "")
             due = walk.next_offset
             if self._settings.progress is not None:
                 self._settings.progress(walk.position - report.size_bytes)
             report.size_bytes = walk.position
         report.end_offset = walk.next_offset
         if self._gaps and self._complete and not self._holes and not self._settings.allow_gaps:
-            self._tell_gaps()
+            self._report_gaps()
         if self._index is not None:
             self._index.finish(self._path, complete=self._complete)
 
@@ -120,7 +120,7 @@ class _Segment:
         if self._records.wanted:
             self._records.see(rows, self._path)
 
-    def _tell_gaps(self) -> None:
+    def _report_gaps(self) -> None:
         start, end, position = self._first_gap
         more = f", and more in {self._gaps - 1} places" if self._gaps > 1 else ""
         self._report.findings.say(
@@ -152,7 +152,7 @@ def _snapshot(disk: Disk, place: FilePlace, settings: Settings, report: Report, 
     for step in walk:
         if isinstance(step, Flaw):
             complete = False
-            _tell(step, place.path, Severity.ERROR, report)
+            _report(step, place.path, Severity.ERROR, report)
             continue
         report.batches += step.count
         report.records += step.totals["records"]
@@ -195,7 +195,7 @@ def _is_footer(content: memoryview) -> bool:
     return bool(records) and int.from_bytes((records[-1].key or b"")[2:4], "big") == _FOOTER
 
 
-def _tell(flaw: Flaw, path: str, severity: Severity, report: Report, advice: str = "") -> None:
+def _report(flaw: Flaw, path: str, severity: Severity, report: Report, advice: str = "") -> None:
     offset = flaw.header.base_offset if flaw.header is not None else -1
     for problem in flaw.problems:
         report.findings.say(

@@ -54,7 +54,7 @@ class IndexCheck:
             return index()
         found = index.decode(content)
         if found is None:
-            self._say(kind, path, f"{len(content)} bytes that are truncated or not in ascending order")
+            self._report(kind, path, f"{len(content)} bytes that are truncated or not in ascending order")
             return index()
         return found
 
@@ -65,7 +65,7 @@ class IndexCheck:
             return []
         entries = decode_aborted(content)
         if entries is None:
-            self._say(Kind.TRANSACTION_INDEX, path, f"{len(content)} bytes that are not a transaction index")
+            self._report(Kind.TRANSACTION_INDEX, path, f"{len(content)} bytes that are not a transaction index")
             return []
         return [(entry.producer_id, entry.last_offset) for entry in entries]
 
@@ -139,7 +139,7 @@ class IndexCheck:
             self._wrong_time(at, offset, "is for an offset past the end of the segment")
         for producer_id, offset in self._aborted:
             if (producer_id, offset) not in self._markers:
-                self._say(
+                self._report(
                     Kind.TRANSACTION_INDEX,
                     self._stem + ".txnindex",
                     f"has a transaction of producer {producer_id} aborted at offset {offset}, but {log_path} has no "
@@ -151,7 +151,7 @@ class IndexCheck:
 
     def _wrong_index(self, at: int, offset: int, words: str, *, more: int = 0) -> None:
         also = f" ({more} more entries do)" if more else ""
-        self._say(
+        self._report(
             Kind.OFFSET_INDEX,
             self._stem + ".index",
             f"entry {at} for offset {offset} {words}{also}",
@@ -160,7 +160,7 @@ class IndexCheck:
         )
 
     def _wrong_time(self, at: int, offset: int, words: str) -> None:
-        self._say(
+        self._report(
             Kind.TIME_INDEX,
             self._stem + ".timeindex",
             f"entry {at} for offset {offset} {words}",
@@ -168,7 +168,7 @@ class IndexCheck:
             offset=offset,
         )
 
-    def _say(self, kind: Kind, path: str, message: str, *, position: int = -1, offset: int = -1) -> None:
+    def _report(self, kind: Kind, path: str, message: str, *, position: int = -1, offset: int = -1) -> None:
         self._found.append(Finding(kind, self._severity, path, position, offset, message, _REBUILD))
 
 

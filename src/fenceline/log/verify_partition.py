@@ -118,7 +118,7 @@ class _Verifier:
         epochs_before = read_file(self._disk, f"{self._place.path}/{EPOCH_FILE}")
         for base, following in zip_longest(bases, bases[1:]):
             self._segment(base, following)
-        self._tell_missing_indexes()
+        self._report_missing_indexes()
         self._report.segments = len(bases)
         self._report.end_offset = max(self._next_offset, 0)
         self._report.start_offset = max(bases[0] if bases else 0, self._place.log_start_offset)
@@ -126,7 +126,7 @@ class _Verifier:
             name.endswith((LOG_SUFFIX + CLEANED_SUFFIX, LOG_SUFFIX + SWAP_SUFFIX)) for name in names
         )
         self._names(names, bases)
-        self._tell_gaps()
+        self._report_gaps()
         if not self._report.damaged:
             verify_epochs.check_epochs(self._disk, self._place, self._report, epochs_before)
             self._checkpoints(stem(self._place.path, bases[-1]) + LOG_SUFFIX if bases else self._place.path)
@@ -139,7 +139,7 @@ class _Verifier:
         path = stem(self._place.path, base) + LOG_SUFFIX
         found = self._disk.stat(path)
         if found is None:
-            self._gone(path)
+            self._report_removed(path)
             return
         if self._next_offset > base:
             self._findings.error(
@@ -167,7 +167,7 @@ class _Verifier:
         try:
             complete = self._walk(walk, path, index, last=last)
         except FileNotFoundError:
-            self._gone(path)
+            self._report_removed(path)
             return
         self._next_offset, self._epoch = max(walk.next_offset, base), walk.leader_epoch
         index.finish(path, complete=complete)
@@ -177,7 +177,7 @@ class _Verifier:
         known = self._place.recovery_point
         return self._place.closed or (following is not None and known is not None and following <= known)
 
-    def _tell_missing_indexes(self) -> None:
+    def _report_missing_indexes(self) -> None:
         if self._missing_indexes:
             more = len(self._missing_indexes) - 1
             self._findings.note(
@@ -213,7 +213,7 @@ class _Verifier:
         report.records += totals["records"]
         self._holes += totals["holes"]
         if totals["gaps"] and not self._was_compacted_to(rows.value("base_offset", rows.count - 1)):
-            self._look_at_gaps(rows, path, due)
+            self._check_gaps(rows, path, due)
         self._add_runs(rows, path)
         index.see(rows)
         if totals["control_batches"]:
@@ -241,7 +241,7 @@ class _Verifier:
         if flaw.problems and not (flaw.torn and last):
             self._report.damaged = True
 
-    def _gone(self, path: str) -> None:
+    def _report_removed(self, path: str) -> None:
         self._report.damaged = True
         self._findings.say(
             self._unsettled,
@@ -288,7 +288,7 @@ class _Verifier:
         self._gaps += count
         self._missing_offsets += missing
 
-    def _look_at_gaps(self, rows: Rows, path: str, due: int) -> None:
+    def _check_gaps(self, rows: Rows, path: str, due: int) -> None:
         """`due`: the expected base offset of the first row."""
         bases, lasts = rows.column("base_offset"), rows.column("last_offset")
         for row in range(rows.totals["first_gap_row"], rows.count):
@@ -304,7 +304,7 @@ class _Verifier:
             self._compacted_to = max(read_bound(disk, path), read_complete_from(disk, path).offset)
         return offset <= self._compacted_to
 
-    def _tell_gaps(self) -> None:
+    def _report_gaps(self) -> None:
         """Gaps above the compaction bound are losses, unless Apache Kafka compacts the log: it writes no bound."""
         place = self._place
         compacts = bool(

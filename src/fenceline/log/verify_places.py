@@ -26,7 +26,7 @@ from fenceline.log.log_dir import CLEAN_FILE
 from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, INCARNATIONS, LOG_STARTS, RECOVERY_POINTS
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.meta_properties import META_FILE
-from fenceline.log.partition_dir import parse_put_away_name, partition_of
+from fenceline.log.partition_dir import parse_removed_name, partition_of
 from fenceline.log.verify_findings import Kind, Report
 
 _SEGMENT_LIKE: Final = re.compile(r"\d{20}\.log(\.deleted|\.cleaned|\.swap|\.\d+|\.from-\d+\.\d+)?")
@@ -50,7 +50,7 @@ class PartitionPlace:
     log_start_is_exact: bool = False
     cleaned: bool = False
     """Whether it was compacted here."""
-    put_away: bool = False
+    is_removed: bool = False
     """Being deleted, stray, or moving to another directory: not a replica of its partition."""
 
     @property
@@ -173,7 +173,7 @@ class _Facts:
         frozen = [found for name in self._disk.listdir(path) if (found := frozen_snapshot(name)) is not None]
         return max((end_offset for end_offset, _ in frozen), default=0)
 
-    def place(self, path: str, where: TopicPartition | None, *, put_away: bool) -> PartitionPlace:
+    def place(self, path: str, where: TopicPartition | None, *, is_removed: bool) -> PartitionPlace:
         is_told = where is not None and self._are_of(path, where)
 
         def known(name: str) -> int | None:
@@ -187,15 +187,15 @@ class _Facts:
             path,
             where,
             closed=self.closed,
-            high_watermark=None if put_away else high_watermark,
-            recovery_point=None if put_away else known(RECOVERY_POINTS),
-            log_start_offset=(not put_away and known(LOG_STARTS)) or 0,
+            high_watermark=None if is_removed else high_watermark,
+            recovery_point=None if is_removed else known(RECOVERY_POINTS),
+            log_start_offset=(not is_removed and known(LOG_STARTS)) or 0,
             # The metadata log's start is in no checkpoint (gaps.md G31).
-            log_start_is_exact=not (put_away or is_metadata)
+            log_start_is_exact=not (is_removed or is_metadata)
             and self.closed
             and self._disk.stat(f"{self._path}/{LOG_STARTS}") is not None,
             cleaned=where is not None and where in self._offsets[CLEANED],
-            put_away=put_away,
+            is_removed=is_removed,
         )
 
 
@@ -215,9 +215,9 @@ def _add_data_dir(disk: Disk, path: str, places: Places) -> None:
 def _add_partition(disk: Disk, path: str, facts: _Facts, places: Places) -> None:
     name = os.path.basename(path)
     plain = partition_of(name)
-    put_away = plain is None or "." in name.removeprefix(plain.topic)
-    where = plain or parse_put_away_name(name)
-    places.found.append(facts.place(path, where, put_away=put_away))
+    is_removed = plain is None or "." in name.removeprefix(plain.topic)
+    where = plain or parse_removed_name(name)
+    places.found.append(facts.place(path, where, is_removed=is_removed))
     try:
         names = sorted(disk.listdir(path))
     except OSError:
@@ -252,7 +252,7 @@ def _file(disk: Disk, path: str) -> FilePlace:
 
 def _partition_in(name: str) -> TopicPartition | None:
     """By a directory's name, also a deleted or stray one."""
-    return partition_of(name) or parse_put_away_name(name)
+    return partition_of(name) or parse_removed_name(name)
 
 
 def _is_data_dir(disk: Disk, path: str) -> bool:

@@ -29,16 +29,16 @@ from fenceline.records.batch_scan import COLUMNS, TOTALS, scan_plain
 from fenceline.records.crc import crc32c
 
 WINDOW_BYTES: Final = 1 << 20
-BELIEVED_BYTES: Final = 16 << 20
+MAX_UNVERIFIED_BYTES: Final = 16 << 20
 """The checksum of a batch that claims to be larger is checked before memory is allocated for it."""
 LARGEST_WINDOW_BYTES: Final = 256 << 20
 """Larger batches are checked piece by piece, and their records cannot be read."""
 ROWS: Final = 4096
 """Maximum number of batches per step."""
-FEWEST_ROWS: Final = 16
+MIN_ROWS: Final = 16
 """Minimum, so that a small file has room for batches that are written meanwhile."""
 MAGIC_POSITION: Final = 16
-GROWTHS: Final = 10
+MAX_GROWTH_CHECKS: Final = 10
 """How often the end of a growing file is checked again."""
 _COLUMN: Final = {name: index for index, name in enumerate(COLUMNS)}
 _UNUSED_ATTRIBUTES: Final = ~0x7F
@@ -143,7 +143,7 @@ class SegmentWalk:
         self._grow = grow
         self._growths = 0
         self._window_bytes = window_bytes
-        rows = min(ROWS, (end - start) // BATCH_OVERHEAD + FEWEST_ROWS)
+        rows = min(ROWS, (end - start) // BATCH_OVERHEAD + MIN_ROWS)
         self._rows = array("q", bytes(8 * rows * len(COLUMNS)))
         self._columns = memoryview(self._rows)
         self._totals = array("q", bytes(8 * len(TOTALS)))
@@ -196,13 +196,13 @@ class SegmentWalk:
         if len(rest) >= BATCH_OVERHEAD:
             size = _size_in(rest)
             if rest[MAGIC_POSITION] == MAGIC and len(rest) < size <= min(left, LARGEST_WINDOW_BYTES):
-                if size > BELIEVED_BYTES and self._long_crc(self.position, size) != peek_header(rest).crc:
+                if size > MAX_UNVERIFIED_BYTES and self._long_crc(self.position, size) != peek_header(rest).crc:
                     return 0
                 return max(size, min(self._window_bytes, left))
         return 0
 
     def _grown(self) -> bool:
-        if self._grow is None or self._growths >= GROWTHS:
+        if self._grow is None or self._growths >= MAX_GROWTH_CHECKS:
             return False
         self._growths += 1
         size = self._grow(self.end)
@@ -315,7 +315,7 @@ class SegmentWalk:
 
     def _lost(self, message: str, *, torn: bool = False, search_from: int | None = None) -> Flaw:
         """Bytes that are no batch: up to the next complete one, or to the end."""
-        found = self._next_whole(self.position + 1 if search_from is None else search_from)
+        found = self._next_complete(self.position + 1 if search_from is None else search_from)
         if found is None and torn:
             return self._torn(message)
         end = self.end if found is None else found
@@ -323,7 +323,7 @@ class SegmentWalk:
         problem = Problem(Kind.DAMAGED, f"{message}; {behind}", _RESTORE)
         return Flaw(self.position, end, (problem,), None, None, torn=False)
 
-    def _next_whole(self, position: int) -> int | None:
+    def _next_complete(self, position: int) -> int | None:
         """Position of the next batch with a valid checksum and plausible offsets."""
         while self.end - position >= BATCH_OVERHEAD:
             window = self._read(position, self._window_bytes)
@@ -331,7 +331,7 @@ class SegmentWalk:
             at = text.find(MAGIC, MAGIC_POSITION)
             while at >= 0 and at - MAGIC_POSITION + BATCH_OVERHEAD <= len(text):
                 start = at - MAGIC_POSITION
-                if self._is_whole(window[start:], position + start):
+                if self._is_complete(window[start:], position + start):
                     return position + start
                 at = text.find(MAGIC, at + 1)
             if len(text) < BATCH_OVERHEAD or position + len(text) >= self.end:
@@ -339,7 +339,7 @@ class SegmentWalk:
             position += len(text) - BATCH_OVERHEAD + 1
         return None
 
-    def _is_whole(self, rest: memoryview, position: int) -> bool:
+    def _is_complete(self, rest: memoryview, position: int) -> bool:
         size = _size_in(rest)
         if not BATCH_OVERHEAD <= size <= self.end - position:
             return False

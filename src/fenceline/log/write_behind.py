@@ -40,11 +40,11 @@ class WriteBehind:
         self._first = 0
         self._begun = 0
         """Write-back has started up to here."""
-        segment = self._look()
+        segment = self._active_segment()
         if segment is not None:
             self._first = self._begun = segment.size_bytes
 
-    def _look(self) -> Segment | None:
+    def _active_segment(self) -> Segment | None:
         """The active segment."""
         segments = self._log.segments
         segment = segments[-1] if segments else None
@@ -55,7 +55,7 @@ class WriteBehind:
 
     def due(self) -> Callable[[], None] | None:
         """After an append: work for a thread, once enough was written. One at a time."""
-        segment = self._look()
+        segment = self._active_segment()
         if segment is None or segment.fd < 0 or segment.size_bytes < self._begun + PIECE_BYTES:
             return None
         try:
@@ -72,8 +72,8 @@ def _run(disk: Disk, fd: int, begun: int, written: int, leaves_from: int) -> Non
     try:
         # Hints: a disk error shows up when data is written.
         with contextlib.suppress(OSError):
-            disk.let_go(fd, begun, written - begun)
+            disk.start_writeback(fd, begun, written - begun)
             if leaves_to > leaves_from:
-                disk.let_go(fd, leaves_from, leaves_to - leaves_from)
+                disk.start_writeback(fd, leaves_from, leaves_to - leaves_from)
     finally:
         disk.close(fd)

@@ -1,9 +1,9 @@
 """Truncates a log so that every loss has a receipt, even if the machine stops at any point.
 
 Owns the order: the affected batches are counted and recorded as an intent, then the log is truncated, then the receipt
-records what was really removed and where it is. After a crash `settle` determines how far that went. A full disk first
-makes room by deleting older evidence, then truncates without evidence and records that; if the receipt cannot be
-written, the truncation stops.
+records what was really removed and where it is. After a crash `resolve_pending` determines how far that went. A full
+disk first makes room by deleting older evidence, then truncates without evidence and records that; if the receipt
+cannot be written, the truncation stops.
 
 Blocks on the disk: for a thread, or at start. Simulations use it unchanged.
 """
@@ -17,14 +17,14 @@ from uuid import UUID
 
 from fenceline.ids import TopicPartition
 from fenceline.log.disk import Disk
-from fenceline.log.errors import NotSettled, StorageError, passes
+from fenceline.log.errors import StorageError, TruncationPending, is_transient
 from fenceline.log.lost_batches import LostBatches, Piece, count_lost
 from fenceline.log.partition_log import NO_LIMIT, PartitionLog
 from fenceline.log.recovery_note import RecoveryNote, read_note
 from fenceline.losses.classes import LaterStart, of_cut, of_deleted, of_recovery
 from fenceline.losses.folder import Intent, ReceiptFolder
 from fenceline.losses.quarantine import FULL
-from fenceline.losses.receipt import NOBODY, Cause, Receipt, identified
+from fenceline.losses.receipt import NO_NODE, Cause, Receipt, identified
 
 _NO_EVIDENCE: Final = "The disk was full, or the node stopped before the truncated bytes were saved."
 _TORN: Final = "The torn end of one write is not kept."
@@ -33,7 +33,7 @@ _NOT_SYNCED: Final = "Data that was not on the disk when the machine lost power 
 _LOST_POWER: Final = "the machine lost power during a truncation, and the records were not on the disk yet"
 _MISSING: Final = "The records are no longer on the disk."
 _BY_OFFSETS: Final = "records are counted by their offsets"
-_NOBODY_KNOWS: Final = "the log cannot be opened any more, and may still have had some of them"
+_MAY_HAVE_REMAINED: Final = "the log cannot be opened any more, and may still have had some of them"
 
 
 Range = tuple[int, int]
@@ -47,7 +47,7 @@ class Ends(NamedTuple):
     log_end_offset: int
 
 
-class Papers(NamedTuple):
+class PartitionFiles(NamedTuple):
     """The partition that the files belong to. `ends`: None if the log cannot be opened and the ends are unknown."""
 
     topic_partition: TopicPartition
@@ -80,8 +80,9 @@ class Cut:
 def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], bool] = lambda: False) -> list[Receipt]:
     """Truncate; when this returns, the receipts of the lost records are next to the evidence.
 
-    `make_room` frees disk space, and returns False if there is none to free. Raises NotSettled: the log is truncated,
-    or partly, and the same call continues once there is room. Raises StorageError: on a full disk the log is unchanged.
+    `make_room` frees disk space, and returns False if there is none to free. Raises TruncationPending: the log is
+    truncated, or partly, and the same call continues once there is room. Raises StorageError: on a full disk the log is
+    unchanged.
     """
     folder = ReceiptFolder(disk, log.directory)
     receipts: list[Receipt] = []
@@ -92,7 +93,7 @@ def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], boo
             if log.unfinished is not None:
                 _resume(log)
                 log.unfinished = None
-            receipts += _settle_now(folder, log, make_room, cut.replica, high_watermark)
+            receipts += _resolve_now(folder, log, make_room, cut.replica, high_watermark)
             try:
                 intent = _intent_of(folder, log, cut)
                 if intent is not None:
@@ -106,18 +107,18 @@ def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], boo
             # The intent covers it, and becomes its receipt.
             _forget_deleted(folder, log)
         try:
-            _do(log, cut, keep_evidence=keep_evidence)
+            _truncate(log, cut, keep_evidence=keep_evidence)
         except StorageError as error:
             if error.disk_full and (log.offline is None or log.unfinished is not None) and make_room():
                 continue
             if log.unfinished is not None or log.offline is not None or not error.disk_full:
                 raise _waiting(log, error) from error
-            _do_without_evidence(log, cut)
+            _truncate_without_evidence(log, cut)
         log.unfinished = None
-        return receipts + _settle_now(folder, log, make_room, cut.replica, high_watermark)
+        return receipts + _resolve_now(folder, log, make_room, cut.replica, high_watermark)
 
 
-def settle(
+def resolve_pending(
     disk: Disk,
     log: PartitionLog,
     *,
@@ -129,28 +130,34 @@ def settle(
 
     `high_watermark`: of the last checkpoint.
     """
-    papers = Papers(log.topic_partition, log.topic_id, Ends(log.log_start_offset, log.log_end_offset))
-    return settle_papers(ReceiptFolder(disk, log.directory), papers, replica=replica, high_watermark=high_watermark)
+    partition_files = PartitionFiles(log.topic_partition, log.topic_id, Ends(log.log_start_offset, log.log_end_offset))
+    return resolve_pending_files(
+        ReceiptFolder(disk, log.directory), partition_files, replica=replica, high_watermark=high_watermark
+    )
 
 
-def settle_papers(folder: ReceiptFolder, papers: Papers, *, replica: int, high_watermark: int) -> list[Receipt]:
-    """As `settle`, also for a log that cannot be opened."""
+def resolve_pending_files(
+    folder: ReceiptFolder, partition_files: PartitionFiles, *, replica: int, high_watermark: int
+) -> list[Receipt]:
+    """As `resolve_pending`, also for a log that cannot be opened."""
     disk = folder.disk
     notes = [(path, note) for path in folder.notes() if (note := read_note(disk, path)) is not None]
     # The notes report what recovery cut, also within the range of an interrupted truncation.
     noted = sorted((note.lost.start_offset, note.lost.end_offset_exclusive) for _, note in notes)
     is_whole = any(intent.is_whole for intent in folder.intents())
-    receipts = _settle_intents(folder, papers.ends, noted)
+    receipts = _resolve_intents(folder, partition_files.ends, noted)
     for path, note in notes:
         if is_whole:
             disk.unlink(path)  # of a log that is being emptied: its leader has all of it
             continue
-        if note.is_missing and not note.is_untold and not (note := _not_told(folder, note)).lost.records:
+        if note.is_missing and not note.is_untold and not (note := _unreported_part(folder, note)).lost.records:
             disk.unlink(path)
             continue
-        receipt = _receipt_of_note(folder, note, papers.topic_partition, papers.topic_id, replica, high_watermark)
+        receipt = _receipt_of_note(
+            folder, note, partition_files.topic_partition, partition_files.topic_id, replica, high_watermark
+        )
         if not folder.is_known(receipt.id):
-            folder.owe(receipt)
+            folder.mark_due(receipt)
             receipts.append(receipt)
         disk.unlink(path)
     if notes:
@@ -160,7 +167,7 @@ def settle_papers(folder: ReceiptFolder, papers: Papers, *, replica: int, high_w
 
 
 def _resume(log: PartitionLog) -> None:
-    """Raises NotSettled."""
+    """Raises TruncationPending."""
     try:
         log.resume()
     except StorageError as error:
@@ -168,24 +175,24 @@ def _resume(log: PartitionLog) -> None:
 
 
 def _waiting(log: PartitionLog, error: StorageError) -> StorageError:
-    """The error of a truncation that the disk failed: NotSettled if it failed in the middle and may pass."""
+    """The error of a truncation that the disk failed: TruncationPending if it failed in the middle and may pass."""
     if log.unfinished is None:
         return error
     log.offline = None  # it stays out of service during the truncation
-    return NotSettled(error.message, error.errno)
+    return TruncationPending(error.message, error.errno)
 
 
-def _do_without_evidence(log: PartitionLog, cut: Cut) -> None:
-    """Raises NotSettled, StorageError."""
+def _truncate_without_evidence(log: PartitionLog, cut: Cut) -> None:
+    """Raises TruncationPending, StorageError."""
     try:
-        _do(log, cut, keep_evidence=False)
+        _truncate(log, cut, keep_evidence=False)
     except StorageError as error:
         raise _waiting(log, error) from error
 
 
 def _forget_deleted(folder: ReceiptFolder, log: PartitionLog) -> None:
     """Older evidence may have been deleted; its names are free for the evidence of a truncation that has begun. Raises
-    NotSettled."""
+    TruncationPending."""
     there = set(folder.evidence())
     try:
         for intent in list(folder.intents()):
@@ -196,7 +203,7 @@ def _forget_deleted(folder: ReceiptFolder, log: PartitionLog) -> None:
         raise _waiting(log, StorageError.of(f"truncating {log.topic_partition}", error)) from error
 
 
-def _do(log: PartitionLog, cut: Cut, *, keep_evidence: bool = True) -> None:
+def _truncate(log: PartitionLog, cut: Cut, *, keep_evidence: bool = True) -> None:
     """Truncate from the beginning, or continue where the disk failed. Raises StorageError."""
     if log.unfinished is not None:
         keep_evidence = log.unfinished.keeps_evidence
@@ -251,50 +258,53 @@ def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | N
     )
 
 
-def _settle_now(
+def _resolve_now(
     folder: ReceiptFolder, log: PartitionLog, make_room: Callable[[], bool], replica: int, high_watermark: int
 ) -> list[Receipt]:
     """Includes what the truncation found damaged in the part that was to stay (`truncation._reload`), and cut."""
-    papers = Papers(log.topic_partition, log.topic_id, Ends(log.log_start_offset, log.log_end_offset))
+    partition_files = PartitionFiles(log.topic_partition, log.topic_id, Ends(log.log_start_offset, log.log_end_offset))
     while True:
         try:
-            return settle_papers(folder, papers, replica=replica, high_watermark=high_watermark)
+            return resolve_pending_files(folder, partition_files, replica=replica, high_watermark=high_watermark)
         except OSError as error:
             what = f"writing the loss receipt of {log.topic_partition}"
             # The intent is durable; the next attempt or start resolves it. Until then this log must not be served.
-            if passes(error.errno):
+            if is_transient(error.errno):
                 if error.errno in FULL and make_room():
                     continue
-                raise NotSettled.of(what, error) from error
+                raise TruncationPending.of(what, error) from error
             log.offline = StorageError.of(what, error)
             raise log.offline from error
 
 
-def _settle_intents(folder: ReceiptFolder, ends: Ends | None, noted: Sequence[Range] = ()) -> list[Receipt]:
+def _resolve_intents(folder: ReceiptFolder, ends: Ends | None, noted: Sequence[Range] = ()) -> list[Receipt]:
     """`noted`: ranges reported by recovery, ascending. Raises OSError."""
-    told_up_to = max((end for _, end in noted), default=0)
+    reported_up_to = max((end for _, end in noted), default=0)
     receipts = []
     for intent in list(folder.intents()):
         if intent.is_whole:
             folder.drop_intent(intent.receipt.id)
             continue
-        told = [_lost_with_power(intent, each) for each in _untold(ends, intent, noted)] if ends else []
+        told = [_lost_with_power(intent, each) for each in _unreported_ranges(ends, intent, noted)] if ends else []
         if not folder.is_known(intent.receipt.id):
-            cut = _what_happened(folder, ends, intent, told_up_to) if ends else _what_was_planned(folder, intent)
+            cut = _executed_receipt(folder, ends, intent, reported_up_to) if ends else _planned_receipt(folder, intent)
             told += [cut] if cut is not None else []
         for receipt in told:
             if not folder.is_known(receipt.id):
-                folder.owe(receipt)
+                folder.mark_due(receipt)
                 receipts.append(receipt)
         folder.drop_intent(intent.receipt.id)
     return receipts
 
 
-def _untold(log: Ends, intent: Intent, noted: Sequence[Range]) -> Iterator[Range]:
+def _unreported_ranges(log: Ends, intent: Intent, noted: Sequence[Range]) -> Iterator[Range]:
     """Offsets that the log had before the truncation and has not now, reported neither by recovery nor by the
     truncation: lost with the machine's power, possibly from the part that was to stay."""
-    told_up_to = max((end for _, end in noted), default=0)
-    for start, end in (0, intent.kept_end_offset), (intent.receipt.start_offset, _gone_from(log, intent, told_up_to)):
+    reported_up_to = max((end for _, end in noted), default=0)
+    for start, end in (
+        (0, intent.kept_end_offset),
+        (intent.receipt.start_offset, _executed_from(log, intent, reported_up_to)),
+    ):
         at = max(start, log.log_end_offset, intent.log_start_offset)
         for note_start, note_end in noted:
             if at < min(note_start, end):
@@ -318,48 +328,48 @@ def _lost_with_power(intent: Intent, lost: Range) -> Receipt:
         known_by=f"{known_by}; {_BY_OFFSETS}, their bytes and epochs are not known",
         cause=Cause.RECOVERY,
         reason=_LOST_POWER,
-        leader=NOBODY,
-        leader_epoch=NOBODY,
+        leader=NO_NODE,
+        leader_epoch=NO_NODE,
         evidence_note=_NOT_SYNCED,
     )
     return identified(receipt)
 
 
-def _gone_from(log: Ends, intent: Intent, told_up_to: int) -> int:
+def _executed_from(log: Ends, intent: Intent, reported_up_to: int) -> int:
     """The first offset of the executed part of a truncation, which must be reported."""
     # Segments are removed last to first: the start moves up once the log has restarted, and not before.
     is_anew = intent.begins_anew and log.log_start_offset > intent.log_start_offset
-    return max(intent.receipt.start_offset if is_anew else log.log_end_offset, told_up_to)
+    return max(intent.receipt.start_offset if is_anew else log.log_end_offset, reported_up_to)
 
 
-def _what_was_planned(folder: ReceiptFolder, intent: Intent) -> Receipt:
+def _planned_receipt(folder: ReceiptFolder, intent: Intent) -> Receipt:
     evidence = tuple(f"{folder.path}/{name}" for name in folder.evidence() if name not in intent.others)
-    known_by = f"{intent.receipt.known_by}; {_NOBODY_KNOWS}"
+    known_by = f"{intent.receipt.known_by}; {_MAY_HAVE_REMAINED}"
     return replace(intent.receipt, known_by=known_by, evidence=evidence, evidence_note="" if evidence else _NO_EVIDENCE)
 
 
-def _what_happened(folder: ReceiptFolder, log: Ends, intent: Intent, told_up_to: int) -> Receipt | None:
+def _executed_receipt(folder: ReceiptFolder, log: Ends, intent: Intent, reported_up_to: int) -> Receipt | None:
     """The receipt of the executed part of a truncation; None if nothing was removed."""
     planned = intent.receipt
     new = [name for name in folder.evidence() if name not in intent.others]
-    gone_from = _gone_from(log, intent, told_up_to)
-    if gone_from <= planned.start_offset:
+    executed_from = _executed_from(log, intent, reported_up_to)
+    if executed_from <= planned.start_offset:
         evidence = tuple(f"{folder.path}/{name}" for name in new)
         return replace(planned, evidence=evidence, evidence_note="" if evidence else _NO_EVIDENCE)
-    if gone_from >= intent.log_end_offset:
+    if executed_from >= intent.log_end_offset:
         return None
     # Only part of it: complete segments were removed; the next follower step truncates the rest again.
-    evidence = tuple(f"{folder.path}/{name}" for name in new if _base_offset(name) >= gone_from)
+    evidence = tuple(f"{folder.path}/{name}" for name in new if _base_offset(name) >= executed_from)
     lost = count_lost(
-        folder.disk, [Piece(path, 0, _size(folder.disk, path)) for path in evidence], start_offset=gone_from
+        folder.disk, [Piece(path, 0, _size(folder.disk, path)) for path in evidence], start_offset=executed_from
     )
-    loss_class, known_by = of_cut(replace(lost, start_offset=gone_from), intent.high_watermark)
-    if lost.end_offset_exclusive != planned.end_offset_exclusive or _lacks(lost, planned, gone_from):
+    loss_class, known_by = of_cut(replace(lost, start_offset=executed_from), intent.high_watermark)
+    if lost.end_offset_exclusive != planned.end_offset_exclusive or _lacks(lost, planned, executed_from):
         # The machine stopped before evidence was saved; only the planned truncation is known.
         return replace(
             planned,
-            start_offset=gone_from,
-            records=min(planned.records, planned.end_offset_exclusive - gone_from),
+            start_offset=executed_from,
+            records=min(planned.records, planned.end_offset_exclusive - executed_from),
             loss_class=loss_class,
             known_by=f"{known_by}; {_BY_OFFSETS}, bytes and epochs are those of the complete truncation",
             evidence=evidence,
@@ -378,13 +388,13 @@ def _what_happened(folder: ReceiptFolder, log: Ends, intent: Intent, told_up_to:
     )
 
 
-def _lacks(lost: LostBatches, planned: Receipt, gone_from: int) -> bool:
-    """Whether the evidence from `gone_from` on has fewer records than the log had, for a log without gaps."""
+def _lacks(lost: LostBatches, planned: Receipt, executed_from: int) -> bool:
+    """Whether the evidence from `executed_from` on has fewer records than the log had, for a log without gaps."""
     has_all = planned.records == planned.end_offset_exclusive - planned.start_offset
-    return has_all and lost.records < planned.end_offset_exclusive - gone_from
+    return has_all and lost.records < planned.end_offset_exclusive - executed_from
 
 
-def _not_told(folder: ReceiptFolder, note: RecoveryNote) -> RecoveryNote:
+def _unreported_part(folder: ReceiptFolder, note: RecoveryNote) -> RecoveryNote:
     """The part of a note that has no receipt: records missing at the end of a log may have been truncated, with a
     receipt, before the next checkpoint."""
     start, end = note.lost.start_offset, note.lost.end_offset_exclusive
@@ -435,8 +445,8 @@ def _receipt_of_note(
         cause=Cause.SET_ASIDE if note.is_set_aside else Cause.RECOVERY,
         reason=note.reason,
         replica=replica,
-        leader=NOBODY,
-        leader_epoch=NOBODY,
+        leader=NO_NODE,
+        leader_epoch=NO_NODE,
         time_ms=note.time_ms,
         evidence=evidence,
         evidence_note="" if evidence else _MISSING if note.is_missing else _TORN if note.torn else _NO_EVIDENCE,

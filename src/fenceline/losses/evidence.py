@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fenceline.log.disk import Disk
-from fenceline.log.scan import BadBatch, next_whole_batch, scan
+from fenceline.log.scan import BadBatch, next_complete_batch, scan
 from fenceline.losses.receipt import Receipt
 from fenceline.records.batch import BatchHeader, crc_is_valid, read_header
 
@@ -60,7 +60,7 @@ class EvidenceReader:
                 except BadBatch as bad:
                     self.damaged_batches += 1
                     position = bad.position
-                whole = next_whole_batch(self.disk, fd, position, size_bytes)
+                whole = next_complete_batch(self.disk, fd, position, size_bytes)
                 if whole is None:
                     return
                 position = whole

@@ -20,13 +20,13 @@ from typing import Final
 from fenceline.log.disk import Disk, read_file, replace_file
 from fenceline.log.lost_and_found import EVIDENCE_DIR, INTENDED_SUFFIX
 from fenceline.log.recovery_note import NOTE_PREFIX, NOTE_SUFFIX
-from fenceline.losses.receipt import Receipt, decode, document, encode, of_document
+from fenceline.losses.receipt import Receipt, decode, document, encode, from_document
 
 PREFIX: Final = "receipt-"
 OUTBOX_PREFIX: Final = "fenceline-loss-"
 INTENDED: Final = INTENDED_SUFFIX
 DUE: Final = ".due"
-TOLD: Final = ".told"
+REPORTED: Final = ".told"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Contents:
 
     receipts: tuple[Receipt, ...]
     evidence: tuple[str, ...]
-    is_unsettled: bool
-    """As `ReceiptFolder.is_unsettled`."""
+    is_pending: bool
+    """As `ReceiptFolder.is_pending`."""
 
 
 class Receipts:
@@ -66,36 +66,36 @@ class Receipts:
         self._prefix = prefix
 
     def is_known(self, receipt_id: str) -> bool:
-        return any(self.disk.stat(self._file(receipt_id, state)) is not None for state in (DUE, TOLD))
+        return any(self.disk.stat(self._file(receipt_id, state)) is not None for state in (DUE, REPORTED))
 
-    def owe(self, receipt: Receipt) -> None:
+    def mark_due(self, receipt: Receipt) -> None:
         """Mark the receipt as due in its current form. Durable on return."""
         self.disk.mkdir(self.path)
         replace_file(self.disk, self._file(receipt.id, DUE), encode(receipt))
         with contextlib.suppress(FileNotFoundError):
-            self.disk.unlink(self._file(receipt.id, TOLD))
+            self.disk.unlink(self._file(receipt.id, REPORTED))
 
     def due(self) -> list[Receipt]:
         return self._receipts(self._names(), DUE)
 
-    def told(self, receipt: Receipt, *, is_needed: bool = False) -> None:
+    def mark_reported(self, receipt: Receipt, *, is_needed: bool = False) -> None:
         """The ledger has the receipt in this form; one without evidence is deleted, unless it `is_needed`."""
         path = self._file(receipt.id, DUE)
-        if read_if_there(self.disk, path) != encode(receipt):
+        if read_if_exists(self.disk, path) != encode(receipt):
             return  # a newer form is due by now
         if receipt.evidence or is_needed:
-            self.disk.rename(path, self._file(receipt.id, TOLD))
+            self.disk.rename(path, self._file(receipt.id, REPORTED))
         else:
             self.disk.unlink(path)
 
     def contents(self) -> Contents:
         """All of it, from one directory listing."""
         names = self._names()
-        return Contents((*self._receipts(names, DUE), *self._receipts(names, TOLD)), (), is_unsettled=False)
+        return Contents((*self._receipts(names, DUE), *self._receipts(names, REPORTED)), (), is_pending=False)
 
     def drop(self, receipt_id: str) -> None:
         """It is kept elsewhere."""
-        for state in (DUE, TOLD):
+        for state in (DUE, REPORTED):
             with contextlib.suppress(FileNotFoundError):
                 self.disk.unlink(self._file(receipt_id, state))
 
@@ -103,7 +103,7 @@ class Receipts:
         found = []
         for name in names:
             if name.startswith(self._prefix) and name.endswith(state):
-                content = read_if_there(self.disk, f"{self.path}/{name}")
+                content = read_if_exists(self.disk, f"{self.path}/{name}")
                 with contextlib.suppress(ValueError):
                     if content is not None:
                         found.append(decode(content))
@@ -140,12 +140,12 @@ class ReceiptFolder(Receipts):
 
     def evidence(self) -> list[str]:
         """Names of evidence files."""
-        return [name for name in self._names() if not is_paper(name)]
+        return [name for name in self._names() if not is_receipt_file(name)]
 
     @property
-    def is_unsettled(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether there is a truncation whose result is not determined yet."""
-        return _is_unsettled(self._names())
+        return _is_pending(self._names())
 
     def notes(self) -> list[str]:
         """Paths of recovery's notes."""
@@ -174,7 +174,7 @@ class ReceiptFolder(Receipts):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 fields = json.loads(read_file(self.disk, f"{self.path}/{name}") or b"")
                 yield Intent(
-                    of_document(fields["receipt"]),
+                    from_document(fields["receipt"]),
                     int(fields["log_start_offset"]),
                     int(fields["log_end_offset"]),
                     int(fields["high_watermark"]),
@@ -193,13 +193,13 @@ class ReceiptFolder(Receipts):
         """All of it, from one directory listing."""
         names = self._names()
         return Contents(
-            (*self._receipts(names, DUE), *self._receipts(names, TOLD)),
-            tuple(f"{self.path}/{name}" for name in names if not is_paper(name)),
-            _is_unsettled(names),
+            (*self._receipts(names, DUE), *self._receipts(names, REPORTED)),
+            tuple(f"{self.path}/{name}" for name in names if not is_receipt_file(name)),
+            _is_pending(names),
         )
 
 
-def read_if_there(disk: Disk, path: str) -> bytes | None:
+def read_if_exists(disk: Disk, path: str) -> bytes | None:
     """None if another thread has removed it. Raises OSError."""
     try:
         return read_file(disk, path)
@@ -211,11 +211,11 @@ def _is_note(name: str) -> bool:
     return name.startswith(NOTE_PREFIX) and name.endswith(NOTE_SUFFIX)
 
 
-def _is_unsettled(names: Sequence[str]) -> bool:
+def _is_pending(names: Sequence[str]) -> bool:
     """A file that was being written during a crash (`.tmp`) does not count."""
     return any(_is_note(name) or (name.startswith(PREFIX) and name.endswith(INTENDED)) for name in names)
 
 
-def is_paper(name: str) -> bool:
+def is_receipt_file(name: str) -> bool:
     """Whether a file in `lost+found` describes evidence, and is none itself."""
     return name.startswith((PREFIX, NOTE_PREFIX))

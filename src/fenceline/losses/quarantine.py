@@ -25,7 +25,7 @@ GONE: Final = "The evidence does not exist any more: the disk was full, or it wa
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweepResult:
     """`kept_bytes`: of all remaining evidence. `changed`: receipts to report again, and their folders."""
 
     kept_bytes: int
@@ -33,7 +33,7 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreedSpace:
     """The result of freeing space on a full disk. `changed`: receipts to report again, and their folders."""
 
     freed: bool
@@ -53,7 +53,7 @@ class _Kept:
     """None of it exists any more."""
 
 
-def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: int, max_bytes: int) -> Swept:
+def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: int, max_bytes: int) -> SweepResult:
     """Delete evidence that is too old, then the oldest until the rest is within the limit; negative limits are off.
 
     `folders`: all of one log directory. A folder with a pending truncation or recovery keeps evidence that no receipt
@@ -65,7 +65,7 @@ def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: i
     for each in kept:
         if each.receipt is not None and each.is_gone:
             changed.append((each.folder, without_evidence(each.receipt, GONE)))
-            each.folder.owe(changed[-1][1])
+            each.folder.mark_due(changed[-1][1])
             continue
         too_old = 0 <= max_age_ms < now_ms - each.time_ms
         if not too_old and not 0 <= max_bytes < total:
@@ -73,13 +73,13 @@ def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: i
         if each.receipt is not None:
             # Receipt before deletion: no receipt ever names missing evidence.
             changed.append((each.folder, without_evidence(each.receipt, BY_AGE if too_old else BY_BYTES)))
-            each.folder.owe(changed[-1][1])
+            each.folder.mark_due(changed[-1][1])
         _unlink(disk, each.paths)
         total -= each.size_bytes
-    return Swept(total, tuple(changed))
+    return SweepResult(total, tuple(changed))
 
 
-def make_room(disk: Disk, folders: Iterable[Receipts]) -> Room:
+def make_room(disk: Disk, folders: Iterable[Receipts]) -> FreedSpace:
     """Delete the oldest evidence on a full disk, enough to also record the deletion.
 
     Evidence that no receipt names stays: it is the only record of its loss.
@@ -97,7 +97,7 @@ def make_room(disk: Disk, folders: Iterable[Receipts]) -> Room:
         try:
             while unsaid:
                 folder, receipt = unsaid[0]
-                folder.owe(receipt)
+                folder.mark_due(receipt)
                 changed.append((folder, receipt))
                 del unsaid[0]
         except OSError as error:
@@ -105,7 +105,7 @@ def make_room(disk: Disk, folders: Iterable[Receipts]) -> Room:
                 raise
             continue
         break
-    return Room(freed, tuple(changed))
+    return FreedSpace(freed, tuple(changed))
 
 
 def without_evidence(receipt: Receipt, note: str) -> Receipt:
@@ -133,7 +133,7 @@ def _collect(disk: Disk, folders: Iterable[Receipts]) -> list[_Kept]:
                 is_gone = all(stat == _NOT_THERE for stat in stats)
                 found.append(_Kept(folder, receipt, receipt.evidence, receipt.time_ms, size, is_gone))
     for folder, contents in looked_at:
-        if not contents.is_unsettled:
+        if not contents.is_pending:
             for path in contents.evidence:
                 if path not in named:
                     size, modified_ms = _stat(disk, path)

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from fenceline.ids import decode_uuid, encode_uuid
 
-NOBODY: Final = -1
+NO_NODE: Final = -1
 """No leader, or none that is known."""
 
 
@@ -96,7 +96,7 @@ def receipt_id(
     end_offset_exclusive: int,
     cause: Cause,
     replica: int,
-    leader_epoch: int = NOBODY,
+    leader_epoch: int = NO_NODE,
     time_ms: int = 0,
     group: str = "",
 ) -> str:
@@ -132,7 +132,7 @@ def identified(receipt: Receipt) -> Receipt:
     return replace(receipt, id=found)
 
 
-def shown(receipt: Receipt) -> dict[str, Any]:
+def summary_fields(receipt: Receipt) -> dict[str, Any]:
     """The fields of `fenceline losses list --json`."""
     return {
         "topic": receipt.topic,
@@ -156,7 +156,7 @@ def document(receipt: Receipt) -> dict[str, Any]:
     """All fields of a receipt."""
     return {
         "id": receipt.id,
-        **shown(receipt),
+        **summary_fields(receipt),
         "known_by": receipt.known_by,
         "reason": receipt.reason,
         "leader_epoch": receipt.leader_epoch,
@@ -174,12 +174,12 @@ def encode(receipt: Receipt) -> bytes:
 def decode(content: bytes) -> Receipt:
     """Inverse of `encode`; unknown fields of later versions are ignored. Raises ValueError."""
     try:
-        return of_document(json.loads(content))
+        return from_document(json.loads(content))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a loss receipt: {error!r}") from None
 
 
-def of_document(fields: Mapping[str, Any]) -> Receipt:
+def from_document(fields: Mapping[str, Any]) -> Receipt:
     """Raises ValueError, KeyError or TypeError if it is not a receipt."""
     return Receipt(
         id=str(fields["id"]),

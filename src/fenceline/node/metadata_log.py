@@ -100,7 +100,7 @@ def _open_log(
             " topics that are unknown then are set aside as -stray, not deleted.",
         ) from error
     if not _has_topic_id(disk, directory):
-        log.owe_identity()
+        log.mark_identity_unsaved()
     return log
 
 

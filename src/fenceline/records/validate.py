@@ -98,22 +98,22 @@ def validate_produced(
         and not check_compressed
         and _header_decides(header, timestamp_type, now_ms, timestamp_before_max_ms, timestamp_after_max_ms)
     ):
-        return _stamp(view, header, timestamp_type, header.max_timestamp, now_ms)
+        return _set_timestamps(view, header, timestamp_type, header.max_timestamp, now_ms)
     payload, start, end = _readable(lambda: records_of(view, header, max_decompressed_bytes))
     found = _readable(lambda: kernel.walk(payload, start, end, header.record_count, header.base_timestamp))
     low, high = found.min_timestamp, found.max_timestamp
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
         low = high = header.max_timestamp
     limits = _Limits(timestamp_type, now_ms, timestamp_before_max_ms, timestamp_after_max_ms)
-    if (compacted and found.first_without_key >= 0) or limits.may_refuse(header, low, high):
+    if (compacted and found.first_without_key >= 0) or limits.may_reject(header, low, high):
         _raise_record_errors(_decode(payload, start, end, header), header, limits, compacted)
     if codec is source_codec and found.contiguous:
-        return _stamp(view, header, timestamp_type, high, now_ms)
+        return _set_timestamps(view, header, timestamp_type, high, now_ms)
     if found.contiguous and header.timestamp_type is TimestampType.CREATE_TIME:
         base_timestamp, out = header.base_timestamp, bytearray(BATCH_OVERHEAD)
         out += memoryview(payload)[start:end]
     else:
-        base_timestamp, out = _encode_anew(_decode(payload, start, end, header))
+        base_timestamp, out = _reencode(_decode(payload, start, end, header))
     batch = _finish(out, header, codec, compression_level, timestamp_type, base_timestamp, high, now_ms)
     _check_size(len(batch), max_message_bytes)
     log_append_time_ms = now_ms if timestamp_type is TimestampType.LOG_APPEND_TIME else -1
@@ -193,7 +193,7 @@ class _Limits(NamedTuple):
     before_max_ms: int
     after_max_ms: int
 
-    def may_refuse(self, header: BatchHeader, low: int, high: int) -> bool:
+    def may_reject(self, header: BatchHeader, low: int, high: int) -> bool:
         """Whether a record of a batch with timestamps from `low` to `high` can be rejected for its timestamp."""
         log_append = header.timestamp_type is TimestampType.LOG_APPEND_TIME
         if self.timestamp_type is TimestampType.LOG_APPEND_TIME:
@@ -203,7 +203,7 @@ class _Limits(NamedTuple):
     def out_of_range(self, timestamp: int) -> bool:
         return self.now_ms - timestamp > self.before_max_ms or timestamp - self.now_ms > self.after_max_ms
 
-    def refusal(self, header: BatchHeader, timestamp: int, offset: int) -> str | None:
+    def rejection_reason(self, header: BatchHeader, timestamp: int, offset: int) -> str | None:
         """Why a record with this timestamp is rejected, None if it is not."""
         if self.timestamp_type is TimestampType.CREATE_TIME and timestamp != NO_TIMESTAMP:
             if self.out_of_range(timestamp):
@@ -258,7 +258,7 @@ def _raise_record_errors(records: list[Record], header: BatchHeader, limits: _Li
         if compacted and record.key is None:
             errors.append((index, "a compacted topic accepts no record without a key"))
             continue
-        reason = limits.refusal(header, record.timestamp, record.offset)
+        reason = limits.rejection_reason(header, record.timestamp, record.offset)
         if reason is not None:
             code = ErrorCode.INVALID_TIMESTAMP
             errors.append((index, reason))
@@ -271,7 +271,7 @@ def _writable(view: memoryview) -> memoryview:
     return memoryview(bytearray(view)) if view.readonly else view
 
 
-def _stamp(
+def _set_timestamps(
     view: memoryview, header: BatchHeader, timestamp_type: TimestampType, max_timestamp: int, now_ms: int
 ) -> Validated:
     """Set the batch's timestamp type and maximum, in place if the header differs."""
@@ -287,7 +287,7 @@ def _stamp(
     return Validated(view, header, now_ms if log_append else -1, rebuilt=False)
 
 
-def _encode_anew(records: list[Record]) -> tuple[int, bytearray]:
+def _reencode(records: list[Record]) -> tuple[int, bytearray]:
     """The records with consecutive offsets and their own timestamps, and the base timestamp."""
     out = bytearray(BATCH_OVERHEAD)
     kernel.encode(out, [record[1:] for record in records], records[0].timestamp)

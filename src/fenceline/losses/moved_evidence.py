@@ -16,7 +16,7 @@ from fenceline.losses.receipt import Receipt
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CopiedEvidence:
     """`names`: evidence that was there. `receipts`: as written at the new place. `size_bytes`: of the evidence."""
 
     names: frozenset[str]
@@ -24,7 +24,7 @@ class Carried:
     size_bytes: int
 
 
-def carry(source: Disk, source_directory: str, target: Disk, directory: str, named: str) -> Carried:
+def copy_evidence(source: Disk, source_directory: str, target: Disk, directory: str, named: str) -> CopiedEvidence:
     """Copy to `directory`, which will be renamed to `named`. Files of an earlier attempt there are replaced."""
     before, after = ReceiptFolder(source, source_directory), ReceiptFolder(target, directory)
     _empty(target, after.path)
@@ -44,21 +44,21 @@ def carry(source: Disk, source_directory: str, target: Disk, directory: str, nam
         size_bytes += found.size_bytes if found is not None else 0
     receipts = tuple(_at(each, before.path, f"{named}/{EVIDENCE_DIR}") for each in before.contents().receipts)
     for receipt in receipts:
-        after.owe(receipt)
+        after.mark_due(receipt)
     if names or receipts:
         target.fsync_dir(after.path)
         target.fsync_dir(directory)
-    return Carried(frozenset(names), receipts, size_bytes)
+    return CopiedEvidence(frozenset(names), receipts, size_bytes)
 
 
-def is_complete(carried: Carried, disk: Disk, directory: str) -> bool:
+def is_complete(carried: CopiedEvidence, disk: Disk, directory: str) -> bool:
     """Whether no evidence was added since and no truncation is in progress. Lists one directory."""
     folder = ReceiptFolder(disk, directory)
     if not carried.names >= set(folder.evidence()):
         return False
     contents = folder.contents()
     known = {each.id for each in carried.receipts}
-    return not contents.is_unsettled and all(each.id in known for each in contents.receipts)
+    return not contents.is_pending and all(each.id in known for each in contents.receipts)
 
 
 def _at(receipt: Receipt, before: str, after: str) -> Receipt:

@@ -14,11 +14,11 @@ from uuid import UUID
 
 from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
 from fenceline.log.config import LogConfig
-from fenceline.log.errors import CorruptLog, passes
+from fenceline.log.errors import CorruptLog, is_transient
 from fenceline.log.file_names import METADATA_FILE
 from fenceline.log.partition_dir import RemovedPartition
 from fenceline.log.partition_log import PartitionLog
-from fenceline.losses.cutting import Ends, Papers, settle_papers
+from fenceline.losses.cutting import Ends, PartitionFiles, resolve_pending_files
 from fenceline.losses.folder import Outbox, ReceiptFolder
 from fenceline.losses.quarantine import without_evidence
 from fenceline.losses.receipt import Receipt
@@ -26,16 +26,16 @@ from fenceline.losses.receipt import Receipt
 WITH_PARTITION: Final = "The partition was removed from this node, and the evidence with it."
 
 
-def settle(removed: RemovedPartition, *, replica: int, now_ms: int) -> list[Receipt]:
+def resolve_pending(removed: RemovedPartition, *, replica: int, now_ms: int) -> list[Receipt]:
     """Receipts of truncations that a crash or a full disk interrupted there; they are in its folder afterwards."""
     folder = ReceiptFolder(removed.disk, removed.path)
-    if not folder.is_unsettled:
+    if not folder.is_pending:
         return []
-    papers = Papers(removed.topic_partition, _topic_id(removed), _ends(removed, now_ms))
-    return settle_papers(folder, papers, replica=replica, high_watermark=removed.high_watermark)
+    papers = PartitionFiles(removed.topic_partition, _topic_id(removed), _ends(removed, now_ms))
+    return resolve_pending_files(folder, papers, replica=replica, high_watermark=removed.high_watermark)
 
 
-def rescue(
+def move_receipts_to_outbox(
     removed: RemovedPartition,
     log_dir: str,
     *,
@@ -62,13 +62,13 @@ def rescue(
             )
         else:
             rescued.append(without_evidence(receipt, WITH_PARTITION))
-        outbox.owe(rescued[-1])
+        outbox.mark_due(rescued[-1])
     for receipt in receipts if with_evidence else rescued:
         folder.drop(receipt.id)
     return rescued
 
 
-def drop_records(removed: RemovedPartition) -> None:
+def delete_records(removed: RemovedPartition) -> None:
     """Delete everything but receipts, intents and notes: on a full disk, this makes room for the receipts.
 
     For a truncation whose receipt is not written yet, the log's content is then unknown: all of it counts as executed,
@@ -77,10 +77,10 @@ def drop_records(removed: RemovedPartition) -> None:
     folder = ReceiptFolder(removed.disk, removed.path)
     for path in folder.contents().evidence:
         removed.disk.unlink(path)
-    drop_log(removed)
+    delete_log(removed)
 
 
-def drop_log(removed: RemovedPartition) -> None:
+def delete_log(removed: RemovedPartition) -> None:
     """Delete the log; receipts and evidence stay."""
     for name in removed.disk.listdir(removed.path):
         found = removed.disk.stat(f"{removed.path}/{name}")
@@ -106,7 +106,7 @@ def _ends(removed: RemovedPartition, now_ms: int) -> Ends | None:
             raise error.refusal from error
         return None
     except OSError as error:
-        if passes(error.errno):
+        if is_transient(error.errno):
             raise
         return None
     log.close(clean=False)

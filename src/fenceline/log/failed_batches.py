@@ -23,45 +23,45 @@ if TYPE_CHECKING:
 
 KEPT_MS: Final = 10_000
 """A producer that has not retried the rejected batch by then has given up; it gets the sequence error."""
-MOST: Final = 10_000
+MAX_PRODUCERS: Final = 10_000
 """Producers of one partition; the oldest entry is dropped for a new one."""
 
 
-class _Refused(NamedTuple):
+class _Failed(NamedTuple):
     epoch: int
     sequence: int
     at_ms: int
     reason: str
 
 
-class RefusedBatches:
+class FailedBatches:
     """Rejected batches of one log. False if there are none."""
 
-    __slots__ = ("_refused",)
+    __slots__ = ("_failed",)
 
     def __init__(self) -> None:
-        self._refused: dict[int, _Refused] = {}
+        self._failed: dict[int, _Failed] = {}
         """By producer, the earliest."""
 
     def __bool__(self) -> bool:
-        return bool(self._refused)
+        return bool(self._failed)
 
-    def refused(self, header: BatchHeader, error: StorageError, now_ms: int) -> None:
+    def add(self, header: BatchHeader, error: StorageError, now_ms: int) -> None:
         """The disk rejected the batch with `error`."""
         if header.producer_id < 0:
             return
-        known = self._refused.pop(header.producer_id, None)
+        known = self._failed.pop(header.producer_id, None)
         sequence = header.base_sequence
         if known is not None and known.epoch == header.producer_epoch and is_after(sequence, known.sequence):
             sequence = known.sequence
-        elif len(self._refused) >= MOST:
-            del self._refused[next(iter(self._refused))]
-        self._refused[header.producer_id] = _Refused(header.producer_epoch, sequence, now_ms, error.message)
+        elif len(self._failed) >= MAX_PRODUCERS:
+            del self._failed[next(iter(self._failed))]
+        self._failed[header.producer_id] = _Failed(header.producer_epoch, sequence, now_ms, error.message)
 
     def check(self, header: BatchHeader, producers: ProducerStates, now_ms: int) -> None:
         """Raises PeerError(KAFKA_STORAGE_ERROR) for a batch sent after a rejected one; the disk itself may be fine
         now."""
-        known = self._refused.get(header.producer_id)
+        known = self._failed.get(header.producer_id)
         if known is None:
             return
         producer = producers.get(header.producer_id)
@@ -72,7 +72,7 @@ class RefusedBatches:
             and not is_after(known.sequence, producer.last_sequence)
         )
         if is_written or header.producer_epoch != known.epoch or not 0 <= now_ms - known.at_ms < KEPT_MS:
-            del self._refused[header.producer_id]
+            del self._failed[header.producer_id]
         elif is_after(header.base_sequence, known.sequence):
             raise PeerError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"sent after a batch that could not be written: {known.reason}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fenceline.log.partition_log import PartitionLog
 
 
-def whole_batches(
+def validate_fetched(
     log: PartitionLog, records: memoryview, leader_epoch: int, epoch_starts: Sequence[tuple[int, int]]
 ) -> list[Found]:
     """The batches to append, from the first of `records` on: without an incomplete one at the end, at most one

@@ -20,7 +20,7 @@ from fenceline.log.recovery import load
 
 if TYPE_CHECKING:
     from fenceline.log.disk import Disk
-    from fenceline.log.log_dir_offsets import Known
+    from fenceline.log.log_dir_offsets import KnownOffsets
     from fenceline.log.recovery import Loaded
 
 _GAPS_ALLOWED: Final = LogConfig(cleanup_policy=frozenset(("compact",)))
@@ -28,7 +28,7 @@ _GAPS_ALLOWED: Final = LogConfig(cleanup_policy=frozenset(("compact",)))
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class LogInspection:
     """A log as opening it would find it."""
 
     found: Loaded
@@ -50,10 +50,10 @@ class Survey:
         return self.found.epochs.end_offset_for(epoch, self.log_end_offset)
 
 
-def survey(disk: Disk, directory: str, known: Known, *, clean: bool) -> Survey:
+def inspect_log(disk: Disk, directory: str, known: KnownOffsets, *, clean: bool) -> LogInspection:
     """Inspect the log in a directory. `known`: its checkpointed offsets; `clean`: nothing has happened to it since a
     clean shutdown. For a thread. Raises CorruptLog."""
-    return Survey(
+    return LogInspection(
         load(
             disk,
             directory,
@@ -62,12 +62,12 @@ def survey(disk: Disk, directory: str, known: Known, *, clean: bool) -> Survey:
             clean=clean,
             log_start_offset=known.log_start_offset,
             now_ms=0,
-            looks_only=True,
+            read_only=True,
         )
     )
 
 
-def the_longer(one: Survey, other: Survey) -> Survey | None:
+def longer_log(one: LogInspection, other: LogInspection) -> LogInspection | None:
     """The one that contains the other, the first if they are equal; None if they diverge."""
     longer, shorter = (one, other) if one.log_end_offset >= other.log_end_offset else (other, one)
     overlap = shorter.log_end_offset >= longer.log_start_offset
