@@ -15,7 +15,7 @@ from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import KeyValue
 from fenceline.groups.model import Group
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
-from fenceline.groups.packed import are_packed, goes_on, is_packed, pack, unpack
+from fenceline.groups.packed import are_packed, is_not_below, is_packed, pack, unpack
 from fenceline.groups.replay import _MANY
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.shard import Shard
@@ -200,9 +200,9 @@ def test_goes_on_compares_offsets() -> None:
         assert value is not None
         return value
 
-    assert goes_on(packed(255), packed(256))
-    assert goes_on(packed(256), packed(256))
-    assert not goes_on(packed(256), packed(255))
+    assert is_not_below(packed(255), packed(256))
+    assert is_not_below(packed(256), packed(256))
+    assert not is_not_below(packed(256), packed(255))
 
 
 @pytest.mark.parametrize(

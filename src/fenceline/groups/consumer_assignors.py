@@ -24,7 +24,7 @@ RANGE: Final = "range"
 
 
 @dataclass(frozen=True, slots=True)
-class MemberWish:
+class MemberSubscription:
     """The assignor's input for a member: its subscribed topics that exist, and its last target."""
 
     member_id: str
@@ -35,20 +35,20 @@ class MemberWish:
 
 Target: TypeAlias = dict[str, Partitions]
 """By member id; a member without partitions has an empty mapping."""
-Assignor: TypeAlias = Callable[[Sequence[MemberWish], Mapping[UUID, int], bool], Target]
+Assignor: TypeAlias = Callable[[Sequence[MemberSubscription], Mapping[UUID, int], bool], Target]
 """(members, partitions of each topic, whether all subscriptions are equal)"""
 
 
-def range_target(wishes: Sequence[MemberWish], counts: Mapping[UUID, int], same: bool) -> Target:
+def range_target(members: Sequence[MemberSubscription], counts: Mapping[UUID, int], same: bool) -> Target:
     """Each subscriber gets a range of each topic; the first ones get one more if it does not divide evenly."""
     # Static members first, by instance id; then the others by member id.
     ordered = sorted(
-        wishes,
-        key=lambda wish: (1, wish.member_id) if wish.instance_id is None else (0, wish.instance_id),
+        members,
+        key=lambda member: (1, member.member_id) if member.instance_id is None else (0, member.instance_id),
     )
-    shares: dict[str, dict[UUID, frozenset[int]]] = {wish.member_id: {} for wish in wishes}
+    shares: dict[str, dict[UUID, frozenset[int]]] = {member.member_id: {} for member in members}
     for topic_id in _in_order(counts):
-        subscribers = [wish.member_id for wish in ordered if topic_id in wish.topics]
+        subscribers = [member.member_id for member in ordered if topic_id in member.topics]
         if not subscribers:
             continue
         share, more = divmod(counts[topic_id], len(subscribers))
@@ -61,16 +61,16 @@ def range_target(wishes: Sequence[MemberWish], counts: Mapping[UUID, int], same:
     return dict(shares)
 
 
-def uniform_same(wishes: Sequence[MemberWish], counts: Mapping[UUID, int]) -> Target:
+def uniform_same(members: Sequence[MemberSubscription], counts: Mapping[UUID, int]) -> Target:
     """All members have the same subscription: equal shares, and every member keeps its partitions up to its share."""
-    wishes = sorted(wishes, key=lambda wish: wish.member_id)
-    wanted = wishes[0].topics if wishes else frozenset()
+    members = sorted(members, key=lambda member: member.member_id)
+    wanted = members[0].topics if members else frozenset()
     if not wanted:
-        return {wish.member_id: {} for wish in wishes}
+        return {member.member_id: {} for member in members}
     held = {
         (topic_id, partition)
-        for wish in wishes
-        for topic_id, partitions in wish.last.items()
+        for member in members
+        for topic_id, partitions in member.last.items()
         if topic_id in wanted
         for partition in partitions
     }
@@ -78,16 +78,16 @@ def uniform_same(wishes: Sequence[MemberWish], counts: Mapping[UUID, int]) -> Ta
     free = [(topic_id, index) for topic_id in topics for index in range(counts[topic_id])]
     total = len(free)
     free = [each for each in free if each not in held]
-    share, more = divmod(total, len(wishes))
+    share, more = divmod(total, len(members))
     shares: dict[str, dict[UUID, set[int]]] = {}
     unfilled: list[tuple[str, int]] = []
-    for position, wish in enumerate(wishes):
+    for position, member in enumerate(members):
         room = share + (position < more)
         kept: dict[UUID, set[int]] = {}
-        for topic_id in _in_order(wish.last):
+        for topic_id in _in_order(member.last):
             if topic_id not in wanted:
                 continue
-            for partition in sorted(wish.last[topic_id]):
+            for partition in sorted(member.last[topic_id]):
                 if partition >= counts.get(topic_id, 0):
                     continue
                 if room > 0:
@@ -95,9 +95,9 @@ def uniform_same(wishes: Sequence[MemberWish], counts: Mapping[UUID, int]) -> Ta
                     kept.setdefault(topic_id, set()).add(partition)
                 else:
                     free.append((topic_id, partition))
-        shares[wish.member_id] = kept
+        shares[member.member_id] = kept
         if room > 0:
-            unfilled.append((wish.member_id, room))
+            unfilled.append((member.member_id, room))
     position = 0
     for member_id, room in unfilled:
         for topic_id, partition in free[position : position + room]:

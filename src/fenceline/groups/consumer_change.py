@@ -12,20 +12,20 @@ from typing import TypeAlias
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.groups import consumer_records as records
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_messages import ConsumerHeartbeatAnswer
+from fenceline.groups.consumer_messages import ConsumerHeartbeatResponse
 from fenceline.groups.consumer_model import ConsumerGroup
 from fenceline.groups.consumer_replay import applied
 from fenceline.groups.messages import (
-    DeleteGroupsAnswer,
-    JoinAnswer,
+    DeleteGroupsResponse,
+    JoinResponse,
     KeyValue,
-    LeaveAnswer,
+    LeaveResponse,
     Outcome,
-    SyncAnswer,
+    SyncResponse,
 )
 from fenceline.groups.model import Group
 
-Refused: TypeAlias = Callable[[Now], None]
+OnRejected: TypeAlias = Callable[[Now], None]
 """Called when the log rejected a change, after it was undone."""
 
 
@@ -44,8 +44,8 @@ class Change:
     """The classic group that this one replaces."""
     becomes: Group | None = None
     """The classic group that replaces this one."""
-    refused: Refused | None = None
-    looked_at: object | None = None
+    on_rejected: OnRejected | None = None
+    checked_topics: object | None = None
     """The topics for which the metadata hash was checked."""
 
     def add(self, meaning: records.ConsumerMeaning) -> None:
@@ -60,19 +60,19 @@ class Change:
         return [*self.first, *(records.encode(meaning) for meaning in self.meanings), *self.last]
 
 
-def refusal(outcome: Outcome, error: ErrorCode) -> Outcome:
+def rejected_outcome(outcome: Outcome, error: ErrorCode) -> Outcome:
     """The response instead of `outcome` if the log rejected the change behind it."""
     match outcome:
-        case ConsumerHeartbeatAnswer():
-            return ConsumerHeartbeatAnswer(error)
-        case JoinAnswer():
-            return JoinAnswer(error)
-        case SyncAnswer():
-            return SyncAnswer(error)
-        case LeaveAnswer():
-            return LeaveAnswer(error)
-        case DeleteGroupsAnswer(errors):
-            return DeleteGroupsAnswer(tuple((name, error or code) for name, code in errors))
+        case ConsumerHeartbeatResponse():
+            return ConsumerHeartbeatResponse(error)
+        case JoinResponse():
+            return JoinResponse(error)
+        case SyncResponse():
+            return SyncResponse(error)
+        case LeaveResponse():
+            return LeaveResponse(error)
+        case DeleteGroupsResponse(errors):
+            return DeleteGroupsResponse(tuple((name, error or code) for name, code in errors))
     raise InternalError(f"no request waits with {outcome!r} for a change of a group")
 
 

@@ -23,10 +23,10 @@ def check_request(request: ConsumerHeartbeatRequest, settings: ConsumerSettings)
     """Raises PeerError INVALID_REQUEST or UNSUPPORTED_ASSIGNOR, in Kafka's order."""
     epoch = request.member_epoch
     if request.must_bring_member_id or epoch > 0 or epoch == LEAVING_EPOCH:
-        _refuse_blank(request.member_id, "MemberId can't be empty.")
-    _refuse_blank(request.group_id, "GroupId can't be empty.")
-    _refuse_blank(request.instance_id, "InstanceId can't be empty.")
-    _refuse_blank(request.rack_id, "RackId can't be empty.")
+        _check_not_blank(request.member_id, "MemberId can't be empty.")
+    _check_not_blank(request.group_id, "GroupId can't be empty.")
+    _check_not_blank(request.instance_id, "InstanceId can't be empty.")
+    _check_not_blank(request.rack_id, "RackId can't be empty.")
     if epoch == JOINING_EPOCH:
         if request.rebalance_timeout_ms == -1:
             raise _invalid("RebalanceTimeoutMs must be provided in first request.")
@@ -54,7 +54,7 @@ def check_request(request: ConsumerHeartbeatRequest, settings: ConsumerSettings)
         )
 
 
-def _refuse_blank(text: str | None, why: str) -> None:
+def _check_not_blank(text: str | None, why: str) -> None:
     if text is not None and not text.strip():
         raise _invalid(why)
 
@@ -67,7 +67,7 @@ def unknown_member(group_id: str, member_id: str) -> PeerError:
     return PeerError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group_id}.")
 
 
-def refuse_fenced(member: ConsumerMember, member_id: str, instance_id: str) -> None:
+def check_not_fenced(member: ConsumerMember, member_id: str, instance_id: str) -> None:
     """Raises PeerError if another member has this instance id now."""
     if member.member_id != member_id:
         raise PeerError(
@@ -76,7 +76,7 @@ def refuse_fenced(member: ConsumerMember, member_id: str, instance_id: str) -> N
         )
 
 
-def refuse_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
+def check_member_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
     """Raises PeerError FENCED_MEMBER_EPOCH if the member cannot be at this epoch and own the partitions it reports."""
     if epoch in (JOINING_EPOCH, member.epoch):
         return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_change import Change
-from fenceline.groups.consumer_checks import refuse_fenced, unknown_member
+from fenceline.groups.consumer_checks import check_not_fenced, unknown_member
 from fenceline.groups.consumer_embedded import (
     MalformedSubscription,
     by_id,
@@ -26,15 +26,15 @@ from fenceline.groups.consumer_embedded import (
 from fenceline.groups.consumer_model import ClassicMember, ConsumerGroup, ConsumerMember, MemberState
 from fenceline.groups.messages import (
     NO_MEMBER_ID,
-    HeartbeatAnswer,
     HeartbeatRequest,
-    JoinAnswer,
+    HeartbeatResponse,
     JoinRequest,
-    LeaveAnswer,
+    JoinResponse,
     LeaveRequest,
+    LeaveResponse,
     LeftMember,
-    SyncAnswer,
     SyncRequest,
+    SyncResponse,
     Ticket,
 )
 from fenceline.groups.model import CONSUMER_PROTOCOL_TYPE
@@ -58,7 +58,7 @@ class ClassicMembers:
         group = self._groups.groups.get(group_id)
         return group is not None and not group.is_empty
 
-    def make_way(self, group_id: str, now: Now) -> None:
+    def remove_if_empty(self, group_id: str, now: Now) -> None:
         """Delete an empty group of the consumer protocol, so that a classic one can have its name."""
         group = self._groups.groups.get(group_id)
         if group is not None and group.is_empty:
@@ -72,7 +72,7 @@ class ClassicMembers:
         group = groups.groups[request.group_id]
         is_unknown = request.member_id == NO_MEMBER_ID
         member_id = groups.shard.new_consumer_id() if is_unknown else request.member_id
-        membership.refuse_when_full(group, member_id)
+        membership.check_not_full(group, member_id)
         names = (name for name, _ in request.protocols)
         if (
             request.protocol_type != CONSUMER_PROTOCOL_TYPE
@@ -81,7 +81,7 @@ class ClassicMembers:
         ):
             raise PeerError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if is_unknown and request.group_instance_id is None and request.must_know_member_id:
-            groups.shard.answer(ticket, JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+            groups.shard.answer(ticket, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
             return
         try:
             wants = read_subscription(request.protocols[0][1])
@@ -111,8 +111,8 @@ class ClassicMembers:
         groups.targets.refresh(change, subscribed.has_changed)
         owned = by_id(wants.owned, groups.image)
 
-        def answer(joined: ConsumerMember) -> JoinAnswer:
-            return JoinAnswer(
+        def answer(joined: ConsumerMember) -> JoinResponse:
+            return JoinResponse(
                 member_id=member_id,
                 generation=joined.epoch,
                 protocol_type=CONSUMER_PROTOCOL_TYPE,
@@ -156,12 +156,12 @@ class ClassicMembers:
         except MalformedSubscription:
             raise PeerError(ErrorCode.UNKNOWN_SERVER_ERROR) from None
         assignment = write_assignment(without_epochs(member.assigned), groups.image, version)
-        outcome = SyncAnswer(ErrorCode.NONE, request.protocol_type, request.protocol_name, assignment)
-        groups.answer_settled(ticket, outcome, (request.group_id,))
+        outcome = SyncResponse(ErrorCode.NONE, request.protocol_type, request.protocol_name, assignment)
+        groups.respond_when_idle(ticket, outcome, (request.group_id,))
 
     # --- Heartbeat, LeaveGroup ----------------------------------------
 
-    def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatAnswer:
+    def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatResponse:
         """Asks the member to rejoin if the target is newer than its assignment, if it has to revoke partitions, and if
         the partitions it waits for are free."""
         group = self._groups.groups[request.group_id]
@@ -175,10 +175,10 @@ class ClassicMembers:
             or (member.state is MemberState.UNRELEASED_PARTITIONS and not group.waits_for_others(member))
         ):
             self._ask_to_join(group, member, now)
-            return HeartbeatAnswer(ErrorCode.REBALANCE_IN_PROGRESS)
-        return HeartbeatAnswer()
+            return HeartbeatResponse(ErrorCode.REBALANCE_IN_PROGRESS)
+        return HeartbeatResponse()
 
-    def leave(self, request: LeaveRequest, now: Now) -> LeaveAnswer:
+    def leave(self, request: LeaveRequest, now: Now) -> LeaveResponse:
         """An administrator can also remove members of the consumer protocol this way."""
         group = self._groups.groups[request.group_id]
         left: list[LeftMember] = []
@@ -194,7 +194,7 @@ class ClassicMembers:
                     if found is None:
                         raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
                     if member_id != NO_MEMBER_ID:
-                        refuse_fenced(found, member_id, instance_id)
+                        check_not_fenced(found, member_id, instance_id)
             except PeerError as error:
                 left.append(LeftMember(member_id, instance_id, error.code))
                 continue
@@ -202,7 +202,7 @@ class ClassicMembers:
             left.append(LeftMember(member_id, instance_id, ErrorCode.NONE))
         if going:
             self._groups.migration.fence(group, tuple(going.values()), now)
-        return LeaveAnswer(members=tuple(left))
+        return LeaveResponse(members=tuple(left))
 
     # --- small parts ----------------------------------------
 
@@ -214,7 +214,7 @@ class ClassicMembers:
         if member is None:
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         if instance_id is not None:
-            refuse_fenced(member, member_id, instance_id)
+            check_not_fenced(member, member_id, instance_id)
         if member.classic is None:
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         return member, member.classic

@@ -17,7 +17,7 @@ from uuid import UUID
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import consumer_records as records
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_change import Change, refusal, tombstones
+from fenceline.groups.consumer_change import Change, rejected_outcome, tombstones
 from fenceline.groups.consumer_classic import ClassicMembers
 from fenceline.groups.consumer_membership import ConsumerMembership
 from fenceline.groups.consumer_messages import DescribedConsumerGroup, DescribedConsumerMember
@@ -67,7 +67,7 @@ class ConsumerGroups:
         self._image = image
         self._hashes = hashes
         self._undos: dict[str, list[_Undo]] = {}
-        self._looked_at: dict[str, object] = {}
+        self._checked_topics: dict[str, object] = {}
         """By group: the topics for which its metadata hash was last checked."""
 
     # --- what the cluster says ----------------------------------------
@@ -97,13 +97,13 @@ class ConsumerGroups:
     def _configs(self, group_id: str) -> dict[str, str]:
         return dict(self.image.config(ConfigResourceType.GROUP, group_id))
 
-    def has_news_of_topics(self, group_id: str) -> bool:
+    def have_topics_changed(self, group_id: str) -> bool:
         """Whether the metadata has changed since the group's hash was last checked; the hash may be the same."""
-        return self._looked_at.get(group_id) is not self.image.topics_by_name
+        return self._checked_topics.get(group_id) is not self.image.topics_by_name
 
     def metadata_hash(self, change: Change) -> int:
         """Of the topics that the group of the change subscribes to, in their current form."""
-        change.looked_at = self.image.topics_by_name
+        change.checked_topics = self.image.topics_by_name
         return self._hashes.of(change.group.subscribed_topics(), self.image)
 
     # --- changes ----------------------------------------
@@ -111,12 +111,12 @@ class ConsumerGroups:
     def commit(self, change: Change, now: Now, ticket: Ticket | None = None, outcome: Outcome | None = None) -> None:
         """Apply the change and write it; send `outcome` once it and all writes before it are in the log."""
         group_id = change.group.group_id
-        if change.looked_at is not None:
-            self._looked_at[group_id] = change.looked_at
+        if change.checked_topics is not None:
+            self._checked_topics[group_id] = change.checked_topics
         batch = change.batch
         if not batch:
             if ticket is not None and outcome is not None:
-                self.answer_settled(ticket, outcome, (group_id,))
+                self.respond_when_idle(ticket, outcome, (group_id,))
             return
         undo = _Undo(self.groups.get(group_id), change.replaces)
         self._undos.setdefault(group_id, []).append(undo)
@@ -133,26 +133,26 @@ class ConsumerGroups:
         if change.becomes is not None:
             self.shard.groups[group_id] = change.becomes
 
-        def settled(error: ErrorCode, now: Now) -> None:
+        def on_complete(error: ErrorCode, now: Now) -> None:
             if ticket is not None and outcome is not None:
                 why = error or undo.error
-                self.shard.answer(ticket, refusal(outcome, why) if why else outcome)
+                self.shard.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
 
-        def decided(error: ErrorCode, now: Now) -> None:
+        def on_decision(error: ErrorCode, now: Now) -> None:
             self._decided(group_id, undo, change, error, now)
 
-        self.shard.writes.begin(batch, settled, decided)
+        self.shard.writes.begin(batch, on_complete, on_decision)
 
-    def answer_settled(self, ticket: Ticket, outcome: Outcome, group_ids: Iterable[str]) -> None:
+    def respond_when_idle(self, ticket: Ticket, outcome: Outcome, group_ids: Iterable[str]) -> None:
         """Respond once no pending write is left that the response may depend on: changes of these groups. If one of
         them is undone, the response becomes its error."""
         rests_on = [undo for group_id in group_ids for undo in self._undos.get(group_id, ())]
 
-        def quiet(error: ErrorCode) -> None:
+        def on_idle(error: ErrorCode) -> None:
             why = error or next((undo.error for undo in rests_on if undo.error), ErrorCode.NONE)
-            self.shard.answer(ticket, refusal(outcome, why) if why else outcome)
+            self.shard.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
 
-        if not self.shard.writes.when_all_is_settled(quiet):
+        if not self.shard.writes.when_idle(on_idle):
             self.shard.answer(ticket, outcome)
 
     def remove(self, group: ConsumerGroup, now: Now) -> None:
@@ -179,7 +179,7 @@ class ConsumerGroups:
                 self._undos.pop(group_id, None)
         if not error or undo.is_void:
             return
-        self._looked_at.pop(group_id, None)
+        self._checked_topics.pop(group_id, None)
         if change.becomes is not None and self.shard.groups.get(group_id) is change.becomes:
             del self.shard.groups[group_id]
         if group_id not in self.shard.groups:
@@ -189,8 +189,8 @@ class ConsumerGroups:
                 self._watch(undo.group, now)
         if undo.classic is not None:
             self.shard.groups[group_id] = undo.classic
-        if change.refused is not None:
-            change.refused(now)
+        if change.on_rejected is not None:
+            change.on_rejected(now)
 
     def _put(self, group_id: str, group: ConsumerGroup | None) -> None:
         if group is None:
@@ -198,7 +198,7 @@ class ConsumerGroups:
         else:
             self.groups[group_id] = group
         if group is None or group.is_empty:
-            self._looked_at.pop(group_id, None)  # it refers to the metadata of that time
+            self._checked_topics.pop(group_id, None)  # it refers to the metadata of that time
 
     # --- replay, life and end ----------------------------------------
 
@@ -221,16 +221,14 @@ class ConsumerGroups:
         for member in group.members.values():
             if not self.shard.is_armed(TimerKind.SESSION, group.group_id, member.member_id):
                 self.membership.keep_alive(group, member, now)
-            if _has_to_give_up(member) and not self.shard.is_armed(
-                TimerKind.REBALANCE, group.group_id, member.member_id
-            ):
+            if _must_revoke(member) and not self.shard.is_armed(TimerKind.REBALANCE, group.group_id, member.member_id):
                 self.arm(TimerKind.REBALANCE, group.group_id, member.member_id, now, member.rebalance_timeout_ms)
 
-    def give_up(self) -> None:
+    def unload(self) -> None:
         """Another broker coordinates them now."""
         self.groups.clear()
         self._undos.clear()
-        self._looked_at.clear()
+        self._checked_topics.clear()
 
     def arm(self, kind: TimerKind, group_id: str, member_id: str, now: Now, delay_ms: int) -> None:
         self.shard.arm(kind, group_id, member_id, now.monotonic_ms + delay_ms)
@@ -246,7 +244,7 @@ class ConsumerGroups:
         member = None if group is None else group.members.get(key.member_id)
         if group is None or member is None:
             return
-        if key.kind is TimerKind.REBALANCE and not _has_to_give_up(member):
+        if key.kind is TimerKind.REBALANCE and not _must_revoke(member):
             return
         if key.kind in (TimerKind.JOIN, TimerKind.SYNC) and not member.uses_classic:
             return  # it changed its protocol since
@@ -254,7 +252,7 @@ class ConsumerGroups:
             self.migration.fence(group, (member,), now)
         except PeerError:
             # The subscriptions of the remaining members cannot be read: they cannot become a classic group.
-            self.migration.put_out(group, (member,), now)
+            self.migration.remove_members(group, (member,), now)
 
     # --- groups as a whole ----------------------------------------
 
@@ -322,5 +320,5 @@ class ConsumerGroups:
             raise PeerError(ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH)
 
 
-def _has_to_give_up(member: ConsumerMember) -> bool:
+def _must_revoke(member: ConsumerMember) -> bool:
     return member.state is MemberState.UNREVOKED_PARTITIONS and not member.uses_classic

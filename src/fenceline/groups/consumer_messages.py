@@ -43,7 +43,7 @@ class ConsumerHeartbeatRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerHeartbeatAnswer:
+class ConsumerHeartbeatResponse:
     """The member's epoch, and its assignment if that has changed."""
 
     error: ErrorCode = ErrorCode.NONE

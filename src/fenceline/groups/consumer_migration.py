@@ -30,7 +30,7 @@ from fenceline.groups.consumer_embedded import (
     read_subscription,
     write_assignment,
 )
-from fenceline.groups.consumer_membership import gone
+from fenceline.groups.consumer_membership import removal_records
 from fenceline.groups.consumer_model import ClassicMember, ConsumerGroup, ConsumerMember, Held, Partitions
 from fenceline.groups.messages import Outcome, Ticket
 from fenceline.groups.model import CONSUMER_PROTOCOL_TYPE, Group, Member
@@ -65,10 +65,10 @@ class Migration:
             raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
         if classic.state is GroupState.EMPTY:
             return Change(ConsumerGroup(group_id), first=[group_tombstone(group_id)], replaces=classic)
-        self._refuse_upgrade(classic)
+        self._check_upgrade(classic)
         return self._upgraded(classic)
 
-    def _refuse_upgrade(self, classic: Group) -> None:
+    def _check_upgrade(self, classic: Group) -> None:
         settings = self._groups.settings
         if not settings.migration_policy.allows_upgrade:
             why = "online upgrade is disabled"
@@ -121,17 +121,19 @@ class Migration:
         for pending in classic.pending_joins:
             shard.disarm(TimerKind.SESSION, classic.group_id, pending)
         for member in classic.members.values():
-            shard.rebalance.end_waits(classic, member, ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
+            shard.rebalance.fail_parked_requests(
+                classic, member, ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id
+            )
             shard.rebalance.keep_alive(classic, member, now)
 
-        def refused(then: Now) -> None:
+        def on_rejected(then: Now) -> None:
             if classic.state is GroupState.PREPARING_REBALANCE:
                 delay_ms = then.monotonic_ms + classic.rebalance_timeout_ms
                 shard.arm(TimerKind.JOIN, classic.group_id, "", delay_ms)
             elif classic.state is GroupState.COMPLETING_REBALANCE:
                 shard.rebalance.prepare(classic, then)
 
-        change.refused = refused
+        change.on_rejected = on_rejected
 
     # --- out, and down ----------------------------------------
 
@@ -149,9 +151,9 @@ class Migration:
             left = [member for member in group.members.values() if member not in members]
             self.downgrade(Change(group), left, now, rebalances=True, ticket=ticket, outcome=outcome)
         else:
-            self.put_out(group, members, now, ticket, outcome)
+            self.remove_members(group, members, now, ticket, outcome)
 
-    def put_out(
+    def remove_members(
         self,
         group: ConsumerGroup,
         members: Collection[ConsumerMember],
@@ -163,7 +165,7 @@ class Migration:
         groups, group_id = self._groups, group.group_id
         change = Change(group)
         for member in members:
-            for meaning in gone(group_id, member.member_id):
+            for meaning in removal_records(group_id, member.member_id):
                 change.add(meaning)
         for regex in sorted({member.subscribed_regex for member in members if member.subscribed_regex}):
             if not change.group.subscribers_of(regex):
@@ -212,7 +214,7 @@ class Migration:
             change.add(meaning)
         change.last = [group_record(classic)]
         change.becomes = classic
-        change.refused = lambda then: shard.membership.give_up(classic, then)
+        change.on_rejected = lambda then: shard.membership.unload(classic, then)
         groups.commit(change, now, ticket, outcome)
         for member in classic.members.values():
             shard.rebalance.keep_alive(classic, member, now)

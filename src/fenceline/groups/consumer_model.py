@@ -45,7 +45,7 @@ Partitions: TypeAlias = Mapping[UUID, frozenset[int]]
 """By topic id; no topic without a partition."""
 Held: TypeAlias = Mapping[UUID, Mapping[int, int]]
 """By topic id and partition: the assignment epoch at which the member got it (KIP-1251)."""
-Wish: TypeAlias = tuple[frozenset[str], str]
+SubscriptionKey: TypeAlias = tuple[frozenset[str], str]
 """A member's subscription: names, and a regular expression or ""."""
 NONE_HELD: Final[Held] = {}
 NO_PARTITIONS: Final[Partitions] = {}
@@ -108,7 +108,7 @@ class ConsumerMember:
         return self.classic is not None
 
     @property
-    def wish(self) -> Wish:
+    def subscription_key(self) -> SubscriptionKey:
         return self.subscribed_names, self.subscribed_regex
 
     def is_reconciled_to(self, assignment_epoch: int) -> bool:
@@ -134,7 +134,7 @@ class ResolvedRegex:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroup:
-    """One group. `owners`, `static_members` and `wishes` are derived from the members."""
+    """One group. `owners`, `static_members` and `subscription_counts` are derived from the members."""
 
     group_id: str
     epoch: int = INITIAL_EPOCH
@@ -149,7 +149,7 @@ class ConsumerGroup:
     """Instance id to member id."""
     owners: Map[tuple[UUID, int], str] = Map()  # noqa: RUF009
     """Which member owns a partition, assigned or being revoked."""
-    wishes: Map[Wish, int] = Map()  # noqa: RUF009
+    subscription_counts: Map[SubscriptionKey, int] = Map()  # noqa: RUF009
     """How many members have the same subscription, so that it need not be counted again."""
     has_old_metadata: bool = False
     """The log has a record of subscribed topics from Kafka 4.0; the next epoch deletes it."""
@@ -179,29 +179,33 @@ class ConsumerGroup:
 
     def subscription_of(self, member: ConsumerMember) -> frozenset[str]:
         """The names of all topics that a member subscribes to, whether they exist or not."""
-        return self._topics_of(member.wish)
+        return self._topics_of(member.subscription_key)
 
-    def _topics_of(self, wish: Wish) -> frozenset[str]:
-        names, regex = wish
+    def _topics_of(self, subscription_key: SubscriptionKey) -> frozenset[str]:
+        names, regex = subscription_key
         resolved = self.regexes.get(regex) if regex else None
         return names if resolved is None or not resolved.topics else names | resolved.topics
 
     def subscribed_topics(self) -> frozenset[str]:
         """Of all members."""
         wanted: set[str] = set()
-        for wish in self.wishes:
-            wanted |= self._topics_of(wish)
+        for subscription_key in self.subscription_counts:
+            wanted |= self._topics_of(subscription_key)
         return frozenset(wanted)
 
     def is_subscribed_to(self, topic: str) -> bool:
-        return any(topic in self._topics_of(wish) for wish in self.wishes)
+        return any(topic in self._topics_of(subscription_key) for subscription_key in self.subscription_counts)
 
     def subscribers_of(self, regex: str) -> int:
-        return sum(count for wish, count in self.wishes.items() if wish[1] == regex) if regex else 0
+        return (
+            sum(count for subscription_key, count in self.subscription_counts.items() if subscription_key[1] == regex)
+            if regex
+            else 0
+        )
 
     def is_homogeneous(self) -> bool:
         """Whether all members have the same subscription."""
-        return len(self.wishes) <= 1
+        return len(self.subscription_counts) <= 1
 
     def preferred_assignor(self) -> str | None:
         """The one that most members name."""
@@ -236,19 +240,19 @@ class ConsumerGroup:
         before = self.members.get(member.member_id)
         owners = self.owners
         if before is None or before.assigned is not member.assigned or before.revoking is not member.revoking:
-            owners = _handed(owners, before, member)
+            owners = _updated_owners(owners, before, member)
         static_members = self.static_members
         if member.instance_id is not None and static_members.get(member.instance_id) != member.member_id:
             static_members = static_members.set(member.instance_id, member.member_id)
-        wishes = self.wishes
-        if before is None or before.wish != member.wish:
-            wishes = _counted(wishes, before, member)
+        subscription_counts = self.subscription_counts
+        if before is None or before.subscription_key != member.subscription_key:
+            subscription_counts = _updated_counts(subscription_counts, before, member)
         return replace(
             self,
             members=self.members.set(member.member_id, member),
             owners=owners,
             static_members=static_members,
-            wishes=wishes,
+            subscription_counts=subscription_counts,
         )
 
     def without_member(self, member_id: str) -> ConsumerGroup:
@@ -261,9 +265,9 @@ class ConsumerGroup:
         return replace(
             self,
             members=self.members.delete(member_id),
-            owners=_handed(self.owners, before, None),
+            owners=_updated_owners(self.owners, before, None),
             static_members=static_members,
-            wishes=_counted(self.wishes, before, None),
+            subscription_counts=_updated_counts(self.subscription_counts, before, None),
         )
 
     def check(self) -> None:
@@ -278,7 +282,7 @@ class ConsumerGroup:
                         assert where not in held, f"{where} is owned by {held[where]} and by {member.member_id}"
                         held[where] = member.member_id
         assert held == dict(self.owners), "owners match the members"
-        assert Counter(member.wish for member in self.members.values()) == dict(self.wishes), (
+        assert Counter(member.subscription_key for member in self.members.values()) == dict(self.subscription_counts), (
             "subscription counts match the members"
         )
         assert all(
@@ -286,36 +290,38 @@ class ConsumerGroup:
         ), "an instance id belongs to its member"
 
 
-def _counted(wishes: Map[Wish, int], before: ConsumerMember | None, after: ConsumerMember | None) -> Map[Wish, int]:
+def _updated_counts(
+    subscription_counts: Map[SubscriptionKey, int], before: ConsumerMember | None, after: ConsumerMember | None
+) -> Map[SubscriptionKey, int]:
     """The subscription counts after one member is replaced."""
-    changed = wishes.mutate()
+    changed = subscription_counts.mutate()
     if before is not None:
-        if left := changed[before.wish] - 1:
-            changed[before.wish] = left
+        if left := changed[before.subscription_key] - 1:
+            changed[before.subscription_key] = left
         else:
-            del changed[before.wish]
+            del changed[before.subscription_key]
     if after is not None:
-        changed[after.wish] = changed.get(after.wish, 0) + 1
+        changed[after.subscription_key] = changed.get(after.subscription_key, 0) + 1
     return changed.finish()
 
 
-def _handed(
+def _updated_owners(
     owners: Map[tuple[UUID, int], str], before: ConsumerMember | None, after: ConsumerMember | None
 ) -> Map[tuple[UUID, int], str]:
     """The owners after one member is replaced. In a compacted log an older record of a partition's owner may follow the
     newer one of another member: only partitions that are still the member's own are removed."""
     changed = owners.mutate()
     if before is not None:
-        for where in _where(before):
+        for where in _partitions_of(before):
             if changed.get(where) == before.member_id:
                 del changed[where]
     if after is not None:
-        for where in _where(after):
+        for where in _partitions_of(after):
             changed[where] = after.member_id
     return changed.finish()
 
 
-def _where(member: ConsumerMember) -> Iterator[tuple[UUID, int]]:
+def _partitions_of(member: ConsumerMember) -> Iterator[tuple[UUID, int]]:
     for held in (member.assigned, member.revoking):
         for topic_id, partitions in held.items():
             for partition in partitions:

@@ -25,7 +25,7 @@ from fenceline.groups.consumer_model import NONE_HELD, ConsumerMember, Held, Mem
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class StepContext:
     """A member's target, and what must hold for a step towards it."""
 
     epoch: int
@@ -39,25 +39,25 @@ class Aim:
     subscription_changed: bool = False
 
 
-def next_step(member: ConsumerMember, aim: Aim) -> ConsumerMember:
+def next_step(member: ConsumerMember, context: StepContext) -> ConsumerMember:
     """The member after this step; unchanged if there is none. Raises PeerError FENCED_MEMBER_EPOCH."""
-    if not aim.subscription_changed and member.is_reconciled_to(aim.epoch):
+    if not context.subscription_changed and member.is_reconciled_to(context.epoch):
         return member
     match member.state:
-        case MemberState.STABLE if member.epoch == aim.epoch:
-            return _unsubscribed(member, aim)
-        case MemberState.UNREVOKED_PARTITIONS if _names_any(aim.owned, member.revoking):
-            return _unsubscribed(member, aim) if aim.subscription_changed else member
-        case MemberState.UNKNOWN if aim.owned is None or aim.owned:
+        case MemberState.STABLE if member.epoch == context.epoch:
+            return _unsubscribed(member, context)
+        case MemberState.UNREVOKED_PARTITIONS if _names_any(context.owned, member.revoking):
+            return _unsubscribed(member, context) if context.subscription_changed else member
+        case MemberState.UNKNOWN if context.owned is None or context.owned:
             raise PeerError(
                 ErrorCode.FENCED_MEMBER_EPOCH,
                 "The consumer group member is in a unknown state. The member must abandon all its partitions and"
                 " rejoin.",
             )
         case MemberState.UNKNOWN:
-            return _towards(member, aim, aim.epoch)
+            return _towards(member, context, context.epoch)
         case _:
-            return _towards(member, aim, member.epoch)
+            return _towards(member, context, member.epoch)
 
 
 def _names_any(owned: Partitions | None, held: Held) -> bool:
@@ -67,9 +67,9 @@ def _names_any(owned: Partitions | None, held: Held) -> bool:
     return any(partition in held.get(topic_id, {}) for topic_id, used in owned.items() for partition in used)
 
 
-def _unsubscribed(member: ConsumerMember, aim: Aim) -> ConsumerMember:
+def _unsubscribed(member: ConsumerMember, context: StepContext) -> ConsumerMember:
     """Remove topics that the member no longer subscribes to; the rest of the target waits for its next step."""
-    subscribed = aim.subscribed()
+    subscribed = context.subscribed()
     dropped = {topic_id: held for topic_id, held in member.assigned.items() if topic_id not in subscribed}
     if not dropped:
         return member
@@ -77,7 +77,7 @@ def _unsubscribed(member: ConsumerMember, aim: Aim) -> ConsumerMember:
     revoking: dict[UUID, Mapping[int, int]] = dict(member.revoking)
     for topic_id, held in dropped.items():
         revoking[topic_id] = {**revoking.get(topic_id, {}), **held}
-    if _names_any(aim.owned, revoking):
+    if _names_any(context.owned, revoking):
         return replace(
             member,
             state=MemberState.UNREVOKED_PARTITIONS,
@@ -88,14 +88,14 @@ def _unsubscribed(member: ConsumerMember, aim: Aim) -> ConsumerMember:
     return replace(member, previous_epoch=member.epoch, assigned=assigned)
 
 
-def _towards(member: ConsumerMember, aim: Aim, epoch: int) -> ConsumerMember:
-    subscribed = aim.subscribed()
+def _towards(member: ConsumerMember, context: StepContext, epoch: int) -> ConsumerMember:
+    subscribed = context.subscribed()
     assigned: dict[UUID, dict[int, int]] = {}
     revoking: dict[UUID, dict[int, int]] = {}
     gained: dict[UUID, list[int]] = {}
     is_waiting = False
-    for topic_id in sorted(aim.target.keys() | member.assigned.keys()):
-        target = aim.target.get(topic_id, frozenset()) if topic_id in subscribed else frozenset()
+    for topic_id in sorted(context.target.keys() | member.assigned.keys()):
+        target = context.target.get(topic_id, frozenset()) if topic_id in subscribed else frozenset()
         held = member.assigned.get(topic_id, {})
         own_revoking = member.revoking.get(topic_id, {})
         for partition, since in held.items():
@@ -104,11 +104,11 @@ def _towards(member: ConsumerMember, aim: Aim, epoch: int) -> ConsumerMember:
         for partition in sorted(target):
             if partition in held:
                 continue
-            if aim.is_held(topic_id, partition) and partition not in own_revoking:
+            if context.is_held(topic_id, partition) and partition not in own_revoking:
                 is_waiting = True
             else:
                 gained.setdefault(topic_id, []).append(partition)
-    if revoking and _names_any(aim.owned, revoking):
+    if revoking and _names_any(context.owned, revoking):
         return replace(
             member,
             state=MemberState.UNREVOKED_PARTITIONS,
@@ -118,11 +118,11 @@ def _towards(member: ConsumerMember, aim: Aim, epoch: int) -> ConsumerMember:
             revoking=revoking,
         )
     for topic_id, partitions in gained.items():
-        assigned.setdefault(topic_id, {}).update(dict.fromkeys(partitions, aim.epoch))
+        assigned.setdefault(topic_id, {}).update(dict.fromkeys(partitions, context.epoch))
     return replace(
         member,
         state=MemberState.UNRELEASED_PARTITIONS if is_waiting else MemberState.STABLE,
-        epoch=aim.epoch,
+        epoch=context.epoch,
         previous_epoch=member.epoch,
         assigned=assigned or NONE_HELD,
         revoking=NONE_HELD,

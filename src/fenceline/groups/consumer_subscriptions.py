@@ -81,7 +81,7 @@ class Subscriptions:
                 f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}.",
             ) from None
 
-    def look_for_topics(self, group_id: str, brings_new_regex: bool, uses_regex: bool, now: Now) -> None:
+    def resolve_regexes(self, group_id: str, brings_new_regex: bool, uses_regex: bool, now: Now) -> None:
         """Resolve the group's regular expressions if that is due, as a separate change."""
         groups = self._groups
         group = groups.groups.get(group_id)

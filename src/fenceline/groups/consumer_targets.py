@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from fenceline.groups import consumer_records as records
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_assignors import MemberWish
+from fenceline.groups.consumer_assignors import MemberSubscription
 from fenceline.groups.consumer_change import Change
 from fenceline.groups.consumer_model import ConsumerMember, MemberState, Partitions
-from fenceline.groups.consumer_reconcile import Aim, next_step
+from fenceline.groups.consumer_reconcile import StepContext, next_step
 from fenceline.groups.consumer_topics import topic_ids
 from fenceline.groups.consumer_uniform import ASSIGNORS
 from fenceline.groups.timers import TimerKind
@@ -33,7 +33,7 @@ class Targets:
 
     def refresh(self, change: Change, needs_epoch: bool) -> None:
         """Raise the group's epoch if a subscription has changed, or its topics."""
-        if needs_epoch or self._groups.has_news_of_topics(change.group.group_id):
+        if needs_epoch or self._groups.have_topics_changed(change.group.group_id):
             self.raise_epoch(change, needs_epoch)
             if change.group.has_old_metadata:
                 change.add(records.OldMetadataStored(change.group.group_id, exists=False))
@@ -57,8 +57,8 @@ class Targets:
         settings, image = groups.settings, groups.image
         name = group.preferred_assignor()
         assignor = ASSIGNORS[name if name in settings.assignors else settings.assignors[0]]
-        wishes = [
-            MemberWish(
+        members = [
+            MemberSubscription(
                 member_id,
                 member.instance_id,
                 frozenset(topic_ids(group.subscription_of(member), image)),
@@ -66,12 +66,14 @@ class Targets:
             )
             for member_id, member in sorted(group.members.items())
         ]
-        counts = {topic_id: len(image.topics_by_id[topic_id].partitions) for wish in wishes for topic_id in wish.topics}
-        target = assignor(wishes, counts, group.is_homogeneous())
-        for wish in wishes:
-            share = target.get(wish.member_id, {})
-            if group.target.get(wish.member_id) != share:
-                change.add(records.TargetStored(group.group_id, wish.member_id, share))
+        counts = {
+            topic_id: len(image.topics_by_id[topic_id].partitions) for member in members for topic_id in member.topics
+        }
+        target = assignor(members, counts, group.is_homogeneous())
+        for member in members:
+            share = target.get(member.member_id, {})
+            if group.target.get(member.member_id) != share:
+                change.add(records.TargetStored(group.group_id, member.member_id, share))
         change.add(records.TargetEpochStored(group.group_id, records.TargetEpochValue(group.epoch, now.wall_ms)))
 
     def reconcile(
@@ -86,7 +88,7 @@ class Targets:
         group, groups = change.group, self._groups
         after = next_step(
             member,
-            Aim(
+            StepContext(
                 group.assignment_epoch,
                 group.target_of(member.member_id),
                 lambda: topic_ids(group.subscription_of(member), groups.image),

@@ -19,7 +19,7 @@ from fenceline.groups.consumer_assignors import (
     RANGE,
     UNIFORM,
     Assignor,
-    MemberWish,
+    MemberSubscription,
     Target,
     frozen,
     range_target,
@@ -29,11 +29,11 @@ from fenceline.groups.consumer_assignors import (
 MAX_ROUNDS: Final = 16
 
 
-def uniform_target(wishes: Sequence[MemberWish], counts: Mapping[UUID, int], same: bool) -> Target:
+def uniform_target(members: Sequence[MemberSubscription], counts: Mapping[UUID, int], same: bool) -> Target:
     """Equal shares as far as subscriptions allow."""
-    if not wishes:
+    if not members:
         return {}
-    return uniform_same(wishes, counts) if same else _Mixed(wishes, counts).target()
+    return uniform_same(members, counts) if same else _Mixed(members, counts).target()
 
 
 ASSIGNORS: Final[Mapping[str, Assignor]] = {UNIFORM: uniform_target, RANGE: range_target}
@@ -42,16 +42,16 @@ ASSIGNORS: Final[Mapping[str, Assignor]] = {UNIFORM: uniform_target, RANGE: rang
 class _Mixed:
     """One computation for members with different subscriptions."""
 
-    def __init__(self, wishes: Sequence[MemberWish], counts: Mapping[UUID, int]) -> None:
-        self._wishes = sorted(wishes, key=lambda wish: wish.member_id)
+    def __init__(self, members: Sequence[MemberSubscription], counts: Mapping[UUID, int]) -> None:
+        self._members = sorted(members, key=lambda member: member.member_id)
         self._counts = counts
-        self._sizes = dict.fromkeys((wish.member_id for wish in self._wishes), 0)
-        self._shares: dict[str, dict[UUID, set[int]]] = {wish.member_id: {} for wish in self._wishes}
+        self._sizes = dict.fromkeys((member.member_id for member in self._members), 0)
+        self._shares: dict[str, dict[UUID, set[int]]] = {member.member_id: {} for member in self._members}
         self._subscribers: dict[UUID, list[str]] = {}
-        for wish in self._wishes:
-            for topic_id in sorted(wish.topics):
+        for member in self._members:
+            for topic_id in sorted(member.topics):
                 if topic_id in counts:
-                    self._subscribers.setdefault(topic_id, []).append(wish.member_id)
+                    self._subscribers.setdefault(topic_id, []).append(member.member_id)
 
     def target(self) -> Target:
         self._keep()
@@ -71,12 +71,12 @@ class _Mixed:
         )
 
     def _keep(self) -> None:
-        for wish in self._wishes:
-            for topic_id, partitions in wish.last.items():
-                if topic_id in wish.topics:
+        for member in self._members:
+            for topic_id, partitions in member.last.items():
+                if topic_id in member.topics:
                     for partition in sorted(partitions):
                         if partition < self._counts.get(topic_id, 0):
-                            self._give(topic_id, partition, wish.member_id)
+                            self._give(topic_id, partition, member.member_id)
 
     def _give_out(self) -> None:
         for topic_id in self._ordered():

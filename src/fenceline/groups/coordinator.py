@@ -19,8 +19,8 @@ from fenceline.groups import messages
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_checks import check_request
 from fenceline.groups.consumer_messages import (
-    ConsumerHeartbeatAnswer,
     ConsumerHeartbeatRequest,
+    ConsumerHeartbeatResponse,
     DescribedConsumerGroup,
 )
 from fenceline.groups.consumer_topics import TopicHashes
@@ -83,7 +83,7 @@ class GroupCoordinator:
     def restart_load(self, shard: Shard) -> Shard:
         """The log could not be read to its end: restart with an empty shard. `is_current` holds."""
         anew = self._new_shard(shard.partition, shard.epoch)
-        anew.deleted_meanwhile(shard.take_deleted_meanwhile())
+        anew.on_deleted_while_loading(shard.pop_deleted_while_loading())
         return anew
 
     def _new_shard(self, partition: int, epoch: int) -> Shard:
@@ -93,7 +93,7 @@ class GroupCoordinator:
             self.settings,
             self._timers,
             self._rng,
-            self._take_write_id,
+            self._next_write_id,
             self._epoch_end,
             self._image,
             self._hashes,
@@ -112,7 +112,7 @@ class GroupCoordinator:
         self._active[shard.partition] = shard
         shard.consumers.subscriptions.on_topics_created(self._new_topics_at)
         shard.resume(now)
-        return _take_duties(shard)
+        return _pop_duties(shard)
 
     def fail_load(self, shard: Shard) -> None:
         """The partition cannot be read: it has no coordinator until it gets a new leader epoch."""
@@ -125,14 +125,14 @@ class GroupCoordinator:
         shard = self._active.pop(partition, None)
         if shard is None:
             return []
-        shard.give_up(now)
-        return _take_duties(shard)
+        shard.unload(now)
+        return _pop_duties(shard)
 
     # --- requests that are answered by a duty ----------------------------------------
 
     def join(self, ticket: messages.Ticket, request: messages.JoinRequest, now: Now) -> list[Duty]:
-        def refuse(code: ErrorCode) -> messages.JoinAnswer:
-            return messages.JoinAnswer(code, request.member_id)
+        def refuse(code: ErrorCode) -> messages.JoinResponse:
+            return messages.JoinResponse(code, request.member_id)
 
         if not request.group_id:
             return [Answer(ticket, refuse(ErrorCode.INVALID_GROUP_ID))]
@@ -143,27 +143,27 @@ class GroupCoordinator:
         ):
             return [Answer(ticket, refuse(ErrorCode.INVALID_SESSION_TIMEOUT))]
         if not _names_can_be_stored(request):
-            return [Answer(ticket, messages.JoinAnswer(ErrorCode.INVALID_REQUEST))]
+            return [Answer(ticket, messages.JoinResponse(ErrorCode.INVALID_REQUEST))]
         try:
             shard = self._shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, messages.JoinAnswer(error.code))]
+            return [Answer(ticket, messages.JoinResponse(error.code))]
         try:
             shard.membership.join(ticket, request, now)
         except PeerError as error:
             shard.answer(ticket, refuse(error.code))
-        return _take_duties(shard)
+        return _pop_duties(shard)
 
     def sync(self, ticket: messages.Ticket, request: messages.SyncRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, messages.SyncAnswer(error.code))]
+            return [Answer(ticket, messages.SyncResponse(error.code))]
         try:
             shard.membership.sync(ticket, request, now)
         except PeerError as error:
-            shard.answer(ticket, messages.SyncAnswer(error.code))
-        return _take_duties(shard)
+            shard.answer(ticket, messages.SyncResponse(error.code))
+        return _pop_duties(shard)
 
     def heartbeat(self, ticket: messages.Ticket, request: messages.HeartbeatRequest, now: Now) -> list[Duty]:
         try:
@@ -172,13 +172,13 @@ class GroupCoordinator:
         except PeerError as error:
             # While the group is loading its members are unknown: let the member continue.
             calm = error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            return [Answer(ticket, messages.HeartbeatAnswer(ErrorCode.NONE if calm else error.code))]
+            return [Answer(ticket, messages.HeartbeatResponse(ErrorCode.NONE if calm else error.code))]
 
     def leave(self, ticket: messages.Ticket, request: messages.LeaveRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, messages.LeaveAnswer(error.code))]
+            return [Answer(ticket, messages.LeaveResponse(error.code))]
         try:
             writes_before = shard.writes.count
             outcome = shard.membership.leave(request, now)
@@ -186,10 +186,10 @@ class GroupCoordinator:
                 shard.answer(ticket, outcome)
             else:
                 # The last member left: the empty generation is stored first.
-                shard.writes.answer_with_newest(ticket, outcome, messages.LeaveAnswer)
+                shard.writes.answer_with_newest(ticket, outcome, messages.LeaveResponse)
         except PeerError as error:
-            shard.answer(ticket, messages.LeaveAnswer(error.code))
-        return _take_duties(shard)
+            shard.answer(ticket, messages.LeaveResponse(error.code))
+        return _pop_duties(shard)
 
     def consumer_heartbeat(self, ticket: messages.Ticket, request: ConsumerHeartbeatRequest, now: Now) -> list[Duty]:
         """Of a member of the consumer protocol (KIP-848)."""
@@ -197,16 +197,16 @@ class GroupCoordinator:
             check_request(request, self.settings.consumer)
             shard = self._named_shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, ConsumerHeartbeatAnswer(error.code, error.message or None))]
+            return [Answer(ticket, ConsumerHeartbeatResponse(error.code, error.message or None))]
         try:
             shard.consumers.membership.heartbeat(ticket, request, now)
         except PeerError as error:
-            shard.answer(ticket, ConsumerHeartbeatAnswer(error.code, error.message or None))
-        return _take_duties(shard)
+            shard.answer(ticket, ConsumerHeartbeatResponse(error.code, error.message or None))
+        return _pop_duties(shard)
 
     def commit(self, ticket: messages.Ticket, request: messages.CommitRequest, now: Now) -> list[Duty]:
         def refuse(code: ErrorCode) -> Answer:
-            return Answer(ticket, messages.CommitAnswer((code,) * len(request.offsets)))
+            return Answer(ticket, messages.CommitResponse((code,) * len(request.offsets)))
 
         try:
             shard = self._shard(request.group_id)
@@ -215,36 +215,36 @@ class GroupCoordinator:
         try:
             shard.offset_requests.commit(ticket, request, now)
         except PeerError as error:
-            return [*_take_duties(shard), refuse(error.code)]
-        return _take_duties(shard)
+            return [*_pop_duties(shard), refuse(error.code)]
+        return _pop_duties(shard)
 
     def fetch_offsets(self, ticket: messages.Ticket, request: messages.FetchOffsetsRequest) -> list[Duty]:
         try:
             shard = self._shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, messages.FetchOffsetsAnswer(error.code))]
+            return [Answer(ticket, messages.FetchOffsetsResponse(error.code))]
         try:
             shard.offset_requests.fetch(ticket, request)
         except PeerError as error:
-            shard.answer(ticket, messages.FetchOffsetsAnswer(error.code))
-        return _take_duties(shard)
+            shard.answer(ticket, messages.FetchOffsetsResponse(error.code))
+        return _pop_duties(shard)
 
     def delete_offsets(self, ticket: messages.Ticket, request: messages.DeleteOffsetsRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
             shard.offset_requests.delete(ticket, request, now)
         except PeerError as error:
-            return [Answer(ticket, messages.DeleteOffsetsAnswer(error.code))]
-        return _take_duties(shard)
+            return [Answer(ticket, messages.DeleteOffsetsResponse(error.code))]
+        return _pop_duties(shard)
 
     def delete_groups(self, ticket: messages.Ticket, group_ids: Sequence[str], now: Now) -> list[Duty]:
         """All of them must belong to one partition: see `by_partition`."""
         try:
             shard = self._shard(group_ids[0])
         except PeerError as error:
-            return [Answer(ticket, messages.DeleteGroupsAnswer(tuple((name, error.code) for name in group_ids)))]
+            return [Answer(ticket, messages.DeleteGroupsResponse(tuple((name, error.code) for name in group_ids)))]
         shard.removals.delete_groups(ticket, group_ids, now)
-        return _take_duties(shard)
+        return _pop_duties(shard)
 
     def by_partition(self, group_ids: Iterable[str]) -> Mapping[int, list[str]]:
         """The distinct groups, by the partition that coordinates them."""
@@ -298,24 +298,24 @@ class GroupCoordinator:
             shard.consumers.subscriptions.on_topics_created(version)
 
     def appended(self, partition: int, write_id: int, now: Now) -> list[Duty]:
-        return self._settle(partition, lambda shard: shard.writes.committed(write_id, now))
+        return self._complete(partition, lambda shard: shard.writes.committed(write_id, now))
 
     def append_failed(self, partition: int, write_id: int, code: ErrorCode, now: Now) -> list[Duty]:
-        return self._settle(partition, lambda shard: shard.writes.refused(write_id, code, now))
+        return self._complete(partition, lambda shard: shard.writes.rejected(write_id, code, now))
 
     def append_is_late(self, partition: int, write_id: int, now: Now) -> list[Duty]:
         """It is not known yet whether the write will be committed: waiting requests get an error, the write stays
         pending."""
-        return self._settle(partition, lambda shard: shard.writes.late(write_id, now))
+        return self._complete(partition, lambda shard: shard.writes.late(write_id, now))
 
     def on_partitions_deleted(self, partitions: Sequence[tuple[str, int]], now: Now) -> list[Duty]:
         """Topic partitions were deleted: delete their committed offsets, too."""
         for shard in self._loading.values():
-            shard.deleted_meanwhile(partitions)
+            shard.on_deleted_while_loading(partitions)
         duties: list[Duty] = []
         for shard in self._active.values():
             shard.offset_requests.on_partitions_deleted(partitions, now)
-            duties.extend(_take_duties(shard))
+            duties.extend(_pop_duties(shard))
         return duties
 
     def next_deadline_ms(self) -> int | None:
@@ -329,17 +329,17 @@ class GroupCoordinator:
             shard = self._active.get(key.partition)
             if shard is not None:
                 shard.on_timer(key, now)
-                duties.extend(_take_duties(shard))
+                duties.extend(_pop_duties(shard))
         return duties
 
     # --- small parts ----------------------------------------
 
-    def _settle(self, partition: int, settle: Callable[[Shard], None]) -> list[Duty]:
+    def _complete(self, partition: int, complete: Callable[[Shard], None]) -> list[Duty]:
         shard = self._active.get(partition)
         if shard is None:
             return []
-        settle(shard)
-        return _take_duties(shard)
+        complete(shard)
+        return _pop_duties(shard)
 
     def _named_shard(self, group_id: str) -> Shard:
         if not group_id:
@@ -357,7 +357,7 @@ class GroupCoordinator:
             raise PeerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         raise PeerError(ErrorCode.NOT_COORDINATOR)
 
-    def _take_write_id(self) -> int:
+    def _next_write_id(self) -> int:
         self._last_write_id += 1
         return self._last_write_id
 
@@ -372,6 +372,6 @@ def _names_can_be_stored(request: messages.JoinRequest) -> bool:
     )
 
 
-def _take_duties(shard: Shard) -> list[Duty]:
+def _pop_duties(shard: Shard) -> list[Duty]:
     duties, shard.duties = shard.duties, []
     return duties

@@ -25,16 +25,16 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.clock import Now
 from fenceline.groups.messages import (
     NO_MEMBER_ID,
-    HeartbeatAnswer,
     HeartbeatRequest,
-    JoinAnswer,
+    HeartbeatResponse,
     JoinRequest,
-    LeaveAnswer,
+    JoinResponse,
     LeaveRequest,
+    LeaveResponse,
     LeftMember,
     MemberIdentity,
-    SyncAnswer,
     SyncRequest,
+    SyncResponse,
     Ticket,
 )
 from fenceline.groups.model import Group, Member, StoredMember
@@ -60,7 +60,7 @@ class Membership:
         if shard.consumers.classic.serves(request.group_id):
             shard.consumers.classic.join(ticket, request, now)
             return
-        shard.consumers.classic.make_way(request.group_id, now)
+        shard.consumers.classic.remove_if_empty(request.group_id, now)
         is_unknown = request.member_id == NO_MEMBER_ID
         group = shard.groups.get(request.group_id)
         is_new_group = group is None
@@ -70,12 +70,12 @@ class Membership:
             group = shard.create_group(request.group_id, now)
         writes_before = shard.writes.count
         if not self._has_room(group, request.member_id):
-            self._rebalance.drop_member(group, request.member_id)
-            shard.answer(ticket, JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED))
+            self._rebalance.remove_member(group, request.member_id)
+            shard.answer(ticket, JoinResponse(ErrorCode.GROUP_MAX_SIZE_REACHED))
         elif group.state is GroupState.DEAD:
             raise PeerError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         elif not group.supports(request.protocol_type, request.protocols):
-            shard.answer(ticket, JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+            shard.answer(ticket, JoinResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
         elif is_unknown:
             self._join_new(ticket, request, group, now)
         else:
@@ -108,7 +108,7 @@ class Membership:
         elif request.must_know_member_id:
             group.pending_joins.add(member_id)
             shard.arm(TimerKind.SESSION, group.group_id, member_id, now.monotonic_ms + request.session_timeout_ms)
-            shard.answer(ticket, JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+            shard.answer(ticket, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
             return
         self._add(ticket, request, group, member_id, now)
 
@@ -122,7 +122,7 @@ class Membership:
         try:
             member = group.require_member(request.member_id, request.group_instance_id)
         except PeerError as error:
-            self._shard.answer(ticket, JoinAnswer(error.code, request.member_id))
+            self._shard.answer(ticket, JoinResponse(error.code, request.member_id))
             return
         is_unchanged = member.protocols == request.protocols
         match group.state:
@@ -166,10 +166,10 @@ class Membership:
         old_id, old_leader = member.member_id, group.leader_id
         if not member.open_replacements:
             # Otherwise an instance returned twice, and the id before this one may never be in the log.
-            member.in_log = StoredMember(
+            member.stored_state = StoredMember(
                 old_id, member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms
             )
-        self._rebalance.end_waits(group, member, ErrorCode.FENCED_INSTANCE_ID, member_id=old_id)
+        self._rebalance.fail_parked_requests(group, member, ErrorCode.FENCED_INSTANCE_ID, member_id=old_id)
         shard.disarm(TimerKind.SESSION, group.group_id, old_id)
         group.rename_static(member, new_id)
         member.is_new = False
@@ -185,13 +185,13 @@ class Membership:
                 def stored(error: ErrorCode, then: Now) -> None:
                     member.open_replacements -= 1
                     if error is ErrorCode.NONE:
-                        member.in_log = StoredMember(
+                        member.stored_state = StoredMember(
                             new_id, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms
                         )
                     if group.members.get(new_id) is not member or member.join_ticket is None:
                         return
                     if error is not ErrorCode.NONE:
-                        kept = member.in_log
+                        kept = member.stored_state
                         assert kept is not None, "set at the first replacement"
                         parked = group.unpark_join(member)
                         group.update(member, kept.protocols, kept.rebalance_timeout_ms, kept.session_timeout_ms)
@@ -200,7 +200,7 @@ class Membership:
                         self._rebalance.keep_alive(group, member, then)
                         shard.answer(
                             parked,
-                            JoinAnswer(
+                            JoinResponse(
                                 error,
                                 generation=generation,
                                 protocol_type=group.protocol_type,
@@ -254,13 +254,13 @@ class Membership:
             return
         displaced, member.sync_ticket = member.sync_ticket, ticket
         if displaced is not None:
-            shard.answer(displaced, SyncAnswer(DISPLACED))
+            shard.answer(displaced, SyncResponse(DISPLACED))
         if group.leader_id == member.member_id:
             self._rebalance.store_assignment(group, dict(request.assignments), now)
 
     # --- Heartbeat, LeaveGroup ----------------------------------------
 
-    def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatAnswer:
+    def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatResponse:
         if self._shard.consumers.classic.serves(request.group_id):
             return self._shard.consumers.classic.heartbeat(request, now)
         group = self._shard.groups.get(request.group_id)
@@ -273,15 +273,15 @@ class Membership:
             raise PeerError(ErrorCode.ILLEGAL_GENERATION)
         self._rebalance.keep_alive(group, member, now)
         if group.state is GroupState.PREPARING_REBALANCE:
-            return HeartbeatAnswer(ErrorCode.REBALANCE_IN_PROGRESS)
-        return HeartbeatAnswer()
+            return HeartbeatResponse(ErrorCode.REBALANCE_IN_PROGRESS)
+        return HeartbeatResponse()
 
-    def leave(self, request: LeaveRequest, now: Now) -> LeaveAnswer:
+    def leave(self, request: LeaveRequest, now: Now) -> LeaveResponse:
         if self._shard.consumers.classic.serves(request.group_id):
             return self._shard.consumers.classic.leave(request, now)
         group = self._shard.groups.get(request.group_id)
         if group is None:
-            return LeaveAnswer(
+            return LeaveResponse(
                 members=tuple(LeftMember(*each, ErrorCode.UNKNOWN_MEMBER_ID) for each in request.members)
             )
         if group.state is GroupState.DEAD:
@@ -292,7 +292,7 @@ class Membership:
                 self._rebalance.prepare(group, now)
             else:
                 self._rebalance.maybe_complete_join(group, now)
-        return LeaveAnswer(members=left)
+        return LeaveResponse(members=left)
 
     def _leave_one(self, group: Group, identity: MemberIdentity) -> ErrorCode:
         member_id = identity.member_id
@@ -307,7 +307,7 @@ class Membership:
                 group.require_member(member_id, identity.group_instance_id)
             except PeerError as error:
                 return error.code
-        self._rebalance.drop_member(group, member_id)
+        self._rebalance.remove_member(group, member_id)
         return ErrorCode.NONE
 
     # --- time ----------------------------------------
@@ -324,7 +324,7 @@ class Membership:
         elif member.is_kept_alive_by_waiting:
             return
         else:
-            self._rebalance.drop_member(group, member_id)
+            self._rebalance.remove_member(group, member_id)
             if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
                 self._rebalance.prepare(group, now)
                 return
@@ -338,11 +338,11 @@ class Membership:
         if len(group.members) > self._shard.settings.max_size:
             self._rebalance.prepare(group, now)
 
-    def give_up(self, group: Group, now: Now) -> None:
+    def unload(self, group: Group, now: Now) -> None:
         """Another broker coordinates the group now: all waiting members must look it up."""
-        group.take(Step.REMOVED, now.wall_ms)
+        group.transition(Step.REMOVED, now.wall_ms)
         for member in group.members.values():
-            self._rebalance.end_waits(group, member, ErrorCode.NOT_COORDINATOR, member_id=member.member_id)
+            self._rebalance.fail_parked_requests(group, member, ErrorCode.NOT_COORDINATOR, member_id=member.member_id)
 
 
 def _differs(asked: str | None, actual: str | None) -> bool:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.consumer_messages import ConsumerHeartbeatAnswer
+from fenceline.groups.consumer_messages import ConsumerHeartbeatResponse
 from fenceline.groups.rewinds import Rewind
 from fenceline.ids import ZERO_UUID
 
@@ -144,7 +144,7 @@ class JoinedMember(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class JoinAnswer:
+class JoinResponse:
     """The new generation; only its leader gets the members."""
 
     error: ErrorCode = ErrorCode.NONE
@@ -158,7 +158,7 @@ class JoinAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncAnswer:
+class SyncResponse:
     """This member's assignment."""
 
     error: ErrorCode = ErrorCode.NONE
@@ -168,7 +168,7 @@ class SyncAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
+class HeartbeatResponse:
     """Whether the member may continue."""
 
     error: ErrorCode = ErrorCode.NONE
@@ -181,7 +181,7 @@ class LeftMember(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveAnswer:
+class LeaveResponse:
     """One outcome per member."""
 
     error: ErrorCode = ErrorCode.NONE
@@ -189,7 +189,7 @@ class LeaveAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitAnswer:
+class CommitResponse:
     """One code for each offset of the request, in its order."""
 
     errors: tuple[ErrorCode, ...]
@@ -204,7 +204,7 @@ class FetchedOffset(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FetchOffsetsAnswer:
+class FetchOffsetsResponse:
     """Per topic, the committed offset of each partition."""
 
     error: ErrorCode = ErrorCode.NONE
@@ -212,7 +212,7 @@ class FetchOffsetsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteOffsetsAnswer:
+class DeleteOffsetsResponse:
     """`errors` has one code for each partition of the request, in its order; empty with a top-level error."""
 
     error: ErrorCode = ErrorCode.NONE
@@ -220,7 +220,7 @@ class DeleteOffsetsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteGroupsAnswer:
+class DeleteGroupsResponse:
     """A code for each group of the request, in its order."""
 
     errors: tuple[tuple[str, ErrorCode], ...]
@@ -256,15 +256,15 @@ class DescribedGroup:
 
 
 Outcome: TypeAlias = (
-    JoinAnswer
-    | SyncAnswer
-    | HeartbeatAnswer
-    | LeaveAnswer
-    | CommitAnswer
-    | FetchOffsetsAnswer
-    | DeleteOffsetsAnswer
-    | DeleteGroupsAnswer
-    | ConsumerHeartbeatAnswer
+    JoinResponse
+    | SyncResponse
+    | HeartbeatResponse
+    | LeaveResponse
+    | CommitResponse
+    | FetchOffsetsResponse
+    | DeleteOffsetsResponse
+    | DeleteGroupsResponse
+    | ConsumerHeartbeatResponse
 )
 
 
@@ -293,7 +293,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class WentBack:
+class OffsetRewound:
     """An accepted commit moved backwards because the log was truncated: log it for the operator."""
 
     group_id: str
@@ -302,4 +302,4 @@ class WentBack:
     rewind: Rewind
 
 
-Duty: TypeAlias = Append | Answer | WentBack
+Duty: TypeAlias = Append | Answer | OffsetRewound

@@ -52,7 +52,7 @@ class Member:
     sync_ticket: Ticket | None = None
     open_replacements: int = 0
     """Number of new ids of a static member whose writes are pending."""
-    in_log: StoredMember | None = None
+    stored_state: StoredMember | None = None
     """The state to restore if those writes are rejected."""
 
     @property
@@ -179,7 +179,7 @@ class Group:
 
     # --- changing ----------------------------------------
 
-    def take(self, step: Step, now_ms: int) -> None:
+    def transition(self, step: Step, now_ms: int) -> None:
         """Apply a step of the transition table. Raises InternalError if the table does not allow it."""
         after = next_state(self.state, step)
         self.previous_state, self.state, self.state_since_ms = self.state, after, now_ms
@@ -263,11 +263,11 @@ class Group:
         if self.members:
             self.protocol_name = self.select_protocol()
             self.subscribed_topics = self.read_subscriptions()
-            self.take(Step.JOINED, now_ms)
+            self.transition(Step.JOINED, now_ms)
         else:
             self.protocol_name = None
             self.subscribed_topics = self.read_subscriptions()
-            self.take(Step.EMPTIED, now_ms)
+            self.transition(Step.EMPTIED, now_ms)
 
     def read_subscriptions(self) -> frozenset[str] | None:
         """All topics that a consumer group subscribes to; None for another kind of group or an unreadable

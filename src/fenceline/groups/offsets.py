@@ -68,12 +68,12 @@ Undo: TypeAlias = dict[OffsetSlot, CommittedOffset | None]
 
 
 class OffsetStore:
-    __slots__ = ("_by_group", "_next_order", "_open", "_under_way", "_undos")
+    __slots__ = ("_by_group", "_next_order", "_open", "_pending_writes", "_undos")
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[str, PartitionOffsets]] = {}
         self._undos: dict[int, Undo] = {}
-        self._under_way: dict[str, dict[OffsetSlot, list[int]]] = {}
+        self._pending_writes: dict[str, dict[OffsetSlot, list[int]]] = {}
         """By group: the writes that have an undo for a slot, oldest first."""
         self._open: dict[int, dict[OffsetSlot, CommittedOffset]] = {}
         self._next_order = 1
@@ -89,7 +89,7 @@ class OffsetStore:
 
     def committed(self, slot: OffsetSlot) -> CommittedOffset | None:
         """The value without pending writes."""
-        slots = self._under_way.get(slot.group_id)
+        slots = self._pending_writes.get(slot.group_id)
         writes = slots.get(slot) if slots else None
         return self._undos[writes[0]][slot] if writes else self.latest(slot)
 
@@ -103,7 +103,7 @@ class OffsetStore:
     def committed_slots(self, group_id: str) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
         """Everything committed for a group."""
         known = {slot for slot, _ in self.slots(group_id)}
-        known.update(self._under_way.get(group_id, ()))
+        known.update(self._pending_writes.get(group_id, ()))
         for slot in sorted(known):
             value = self.committed(slot)
             if value is not None:
@@ -162,30 +162,30 @@ class OffsetStore:
     # --- writing ----------------------------------------
 
     def put(self, slot: OffsetSlot, value: CommittedOffset | None, write_id: int | None = None) -> Rewind | None:
-        """Set or (None) remove a value. With a write id it can be undone until `settle`. Returns its new rewind
+        """Set or (None) remove a value. With a write id it can be undone until `confirm`. Returns its new rewind
         mark."""
         before = self.latest(slot)
         if write_id is not None:
             undo = self._undos.setdefault(write_id, {})
             if slot not in undo:
                 undo[slot] = before
-                self._under_way.setdefault(slot.group_id, {}).setdefault(slot, []).append(write_id)
+                self._pending_writes.setdefault(slot.group_id, {}).setdefault(slot, []).append(write_id)
         if value is None:
             self._drop(slot)
             for pending in self._open.values():
                 pending.pop(slot, None)
             return None
-        stored = value.after(before, self._take_order())
+        stored = value.after(before, self._assign_order())
         self._store(slot, stored)
         return stored.rewound
 
-    def settle(self, write_id: int) -> None:
+    def confirm(self, write_id: int) -> None:
         """The write is committed."""
         for slot in self._undos.pop(write_id, ()):
-            if self._not_under_way(slot, write_id) is None and not self._open:
-                self._pack_settled(slot)
+            if self._forget_pending(slot, write_id) is None and not self._open:
+                self._pack_committed(slot)
 
-    def _pack_settled(self, slot: OffsetSlot) -> None:
+    def _pack_committed(self, slot: OffsetSlot) -> None:
         partitions = self._by_group.get(slot.group_id, {}).get(slot.topic, {})
         value = partitions.get(slot.partition)
         if (
@@ -200,7 +200,7 @@ class OffsetStore:
     def undo(self, write_id: int) -> None:
         """The log rejected the write: restore the values it replaced, unless a later write replaced them again."""
         for slot, before in self._undos.pop(write_id, {}).items():
-            later = self._not_under_way(slot, write_id)
+            later = self._forget_pending(slot, write_id)
             if later is not None:
                 self._undos[later][slot] = before
             elif before is None:
@@ -208,9 +208,9 @@ class OffsetStore:
             else:
                 self._store(slot, before)
 
-    def _not_under_way(self, slot: OffsetSlot, write_id: int) -> int | None:
+    def _forget_pending(self, slot: OffsetSlot, write_id: int) -> int | None:
         """Remove this write's undo. Returns the next write that has one for the slot."""
-        slots = self._under_way[slot.group_id]
+        slots = self._pending_writes[slot.group_id]
         writes = slots[slot]
         position = writes.index(write_id)
         del writes[position]
@@ -219,12 +219,12 @@ class OffsetStore:
         if not writes:
             del slots[slot]
             if not slots:
-                del self._under_way[slot.group_id]
+                del self._pending_writes[slot.group_id]
         return None
 
     # --- loading ----------------------------------------
 
-    def make_room(self, slot: OffsetSlot) -> PartitionOffsets:
+    def partition_offsets(self, slot: OffsetSlot) -> PartitionOffsets:
         """The mapping that holds the offsets of the slot's group and topic, for the caller to add to. It stays the same
         object until its last offset is removed."""
         return self._by_group.setdefault(slot.group_id, {}).setdefault(slot.topic, {})
@@ -238,7 +238,7 @@ class OffsetStore:
 
     def put_open(self, producer_id: int, slot: OffsetSlot, value: CommittedOffset) -> None:
         """An offset inside a transaction of this producer."""
-        self._open.setdefault(producer_id, {})[slot] = value._replace(order=self._take_order())
+        self._open.setdefault(producer_id, {})[slot] = value._replace(order=self._assign_order())
 
     def end_transaction(self, producer_id: int, *, committed: bool) -> None:
         """The transaction's marker was read; an offset committed without a transaction after it stays."""
@@ -247,7 +247,7 @@ class OffsetStore:
             if committed and (current is None or current.order < value.order):
                 self._store(slot, value.after(current, value.order))
 
-    def _take_order(self) -> int:
+    def _assign_order(self) -> int:
         order = self._next_order
         self._next_order += 1
         return order

@@ -61,7 +61,7 @@ def pack(offset: int, leader_epoch: int, commit_ms: int, topic_id: UUID) -> byte
     return _HEAD.pack(4, offset, leader_epoch, _NO_METADATA, commit_ms, 1) + _TOPIC_ID[1:] + topic_id.bytes
 
 
-def goes_on(before: bytes, after: bytes) -> bool:
+def is_not_below(before: bytes, after: bytes) -> bool:
     """Whether the second of two packed offsets is at least the first."""
     # Non-negative numbers compare as their bytes do; a negative one is never committed.
     return before[2:10] <= after[2:10]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode
 from fenceline.groups.clock import Now
-from fenceline.groups.messages import NO_MEMBER_ID, JoinAnswer, SyncAnswer, Ticket
+from fenceline.groups.messages import NO_MEMBER_ID, JoinResponse, SyncResponse, Ticket
 from fenceline.groups.model import Group, Member
 from fenceline.groups.states import GroupState, Step
 from fenceline.groups.timers import TimerKind
@@ -46,7 +46,7 @@ class Rebalance:
         group.pending_syncs.clear()
         shard.disarm(TimerKind.SYNC, group.group_id)
         is_initial = group.state is GroupState.EMPTY
-        group.take(Step.REBALANCE, now.wall_ms)
+        group.transition(Step.REBALANCE, now.wall_ms)
         group.new_member_added = False
         if is_initial:
             delay_ms = shard.settings.initial_rebalance_delay_ms
@@ -74,7 +74,7 @@ class Rebalance:
         shard.disarm(TimerKind.JOIN, group.group_id)
         group.initial_remaining_ms = None
         for member in [m for m in group.members.values() if m.join_ticket is None and not m.is_static]:
-            self.drop_member(group, member.member_id)
+            self.remove_member(group, member.member_id)
         if not group.elect_joined_leader() and group.members:
             # Only static members are left and none of them has joined: wait for one, or for their sessions to end.
             shard.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
@@ -115,7 +115,7 @@ class Rebalance:
             return
         if group.pending_syncs:
             for member_id in sorted(group.pending_syncs):
-                self.drop_member(group, member_id)
+                self.remove_member(group, member_id)
             self.prepare(group, now)
 
     def joined(
@@ -126,9 +126,9 @@ class Rebalance:
         show_members: bool = True,
         skip_assignment: bool = False,
         leader: str | None = None,
-    ) -> JoinAnswer:
+    ) -> JoinResponse:
         leads = group.leader_id == member.member_id
-        return JoinAnswer(
+        return JoinResponse(
             member_id=member.member_id,
             generation=group.generation,
             protocol_type=group.protocol_type,
@@ -153,7 +153,7 @@ class Rebalance:
             if error:
                 self.membership_changed(group, then)
             else:
-                group.take(Step.ASSIGNED, then.wall_ms)
+                group.transition(Step.ASSIGNED, then.wall_ms)
 
         self._shard.writes.store_group(group, stored, assignments)
 
@@ -161,12 +161,12 @@ class Rebalance:
         for member in group.members.values():
             ticket, member.sync_ticket = member.sync_ticket, None
             if ticket is not None:
-                self._shard.answer(ticket, SyncAnswer(error) if error else self.synced(group, member))
+                self._shard.answer(ticket, SyncResponse(error) if error else self.synced(group, member))
                 self.keep_alive(group, member, now)
 
     @staticmethod
-    def synced(group: Group, member: Member) -> SyncAnswer:
-        return SyncAnswer(ErrorCode.NONE, group.protocol_type, group.protocol_name, member.assignment)
+    def synced(group: Group, member: Member) -> SyncResponse:
+        return SyncResponse(ErrorCode.NONE, group.protocol_type, group.protocol_name, member.assignment)
 
     # --- small parts ----------------------------------------
 
@@ -178,20 +178,22 @@ class Rebalance:
     def park_join(self, group: Group, member: Member, ticket: Ticket) -> None:
         displaced = group.park_join(member, ticket)
         if displaced is not None:
-            self._shard.answer(displaced, JoinAnswer(DISPLACED, member.member_id))
+            self._shard.answer(displaced, JoinResponse(DISPLACED, member.member_id))
 
-    def drop_member(self, group: Group, member_id: str) -> None:
+    def remove_member(self, group: Group, member_id: str) -> None:
         """Remove a member or a pending one. Its parked requests end with UNKNOWN_MEMBER_ID, so that it rejoins."""
         member = group.members.get(member_id)
         if member is not None:
-            self.end_waits(group, member, ErrorCode.UNKNOWN_MEMBER_ID)
+            self.fail_parked_requests(group, member, ErrorCode.UNKNOWN_MEMBER_ID)
         group.remove(member_id)
         self._shard.disarm(TimerKind.SESSION, group.group_id, member_id)
 
-    def end_waits(self, group: Group, member: Member, error: ErrorCode, member_id: str = NO_MEMBER_ID) -> None:
+    def fail_parked_requests(
+        self, group: Group, member: Member, error: ErrorCode, member_id: str = NO_MEMBER_ID
+    ) -> None:
         parked = group.unpark_join(member)
         if parked is not None:
-            self._shard.answer(parked, JoinAnswer(error, member_id))
+            self._shard.answer(parked, JoinResponse(error, member_id))
         ticket, member.sync_ticket = member.sync_ticket, None
         if ticket is not None:
-            self._shard.answer(ticket, SyncAnswer(error))
+            self._shard.answer(ticket, SyncResponse(error))

@@ -20,7 +20,7 @@ from fenceline.groups.clock import Now
 from fenceline.groups.consumer_records import EpochStored
 from fenceline.groups.model import Group, Member
 from fenceline.groups.offsets import PartitionOffsets
-from fenceline.groups.packed import are_packed, goes_on, is_packed
+from fenceline.groups.packed import are_packed, is_not_below, is_packed
 from fenceline.groups.states import GroupState
 
 if TYPE_CHECKING:
@@ -57,30 +57,30 @@ class Replay:
         """Apply the records of one batch; `transaction_of` is the producer id of a transactional one."""
         if transaction_of is not None or self._shard.offsets.has_open_transactions:
             for record in batch:  # the later one counts: offsets are numbered
-                self._one(record.key, record.value, now, transaction_of)
+                self._apply_one(record.key, record.value, now, transaction_of)
             return
-        if len(batch) >= _MANY and self._one_commit(batch, now):
+        if len(batch) >= _MANY and self._apply_commit(batch, now):
             return
         known, partition_of = self._known, records.partition_of_key
         for record in batch:
             key, value = record.key, record.value
             if key is None or value is None or not is_packed(value):
-                self._one(key, value, now, None)
+                self._apply_one(key, value, now, None)
                 continue
             partitions = known.get(key[:-_PARTITION_BYTES])
             if partitions is None:
                 if not records.is_offset_key(key):
-                    self._one(key, value, now, None)
+                    self._apply_one(key, value, now, None)
                     continue
-                partitions = self._meet(key, now)
+                partitions = self._find_topic(key, now)
             index = partition_of(key)
             before = partitions.get(index)
-            if before is None or (isinstance(before, bytes) and goes_on(before, value)):
+            if before is None or (isinstance(before, bytes) and is_not_below(before, value)):
                 partitions[index] = value
             else:
-                self._one(key, value, now, None)
+                self._apply_one(key, value, now, None)
 
-    def _one_commit(self, batch: Sequence[KeyAndValue], now: Now) -> bool:
+    def _apply_commit(self, batch: Sequence[KeyAndValue], now: Now) -> bool:
         """Apply a batch of packed offsets of one group and topic. Returns whether it is such a batch of new ones."""
         keys, values = list(map(_KEY, batch)), list(map(_VALUE, batch))
         if None in keys or None in values or not records.is_offset_key(keys[0]) or not are_packed(values):
@@ -93,20 +93,20 @@ class Replay:
         if len(found) != len(batch) or not (partitions is None or partitions.keys().isdisjoint(found)):
             return False
         if partitions is None:
-            partitions = self._meet(keys[0], now)
+            partitions = self._find_topic(keys[0], now)
             if not partitions.keys().isdisjoint(found):
                 return False
         partitions.update(found)
         return True
 
-    def _meet(self, key: bytes, now: Now) -> PartitionOffsets:
+    def _find_topic(self, key: bytes, now: Now) -> PartitionOffsets:
         """Look up a group's topic by the first of its offsets."""
         slot = records.decode_slot(key)
         _create_group(self._shard, slot.group_id, now)
-        partitions = self._known[key[:-_PARTITION_BYTES]] = self._shard.offsets.make_room(slot)
+        partitions = self._known[key[:-_PARTITION_BYTES]] = self._shard.offsets.partition_offsets(slot)
         return partitions
 
-    def _one(self, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None) -> None:
+    def _apply_one(self, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None) -> None:
         meaning = replay_record(self._shard, key, value, now, transaction_of)
         match meaning:
             case records.OffsetCommitted(slot, committed):

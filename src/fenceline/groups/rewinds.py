@@ -47,6 +47,6 @@ def shows_truncation(step: Rewind) -> bool:
     return step.to_epoch > step.from_epoch
 
 
-def is_where_the_epoch_ends(step: Rewind, epoch_end: int) -> bool:
+def is_at_epoch_end(step: Rewind, epoch_end: int) -> bool:
     """Whether it leads to the current end of the first commit's epoch (`epoch_end`, -1: not known)."""
     return step.to_epoch >= 0 and 0 <= epoch_end == step.to_offset

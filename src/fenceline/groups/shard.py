@@ -48,7 +48,7 @@ class Shard:
         settings: GroupSettings,
         timers: Timers,
         rng: Rng,
-        take_write_id: Callable[[], int],
+        next_write_id: Callable[[], int],
         epoch_end: Callable[[str, int, int], int],
         image: Callable[[], MetadataImage],
         hashes: TopicHashes,
@@ -63,7 +63,7 @@ class Shard:
         """Records of kinds that this coordinator does not serve (share and streams groups)."""
         self.foreign_groups: set[str] = set()
         """Share and streams groups in the log: they exist, but not for consumers."""
-        self.writes: Final = Writes(self, take_write_id)
+        self.writes: Final = Writes(self, next_write_id)
         self.removals: Final = Removals(self)
         self.rebalance: Final = Rebalance(self)
         self.membership: Final = Membership(self, self.rebalance)
@@ -72,7 +72,7 @@ class Shard:
         self._timers = timers
         self._rng = rng
         self._epoch_end = epoch_end
-        self._deleted_meanwhile: list[tuple[str, int]] = []
+        self._deleted_while_loading: list[tuple[str, int]] = []
 
     # --- duties, timers, ids ----------------------------------------
 
@@ -160,16 +160,16 @@ class Shard:
         """Apply one record of the log (`replay.replay_record`). Raises InternalError on an unreadable one."""
         replay_record(self, key, value, now, transaction_of)
 
-    def deleted_meanwhile(self, partitions: Sequence[tuple[str, int]]) -> None:
+    def on_deleted_while_loading(self, partitions: Sequence[tuple[str, int]]) -> None:
         """Topic partitions were deleted during the load: their offsets are deleted after it."""
-        self._deleted_meanwhile.extend(partitions)
+        self._deleted_while_loading.extend(partitions)
 
     def replay_marker(self, producer_id: int, *, committed: bool) -> None:
         """Apply a transaction's end."""
         self.offsets.end_transaction(producer_id, committed=committed)
 
-    def take_deleted_meanwhile(self) -> list[tuple[str, int]]:
-        deleted, self._deleted_meanwhile = self._deleted_meanwhile, []
+    def pop_deleted_while_loading(self) -> list[tuple[str, int]]:
+        deleted, self._deleted_while_loading = self._deleted_while_loading, []
         return deleted
 
     def resume(self, now: Now) -> None:
@@ -178,15 +178,15 @@ class Shard:
             self.membership.resume(group, now)
         self.consumers.resume(now)
         self.removals.arm_expiry(now)
-        if deleted := self.take_deleted_meanwhile():
+        if deleted := self.pop_deleted_while_loading():
             self.offset_requests.on_partitions_deleted(deleted, now)
 
-    def give_up(self, now: Now) -> None:
+    def unload(self, now: Now) -> None:
         """Another broker coordinates this partition: waiting requests get NOT_COORDINATOR; late writes change
         nothing."""
         for group in self.groups.values():
-            self.membership.give_up(group, now)
-        self.writes.give_up(now)
+            self.membership.unload(group, now)
+        self.writes.unload(now)
         self.groups.clear()
-        self.consumers.give_up()
+        self.consumers.unload()
         self._timers.disarm_partition(self.partition)

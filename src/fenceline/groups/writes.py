@@ -23,9 +23,9 @@ from fenceline.groups.model import Group
 if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
 
-Settled: TypeAlias = Callable[[ErrorCode, Now], None]
+OnComplete: TypeAlias = Callable[[ErrorCode, Now], None]
 """Called once when a write is committed (NONE) or rejected; for a waiting request also when it takes too long."""
-Quiet: TypeAlias = Callable[[ErrorCode], None]
+OnIdle: TypeAlias = Callable[[ErrorCode], None]
 """Called once when no write is pending any more, or with an error if the wait is cancelled."""
 
 _ANSWER_TO_REFUSAL: Final[Mapping[ErrorCode, ErrorCode]] = {
@@ -41,7 +41,7 @@ _ANSWER_TO_REFUSAL: Final[Mapping[ErrorCode, ErrorCode]] = {
 """Clients of coordinators do not expect a log's errors; Kafka's coordinators return these instead."""
 
 
-def nobody(error: ErrorCode, now: Now) -> None:
+def no_callback(error: ErrorCode, now: Now) -> None:
     """No request waits for the write."""
 
 
@@ -49,29 +49,32 @@ def nobody(error: ErrorCode, now: Now) -> None:
 class _Write:
     """The callbacks of one append."""
 
-    settled: list[Settled]
+    on_complete: list[OnComplete]
     """Callbacks that send a response."""
-    decided: Settled | None = None
+    on_decision: OnComplete | None = None
     """The callback for the log's decision, however long that takes."""
-    quiet: list[Quiet] = field(default_factory=list)
+    on_idle: list[OnIdle] = field(default_factory=list)
 
 
 class Writes:
     """Of one shard."""
 
-    def __init__(self, shard: Shard, take_write_id: Callable[[], int]) -> None:
+    def __init__(self, shard: Shard, next_write_id: Callable[[], int]) -> None:
         self._shard = shard
-        self._take_write_id = take_write_id
+        self._next_write_id = next_write_id
         self._open: dict[int, _Write] = {}
         """Pending, oldest first."""
         self.count = 0
         """Number of writes begun."""
 
-    def begin(self, batch: Sequence[KeyValue], settled: Settled = nobody, decided: Settled | None = None) -> int:
-        """Request one append; `settled` sends the response, `decided` gets the log's decision. Returns the write id."""
+    def begin(
+        self, batch: Sequence[KeyValue], on_complete: OnComplete = no_callback, on_decision: OnComplete | None = None
+    ) -> int:
+        """Request one append; `on_complete` sends the response, `on_decision` gets the log's decision. Returns the
+        write id."""
         shard = self._shard
-        write_id = self._take_write_id()
-        self._open[write_id] = _Write([settled], decided)
+        write_id = self._next_write_id()
+        self._open[write_id] = _Write([on_complete], on_decision)
         self.count += 1
         shard.duties.append(Append(shard.partition, shard.epoch, write_id, tuple(batch)))
         return write_id
@@ -79,29 +82,29 @@ class Writes:
     def store_group(
         self,
         group: Group,
-        settled: Settled = nobody,
+        on_complete: OnComplete = no_callback,
         assignments: Mapping[str, bytes] | None = None,
     ) -> None:
         """Store a group. `assignments`: those to store if the members do not have them yet."""
-        self.begin((records.group_record(group, assignments),), settled)
+        self.begin((records.group_record(group, assignments),), on_complete)
 
     def store_new_group(self, group: Group) -> None:
         """Store that the group exists; no request waits for it."""
         self.begin((records.new_group_record(group),))
 
-    def answer_with_newest(self, ticket: Ticket, outcome: Outcome, refusal: Callable[[ErrorCode], Outcome]) -> None:
-        """Respond when the newest write is complete; with `refusal` if the log rejects it."""
-        self._newest().settled.append(
-            lambda error, now: self._shard.answer(ticket, refusal(error) if error else outcome)
+    def answer_with_newest(self, ticket: Ticket, outcome: Outcome, on_rejected: Callable[[ErrorCode], Outcome]) -> None:
+        """Respond when the newest write is complete; with `on_rejected` if the log rejects it."""
+        self._newest().on_complete.append(
+            lambda error, now: self._shard.answer(ticket, on_rejected(error) if error else outcome)
         )
 
     def committed(self, write_id: int, now: Now) -> None:
         """The write is committed. An unknown write id is an old one and is ignored."""
-        self._settle(write_id, ErrorCode.NONE, now)
+        self._complete(write_id, ErrorCode.NONE, now)
 
-    def refused(self, write_id: int, code: ErrorCode, now: Now) -> None:
+    def rejected(self, write_id: int, code: ErrorCode, now: Now) -> None:
         """The log rejected the write with this code."""
-        self._settle(write_id, _ANSWER_TO_REFUSAL.get(code, code), now)
+        self._complete(write_id, _ANSWER_TO_REFUSAL.get(code, code), now)
 
     def late(self, write_id: int, now: Now) -> None:
         """The write is in the log but not committed in time: waiting requests may retry."""
@@ -109,51 +112,51 @@ class Writes:
         if write is None:
             return
         error = _ANSWER_TO_REFUSAL[ErrorCode.REQUEST_TIMED_OUT]
-        settled, write.settled = write.settled, []
-        quiet, write.quiet = write.quiet, []
-        for each in settled:
+        on_complete, write.on_complete = write.on_complete, []
+        on_idle, write.on_idle = write.on_idle, []
+        for each in on_complete:
             each(error, now)
-        for waiter in quiet:
+        for waiter in on_idle:
             waiter(error)
 
-    def when_all_is_settled(self, quiet: Quiet) -> bool:
-        """Call `quiet` when the pending writes are complete; False, and nothing is called, if there are none."""
+    def when_idle(self, on_idle: OnIdle) -> bool:
+        """Call `on_idle` when the pending writes are complete; False, and nothing is called, if there are none."""
         if not self._open:
             return False
-        self._newest().quiet.append(quiet)
+        self._newest().on_idle.append(on_idle)
         return True
 
-    def give_up(self, now: Now) -> None:
+    def unload(self, now: Now) -> None:
         """Another broker coordinates the partition: waiting requests get NOT_COORDINATOR, the log's decision changes
         nothing."""
         writes, self._open = self._open, {}
         for write in writes.values():
-            for settled in write.settled:
-                settled(ErrorCode.NOT_COORDINATOR, now)
-            for quiet in write.quiet:
-                quiet(ErrorCode.NOT_COORDINATOR)
+            for on_complete in write.on_complete:
+                on_complete(ErrorCode.NOT_COORDINATOR, now)
+            for on_idle in write.on_idle:
+                on_idle(ErrorCode.NOT_COORDINATOR)
 
     def _newest(self) -> _Write:
         return self._open[next(reversed(self._open))]
 
-    def _settle(self, write_id: int, error: ErrorCode, now: Now) -> None:
+    def _complete(self, write_id: int, error: ErrorCode, now: Now) -> None:
         write = self._open.pop(write_id, None)
         if write is None:
             return
         if error is ErrorCode.NONE:
-            self._shard.offsets.settle(write_id)
+            self._shard.offsets.confirm(write_id)
         else:
             self._shard.offsets.undo(write_id)
-        if write.decided is not None:
-            write.decided(error, now)
-        for settled in write.settled:
-            settled(error, now)
-        self._settle_quiet(write)
+        if write.on_decision is not None:
+            write.on_decision(error, now)
+        for on_complete in write.on_complete:
+            on_complete(error, now)
+        self._run_on_idle(write)
 
-    def _settle_quiet(self, write: _Write) -> None:
-        if self._open and write.quiet:
+    def _run_on_idle(self, write: _Write) -> None:
+        if self._open and write.on_idle:
             # Writes complete in log order; if an earlier one is still open, wait for its end.
-            self._newest().quiet.extend(write.quiet)
+            self._newest().on_idle.extend(write.on_idle)
             return
-        for quiet in write.quiet:
-            quiet(ErrorCode.NONE)
+        for on_idle in write.on_idle:
+            on_idle(ErrorCode.NONE)
