@@ -208,7 +208,7 @@ def test_a_copy_of_a_partition_has_its_own_entries() -> None:
     assert first.abandon() is not None
     second = FutureLog.open(source, target, current, path=None, config=CONFIG, now_ms=0)
     target.future_logs[TP] = second.log
-    second.begin_at(0, 0)
+    second.start_at(0, 0)
     stretch = second.next_range(current)
     assert stretch is not None
     second.copy(stretch, 0)

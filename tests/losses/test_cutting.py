@@ -555,7 +555,7 @@ def test_recovery_cuts_nothing_before_its_note_is_durable(call: Any, number: int
     for _ in range(2):
         with pytest.raises(CorruptLog) as refused:
             open_log(disk)
-        assert (refused.value.refusal is not None) == may_pass
+        assert (refused.value.transient_error is not None) == may_pass
         assert "no restart" not in refused.value.advice
         assert segment_files(disk) == files
     disk.heal()
@@ -580,7 +580,7 @@ def test_recovery_on_a_disk_that_gets_full_at_any_step_hides_nothing(seed: int, 
                 open_log(disk)
             except CorruptLog as error:
                 refused = error
-                assert refused.refusal is not None
+                assert refused.transient_error is not None
             if power:
                 disk.crash()
         disk.heal()

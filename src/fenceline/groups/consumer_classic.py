@@ -120,11 +120,13 @@ class ClassicMembers:
             )
 
         if is_downgrade:
-            is_behind = change.group.epoch > change.group.assignment_epoch
-            if not is_behind:
+            is_outdated = change.group.epoch > change.group.assignment_epoch
+            if not is_outdated:
                 updated = groups.targets.reconcile(change, updated, owned, subscribed.has_changed, now)
             left = list(change.group.members.values())
-            groups.migration.downgrade(change, left, now, rebalances=is_behind, ticket=ticket, outcome=answer(updated))
+            groups.migration.downgrade(
+                change, left, now, rebalances=is_outdated, ticket=ticket, outcome=answer(updated)
+            )
             return
         groups.targets.compute(change, now)
         updated = groups.targets.reconcile(change, updated, owned, subscribed.has_changed, now)

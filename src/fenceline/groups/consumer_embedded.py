@@ -59,7 +59,7 @@ class _Reader:
 
     def string(self) -> str | None:
         size = self.int16()
-        return None if size < 0 else self._take(size).decode()
+        return None if size < 0 else self._read(size).decode()
 
     def name(self) -> str:
         text = self.string()
@@ -69,7 +69,7 @@ class _Reader:
 
     def blob(self) -> bytes:
         size = self.int32()
-        return b"" if size < 0 else self._take(size)
+        return b"" if size < 0 else self._read(size)
 
     def count(self) -> int:
         count = self.int32()
@@ -84,12 +84,12 @@ class _Reader:
             found[topic] = frozenset(self.int32() for _ in range(self.count()))
         return found
 
-    def _take(self, size: int) -> bytes:
+    def _read(self, size: int) -> bytes:
         if self._at + size > len(self._data):
             raise MalformedSubscription("it is truncated")
-        taken = self._data[self._at : self._at + size]
+        content = self._data[self._at : self._at + size]
         self._at += size
-        return taken
+        return content
 
 
 def read_subscription(data: bytes) -> Subscription:

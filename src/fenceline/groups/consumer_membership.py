@@ -96,7 +96,7 @@ class ConsumerMembership:
         groups.targets.compute(change, now)
         updated = groups.targets.reconcile(change, updated, request.owned, subscribed.has_changed, now)
         groups.arm(TimerKind.SESSION, request.group_id, member_id, now, groups.session_timeout_ms(request.group_id))
-        is_told = is_joining or request.is_full or updated.assigned != member.assigned
+        is_sent = is_joining or request.is_full or updated.assigned != member.assigned
         groups.commit(
             change,
             now,
@@ -105,7 +105,7 @@ class ConsumerMembership:
                 member_id=member_id,
                 member_epoch=updated.epoch,
                 heartbeat_interval_ms=groups.heartbeat_interval_ms(request.group_id),
-                assignment=_to_response(updated.assigned) if is_told else None,
+                assignment=_to_response(updated.assigned) if is_sent else None,
             ),
         )
         groups.migration.converted(change, now)

@@ -48,9 +48,9 @@ class TopicRegex:
         if known is None:
             code = ord(char)
             known = frozenset(
-                self._states[index].goes_to
+                self._states[index].next_state
                 for index in self._closure(current, before, char)
-                if (takes := self._states[index].takes) is not None and code in takes
+                if (characters := self._states[index].characters) is not None and code in characters
             )
             if self._cached_count >= MAX_CACHED_STATES:
                 self._next.clear()

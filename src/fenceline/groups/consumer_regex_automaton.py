@@ -21,8 +21,8 @@ class InvalidRegex(Exception):
 class State:
     """A state of the NFA. It consumes a character, or continues without one."""
 
-    takes: frozenset[int] | None = None
-    goes_to: int = -1
+    characters: frozenset[int] | None = None
+    next_state: int = -1
     splits: list[int] = field(default_factory=list)
     condition: str = ""
     """Condition to continue: `^`, `$`, `b` or `B` as in the syntax, `line start` or `line end`."""
@@ -55,16 +55,16 @@ class AutomatonBuilder:
     def __init__(self) -> None:
         self._states: list[State] = []
 
-    def build(self, whole: Part) -> Automaton:
-        piece = whole()
+    def build(self, expression: Part) -> Automaton:
+        piece = expression()
         return Automaton(self._states, piece.start, piece.end)
 
-    def character(self, takes: frozenset[int]) -> Part:
+    def character(self, characters: frozenset[int]) -> Part:
         """One character of these."""
 
         def build() -> _Piece:
             end = self._new(State())
-            return _Piece(self._new(State(takes=takes, goes_to=end)), end)
+            return _Piece(self._new(State(characters=characters, next_state=end)), end)
 
         return build
 
@@ -83,12 +83,12 @@ class AutomatonBuilder:
         def build() -> _Piece:
             if not parts:
                 return self.empty()()
-            whole = parts[0]()
+            joined = parts[0]()
             for part in parts[1:]:
                 after = part()
-                self._states[whole.end].splits.append(after.start)
-                whole = _Piece(whole.start, after.end)
-            return whole
+                self._states[joined.end].splits.append(after.start)
+                joined = _Piece(joined.start, after.end)
+            return joined
 
         return build
 

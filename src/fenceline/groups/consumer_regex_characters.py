@@ -34,9 +34,9 @@ POSIX: Final = {
 ESCAPES: Final = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 
 
-def folded(taken: frozenset[int], flags: str) -> frozenset[int]:
+def folded(characters: frozenset[int], flags: str) -> frozenset[int]:
     """In both cases, if the flag `i` is set."""
     if "i" not in flags:
-        return taken
-    both = {ord(case) for code in taken if code < 128 for case in (chr(code).lower(), chr(code).upper())}
-    return frozenset(both) | taken
+        return characters
+    both = {ord(case) for code in characters if code < 128 for case in (chr(code).lower(), chr(code).upper())}
+    return frozenset(both) | characters

@@ -31,11 +31,11 @@ class _Parser:
         self._builder = AutomatonBuilder()
 
     def parse(self) -> Automaton:
-        whole = self._alternatives("")
+        expression = self._alternatives("")
         if self._at < len(self._pattern):
             # RE2 reports a surplus closing parenthesis like a missing one.
             raise InvalidRegex("unexpected )")
-        return self._builder.build(whole)
+        return self._builder.build(expression)
 
     def _peek(self) -> str:
         return self._pattern[self._at : self._at + 1]
@@ -236,7 +236,7 @@ class _Parser:
 
     def _class(self, flags: str) -> frozenset[int]:
         """After an opening bracket."""
-        taken: set[int] = set()
+        characters: set[int] = set()
         is_negated = self._peek() == "^"
         self._at += is_negated
         is_first = True
@@ -246,7 +246,7 @@ class _Parser:
             if self._pattern.startswith("[:", self._at):
                 end = self._pattern.find(":]", self._at)
                 if end >= 0:
-                    taken |= self._posix(self._pattern[self._at + 2 : end])
+                    characters |= self._posix(self._pattern[self._at + 2 : end])
                     self._at = end + 2
                     is_first = False
                     continue
@@ -254,18 +254,18 @@ class _Parser:
             begin = self._at
             low = self._class_member()
             if not isinstance(low, int):
-                taken |= low
+                characters |= low
             elif self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
                 high = self._class_member()
                 if not isinstance(high, int) or high < low:
                     raise InvalidRegex("invalid character class range")
-                taken.update(range(low, min(high, 127) + 1))
+                characters.update(range(low, min(high, 127) + 1))
             else:
-                taken.add(low)
+                characters.add(low)
             assert self._at > begin, "the class is not closed"
         self._at += 1
-        both = folded(frozenset(taken), flags)
+        both = folded(frozenset(characters), flags)
         return ASCII - both if is_negated else both
 
     def _class_member(self) -> int | frozenset[int]:

@@ -119,13 +119,13 @@ class _Mixed:
             while least[0][0] != self._sizes[least[0][1]]:
                 _, stale = heappop(least)
                 heappush(least, (self._sizes[stale], stale))
-            taker = least[0][1]
-            if self._sizes[giver] - self._sizes[taker] <= 1:
+            receiver = least[0][1]
+            if self._sizes[giver] - self._sizes[receiver] <= 1:
                 return moved
             partition = max(self._shares[giver][topic_id])
             self._shares[giver][topic_id].discard(partition)
             self._sizes[giver] -= 1
-            self._give(topic_id, partition, taker)
+            self._give(topic_id, partition, receiver)
             moved = True
             if self._shares[giver][topic_id]:
                 heappush(most, (-self._sizes[giver], giver))

@@ -82,9 +82,9 @@ class GroupCoordinator:
 
     def restart_load(self, shard: Shard) -> Shard:
         """The log could not be read to its end: restart with an empty shard. `is_current` holds."""
-        anew = self._new_shard(shard.partition, shard.epoch)
-        anew.on_deleted_while_loading(shard.pop_deleted_while_loading())
-        return anew
+        new_shard = self._new_shard(shard.partition, shard.epoch)
+        new_shard.on_deleted_while_loading(shard.pop_deleted_while_loading())
+        return new_shard
 
     def _new_shard(self, partition: int, epoch: int) -> Shard:
         shard = self._loading[partition] = Shard(
@@ -131,17 +131,17 @@ class GroupCoordinator:
     # --- requests that are answered by a duty ----------------------------------------
 
     def join(self, ticket: messages.Ticket, request: messages.JoinRequest, now: Now) -> list[Duty]:
-        def refuse(code: ErrorCode) -> messages.JoinResponse:
+        def rejected(code: ErrorCode) -> messages.JoinResponse:
             return messages.JoinResponse(code, request.member_id)
 
         if not request.group_id:
-            return [Answer(ticket, refuse(ErrorCode.INVALID_GROUP_ID))]
+            return [Answer(ticket, rejected(ErrorCode.INVALID_GROUP_ID))]
         if (
             not self.settings.min_session_timeout_ms
             <= request.session_timeout_ms
             <= self.settings.max_session_timeout_ms
         ):
-            return [Answer(ticket, refuse(ErrorCode.INVALID_SESSION_TIMEOUT))]
+            return [Answer(ticket, rejected(ErrorCode.INVALID_SESSION_TIMEOUT))]
         if not _names_can_be_stored(request):
             return [Answer(ticket, messages.JoinResponse(ErrorCode.INVALID_REQUEST))]
         try:
@@ -151,7 +151,7 @@ class GroupCoordinator:
         try:
             shard.membership.join(ticket, request, now)
         except PeerError as error:
-            shard.answer(ticket, refuse(error.code))
+            shard.answer(ticket, rejected(error.code))
         return _pop_duties(shard)
 
     def sync(self, ticket: messages.Ticket, request: messages.SyncRequest, now: Now) -> list[Duty]:
@@ -205,17 +205,17 @@ class GroupCoordinator:
         return _pop_duties(shard)
 
     def commit(self, ticket: messages.Ticket, request: messages.CommitRequest, now: Now) -> list[Duty]:
-        def refuse(code: ErrorCode) -> Answer:
+        def rejected(code: ErrorCode) -> Answer:
             return Answer(ticket, messages.CommitResponse((code,) * len(request.offsets)))
 
         try:
             shard = self._shard(request.group_id)
         except PeerError as error:
-            return [refuse(error.code)]
+            return [rejected(error.code)]
         try:
             shard.offset_requests.commit(ticket, request, now)
         except PeerError as error:
-            return [*_pop_duties(shard), refuse(error.code)]
+            return [*_pop_duties(shard), rejected(error.code)]
         return _pop_duties(shard)
 
     def fetch_offsets(self, ticket: messages.Ticket, request: messages.FetchOffsetsRequest) -> list[Duty]:

@@ -91,7 +91,7 @@ class Compaction:
     directory: str
     segments: tuple[Segment, ...]
     """All segments below `due.end`."""
-    behind: tuple[Segment, ...]
+    later_segments: tuple[Segment, ...]
     """All other segments: they may hold the end marker of a transaction."""
     due: Due
     kept: Kept
@@ -143,12 +143,12 @@ class Compaction:
                 start = _index_of(segment).floor(due.first_dirty - segment.base_offset)
             with contextlib.closing(_Chunks(self.disk, segment, start, self.limits.buffer_bytes)) as chunks:
                 for chunk in chunks:
-                    taken = indexing.take(chunk)
-                    chunks.taken(taken)
-                    self.stats.bytes_read += taken
+                    consumed = indexing.index(chunk)
+                    chunks.consumed(consumed)
+                    self.stats.bytes_read += consumed
                     if indexing.is_full:
                         break
-                    yield taken
+                    yield consumed
             if indexing.is_full:
                 break
             keys.end_offset = after
@@ -166,7 +166,7 @@ class Compaction:
 
     def _aborted(self, from_offset: int) -> Iterator[AbortedTransaction]:
         """Aborted transactions with records in [from_offset, due.end)."""
-        for segment in (*self.segments, *self.behind):
+        for segment in (*self.segments, *self.later_segments):
             for entry in tuple(segment.aborted_transactions()):
                 if entry.last_offset >= from_offset and entry.first_offset < self.due.end:
                     yield entry
@@ -209,11 +209,11 @@ class Compaction:
                 for segment in old:
                     with contextlib.closing(_Chunks(disk, segment, 0, limits.buffer_bytes)) as chunks:
                         for chunk in chunks:
-                            taken, pieces = filtering.take(chunk)
-                            chunks.taken(taken)
+                            consumed, pieces = filtering.filter(chunk)
+                            chunks.consumed(consumed)
                             written = self._write(fd, new, pieces)
-                            stats.bytes_read += taken
-                            yield taken + written
+                            stats.bytes_read += consumed
+                            yield consumed + written
                     aborted = new.aborted_transactions()
                     aborted += transactions.kept
                     transactions.kept = []
@@ -253,7 +253,7 @@ class Compaction:
 
 class _Chunks:
     """The bytes of a segment, one buffer at a time; each buffer starts with a batch. The caller reports how many bytes
-    of it were consumed (`taken`), and the next buffer starts there."""
+    of it were consumed (`consumed`), and the next buffer starts there."""
 
     def __init__(self, disk: Disk, segment: Segment, position: int, buffer_bytes: int) -> None:
         self._disk = disk
@@ -266,7 +266,7 @@ class _Chunks:
     def close(self) -> None:
         self._disk.close(self._fd)
 
-    def taken(self, size_bytes: int) -> None:
+    def consumed(self, size_bytes: int) -> None:
         self._position += size_bytes
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -298,8 +298,8 @@ class _Chunks:
                 f"{header.size_bytes} bytes is wrong"
             )
 
-    def _read(self, size_bytes: int, behind: int = 0) -> bytes:
-        position = self._position + behind
+    def _read(self, size_bytes: int, later_segments: int = 0) -> bytes:
+        position = self._position + later_segments
         content = self._disk.pread(self._fd, size_bytes, position)
         while len(content) < size_bytes:
             more = self._disk.pread(self._fd, size_bytes - len(content), position + len(content))
@@ -334,7 +334,7 @@ def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compac
         disk=log._disk,
         directory=log.directory,
         segments=segments,
-        behind=tuple(log.segments[len(segments) :]),
+        later_segments=tuple(log.segments[len(segments) :]),
         due=due,
         kept=Kept(array("q", sorted(ends)), marker_epochs),
         now_ms=now_ms,

@@ -65,7 +65,7 @@ class KeyIndexer:
         self.is_full = False
         self.records = 0
 
-    def take(self, chunk: memoryview) -> int:
+    def index(self, chunk: memoryview) -> int:
         """Returns the number of bytes of complete batches that were indexed; all of them unless `is_full` is now set.
 
         Raises RecordsError.
@@ -123,7 +123,7 @@ class BatchFilter:
         self.batches_changed = 0
         """Includes removed batches."""
 
-    def take(self, chunk: memoryview) -> tuple[int, list[memoryview]]:
+    def filter(self, chunk: memoryview) -> tuple[int, list[memoryview]]:
         """Returns the number of bytes of complete batches, and the parts of them that stay, valid until the next call.
 
         Raises RecordsError.
@@ -134,15 +134,15 @@ class BatchFilter:
         pieces: list[memoryview] = []
         position = start = 0
         while True:
-            position, behind, outcome, before, after, changed = filter_chunk(
+            position, out_end, outcome, before, after, changed = filter_chunk(
                 self._keys, chunk, position, len(chunk), out, start, self._kept.ends, self._now_ms, self._horizon_ms
             )
             self.records_before += before
             self.records_after += after
             self.batches_changed += changed
-            if behind > start:
-                pieces.append(memoryview(out)[start:behind])
-                start = behind
+            if out_end > start:
+                pieces.append(memoryview(out)[start:out_end])
+                start = out_end
             if outcome == REST:
                 return position, pieces
             header = peek_header(chunk, position)

@@ -68,30 +68,30 @@ def judge(log: LogFacts, config: LogConfig, now_ms: int) -> Verdict:
     if len(segments) < 2:
         return NotDue(None)
     first_dirty = _first_dirty(log)
-    end, look_again_ms = segments[-1].base_offset, MAX_INT64
+    end, check_again_ms = segments[-1].base_offset, MAX_INT64
     for number, segment in enumerate(segments[:-1]):
         after = segments[number + 1].base_offset
         if after <= first_dirty:
             continue
         if after > log.limit_offset:
-            end, look_again_ms = segment.base_offset, now_ms
+            end, check_again_ms = segment.base_offset, now_ms
             break
         young_until_ms = segment.largest_timestamp_ms + config.min_compaction_lag_ms
         if config.min_compaction_lag_ms > 0 and young_until_ms > now_ms:
-            end, look_again_ms = segment.base_offset, young_until_ms
+            end, check_again_ms = segment.base_offset, young_until_ms
             break
     afters = [segment.base_offset for segment in segments[1:]]
     ranges = list(zip(segments, afters, strict=False))
     dirty = [segment for segment, after in ranges if after > first_dirty and after <= end]
     dirty_bytes = sum(segment.size_bytes for segment in dirty)
     if not dirty_bytes:
-        return NotDue(look_again_ms if look_again_ms < MAX_INT64 else None)
+        return NotDue(check_again_ms if check_again_ms < MAX_INT64 else None)
     clean_bytes = sum(segment.size_bytes for segment, after in ranges if after <= first_dirty)
     ratio = dirty_bytes / (clean_bytes + dirty_bytes)
     due_at_ms = _due_at_ms(dirty, config)
     if ratio > config.min_cleanable_dirty_ratio or due_at_ms < now_ms:
         return Due(first_dirty, end, dirty_bytes, ratio, max(0, now_ms - due_at_ms))
-    at_ms = min(look_again_ms, due_at_ms + 1)
+    at_ms = min(check_again_ms, due_at_ms + 1)
     return NotDue(at_ms if at_ms < MAX_INT64 else None, ratio)
 
 

@@ -67,7 +67,7 @@ class CorruptLog(OperatorError):
         self.reason = reason
 
     @property
-    def refusal(self) -> OSError | None:
+    def transient_error(self) -> OSError | None:
         """Set if no damage is known and the system returned an error that may pass: the log can be opened again
         then."""
         cause = self.__cause__

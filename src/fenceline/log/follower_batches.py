@@ -43,8 +43,8 @@ def validate_fetched(
             or header.last_offset - found[0].header.base_offset > MAX_RELATIVE_OFFSET
         ):
             break  # the rest is fetched again
-        goes_on = 0 <= header.last_offset_delta < MAX_INT64 - header.base_offset
-        if not goes_on or header.base_offset < next_offset:
+        is_valid_range = 0 <= header.last_offset_delta < MAX_INT64 - header.base_offset
+        if not is_valid_range or header.base_offset < next_offset:
             # An empty log may start inside the leader's first batch (DeleteRecords there).
             is_empty = not found and log.log_start_offset == log.log_end_offset
             if not is_empty or not 0 <= header.base_offset < next_offset <= header.last_offset:

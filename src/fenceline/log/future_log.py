@@ -185,9 +185,9 @@ class FutureLog:
         if not content:
             self._pass_gap(copy_range.next_base, now_ms)
             return 0
-        taken = self._append(memoryview(content), copy_range.epochs, now_ms)
-        self._reached = (copy_range.path, self.log.log_end_offset, position + taken)
-        return taken
+        copied = self._append(memoryview(content), copy_range.epochs, now_ms)
+        self._reached = (copy_range.path, self.log.log_end_offset, position + copied)
+        return copied
 
     def _position(self, fd: int, copy_range: CopyRange) -> int:
         disk, offset = self.source.disk, self.log.log_end_offset
@@ -260,7 +260,7 @@ class FutureLog:
         """Become the log, once `append_rest` has returned True. Returns the directory to delete. Two renames, which
         `sync_renames` makes durable. Raises StorageError with nothing changed.
 
-        State that is not in the batches is taken from the log: epochs without a batch, and the producers' current
+        State that is not in the batches is copied from the log: epochs without a batch, and the producers' current
         state.
         """
         log, where = self.log, self.topic_partition

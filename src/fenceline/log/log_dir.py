@@ -279,7 +279,7 @@ class LogDir:
             raise StorageError.of(f"removing the clean mark of {self.path}", error) from error
         found = self.identity_of(directory) if self.disk.stat(directory) is not None else None
         known = self.offsets.claim(topic_partition, found)
-        is_told = found is not None and found.topic_id is not None
+        has_identity = found is not None and found.topic_id is not None
         clean = self.clean and (known.describes_directory or found is None)
         at_stop = self._first_segments.get(topic_partition) if clean and known.describes_directory else None
         log = PartitionLog.open(
@@ -287,7 +287,7 @@ class LogDir:
             directory,
             topic_partition=topic_partition,
             topic_id=topic_id,
-            incarnation=found.incarnation if found is not None and is_told else self.fresh_incarnation(),
+            incarnation=found.incarnation if found is not None and has_identity else self.fresh_incarnation(),
             config=config,
             recovery_point=known.recovery_point,
             clean=clean,
@@ -299,7 +299,7 @@ class LogDir:
             files=files,
         )
         log.durable_recovery_point = known.recovery_point
-        if found is not None and not is_told:
+        if found is not None and not has_identity:
             log.mark_identity_unsaved()
         return log
 
@@ -489,7 +489,7 @@ class LogDir:
         failure: StorageError | None = None
         logs = [*self.open_logs.values(), *self.future_logs.values()]
         dirty = [log for log in logs if saving.is_dirty(log)]
-        are_whole = not any(log.offline or log.unfinished is not None for log in logs)
+        all_complete = not any(log.offline or log.unfinished is not None for log in logs)
         try:
             if clean and len(dirty) >= SYNC_ALL_FROM:
                 failure = saving.save_together(self.disk, self.path, dirty)
@@ -498,7 +498,7 @@ class LogDir:
                     log.close(clean and failure is None)
                 except StorageError as error:
                     failure = failure or error
-            if clean and failure is None and are_whole:
+            if clean and failure is None and all_complete:
                 self.checkpoint_work()()
                 if self.clean or self._all_opened():
                     self._write_first_segments()

@@ -1,21 +1,21 @@
-"""What a log directory remembers of its logs: recovery points, log starts, high watermarks, and up to where they were
-compacted (`formats.md F2`); and of which directories it remembers that.
+"""The checkpointed offsets of a log directory: recovery points, log starts, high watermarks and compaction checkpoints
+(`formats.md F2`), and which partition directories they describe.
 
 Owns the four checkpoints and the one of incarnations, both as they are on the disk and as they will be written next.
 Decides nothing else, and reads nothing of a log except these offsets.
 
-Kafka keys the four files by the partition's name. A name comes back: a topic is deleted and made anew, a replica moves
-away and returns, a copy takes over. So every directory that Fenceline makes has an incarnation, an id of its own in
-`partition.metadata`, and `fenceline-incarnations` names the directory that the entries of a partition tell of. An entry
-counts for that directory and for no other (`applies_to`). The order of the writes keeps this true after a crash between
-any two of them:
+Kafka keys the four files by the partition's name. A name can return: a topic is deleted and created again, a replica
+moves away and back, a copy replaces the log. So every directory that Fenceline creates has an incarnation, an id of its
+own in `partition.metadata`, and `fenceline-incarnations` names the directory that a partition's entries describe. An
+entry is valid for that directory only (`applies_to`). The order of the writes keeps this true after a crash between any
+two of them:
 
-1. what the disk says of a directory that has gone, or is another one now, loses its line in `fenceline-incarnations`;
-2. the four checkpoints that have changed;
-3. `fenceline-incarnations` with the directories that the four tell of now.
+1. the entry of a directory that was removed or replaced is deleted from `fenceline-incarnations`;
+2. the four checkpoints that have changed are written;
+3. `fenceline-incarnations` is written with the directories that the four now describe.
 
-Kafka ignores the file and the line. After its clean stop its entries count: it has written all of them anew, from open
-logs. After any other stop they count only for directories that `fenceline-incarnations` names.
+Kafka ignores the file and the line. After its clean shutdown its entries are valid: it has written all of them from
+open logs. After any other stop they are valid only for directories that `fenceline-incarnations` names.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class LogDirOffsets:
             return True
         # Kafka names no directory; its clean shutdown wrote all entries. A directory without an id was restored by
         # hand.
-        is_told = self.is_clean and directory.topic_id is not None and topic_partition in self.recovery_points
-        return is_told and (named is None or directory.incarnation is None)
+        is_kafkas = self.is_clean and directory.topic_id is not None and topic_partition in self.recovery_points
+        return is_kafkas and (named is None or directory.incarnation is None)
 
     def of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> KnownOffsets:
         """The known offsets of the log in this directory."""

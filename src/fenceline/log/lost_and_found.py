@@ -104,9 +104,9 @@ def is_same(disk: Disk, one: str, other: str, size_bytes: int) -> bool:
 def _place(disk: Disk, directory: str, name: str) -> str:
     folder = f"{directory}/{EVIDENCE_DIR}"
     disk.mkdir(folder)
-    taken = set(disk.listdir(folder))
+    existing = set(disk.listdir(folder))
     number = 0
-    while f"{name}.{number}" in taken:
+    while f"{name}.{number}" in existing:
         number += 1
     return f"{folder}/{name}.{number}"
 

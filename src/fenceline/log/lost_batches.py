@@ -103,10 +103,10 @@ def _batches(disk: Disk, piece: Piece, next_offset: int, start_offset: int) -> I
                 next_offset = header.next_offset
                 position += header.size_bytes
                 continue
-            whole = next_complete_batch(disk, fd, position, piece.end)
-            if whole is None:
+            next_position = next_complete_batch(disk, fd, position, piece.end)
+            if next_position is None:
                 return
-            position = whole
+            position = next_position
             next_offset = 0
     finally:
         disk.close(fd)

@@ -366,15 +366,15 @@ class PartitionLog(ReadableLog):
         found = validate_fetched(self, records, leader_epoch, epoch_starts)
         if not found:
             return AppendInfo(-1, -1, -1, self.log_start_offset, False, 0)
-        base, taken = found[0].header.base_offset, found[-1].header.end_position
+        base, size_bytes = found[0].header.base_offset, found[-1].header.end_position
         if base < self.log_end_offset:
             self._check_recovery_point(base)
             self.truncate_fully_and_start_at(base)
-        self._append_batches(records[:taken], found, now_ms)
+        self._append_batches(records[:size_bytes], found, now_ms)
         for batch in found:
             if batch.header.leader_epoch > self.epochs.latest_epoch:
                 self.epochs.begin(batch.header.leader_epoch, batch.header.base_offset, epoch_starts)
-        return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, taken)
+        return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, size_bytes)
 
     def _append_batches(self, records: memoryview, found: list[Found], now_ms: int) -> None:
         config = self.config

@@ -83,14 +83,14 @@ def fit(read: Read, index: OffsetIndex, position: int, end: int, max_bytes: int,
     boundary = min(index.boundary_at_or_before(position + max_bytes), end)
     if boundary > position:
         return boundary - position
-    taken = 0
+    size_bytes = 0
     for _, header in headers_from(read, position, end):
-        if taken + header.size_bytes > max_bytes:
-            if taken == 0 and at_least_one:
+        if size_bytes + header.size_bytes > max_bytes:
+            if size_bytes == 0 and at_least_one:
                 return header.size_bytes
             break
-        taken += header.size_bytes
-    return taken
+        size_bytes += header.size_bytes
+    return size_bytes
 
 
 def extent_of(segment: Segment) -> Extent:

@@ -1,18 +1,18 @@
-"""What one log knows of the producers that wrote to it: sequences, epochs, open transactions.
+"""Producer state of one log: sequences, epochs, open transactions.
 
-Owns the checks of idempotent and transactional appends as Kafka 4.3.1 makes them, and the snapshot bytes of
-`formats.md F4`. Never touches a file and never changes on a batch that was refused: `check` looks, `record` applies
-what has been written. State always belongs to the log end offset.
+Owns the checks of idempotent and transactional appends as in Kafka 4.3.1, and the snapshot bytes of `formats.md F4`.
+Never touches a file and never changes on a rejected batch: `check` only checks, `record` applies a batch that has been
+written. The state always belongs to the log end offset.
 
-What a batch of a producer id meets, in this order (origin CLIENT):
+Checks of a batch with a producer id, in this order (origin CLIENT):
 - the first and last sequence of one of its last five batches in this epoch: a duplicate, answered with the old offset
 - an epoch below the last one seen: 47
 - a new epoch that does not start at sequence 0: 45
 - a sequence that does not follow the last one (2^31-1 is followed by 0): 45, where the log does not have that batch
   either (`earlier_batches`)
 - no transaction flag while its transaction is open: 48
-A producer that is not known may start with any sequence: its history was deleted or expired (Kafka 4.3.1 no longer
-answers 59 here). Coordinator appends carry no sequence, replicated ones were checked by the leader.
+An unknown producer may start with any sequence: its history was deleted or has expired (Kafka 4.3.1 no longer answers
+59 here). Coordinator appends have no sequence, replicated ones were checked by the leader.
 """
 
 from __future__ import annotations
@@ -216,14 +216,14 @@ class ProducerStates:
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Remove producers that wrote nothing for that long and have no open transaction. Returns how many."""
-        gone = [
+        expired = [
             producer.producer_id
             for producer in self._producers.values()
             if producer.transaction_first_offset < 0 and now_ms - producer.last_timestamp_ms >= expiration_ms
         ]
-        for producer_id in gone:
+        for producer_id in expired:
             del self._producers[producer_id]
-        return len(gone)
+        return len(expired)
 
     def clear(self) -> None:
         self._producers.clear()

@@ -56,10 +56,10 @@ class ReadableLog(SegmentedLog):
                 request = Request(offset, end, max_bytes, at_least_one, position)
                 try:
                     try:
-                        records, stored, position, whole = reading.read_now(self._files, segment, request)
+                        records, stored, position, reaches_end = reading.read_now(self._files, segment, request)
                     except NotResident:
-                        base_offset, behind = segment.base_offset, segments[number + 1 :]
-                        pending = reading.loader(self._files, segment, request, behind)
+                        base_offset, later_segments = segment.base_offset, segments[number + 1 :]
+                        pending = reading.loader(self._files, segment, request, later_segments)
                         return LogRead(offset, position=position, segment_base_offset=base_offset, loader=pending)
                 except OSError as error:
                     raise StorageError.of(f"reading {segment.path}", error) from error
@@ -70,7 +70,7 @@ class ReadableLog(SegmentedLog):
             number += 1
             if segments[number].base_offset >= end:
                 return LogRead(offset)
-        if whole and end == segment.next_offset and segment is segments[-1]:
+        if reaches_end and end == segment.next_offset and segment is segments[-1]:
             self._hint(end, segment, position + len(records))
         return LogRead(offset, records, position=position, segment_base_offset=segment.base_offset, payload=stored)
 

@@ -148,24 +148,24 @@ def _read_resident(files: OpenFiles, segment: Segment, index: OffsetIndex, reque
         return found
 
     extent = extent_of(segment)
-    position, size, whole = _locate(read, index, extent, request)
+    position, size, reaches_end = _locate(read, index, extent, request)
     if size == 0:
-        return Resident(EMPTY, None, position, whole)
+        return Resident(EMPTY, None, position, reaches_end)
     if size >= MAP_FROM_BYTES:
         mapped = files.window(segment, position)
         if mapped is not None:
             window, start = mapped
             room = start + window.size_bytes - position
             if size > room:
-                size, whole = fit(read, index, position, position + size, room, at_least_one=True), False
+                size, reaches_end = fit(read, index, position, position + size, room, at_least_one=True), False
             if size <= room:
                 first, last = position - start, position - start + size
                 if not window.is_resident(first, last):
                     raise NotResident
                 # Recently read data is as fast from memory; pages that were never touched would block the loop longer.
                 stored = window.file_slice(fd, first, last) if files.was_loaded(segment, position) else None
-                return Resident(window.slice(first, last), stored, position, whole)
-    return Resident(memoryview(read(position, size)), None, position, whole)
+                return Resident(window.slice(first, last), stored, position, reaches_end)
+    return Resident(memoryview(read(position, size)), None, position, reaches_end)
 
 
 def _locate(read: Read, index: OffsetIndex, extent: Extent, request: Request) -> tuple[int, int, bool]:
@@ -183,12 +183,12 @@ def _locate(read: Read, index: OffsetIndex, extent: Extent, request: Request) ->
 class _Loader:
     """A read that continues in a thread. Holds a descriptor of its own."""
 
-    __slots__ = ("_behind", "_disk", "_extent", "_fd", "_files", "_request", "_segment")
+    __slots__ = ("_disk", "_extent", "_fd", "_files", "_later_segments", "_request", "_segment")
 
     def __init__(
-        self, files: OpenFiles, segment: Segment, fd: int, request: Request, behind: Sequence[Segment]
+        self, files: OpenFiles, segment: Segment, fd: int, request: Request, later_segments: Sequence[Segment]
     ) -> None:
-        self._behind = deque(behind)
+        self._later_segments = deque(later_segments)
         self._files = files
         self._disk = disk = files.disk
         self._segment = segment
@@ -206,8 +206,8 @@ class _Loader:
         request = self._request
         return MAP_FROM_BYTES if request.at_least_one else min(request.max_bytes, MAP_FROM_BYTES)
 
-    def run(self, take: Callable[[OffsetIndex, int, int], _T]) -> _T:
-        """Find the position of the records, and return `take(index, position, size)`."""
+    def run(self, use: Callable[[OffsetIndex, int, int], _T]) -> _T:
+        """Find the position of the records, and return `use(index, position, size)`."""
         try:
             while True:
                 try:
@@ -219,8 +219,8 @@ class _Loader:
                     index, time_index = self._segment.rebuild_indexes()
                     self._segment.index, self._segment.time_index = index, time_index
                     position, size, _ = _locate(self._pread, index, self._extent, self._request)
-                if size or position < self._extent.size_bytes or not self._go_on():
-                    return take(index, position, size)
+                if size or position < self._extent.size_bytes or not self._next_segment():
+                    return use(index, position, size)
         except OSError as error:
             raise StorageError.of(f"reading {self._segment.path}", error) from error
         except (BadBatch, CorruptIndex, PeerError) as error:
@@ -228,12 +228,12 @@ class _Loader:
         finally:
             self.close()
 
-    def _go_on(self) -> bool:
+    def _next_segment(self) -> bool:
         """Continue with the next segment if compaction removed the offsets before it. False if there is none."""
         segment = self._segment
         segment.next_offset = min(segment.next_offset, self._request.offset)
-        while self._behind and self._behind[0].base_offset < self._request.end_offset:
-            segment = self._behind.popleft()
+        while self._later_segments and self._later_segments[0].base_offset < self._request.end_offset:
+            segment = self._later_segments.popleft()
             if not segment.size_bytes:
                 continue
             try:
@@ -288,7 +288,7 @@ class _Loader:
         self.close()
 
 
-def loader(files: OpenFiles, segment: Segment, request: Request, behind: Sequence[Segment] = ()) -> _Loader:
-    """`behind`: the segments that follow, in case compaction removed the offset from the end of this one."""
+def loader(files: OpenFiles, segment: Segment, request: Request, later_segments: Sequence[Segment] = ()) -> _Loader:
+    """`later_segments`: the segments that follow, in case compaction removed the offset from the end of this one."""
     fd = segment.fd if segment.fd >= 0 else files.open(segment)
-    return _Loader(files, segment, fd, request, behind)
+    return _Loader(files, segment, fd, request, later_segments)

@@ -4,7 +4,7 @@ Owns the decision which data to trust. Never accepts damaged data: bytes below t
 a clean shutdown) were safe on the disk, so damage there is `CorruptLog` and the partition stays offline. Past the
 recovery point every CRC is checked, and the log ends before the first incomplete or damaged batch; `recovery_cut` owns
 how it is truncated and where the rest goes. If the disk has no room for what must be written first, the log stays
-unchanged and can be opened once there is room (`CorruptLog.refusal`).
+unchanged and can be opened once there is room (`CorruptLog.transient_error`).
 
 - Trusted: sealed segments that end at or below the recovery point. Their indexes are read on demand.
 - Scanned: from the newest trusted producer snapshot or the recovery point, whichever is lower; headers below the
@@ -123,7 +123,7 @@ class _Loader:
         read_only: bool,
         knows_gaps: bool,
     ) -> None:
-        self._looks_only = read_only
+        self._read_only = read_only
         self._knows_gaps = knows_gaps
         self._disk = disk
         self._directory = directory
@@ -148,18 +148,18 @@ class _Loader:
     def load(
         self, log_start_offset: int, known_end: int, first_segment: int | None, segment_count: int | None
     ) -> Loaded:
-        files = (inspect if self._looks_only else clean_up)(self._disk, self._directory)
-        names, lone = files.names, files.lone
+        files = (inspect if self._read_only else clean_up)(self._disk, self._directory)
+        names, orphan_indexes = files.names, files.orphan_indexes
         segments = segments_of(self._disk, self._directory, files, self._now_ms)
         complete_from = self._complete_from(names, segments)
         if segments:
             if not self._only_torn:
-                self._check_missing_segments(segments, lone, log_start_offset, first_segment)
+                self._check_missing_segments(segments, orphan_indexes, log_start_offset, first_segment)
                 if not (self._clean and segment_count in (None, len(segments))):
                     self._check_holes(segments, log_start_offset)
             log_start_offset = max(log_start_offset, segments[0].base_offset)
-        if lone and not self._looks_only:
-            drop(self._disk, self._directory, names, lone)
+        if orphan_indexes and not self._read_only:
+            drop(self._disk, self._directory, names, orphan_indexes)
             self._disk.fsync_dir(self._directory)  # a file that reappears would be reported as lost again
         epochs_known = self._load_epochs(log_start_offset)
         end = log_start_offset
@@ -174,7 +174,7 @@ class _Loader:
             self._cutting.note_missing_end(end, known_end)
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(log_start_offset)
-        if not self._looks_only:
+        if not self._read_only:
             producer_snapshots.drop(self._disk, self._directory, names, lambda at: at > end)
         if not self._clean:
             self._epochs.changed = True
@@ -196,15 +196,15 @@ class _Loader:
             known = known.raised(segments[-1].base_offset, -1)
         return known
 
-    # -- files that are gone ----------------------------------------------------------------------------------------
+    # -- missing files ----------------------------------------------------------------------------------------
 
     def _check_missing_segments(
-        self, segments: list[Segment], lone: list[str], log_start_offset: int, first_segment: int | None
+        self, segments: list[Segment], orphan_indexes: list[str], log_start_offset: int, first_segment: int | None
     ) -> None:
         """Find segment files that neither retention nor compaction nor a truncation removed. Raises CorruptLog if they
         lay between others and had been safe; missing first segments are recorded in a note, and the log starts where
         the files do."""
-        vanished = sorted({int(name[:OFFSET_DIGITS]) for name in lone})
+        vanished = sorted({int(name[:OFFSET_DIGITS]) for name in orphan_indexes})
         start = segments[0].base_offset
         began = min([base for base in (first_segment, *vanished) if base is not None], default=start)
         if max(began, log_start_offset) < start:
@@ -214,7 +214,7 @@ class _Loader:
             if start < base < bases[-1] and (self._clean or base < self._recovery_point):
                 number = bisect_right(bases, base)
                 end, _ = self._end_of(segments[number - 1])
-                if end <= base and not self._looks_only:
+                if end <= base and not self._read_only:
                     path = stem(self._directory, base) + LOG_SUFFIX
                     raise _hole(path, "the segment file is missing but its index exists", end, bases[number])
 
@@ -365,15 +365,15 @@ class _Loader:
             end = found.size_bytes if found is not None else bad.position
             for _ in self._batches(ReadTwice(self._disk), fd, segment, bad.position, end, self._end):
                 break
-            told = "it is valid"
+            second_reason = "it is valid"
         except BadBatch as again:
-            told = again.reason
+            second_reason = again.reason
         except UnstableRead:
-            told = "the bytes differ"
+            second_reason = "the bytes differ"
         finally:
             self._disk.close(fd)
-        if told != bad.reason:
-            raise _unstable(segment, bad.position, f"{bad.reason}; on a second read {told}")
+        if second_reason != bad.reason:
+            raise _unstable(segment, bad.position, f"{bad.reason}; on a second read {second_reason}")
 
     def _gap(self, segment: Segment) -> bool:
         """Whether offsets past the recovery point are missing before a segment. Compaction leaves gaps, crashes too."""

@@ -55,7 +55,7 @@ class Cutting:
         report: RecoveryReport,
         read_only: bool = False,
     ) -> None:
-        self._looks_only = read_only
+        self._read_only = read_only
         self._disk = disk
         self._directory = directory
         self._recovery_point = recovery_point
@@ -80,8 +80,8 @@ class Cutting:
                 restore_advice("partition"),
             )
         following = segments[number + 1 :]
-        whole_follows = any(later.size_bytes for later in following) or _complete_batch_follows(segment, bad.position)
-        if self._only_torn and whole_follows:
+        batch_follows = any(later.size_bytes for later in following) or _complete_batch_follows(segment, bad.position)
+        if self._only_torn and batch_follows:
             damage = CorruptLog(
                 segment.path,
                 bad.position,
@@ -91,7 +91,7 @@ class Cutting:
             if self._before_cut is None:
                 raise damage
             self._before_cut(damage)
-        if self._looks_only:
+        if self._read_only:
             del segments[number + 1 :]
             segment.size_bytes, segment.sealed = bad.position, False
             return
@@ -103,15 +103,15 @@ class Cutting:
             pieces = [Piece(segment.path, bad.position, bad.position + tail_bytes)]
             pieces += [Piece(later.path, 0, later.size_bytes) for later in following]
             lost = count_lost(self._disk, pieces, start_offset=end)
-            torn = bad.torn and not whole_follows
+            torn = bad.torn and not batch_follows
             others = tuple(evidence_in(self._disk, self._directory))
             write_note(self._disk, self._directory, RecoveryNote(lost, report.reason, torn, self._now_ms, others))
-        if bad.torn and not whole_follows:
+        if bad.torn and not batch_follows:
             report.torn_bytes += tail_bytes
         elif tail_bytes:
             report.cut_bytes += tail_bytes
             kept = keep_tail(self._disk, self._directory, segment.path, bad.position)
-            if self._only_torn and whole_follows and not kept:
+            if self._only_torn and batch_follows and not kept:
                 raise OperatorError(
                     f"{segment.path}: the bytes from position {bad.position} on cannot be moved to {EVIDENCE_DIR}, "
                     "so the log was not truncated.",
@@ -141,7 +141,7 @@ class Cutting:
     def empty(self, segments: list[Segment], end: int, log_start_offset: int) -> None:
         """The log ends below its log start: records were deleted further than what survived a crash. The surviving
         records were deleted as well, so they must not be served again; the note records this. Raises OSError."""
-        if self._looks_only:
+        if self._read_only:
             segments.clear()
             return
         report, first = self._report, segments[0]
@@ -167,7 +167,7 @@ class Cutting:
         reason = f"the log ends at offset {end}, but the records up to {known_end} had been safe on the disk"
         if self._clean:
             raise CorruptLog(self._directory, 0, f"{reason}, after a clean shutdown", restore_advice("partition"))
-        if self._looks_only:
+        if self._read_only:
             return
         names = tuple(evidence_in(self._disk, self._directory))
         if any(name.endswith(INTENDED_SUFFIX) for name in names):
@@ -189,7 +189,7 @@ class Cutting:
             self._note_missing_files(start, end, "the range between two segment files is missing")
 
     def _note_missing_files(self, start: int, end: int, what: str) -> None:
-        if self._looks_only:
+        if self._read_only:
             return
         names = tuple(evidence_in(self._disk, self._directory))
         if any(name.endswith(INTENDED_SUFFIX) for name in names):

@@ -31,23 +31,24 @@ class Files(NamedTuple):
     """A partition's directory as it is, or will be, once unfinished operations are completed."""
 
     names: set[str]
-    lone: list[str]
+    orphan_indexes: list[str]
     """Those of `names` that are indexes without a segment file, although nothing here removed that file: for `drop`.
 
     Retention and compaction, also Apache Kafka's, keep a removed segment file under another name until its indexes are
     removed; truncation removes the indexes first.
     """
     swapped: Mapping[str, str]
-    """By name, the current name of the file while the directory is only inspected; empty once the renames are done."""
+    """By name, the current name of the file while the directory is only inspected; empty once the renames are
+    dropped."""
 
 
 def clean_up(disk: Disk, directory: str) -> Files:
     """Complete operations that a crash left unfinished, and remove leftover files. Raises CorruptLog, OSError."""
-    kept, done, removed, lone = _sorted(finish_swaps(disk, directory, disk.listdir(directory)))
+    kept, dropped, removed, orphan_indexes = _sorted(finish_swaps(disk, directory, disk.listdir(directory)))
     # The indexes first: without its `.deleted` a segment would seem to have vanished.
-    drop(disk, directory, kept, [name for name in lone if name[:OFFSET_DIGITS] in removed])
-    drop(disk, directory, kept, done)
-    return Files(kept, [name for name in lone if name in kept], {})
+    drop(disk, directory, kept, [name for name in orphan_indexes if name[:OFFSET_DIGITS] in removed])
+    drop(disk, directory, kept, dropped)
+    return Files(kept, [name for name in orphan_indexes if name in kept], {})
 
 
 def inspect(disk: Disk, directory: str) -> Files:
@@ -58,26 +59,26 @@ def inspect(disk: Disk, directory: str) -> Files:
     if found is not None:
         swapped = {name.removesuffix(SWAP_SUFFIX): name for name in found.swaps}
         names = names.difference(found.dropped, found.covered, found.swaps).union(swapped)
-    kept, _, removed, lone = _sorted(names)
-    gone = {name for name in lone if name[:OFFSET_DIGITS] in removed}
-    return Files(kept - gone, [name for name in lone if name not in gone], swapped)
+    kept, _, removed, orphan_indexes = _sorted(names)
+    removed_indexes = {name for name in orphan_indexes if name[:OFFSET_DIGITS] in removed}
+    return Files(kept - removed_indexes, [name for name in orphan_indexes if name not in removed_indexes], swapped)
 
 
 def _sorted(names: Iterable[str]) -> tuple[set[str], list[str], set[str], list[str]]:
     """Names to keep, names to remove, numbers of removed segments, and indexes without a segment file."""
     kept: set[str] = set()
-    done: list[str] = []
+    dropped: list[str] = []
     for name in names:
-        (done.append if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")) else kept.add)(name)
-    removed = {name[:OFFSET_DIGITS] for name in done if name.endswith(LOG_SUFFIX + DELETED_SUFFIX)}
-    lone = sorted(
+        (dropped.append if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")) else kept.add)(name)
+    removed = {name[:OFFSET_DIGITS] for name in dropped if name.endswith(LOG_SUFFIX + DELETED_SUFFIX)}
+    orphan_indexes = sorted(
         name
         for name in kept
         if name.endswith(INDEX_SUFFIXES)
         and name[:OFFSET_DIGITS].isdigit()
         and name[:OFFSET_DIGITS] + LOG_SUFFIX not in kept
     )
-    return kept, done, removed, lone
+    return kept, dropped, removed, orphan_indexes
 
 
 def drop(disk: Disk, directory: str, names: set[str], dropped: Iterable[str]) -> None:
@@ -174,5 +175,7 @@ def near_end(segment: Segment) -> tuple[int, int]:
         return 0, segment.base_offset
     finally:
         disk.close(fd)
-    is_met = header.last_offset == segment.base_offset + index.offsets[-1] and header.base_offset >= segment.base_offset
-    return (position, header.base_offset) if is_met else (0, segment.base_offset)
+    matches = (
+        header.last_offset == segment.base_offset + index.offsets[-1] and header.base_offset >= segment.base_offset
+    )
+    return (position, header.base_offset) if matches else (0, segment.base_offset)

@@ -113,13 +113,13 @@ def _remove_while(log: PartitionLog, now_ms: int, reason: str, due: _Due) -> lis
             count -= 1
             if count == 0:
                 raise
-    gone = segments[:count]
+    removed = segments[:count]
     del segments[:count], log._bases[:count]
     start = segments[0].base_offset
     if start > log.log_start_offset:
         log.log_start_offset = start
         log.epochs.truncate_from_start(start)
-    return [_retire(log, segment, reason) for segment in gone]
+    return [_retire(log, segment, reason) for segment in removed]
 
 
 def _retire(log: PartitionLog, segment: Segment, reason: str) -> RemovedSegment:

@@ -46,7 +46,7 @@ def scan(
     *,
     next_offset: int,
     crc_from_offset: int | None,
-    whole: bool = False,
+    full_content: bool = False,
     highest_offset: int = _HIGHEST_OFFSET,
     has_gaps: bool = True,
 ) -> Iterator[Found]:
@@ -72,7 +72,7 @@ def scan(
             raise BadBatch(position, f"offset {header.base_offset} where {next_offset} is expected", torn=False)
         size = header.size_bytes
         check = crc_from_offset is not None and header.last_offset >= crc_from_offset
-        if (check or whole or header.is_control) and len(buffer) - at < size:
+        if (check or full_content or header.is_control) and len(buffer) - at < size:
             buffer, buffer_start, at = (
                 _fill(disk, fd, position, max(size, min(CHUNK_BYTES, end - position))),
                 position,
@@ -133,8 +133,8 @@ def next_complete_batch(disk: Disk, fd: int, position: int, end: int) -> int | N
     Raises OSError.
     """
     content = disk.pread(fd, min(SEARCH_BYTES, end - position - 1), position + 1)
-    whole = find_complete_batch(memoryview(content))
-    return None if whole is None else position + 1 + whole
+    found = find_complete_batch(memoryview(content))
+    return None if found is None else position + 1 + found
 
 
 def _fill(disk: Disk | ReadTwice, fd: int, position: int, size_bytes: int) -> memoryview:

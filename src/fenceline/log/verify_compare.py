@@ -96,11 +96,11 @@ def _rows_of(disk: Disk, report: Report, progress: Progress | None) -> Iterator[
             continue
         due = max(due, base)
         walk = SegmentWalk(disk, path, end=found.size_bytes, next_offset=due, check_crc=report.damaged)
-        told = 0
+        reported = 0
         for step in walk:
             if progress is not None:
-                progress(walk.position - told)
-                told = walk.position
+                progress(walk.position - reported)
+                reported = walk.position
             if isinstance(step, Rows):  # a flaw was reported when the log was verified
                 yield step, path
         due = max(due, walk.next_offset)
@@ -148,7 +148,7 @@ def compare(disk: Disk, one: Report, other: Report, progress: Progress | None = 
 def _divergence(one: Report, other: Report, left: BatchAt, right: BatchAt, offset: int) -> Finding:
     known = [report.high_watermark for report in (one, other) if report.high_watermark is not None]
     committed = not known or offset < max(known)
-    behind = (one.end_offset - offset, other.end_offset - offset)
+    lengths = (one.end_offset - offset, other.end_offset - offset)
     watermark = f"; the high watermark is {max(known)}" if known else ""
     return Finding(
         Kind.DIVERGENCE,
@@ -157,8 +157,8 @@ def _divergence(one: Report, other: Report, left: BatchAt, right: BatchAt, offse
         right.position,
         offset,
         f"differs from {left.path} (byte {left.position}) from offset {offset} on: epoch {right.leader_epoch} here,"
-        f" epoch {left.leader_epoch} there; {behind[1]} offsets here and {behind[0]} there are"
-        f" behind that point{watermark}",
+        f" epoch {left.leader_epoch} there; {lengths[1]} offsets here and {lengths[0]} there are"
+        f" lengths that point{watermark}",
         _COMMITTED_ADVICE if committed else _CUT_ADVICE,
     )
 

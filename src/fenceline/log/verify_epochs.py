@@ -28,7 +28,7 @@ def check_epochs(disk: Disk, place: PartitionPlace, report: Report, content_befo
     a mismatch is a note. Raises OSError."""
     path = f"{place.path}/{EPOCH_FILE}"
     findings = report.findings
-    unsettled = Severity.ERROR if place.closed else Severity.NOTE
+    open_severity = Severity.ERROR if place.closed else Severity.NOTE
     try:
         entries = read_epochs(disk, path)
     except (BadCheckpoint, UnicodeDecodeError) as error:
@@ -55,21 +55,21 @@ def check_epochs(disk: Disk, place: PartitionPlace, report: Report, content_befo
         known, at_end = cache.epoch_for_offset(first), cache.epoch_for_offset(run.last_offset)
         if known == at_end == run.epoch:
             continue
-        offset, told = (first, known) if known != run.epoch else (run.last_offset, at_end)
-        behind = run.epoch > cache.latest_epoch and told == cache.latest_epoch
-        findings.say(
-            unsettled if behind else wrong,
+        offset, stored = (first, known) if known != run.epoch else (run.last_offset, at_end)
+        is_outdated = run.epoch > cache.latest_epoch and stored == cache.latest_epoch
+        findings.add_new(
+            open_severity if is_outdated else wrong,
             Kind.EPOCH_CHECKPOINT,
             run.path,
             f"the batch at offset {offset} has epoch {run.epoch}; {EPOCH_FILE} has"
-            + (f" {told} for it" if told >= 0 else " no entry for it"),
+            + (f" {stored} for it" if stored >= 0 else " no entry for it"),
             _ADVICE,
             position=run.position,
             offset=offset,
         )
     if cache.latest_start > report.end_offset:
-        findings.say(
-            unsettled,
+        findings.add_new(
+            open_severity,
             Kind.EPOCH_CHECKPOINT,
             path,
             f"epoch {cache.latest_epoch} starts at {cache.latest_start}, past the log end at {report.end_offset}",

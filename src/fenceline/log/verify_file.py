@@ -86,7 +86,7 @@ class _Segment:
         walk = SegmentWalk(self._disk, self._path, end=size_bytes, next_offset=due)
         for step in walk:
             if isinstance(step, Rows):
-                self._take(step, due)
+                self._process(step, due)
             else:
                 self._complete = False
                 self._records.missed()
@@ -102,16 +102,16 @@ class _Segment:
         if self._index is not None:
             self._index.finish(self._path, complete=self._complete)
 
-    def _take(self, rows: Rows, due: int) -> None:
+    def _process(self, rows: Rows, due: int) -> None:
         totals = rows.totals
         self._report.batches += rows.count
         self._report.records += totals["records"]
         self._holes += totals["holes"]
         if totals["gaps"]:
             row = totals["first_gap_row"]
-            behind = rows.value("last_offset", row - 1) + 1 if row else due
+            previous_end = rows.value("last_offset", row - 1) + 1 if row else due
             if not self._gaps:
-                self._first_gap = behind, rows.value("base_offset", row), rows.value("position", row)
+                self._first_gap = previous_end, rows.value("base_offset", row), rows.value("position", row)
             self._gaps += totals["gaps"]
         if self._index is not None:
             self._index.see(rows)
@@ -123,7 +123,7 @@ class _Segment:
     def _report_gaps(self) -> None:
         start, end, position = self._first_gap
         more = f", and more in {self._gaps - 1} places" if self._gaps > 1 else ""
-        self._report.findings.say(
+        self._report.findings.add_new(
             self._severity,
             Kind.GAP,
             self._path,
@@ -198,7 +198,7 @@ def _is_footer(content: memoryview) -> bool:
 def _report(flaw: Flaw, path: str, severity: Severity, report: Report, advice: str = "") -> None:
     offset = flaw.header.base_offset if flaw.header is not None else -1
     for problem in flaw.problems:
-        report.findings.say(
+        report.findings.add_new(
             severity,
             problem.kind,
             path,

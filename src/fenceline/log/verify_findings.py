@@ -90,7 +90,7 @@ class Findings:
     def note(self, kind: Kind, path: str, message: str, advice: str, *, position: int = -1, offset: int = -1) -> None:
         self.add(Finding(kind, Severity.NOTE, path, position, offset, message, advice))
 
-    def say(
+    def add_new(
         self,
         severity: Severity,
         kind: Kind,

@@ -75,7 +75,7 @@ def verify_partition(disk: Disk, place: PartitionPlace, settings: Settings) -> R
     try:
         _Verifier(disk, place, settings, report).run()
     except FileNotFoundError as error:
-        report.findings.say(
+        report.findings.add_new(
             Severity.ERROR if place.closed else Severity.NOTE,
             Kind.GONE,
             error.filename or place.path,
@@ -109,7 +109,7 @@ class _Verifier:
         self._compacted_to = 0
         self._missing_indexes: list[str] = []
         self._records = RecordChecks(settings.deep, settings.sequences, self._findings)
-        self._unsettled = Severity.ERROR if place.closed else Severity.NOTE
+        self._open_severity = Severity.ERROR if place.closed else Severity.NOTE
 
     def run(self) -> None:
         names = sorted(self._disk.listdir(self._place.path))
@@ -152,7 +152,7 @@ class _Verifier:
         elif 0 <= self._next_offset < base and not self._was_compacted_to(base):
             self._note_gaps(1, base - self._next_offset, self._next_offset, base, path, 0)
         saved = self._has_saved_indexes(following)
-        severity = Severity.ERROR if saved else self._unsettled
+        severity = Severity.ERROR if saved else self._open_severity
         index = IndexCheck(self._disk, path.removesuffix(LOG_SUFFIX), base, severity, self._findings)
         if saved and found.size_bytes:
             self._missing_indexes += index.missing
@@ -195,7 +195,7 @@ class _Verifier:
             before = walk.position
             match step:
                 case Rows():
-                    self._take(step, path, index, due)
+                    self._process(step, path, index, due)
                     before = step.value("position", 0)
                 case Flaw():
                     complete = False
@@ -207,7 +207,7 @@ class _Verifier:
                 self._settings.progress(walk.position - before)
         return complete
 
-    def _take(self, rows: Rows, path: str, index: IndexCheck, due: int) -> None:
+    def _process(self, rows: Rows, path: str, index: IndexCheck, due: int) -> None:
         report, totals = self._report, rows.totals
         report.batches += rows.count
         report.records += totals["records"]
@@ -230,7 +230,7 @@ class _Verifier:
             severity = (
                 Severity.NOTE if harmless or (problem.kind is Kind.GONE and not self._place.closed) else Severity.ERROR
             )
-            self._findings.say(
+            self._findings.add_new(
                 severity, problem.kind, path, problem.message, problem.advice, position=flaw.position, offset=offset
             )
         if header is not None:
@@ -243,8 +243,8 @@ class _Verifier:
 
     def _report_removed(self, path: str) -> None:
         self._report.damaged = True
-        self._findings.say(
-            self._unsettled,
+        self._findings.add_new(
+            self._open_severity,
             Kind.GONE,
             path,
             "does not exist any more",
@@ -363,11 +363,11 @@ class _Verifier:
     def _checkpoints(self, path: str) -> None:
         """`path`: of the newest segment, where the log ends."""
         place, end = self._place, self._report.end_offset
-        said = (("high watermark", place.high_watermark), ("recovery point", place.recovery_point))
-        for what, offset in said:
+        checkpointed = (("high watermark", place.high_watermark), ("recovery point", place.recovery_point))
+        for what, offset in checkpointed:
             if offset is not None and offset > end:
-                self._findings.say(
-                    self._unsettled,
+                self._findings.add_new(
+                    self._open_severity,
                     Kind.OFFSET_CHECKPOINT,
                     path,
                     f"ends at offset {end}, but its {what} was {offset}: records in between are lost",

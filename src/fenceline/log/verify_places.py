@@ -157,7 +157,7 @@ class _Facts:
             )
         return {}
 
-    def _are_of(self, path: str, where: TopicPartition) -> bool:
+    def _apply_to(self, path: str, where: TopicPartition) -> bool:
         """Whether the checkpoints describe this directory, or, if that is unknown, its name."""
         if self._incarnations is None or where.topic == METADATA_TOPIC:
             return True
@@ -174,10 +174,10 @@ class _Facts:
         return max((end_offset for end_offset, _ in frozen), default=0)
 
     def place(self, path: str, where: TopicPartition | None, *, is_removed: bool) -> PartitionPlace:
-        is_told = where is not None and self._are_of(path, where)
+        is_known = where is not None and self._apply_to(path, where)
 
         def known(name: str) -> int | None:
-            return self._offsets[name].get(where) if where is not None and is_told else None
+            return self._offsets[name].get(where) if where is not None and is_known else None
 
         high_watermark = known(HIGH_WATERMARKS)
         is_metadata = where is not None and where.topic == METADATA_TOPIC

@@ -82,7 +82,7 @@ class RecordChecks:
                     header.base_timestamp, None, Record,
                 )  # fmt: skip
         except PeerError as error:
-            self._findings.say(
+            self._findings.add_new(
                 self._severity,
                 Kind.RECORDS,
                 path,
@@ -103,7 +103,7 @@ class RecordChecks:
             due = (last + 1) & MAX_SEQUENCE if epoch == known_epoch else 0
             unknown = last < 0 and epoch == known_epoch
             if epoch < known_epoch or (first != due and not unknown):
-                self._findings.say(
+                self._findings.add_new(
                     self._severity,
                     Kind.SEQUENCE,
                     path,

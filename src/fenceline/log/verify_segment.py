@@ -255,10 +255,10 @@ class SegmentWalk:
             )
             return Flaw(position, position + size, (problem,), header, False, torn=False)
         problems = tuple(self._out_of_place(header))
-        whole = rest[:size] if len(rest) >= size else None
+        content = rest[:size] if len(rest) >= size else None
         self.next_offset = _within(header.base_offset + max(header.last_offset_delta, 0) + 1)
         self.leader_epoch = header.leader_epoch
-        return Flaw(position, position + size, problems, header, True, torn=False, content=whole)
+        return Flaw(position, position + size, problems, header, True, torn=False, content=content)
 
     def _out_of_place(self, header: BatchHeader) -> Iterator[Problem]:
         base, delta = header.base_offset, header.last_offset_delta

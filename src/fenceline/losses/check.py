@@ -57,8 +57,8 @@ def readable_from(log_start: int, batch: Stored) -> Stored:
     """The readable part of a batch in a log that starts inside it. Its size stays: batches are cut as a unit."""
     if batch.base_offset >= log_start:
         return batch
-    gone = min(log_start - batch.base_offset, batch.record_count)
-    return batch._replace(base_offset=log_start, record_count=batch.record_count - gone)
+    deleted = min(log_start - batch.base_offset, batch.record_count)
+    return batch._replace(base_offset=log_start, record_count=batch.record_count - deleted)
 
 
 def complaints(receipts: Sequence[Receipt], lost: Sequence[Stored], *, log_start: int = 0) -> list[str]:
@@ -81,15 +81,15 @@ def complaints(receipts: Sequence[Receipt], lost: Sequence[Stored], *, log_start
             found.append(f"receipt {receipt.id} of {receipt} reports batches that are not lost")
             continue
         epochs = tuple(dict.fromkeys(batch.leader_epoch for batch in mine))
-        for what, told, true in (
+        for what, reported, true in (
             ("starts at", receipt.start_offset, mine[0].base_offset),
             ("ends at", receipt.end_offset_exclusive, mine[-1].next_offset),
             ("has records", receipt.records, sum(batch.record_count for batch in mine)),
             ("has bytes", receipt.size_bytes, sum(batch.size_bytes for batch in mine)),
             ("has epochs", receipt.leader_epochs, epochs),
         ):
-            if told != true:
-                found.append(f"receipt {receipt.id} of {receipt} {what} {told}, but the difference has {true}")
+            if reported != true:
+                found.append(f"receipt {receipt.id} of {receipt} {what} {reported}, but the difference has {true}")
     if left:
         found.append(f"no receipt reports offsets {left[0].base_offset} to {left[-1].next_offset - 1}")
     return found

@@ -43,9 +43,9 @@ def of_cut(lost: LostBatches, high_watermark: int, *, leader: LaterStart | None 
     """A truncation by a follower. `high_watermark`: the replica's before; `leader`: if the log was emptied because the
     leader's log starts later."""
     if high_watermark > lost.start_offset:
-        whole = high_watermark >= lost.end_offset_exclusive
+        all_committed = high_watermark >= lost.end_offset_exclusive
         known = f"this replica knew a high watermark of {high_watermark}"
-        if whole and leader is not None and leader.offset >= lost.end_offset_exclusive:
+        if all_committed and leader is not None and leader.offset >= lost.end_offset_exclusive:
             known += f", and the leader's log starts at {leader.offset}"
             if lost.leader_epochs and lost.leader_epochs[-1] >= leader.clean_since:
                 epoch = lost.leader_epochs[-1]
@@ -60,7 +60,7 @@ def of_cut(lost: LostBatches, high_watermark: int, *, leader: LaterStart | None 
                 f"{known}: it may have deleted them before, or may never have had them, as this node did not see "
                 "every election since their leader's, or one of them was unclean",
             )
-        rest = "" if whole else "; the records above it may have been acknowledged"
+        rest = "" if all_committed else "; the records above it may have been acknowledged"
         return Classified(LossClass.COMMITTED, known + rest)
     if lost.only_unanswered and lost.records and leader is not None:
         return Classified(

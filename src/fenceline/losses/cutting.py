@@ -285,11 +285,11 @@ def _resolve_intents(folder: ReceiptFolder, ends: Ends | None, noted: Sequence[R
         if intent.is_whole:
             folder.drop_intent(intent.receipt.id)
             continue
-        told = [_lost_with_power(intent, each) for each in _unreported_ranges(ends, intent, noted)] if ends else []
+        reports = [_lost_with_power(intent, each) for each in _unreported_ranges(ends, intent, noted)] if ends else []
         if not folder.is_known(intent.receipt.id):
             cut = _executed_receipt(folder, ends, intent, reported_up_to) if ends else _planned_receipt(folder, intent)
-            told += [cut] if cut is not None else []
-        for receipt in told:
+            reports += [cut] if cut is not None else []
+        for receipt in reports:
             if not folder.is_known(receipt.id):
                 folder.mark_due(receipt)
                 receipts.append(receipt)
@@ -338,8 +338,8 @@ def _lost_with_power(intent: Intent, lost: Range) -> Receipt:
 def _executed_from(log: Ends, intent: Intent, reported_up_to: int) -> int:
     """The first offset of the executed part of a truncation, which must be reported."""
     # Segments are removed last to first: the start moves up once the log has restarted, and not before.
-    is_anew = intent.begins_anew and log.log_start_offset > intent.log_start_offset
-    return max(intent.receipt.start_offset if is_anew else log.log_end_offset, reported_up_to)
+    has_restarted = intent.begins_anew and log.log_start_offset > intent.log_start_offset
+    return max(intent.receipt.start_offset if has_restarted else log.log_end_offset, reported_up_to)
 
 
 def _planned_receipt(folder: ReceiptFolder, intent: Intent) -> Receipt:

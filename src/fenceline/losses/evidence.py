@@ -42,7 +42,7 @@ class EvidenceReader:
             while position < size_bytes:
                 try:
                     for found in scan(
-                        self.disk, fd, position, size_bytes, next_offset=0, crc_from_offset=None, whole=True
+                        self.disk, fd, position, size_bytes, next_offset=0, crc_from_offset=None, full_content=True
                     ):
                         if found.header.next_offset <= receipt.start_offset:
                             continue
@@ -60,10 +60,10 @@ class EvidenceReader:
                 except BadBatch as bad:
                     self.damaged_batches += 1
                     position = bad.position
-                whole = next_complete_batch(self.disk, fd, position, size_bytes)
-                if whole is None:
+                next_position = next_complete_batch(self.disk, fd, position, size_bytes)
+                if next_position is None:
                     return
-                position = whole
+                position = next_position
         finally:
             self.disk.close(fd)
 

@@ -49,7 +49,7 @@ class _Kept:
     paths: tuple[str, ...]
     time_ms: int
     size_bytes: int
-    is_gone: bool = False
+    is_missing: bool = False
     """None of it exists any more."""
 
 
@@ -63,7 +63,7 @@ def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: i
     total = sum(each.size_bytes for each in kept)
     changed: list[tuple[Receipts, Receipt]] = []
     for each in kept:
-        if each.receipt is not None and each.is_gone:
+        if each.receipt is not None and each.is_missing:
             changed.append((each.folder, without_evidence(each.receipt, GONE)))
             each.folder.mark_due(changed[-1][1])
             continue
@@ -85,7 +85,7 @@ def make_room(disk: Disk, folders: Iterable[Receipts]) -> FreedSpace:
     Evidence that no receipt names stays: it is the only record of its loss.
     """
     changed: list[tuple[Receipts, Receipt]] = []
-    unsaid: list[tuple[Receipts, Receipt]] = []
+    unwritten: list[tuple[Receipts, Receipt]] = []
     freed = False
     for each in _collect(disk, folders):
         if each.receipt is None or not each.size_bytes:
@@ -93,13 +93,13 @@ def make_room(disk: Disk, folders: Iterable[Receipts]) -> FreedSpace:
         # There may be no room to write the receipt first; the next sweep then writes it.
         _unlink(disk, each.paths)
         freed = True
-        unsaid.append((each.folder, without_evidence(each.receipt, BY_FULL_DISK)))
+        unwritten.append((each.folder, without_evidence(each.receipt, BY_FULL_DISK)))
         try:
-            while unsaid:
-                folder, receipt = unsaid[0]
+            while unwritten:
+                folder, receipt = unwritten[0]
                 folder.mark_due(receipt)
                 changed.append((folder, receipt))
-                del unsaid[0]
+                del unwritten[0]
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -123,16 +123,16 @@ def _collect(disk: Disk, folders: Iterable[Receipts]) -> list[_Kept]:
     """All evidence, the oldest loss first."""
     found: list[_Kept] = []
     named: set[str] = set()
-    looked_at = [(folder, folder.contents()) for folder in folders]
-    for folder, contents in looked_at:
+    folder_contents = [(folder, folder.contents()) for folder in folders]
+    for folder, contents in folder_contents:
         for receipt in contents.receipts:
             if receipt.evidence:
                 named.update(receipt.evidence)
                 stats = [_stat(disk, path) for path in receipt.evidence]
                 size = sum(stat[0] for stat in stats)
-                is_gone = all(stat == _NOT_THERE for stat in stats)
-                found.append(_Kept(folder, receipt, receipt.evidence, receipt.time_ms, size, is_gone))
-    for folder, contents in looked_at:
+                is_missing = all(stat == _NOT_THERE for stat in stats)
+                found.append(_Kept(folder, receipt, receipt.evidence, receipt.time_ms, size, is_missing))
+    for folder, contents in folder_contents:
         if not contents.is_pending:
             for path in contents.evidence:
                 if path not in named:

@@ -102,8 +102,8 @@ def _ends(removed: RemovedPartition, now_ms: int) -> Ends | None:
             now_ms=now_ms,
         )
     except CorruptLog as error:
-        if error.refusal is not None:
-            raise error.refusal from error
+        if error.transient_error is not None:
+            raise error.transient_error from error
         return None
     except OSError as error:
         if is_transient(error.errno):

@@ -107,7 +107,7 @@ def _whole_batches_of(disk: ReadTwice, fd: int, size_bytes: int) -> Iterator[Fou
     position = 0
     while position < size_bytes:
         try:
-            yield from scan(disk, fd, position, size_bytes, next_offset=0, crc_from_offset=0, whole=True)
+            yield from scan(disk, fd, position, size_bytes, next_offset=0, crc_from_offset=0, full_content=True)
             return
         except BadBatch as bad:
             position = bad.position + 1

@@ -68,7 +68,7 @@ class UnsettledPartitions:
     def take_up(self, log_dir: LogDir) -> None:
         """After recovery: what it could not open waits for room."""
         for topic_partition, error in log_dir.offline.items():
-            if error.refusal is not None:
+            if error.transient_error is not None:
                 self._wait(log_dir, topic_partition)
 
     def settle(self, log_dir: LogDir, topic_partition: TopicPartition) -> None:
@@ -158,9 +158,9 @@ class UnsettledPartitions:
                 waiting.log_dir.probe()  # a log is not read through each second where not even this finds room
                 return opened()
             except CorruptLog as error:
-                if error.refusal is None:
+                if error.transient_error is None:
                     raise
-                refusal = error.refusal
+                refusal = error.transient_error
             except OSError as error:
                 refusal = error
             if refusal.errno not in FULL or not self._make_room(waiting.folder.path):
