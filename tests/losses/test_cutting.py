@@ -65,7 +65,7 @@ def test_a_receipt_equals_the_difference(seed: int) -> None:
     before, start = stored_batches(log), log.log_start_offset
     anew = rng.random() < 0.2
     offset = log.log_end_offset + rng.randint(1, 5) if anew else rng.randint(0, log.log_end_offset)
-    receipts = cut_log(disk, log, cut(offset, begins_anew=anew))
+    receipts = cut_log(disk, log, cut(offset, truncates_fully=anew))
     lost = lost_between(before, stored_batches(log))
     told = [clipped(batch, start) for batch in lost]
     assert complaints(receipts, told) == []
@@ -84,7 +84,7 @@ def test_what_was_deleted_before_is_not_lost_damaged_or_not() -> None:
     log.advance_high_watermark(log.log_end_offset)
     log.advance_log_start(log.log_end_offset)
     disk.flip(log.segments[0].path, 8)
-    assert cut_log(disk, log, cut(log.log_end_offset + 10, begins_anew=True)) == []
+    assert cut_log(disk, log, cut(log.log_end_offset + 10, truncates_fully=True)) == []
     assert list(ReceiptFolder(disk, log.directory).evidence()) == [], "what was deleted on request is not kept"
 
 
@@ -108,7 +108,7 @@ def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: b
         log = open_log(life, clean=True, high_watermark=high_watermark)
         offset = log.log_end_offset + 3 if anew else rng.randint(0, log.log_end_offset - 1)
         try:
-            cut_log(life, log, cut(offset, begins_anew=anew))
+            cut_log(life, log, cut(offset, truncates_fully=anew))
             survived = True
         except ProcessEnded:
             survived = False
@@ -117,7 +117,7 @@ def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: b
         assert complaints(settled(disk, again), lost_between(before, stored_batches(again))) == []
         assert settled(disk, again) == receipts_of(disk), "to settle twice changes nothing"
         # Whoever follows next cuts what is left; together the receipts tell all of it, once.
-        cut_log(disk, again, cut(offset, begins_anew=anew, time_ms=8_000))
+        cut_log(disk, again, cut(offset, truncates_fully=anew, time_ms=8_000))
         assert complaints(receipts_of(disk), lost_between(before, stored_batches(again))) == []
         if survived:
             assert step > 10, "the cut has more steps than this"
@@ -135,14 +135,14 @@ def test_a_log_that_its_leader_has_whole_goes_without_a_receipt(seed: int) -> No
         life = a_life(disk, seed, step)
         log = open_log(life, clean=True, high_watermark=high_watermark)
         try:
-            assert cut_log(life, log, cut(0, begins_anew=True, is_whole=True)) == []
+            assert cut_log(life, log, cut(0, truncates_fully=True, is_lossless=True)) == []
             survived = True
         except ProcessEnded:
             survived = False
         life.forget()
         again = open_log(disk, high_watermark=high_watermark)  # its recovery point was lowered before
         assert settled(disk, again) == []
-        cut_log(disk, again, cut(0, begins_anew=True, is_whole=True, time_ms=8_000))
+        cut_log(disk, again, cut(0, truncates_fully=True, is_lossless=True, time_ms=8_000))
         assert (again.log_start_offset, again.log_end_offset, stored_batches(again)) == (0, 0, [])
         assert receipts_of(disk) == []
         assert ReceiptFolder(disk, DIRECTORY).contents().evidence == ()
@@ -200,7 +200,7 @@ def test_a_loss_of_power_in_a_cut_takes_nothing_without_a_receipt(seed: int, ane
         offset = log.log_end_offset + 3 if anew else rng.choice(before).next_offset - 1
         life.crash_after(step)
         try:
-            cut_log(life, log, cut(offset, begins_anew=anew))
+            cut_log(life, log, cut(offset, truncates_fully=anew))
             break
         except ProcessEnded:
             life.forget()
@@ -273,7 +273,7 @@ def emptied(
     log = open_log(disk, config=config or LogConfig(retention_ms=-1))
     write(log, 1, 4)
     log.advance_high_watermark(log.log_end_offset - below)
-    (receipt,) = cut_log(disk, log, replace(cut(100, begins_anew=True), cause=cause, **fields))
+    (receipt,) = cut_log(disk, log, replace(cut(100, truncates_fully=True), cause=cause, **fields))
     assert log.log_start_offset == 100
     return receipt
 
@@ -420,7 +420,7 @@ def test_a_disk_that_gets_full_at_any_step_is_waited_for(seed: int, anew: bool, 
         (older,) = cut_log(disk, log, cut(log.log_end_offset - 2, time_ms=1))
         log.advance_high_watermark(rng.randint(0, log.log_end_offset))
         before = stored_batches(log)
-        wanted = cut(log.log_end_offset + 3 if anew else rng.randint(0, log.log_end_offset - 1), begins_anew=anew)
+        wanted = cut(log.log_end_offset + 3 if anew else rng.randint(0, log.log_end_offset - 1), truncates_fully=anew)
         can_go = list(older.evidence) if older_can_go else []
         disk.full_from, disk.changes = step, 0
         refused = [refusal(disk, log, wanted, can_go) for _ in range(2)]

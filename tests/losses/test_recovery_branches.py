@@ -299,13 +299,13 @@ def reopened_with(disk: SimDisk, **fields: int) -> tuple[PartitionLog, list[Rece
     return log, resolve_pending(disk, log, replica=REPLICA, high_watermark=fields["high_watermark"])
 
 
-@pytest.mark.parametrize("begins_anew", [False, True])
-def test_cut_by_a_follower(begins_anew: bool) -> None:
+@pytest.mark.parametrize("truncates_fully", [False, True])
+def test_cut_by_a_follower(truncates_fully: bool) -> None:
     disk = a_disk()
     used(disk)
     log = open_log(disk, recovery_point=30, high_watermark=20)
-    (receipt,) = cut_log(disk, log, cut(40 if begins_anew else 12, begins_anew=begins_anew))
-    assert (receipt.start_offset, receipt.end_offset_exclusive) == (0 if begins_anew else 12, 30)
+    (receipt,) = cut_log(disk, log, cut(40 if truncates_fully else 12, truncates_fully=truncates_fully))
+    assert (receipt.start_offset, receipt.end_offset_exclusive) == (0 if truncates_fully else 12, 30)
 
 
 @pytest.mark.parametrize("offset", [3, 20])
@@ -314,7 +314,7 @@ def test_begin_anew_below_the_end(offset: int) -> None:
     disk = a_disk()
     used(disk)
     log = open_log(disk, recovery_point=30, high_watermark=20, log_start_offset=10)
-    (receipt,) = cut_log(disk, log, cut(offset, begins_anew=True))
+    (receipt,) = cut_log(disk, log, cut(offset, truncates_fully=True))
     assert (log.log_start_offset, log.log_end_offset) == (offset, offset)
     assert (receipt.start_offset, receipt.end_offset_exclusive) == (10, 30)
 
@@ -327,7 +327,7 @@ def test_compacted_log_that_is_fetched_anew() -> None:
     log.raise_complete_from(25, 3)
     (receipt,) = cut_log(disk, log, cut(12))
     assert log.complete_from.offset == 25, "the next start would know it, too"
-    assert cut_log(disk, log, cut(0, begins_anew=True, is_whole=True)) == []
+    assert cut_log(disk, log, cut(0, truncates_fully=True, is_lossless=True)) == []
     assert (log.log_start_offset, log.log_end_offset, log.complete_from.offset) == (0, 0, 0)
     assert receipts_of(disk) == [receipt]
 

@@ -186,7 +186,7 @@ class GroupCoordinator:
                 shard.answer(ticket, outcome)
             else:
                 # The last member left: the empty generation is stored first.
-                shard.writes.answer_with_newest(ticket, outcome, messages.LeaveResponse)
+                shard.writes.respond_after_newest(ticket, outcome, messages.LeaveResponse)
         except PeerError as error:
             shard.answer(ticket, messages.LeaveResponse(error.code))
         return _pop_duties(shard)

@@ -28,7 +28,7 @@ OnComplete: TypeAlias = Callable[[ErrorCode, Now], None]
 OnIdle: TypeAlias = Callable[[ErrorCode], None]
 """Called once when no write is pending any more, or with an error if the wait is cancelled."""
 
-_ANSWER_TO_REFUSAL: Final[Mapping[ErrorCode, ErrorCode]] = {
+_COORDINATOR_ERRORS: Final[Mapping[ErrorCode, ErrorCode]] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -92,7 +92,9 @@ class Writes:
         """Store that the group exists; no request waits for it."""
         self.begin((records.new_group_record(group),))
 
-    def answer_with_newest(self, ticket: Ticket, outcome: Outcome, on_rejected: Callable[[ErrorCode], Outcome]) -> None:
+    def respond_after_newest(
+        self, ticket: Ticket, outcome: Outcome, on_rejected: Callable[[ErrorCode], Outcome]
+    ) -> None:
         """Respond when the newest write is complete; with `on_rejected` if the log rejects it."""
         self._newest().on_complete.append(
             lambda error, now: self._shard.answer(ticket, on_rejected(error) if error else outcome)
@@ -104,14 +106,14 @@ class Writes:
 
     def rejected(self, write_id: int, code: ErrorCode, now: Now) -> None:
         """The log rejected the write with this code."""
-        self._complete(write_id, _ANSWER_TO_REFUSAL.get(code, code), now)
+        self._complete(write_id, _COORDINATOR_ERRORS.get(code, code), now)
 
     def late(self, write_id: int, now: Now) -> None:
         """The write is in the log but not committed in time: waiting requests may retry."""
         write = self._open.get(write_id)
         if write is None:
             return
-        error = _ANSWER_TO_REFUSAL[ErrorCode.REQUEST_TIMED_OUT]
+        error = _COORDINATOR_ERRORS[ErrorCode.REQUEST_TIMED_OUT]
         on_complete, write.on_complete = write.on_complete, []
         on_idle, write.on_idle = write.on_idle, []
         for each in on_complete:

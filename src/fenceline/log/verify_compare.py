@@ -158,7 +158,7 @@ def _divergence(one: Report, other: Report, left: BatchAt, right: BatchAt, offse
         offset,
         f"differs from {left.path} (byte {left.position}) from offset {offset} on: epoch {right.leader_epoch} here,"
         f" epoch {left.leader_epoch} there; {lengths[1]} offsets here and {lengths[0]} there are"
-        f" lengths that point{watermark}",
+        f" after that point{watermark}",
         _COMMITTED_ADVICE if committed else _CUT_ADVICE,
     )
 

@@ -22,8 +22,8 @@ from fenceline.records.sequences import MAX_SEQUENCE
 MAX_PRODUCERS: Final = 100_000
 _CONTROL: Final = 0x20
 _WRITER: Final = (
-    "The checksum is right, so the batch came so from its writer: find out which producer wrote it. Consumers stop"
-    " here; they can go on behind it."
+    "The checksum is right, so the producer wrote the batch in this form: find out which producer it was. Consumers"
+    " stop here; they can skip the batch."
 )
 
 

@@ -307,9 +307,9 @@ class SegmentWalk:
             chunk = bytes(self._read(position, self._window_bytes))
             if not chunk:
                 break
-            behind = chunk.lstrip(b"\0")
-            if behind:
-                return position + len(chunk) - len(behind)
+            rest = chunk.lstrip(b"\0")
+            if rest:
+                return position + len(chunk) - len(rest)
             position += len(chunk)
         return self.end
 
@@ -319,8 +319,8 @@ class SegmentWalk:
         if found is None and torn:
             return self._torn(message)
         end = self.end if found is None else found
-        behind = "no complete batch follows" if found is None else f"the next complete batch begins at byte {found}"
-        problem = Problem(Kind.DAMAGED, f"{message}; {behind}", _RESTORE)
+        following = "no complete batch follows" if found is None else f"the next complete batch begins at byte {found}"
+        problem = Problem(Kind.DAMAGED, f"{message}; {following}", _RESTORE)
         return Flaw(self.position, end, (problem,), None, None, torn=False)
 
     def _next_complete(self, position: int) -> int | None:

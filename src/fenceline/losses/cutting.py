@@ -47,8 +47,8 @@ class Ends(NamedTuple):
     log_end_offset: int
 
 
-class PartitionFiles(NamedTuple):
-    """The partition that the files belong to. `ends`: None if the log cannot be opened and the ends are unknown."""
+class LogContext(NamedTuple):
+    """The log that a folder belongs to. `ends`: None if the log cannot be opened and the ends are unknown."""
 
     topic_partition: TopicPartition
     topic_id: UUID | None
@@ -57,11 +57,11 @@ class PartitionFiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The truncation a follower must do, with its context. `begins_anew`: empty the log, which continues at
+    """The truncation a follower must do, with its context. `truncates_fully`: empty the log, which continues at
     `offset`."""
 
     offset: int
-    begins_anew: bool
+    truncates_fully: bool
     cause: Cause
     reason: str
     replica: int
@@ -73,7 +73,7 @@ class Cut:
     before and no other since."""
     clean_since: int = NO_LIMIT
     """No leader of a later epoch was elected uncleanly; NO_LIMIT: none is known."""
-    is_whole: bool = False
+    is_lossless: bool = False
     """The leader has everything that is removed: nothing is lost, and nothing is kept."""
 
 
@@ -98,21 +98,21 @@ def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], boo
                 intent = _intent_of(folder, log, cut)
                 if intent is not None:
                     folder.intend(intent)
-                    keep_evidence = not cut.is_whole
+                    keep_evidence = not cut.is_lossless
             except OSError as error:
                 if error.errno in FULL and make_room():
                     continue
                 raise StorageError.of(f"writing the loss receipt of {log.topic_partition}", error) from error
         else:
             # The intent covers it, and becomes its receipt.
-            _forget_deleted(folder, log)
+            _refresh_intents(folder, log)
         try:
             _truncate(log, cut, keep_evidence=keep_evidence)
         except StorageError as error:
             if error.disk_full and (log.offline is None or log.unfinished is not None) and make_room():
                 continue
             if log.unfinished is not None or log.offline is not None or not error.disk_full:
-                raise _waiting(log, error) from error
+                raise _pending_error(log, error) from error
             _truncate_without_evidence(log, cut)
         log.unfinished = None
         return receipts + _resolve_now(folder, log, make_room, cut.replica, high_watermark)
@@ -130,32 +130,30 @@ def resolve_pending(
 
     `high_watermark`: of the last checkpoint.
     """
-    partition_files = PartitionFiles(log.topic_partition, log.topic_id, Ends(log.log_start_offset, log.log_end_offset))
+    context = LogContext(log.topic_partition, log.topic_id, Ends(log.log_start_offset, log.log_end_offset))
     return resolve_pending_files(
-        ReceiptFolder(disk, log.directory), partition_files, replica=replica, high_watermark=high_watermark
+        ReceiptFolder(disk, log.directory), context, replica=replica, high_watermark=high_watermark
     )
 
 
 def resolve_pending_files(
-    folder: ReceiptFolder, partition_files: PartitionFiles, *, replica: int, high_watermark: int
+    folder: ReceiptFolder, context: LogContext, *, replica: int, high_watermark: int
 ) -> list[Receipt]:
     """As `resolve_pending`, also for a log that cannot be opened."""
     disk = folder.disk
     notes = [(path, note) for path in folder.notes() if (note := read_note(disk, path)) is not None]
     # The notes report what recovery cut, also within the range of an interrupted truncation.
     noted = sorted((note.lost.start_offset, note.lost.end_offset_exclusive) for _, note in notes)
-    is_whole = any(intent.is_whole for intent in folder.intents())
-    receipts = _resolve_intents(folder, partition_files.ends, noted)
+    is_lossless = any(intent.is_lossless for intent in folder.intents())
+    receipts = _resolve_intents(folder, context.ends, noted)
     for path, note in notes:
-        if is_whole:
+        if is_lossless:
             disk.unlink(path)  # of a log that is being emptied: its leader has all of it
             continue
         if note.is_missing and not note.is_untold and not (note := _unreported_part(folder, note)).lost.records:
             disk.unlink(path)
             continue
-        receipt = _receipt_of_note(
-            folder, note, partition_files.topic_partition, partition_files.topic_id, replica, high_watermark
-        )
+        receipt = _receipt_of_note(folder, note, context.topic_partition, context.topic_id, replica, high_watermark)
         if not folder.is_known(receipt.id):
             folder.mark_due(receipt)
             receipts.append(receipt)
@@ -171,10 +169,10 @@ def _resume(log: PartitionLog) -> None:
     try:
         log.resume()
     except StorageError as error:
-        raise _waiting(log, error) from error
+        raise _pending_error(log, error) from error
 
 
-def _waiting(log: PartitionLog, error: StorageError) -> StorageError:
+def _pending_error(log: PartitionLog, error: StorageError) -> StorageError:
     """The error of a truncation that the disk failed: TruncationPending if it failed in the middle and may pass."""
     if log.unfinished is None:
         return error
@@ -187,10 +185,10 @@ def _truncate_without_evidence(log: PartitionLog, cut: Cut) -> None:
     try:
         _truncate(log, cut, keep_evidence=False)
     except StorageError as error:
-        raise _waiting(log, error) from error
+        raise _pending_error(log, error) from error
 
 
-def _forget_deleted(folder: ReceiptFolder, log: PartitionLog) -> None:
+def _refresh_intents(folder: ReceiptFolder, log: PartitionLog) -> None:
     """Older evidence may have been deleted; its names are free for the evidence of a truncation that has begun. Raises
     TruncationPending."""
     there = set(folder.evidence())
@@ -200,7 +198,7 @@ def _forget_deleted(folder: ReceiptFolder, log: PartitionLog) -> None:
             if others != intent.others:
                 folder.intend(replace(intent, others=others))
     except OSError as error:
-        raise _waiting(log, StorageError.of(f"truncating {log.topic_partition}", error)) from error
+        raise _pending_error(log, StorageError.of(f"truncating {log.topic_partition}", error)) from error
 
 
 def _truncate(log: PartitionLog, cut: Cut, *, keep_evidence: bool = True) -> None:
@@ -208,7 +206,7 @@ def _truncate(log: PartitionLog, cut: Cut, *, keep_evidence: bool = True) -> Non
     if log.unfinished is not None:
         keep_evidence = log.unfinished.keeps_evidence
         log.resume()
-    if cut.begins_anew:
+    if cut.truncates_fully:
         log.truncate_fully_and_start_at(cut.offset, keep_evidence=keep_evidence)
     else:
         log.truncate_to(cut.offset, keep_evidence=keep_evidence)
@@ -216,12 +214,12 @@ def _truncate(log: PartitionLog, cut: Cut, *, keep_evidence: bool = True) -> Non
 
 def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | None:
     """None if nothing is lost. Raises OSError."""
-    pieces = log.pieces_from_start() if cut.begins_anew else log.pieces_from(cut.offset)
+    pieces = log.pieces_from_start() if cut.truncates_fully else log.pieces_from(cut.offset)
     lost = count_lost(folder.disk, pieces, start_offset=log.log_start_offset, unanswered_ends=cut.unanswered_ends)
     if not lost.records and not lost.unreadable_bytes:
         return None
     leader = None
-    if cut.begins_anew and cut.cause is Cause.LEADER_STARTS_LATER:
+    if cut.truncates_fully and cut.cause is Cause.LEADER_STARTS_LATER:
         has_retention = log.config.deletes and log.config.retention_ms >= 0
         expired_below_ms = cut.time_ms - log.config.retention_ms if has_retention else -1
         leader = LaterStart(cut.offset, cut.clean_since, expired_below_ms)
@@ -245,16 +243,16 @@ def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | N
         leader_epoch=cut.leader_epoch,
         time_ms=cut.time_ms,
     )
-    kept_end = 0 if cut.begins_anew else min(log.end_after(cut.offset), lost.start_offset)
+    kept_end = 0 if cut.truncates_fully else min(log.end_after(cut.offset), lost.start_offset)
     return Intent(
         identified(receipt),
         log.log_start_offset,
         log.log_end_offset,
         log.high_watermark,
-        cut.begins_anew,
+        cut.truncates_fully,
         tuple(folder.evidence()),
         kept_end,
-        cut.is_whole,
+        cut.is_lossless,
     )
 
 
@@ -262,10 +260,10 @@ def _resolve_now(
     folder: ReceiptFolder, log: PartitionLog, make_room: Callable[[], bool], replica: int, high_watermark: int
 ) -> list[Receipt]:
     """Includes what the truncation found damaged in the part that was to stay (`truncation._reload`), and cut."""
-    partition_files = PartitionFiles(log.topic_partition, log.topic_id, Ends(log.log_start_offset, log.log_end_offset))
+    context = LogContext(log.topic_partition, log.topic_id, Ends(log.log_start_offset, log.log_end_offset))
     while True:
         try:
-            return resolve_pending_files(folder, partition_files, replica=replica, high_watermark=high_watermark)
+            return resolve_pending_files(folder, context, replica=replica, high_watermark=high_watermark)
         except OSError as error:
             what = f"writing the loss receipt of {log.topic_partition}"
             # The intent is durable; the next attempt or start resolves it. Until then this log must not be served.
@@ -282,7 +280,7 @@ def _resolve_intents(folder: ReceiptFolder, ends: Ends | None, noted: Sequence[R
     reported_up_to = max((end for _, end in noted), default=0)
     receipts = []
     for intent in list(folder.intents()):
-        if intent.is_whole:
+        if intent.is_lossless:
             folder.drop_intent(intent.receipt.id)
             continue
         reports = [_lost_with_power(intent, each) for each in _unreported_ranges(ends, intent, noted)] if ends else []
@@ -338,7 +336,7 @@ def _lost_with_power(intent: Intent, lost: Range) -> Receipt:
 def _executed_from(log: Ends, intent: Intent, reported_up_to: int) -> int:
     """The first offset of the executed part of a truncation, which must be reported."""
     # Segments are removed last to first: the start moves up once the log has restarted, and not before.
-    has_restarted = intent.begins_anew and log.log_start_offset > intent.log_start_offset
+    has_restarted = intent.truncates_fully and log.log_start_offset > intent.log_start_offset
     return max(intent.receipt.start_offset if has_restarted else log.log_end_offset, reported_up_to)
 
 

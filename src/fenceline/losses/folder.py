@@ -38,12 +38,12 @@ class Intent:
     """Before the truncation."""
     log_end_offset: int
     high_watermark: int
-    begins_anew: bool
+    truncates_fully: bool
     others: tuple[str, ...]
     """Files that were in `lost+found` before."""
     kept_end_offset: int = 0
     """Log end after the complete truncation; 0: nothing stays, or it is unknown."""
-    is_whole: bool = False
+    is_lossless: bool = False
     """The leader has everything that is removed; a crash in the middle needs no receipt either."""
 
 
@@ -160,10 +160,10 @@ class ReceiptFolder(Receipts):
             "log_start_offset": intent.log_start_offset,
             "log_end_offset": intent.log_end_offset,
             "high_watermark": intent.high_watermark,
-            "begins_anew": intent.begins_anew,
+            "begins_anew": intent.truncates_fully,
             "others": list(intent.others),
             "kept_end_offset": intent.kept_end_offset,
-            "is_whole": intent.is_whole,
+            "is_whole": intent.is_lossless,
         }
         replace_file(self.disk, self._file(intent.receipt.id, INTENDED), json.dumps(fields).encode())
 

@@ -18,7 +18,7 @@ from fenceline.log.errors import CorruptLog, is_transient
 from fenceline.log.file_names import METADATA_FILE
 from fenceline.log.partition_dir import RemovedPartition
 from fenceline.log.partition_log import PartitionLog
-from fenceline.losses.cutting import Ends, PartitionFiles, resolve_pending_files
+from fenceline.losses.cutting import Ends, LogContext, resolve_pending_files
 from fenceline.losses.folder import Outbox, ReceiptFolder
 from fenceline.losses.quarantine import without_evidence
 from fenceline.losses.receipt import Receipt
@@ -31,8 +31,8 @@ def resolve_pending(removed: RemovedPartition, *, replica: int, now_ms: int) -> 
     folder = ReceiptFolder(removed.disk, removed.path)
     if not folder.is_pending:
         return []
-    papers = PartitionFiles(removed.topic_partition, _topic_id(removed), _ends(removed, now_ms))
-    return resolve_pending_files(folder, papers, replica=replica, high_watermark=removed.high_watermark)
+    context = LogContext(removed.topic_partition, _topic_id(removed), _ends(removed, now_ms))
+    return resolve_pending_files(folder, context, replica=replica, high_watermark=removed.high_watermark)
 
 
 def move_receipts_to_outbox(
