@@ -40,7 +40,7 @@ def test_flush_moves_the_recovery_point_to_what_it_covered(disk: SimDisk) -> Non
     assert log.flush_work() is None, "one at a time"
     append(log)
     work()
-    work.done()
+    work.complete()
     assert (log.recovery_point, log.log_end_offset) == (20, 21)
     for segment in log.segments[:-1]:
         assert disk.stat(segment.stem + ".index") is not None
@@ -68,7 +68,7 @@ def test_a_flush_leaves_no_index_of_a_segment_that_retention_took_meanwhile(disk
         disk.heal()
     else:
         work()
-        work.done()
+        work.complete()
     for segment in removed:
         segment.delete()
     left = min([name for name in files(disk) if name.endswith("index")], default="")

@@ -18,7 +18,7 @@ from fenceline.log.segment import Segment
 
 @dataclass(slots=True)
 class FlushWork:
-    """Call it in a thread, then `done()` on the loop; if it raised StorageError, `failed(error)` on the loop."""
+    """Call it in a thread, then `complete()` on the loop; if it raised StorageError, `fail(error)` on the loop."""
 
     disk: Disk
     up_to_offset: int
@@ -28,10 +28,10 @@ class FlushWork:
     snapshots: list[tuple[int, bytes]]
     files: list[tuple[str, bytes]]
     directories: list[str]
-    on_done: Callable[[FlushWork], None]
+    on_complete: Callable[[FlushWork], None]
     on_failed: Callable[[FlushWork, StorageError], None]
-    epochs_too: bool = False
-    id_too: bool = False
+    includes_epochs: bool = False
+    includes_topic_id: bool = False
     batches_safe: bool = False
     """Whether every batch is on the disk; the other files can be rebuilt from them."""
     _finished: bool = field(default=False)
@@ -39,7 +39,7 @@ class FlushWork:
     _running: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> None:
-        """Blocks until everything is on the disk. Raises StorageError; the caller must then call `failed`."""
+        """Blocks until everything is on the disk. Raises StorageError; the caller must then call `fail`."""
         with self._running:
             if not self._abandoned:
                 self._write()
@@ -75,14 +75,14 @@ class FlushWork:
             while self.descriptors:
                 self.disk.close(self.descriptors.pop())
 
-    def done(self) -> None:
+    def complete(self) -> None:
         """The recovery point advances to `up_to_offset`."""
         assert not self._finished, "a flush completes once"
         self._finished = True
         if not self._abandoned:
-            self.on_done(self)
+            self.on_complete(self)
 
-    def failed(self, error: StorageError) -> None:
+    def fail(self, error: StorageError) -> None:
         """The log goes offline: after a failed fsync the content of the disk is unknown."""
         assert not self._finished, "a flush completes once"
         self._finished = True
@@ -94,6 +94,6 @@ class FlushWork:
         try:
             self()
         except StorageError as error:
-            self.failed(error)
+            self.fail(error)
             raise
-        self.done()
+        self.complete()

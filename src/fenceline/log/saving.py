@@ -60,10 +60,10 @@ def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
         snapshots=snapshots,
         files=derived,
         directories=[log.directory, log.directory.rpartition("/")[0]] if log._new_files else [],
-        on_done=lambda work: _flushed(log, work, complete_from),
+        on_complete=lambda work: _flushed(log, work, complete_from),
         on_failed=lambda work, error: _flush_failed(log, work, error),
-        epochs_too=log.epochs.changed,
-        id_too=log._new_id,
+        includes_epochs=log.epochs.changed,
+        includes_topic_id=log._new_id,
     )
     log._flushing = work
     log._new_files = log._new_id = False
@@ -96,9 +96,9 @@ def _requeue(log: PartitionLog, work: FlushWork) -> None:
     log._flushing = None
     log._unsaved = [segment for segment in work.sealed if segment in log.segments] + log._unsaved
     log._unsaved_snapshots = work.snapshots + log._unsaved_snapshots
-    log.epochs.changed = log.epochs.changed or work.epochs_too
+    log.epochs.changed = log.epochs.changed or work.includes_epochs
     log._new_files = log._new_files or bool(work.directories)
-    log._new_id = log._new_id or work.id_too
+    log._new_id = log._new_id or work.includes_topic_id
 
 
 def stop_flush(log: PartitionLog) -> None:

@@ -49,23 +49,23 @@ def move_receipts_to_outbox(
     """
     folder, outbox = ReceiptFolder(removed.disk, removed.path), Outbox(removed.disk, log_dir)
     due = {receipt.id for receipt in folder.due()}
-    rescued = []
+    moved = []
     receipts = folder.contents().receipts
     for receipt in receipts:
         if (not receipt.evidence and receipt.id not in due) or is_kept(receipt):
             continue
         if not receipt.evidence:
-            rescued.append(receipt)
+            moved.append(receipt)
         elif with_evidence:
-            rescued.append(
+            moved.append(
                 replace(receipt, evidence=tuple(f"{folder.path}/{_name(path)}" for path in receipt.evidence))
             )
         else:
-            rescued.append(without_evidence(receipt, WITH_PARTITION))
-        outbox.mark_due(rescued[-1])
-    for receipt in receipts if with_evidence else rescued:
+            moved.append(without_evidence(receipt, WITH_PARTITION))
+        outbox.mark_due(moved[-1])
+    for receipt in receipts if with_evidence else moved:
         folder.drop(receipt.id)
-    return rescued
+    return moved
 
 
 def delete_records(removed: RemovedPartition) -> None:

@@ -138,9 +138,9 @@ class LogFlush:
     def end(self, error: StorageError | None) -> StorageError | None:
         """The thread is done and raised `error`, or nothing. What a full disk has put off to the next flush."""
         if error is None and self._put_off is None:
-            self._work.done()
+            self._work.complete()
         else:
-            self._work.failed(error or self._put_off or StorageError("flush ended without a reason"))
+            self._work.fail(error or self._put_off or StorageError("flush ended without a reason"))
         return self._put_off if error is None else None
 
 
