@@ -133,7 +133,7 @@ def test_a_log_start_within_a_batch() -> None:
         if told is exact:
             machine.opens([], told, start=9)
         else:
-            with pytest.raises(InvariantBroken, match="starts at 0, the difference 1"):
+            with pytest.raises(InvariantBroken, match="starts at 0, but the difference has 1"):
                 machine.opens([], told, start=9)
 
 
