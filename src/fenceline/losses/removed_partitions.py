@@ -57,9 +57,7 @@ def move_receipts_to_outbox(
         if not receipt.evidence:
             moved.append(receipt)
         elif with_evidence:
-            moved.append(
-                replace(receipt, evidence=tuple(f"{folder.path}/{_name(path)}" for path in receipt.evidence))
-            )
+            moved.append(replace(receipt, evidence=tuple(f"{folder.path}/{_name(path)}" for path in receipt.evidence)))
         else:
             moved.append(without_evidence(receipt, WITH_PARTITION))
         outbox.mark_due(moved[-1])
