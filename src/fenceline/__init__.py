@@ -1,3 +1,3 @@
-"""Fenceline: a Kafka-compatible replicated log. Nothing that a log loses goes unnoticed."""
+"""Fenceline: a Kafka-compatible replicated log that reports every loss of records."""
 
 __version__ = "0.1.0"

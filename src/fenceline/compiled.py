@@ -1,7 +1,7 @@
-"""Finds the Cython modules, where they were built and are wanted.
+"""Finds the Cython modules, if they were built and are enabled.
 
-Owns the rule when one may be used; `FENCELINE_PURE_PYTHON=1` leaves all of them out. A missing one is no error: each
-has something in Python that does the same.
+Owns the rule when one may be used; `FENCELINE_PURE_PYTHON=1` disables all of them. A missing one is no error: each has
+an equivalent in Python.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def left_out() -> bool:
 
 
 def compiled(name: str, abi: int) -> ModuleType | None:
-    """The module of that full name, None where it is not to be used.
+    """The module with that full name, None if it must not be used.
 
-    `abi` changes with every change of its sources: a build left over from others must not be mixed with these.
+    `abi` changes with every change of its sources: a build of other sources must not be mixed with these.
     """
     if left_out():
         return None

@@ -1,8 +1,8 @@
-"""Kafka's error codes and the three families of errors that Fenceline lets out.
+"""Kafka's error codes and the three families of errors that Fenceline raises.
 
-Who is to blame decides the family: the peer (`PeerError`, answered with a Kafka error code), the operator
-(`OperatorError`, says what is wrong and what to do), or us (`InternalError`, stops the node and keeps the evidence).
-Any other exception that escapes is our bug.
+The family depends on who can fix the error: the peer (`PeerError`, answered with a Kafka error code), the operator
+(`OperatorError`, with the cause and the remedy), or Fenceline's developers (`InternalError`, stops the node and keeps
+the evidence). Any other exception that escapes is a bug.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ class FencelineError(Exception):
 
 
 class PeerError(FencelineError):
-    """The request was wrong or came at the wrong time; `code` goes on the wire, the message beside it."""
+    """The request was invalid, or not valid at this time. `code` is sent in the response, with the message if it has
+    room."""
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
         super().__init__(message or code.name)
@@ -164,7 +165,7 @@ class PeerError(FencelineError):
 
 
 class OperatorError(FencelineError):
-    """Something that only the operator can mend: `message` says what is wrong, `advice` what to do."""
+    """An error that only the operator can fix: `message` names the problem, `advice` the remedy."""
 
     def __init__(self, message: str, advice: str = "") -> None:
         super().__init__(f"{message}\n{advice}" if advice else message)
@@ -173,4 +174,5 @@ class OperatorError(FencelineError):
 
 
 class InternalError(FencelineError):
-    """A broken invariant: our bug. The node stops and keeps the evidence rather than go on with wrong state."""
+    """A broken invariant, a bug in Fenceline. The node stops and keeps the evidence instead of continuing with wrong
+    state."""

@@ -1,4 +1,4 @@
-"""Names for the identifiers that every room shares. Owns no behaviour."""
+"""Names for the identifiers that all packages share. Owns no behaviour."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ class TopicPartition(NamedTuple):
 
 
 _SYSTEM: Final = SystemRandom()
-# The six bits that base64url writes as a dash.
+# The six bits that base64url encodes as a dash.
 _DASH: Final = 62
 
 
 def random_id(rng: Rng = _SYSTEM) -> UUID:
-    """For whatever operators name in commands: never one whose text starts with a dash, which tools would take for an
-    option."""
+    """A random id for use in commands: its text never starts with a dash, which tools would parse as an option."""
     while True:
         made = UUID(int=rng.getrandbits(128), version=4)
         if made.bytes[0] >> 2 != _DASH:

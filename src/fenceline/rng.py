@@ -1,4 +1,4 @@
-"""Randomness as an argument: what the sans-I/O rooms may ask of the generator that is handed to them."""
+"""Randomness as an argument: the interface of the generator that the sans-I/O packages are given."""
 
 from __future__ import annotations
 

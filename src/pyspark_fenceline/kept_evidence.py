@@ -19,7 +19,7 @@ from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
 from fenceline.log.disk import OsDisk
 from fenceline.log.file_names import METADATA_FILE
 from fenceline.log.lost_and_found import EVIDENCE_DIR
-from fenceline.log.scan import BadBatch, next_whole_batch, scan
+from fenceline.log.scan import BadBatch, next_complete_batch, scan
 from pyspark_fenceline.kept_rows import KeptSpan, SegmentPlace
 from pyspark_fenceline.lost_ranges import EpochSpan, LostRange
 
@@ -155,6 +155,6 @@ def _batches(path: str, from_offset: int) -> Iterator[tuple[int, int, int, int, 
                         yield one.position, header.base_offset, header.next_offset, header.leader_epoch, is_undecided
                 return
             except BadBatch as bad:
-                position = next_whole_batch(disk, fd, bad.position, found.size_bytes)
+                position = next_complete_batch(disk, fd, bad.position, found.size_bytes)
     finally:
         disk.close(fd)

@@ -183,7 +183,7 @@ def whole_batches(path: str, position: int) -> Iterator[tuple[BatchHeader, memor
         )
     fd = disk.open_read(path)
     try:
-        for one in scan(disk, fd, position, found.size_bytes, next_offset=0, crc_from_offset=0, whole=True):
+        for one in scan(disk, fd, position, found.size_bytes, next_offset=0, crc_from_offset=0, full_content=True):
             yield one.header, one.content
     except BadBatch:
         # What is missing then, the reader says.

@@ -218,7 +218,7 @@ def test_directories_of_two_topics_exchanged(clean: bool, lines: list[Line]) -> 
         }
         assert said == {f"{TOPIC}-0": OTHER, f"{OTHER}-0": TOPIC}
         offline = [more for event, more in lines if event == "partition offline"]
-        assert any("the directory is of a topic with id" in more["reason"] for more in offline)
+        assert any("the directory belongs to topic id" in more["reason"] for more in offline)
 
         stop(desk, clean=clean)
         exchange(desk, f"{TOPIC}-0", f"{OTHER}-0")

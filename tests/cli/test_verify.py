@@ -64,7 +64,7 @@ def test_damage_is_told_with_its_place_and_what_to_do(data: Path) -> None:
     flip(path, 70)
     output = run(data, code=1).stdout
     assert f"ERROR crc: {path} at byte 0: the checksum of the batch at offset" in output
-    assert "Other replicas may have it whole" in output
+    assert "Other replicas may have it intact" in output
     assert "1 error, 0 notes." in output
     (document,) = json.loads(run(data, "--json", code=1).stdout)
     (finding,) = document["findings"]
@@ -91,8 +91,8 @@ def test_a_note_is_no_error(data: Path) -> None:
 
 
 def test_a_path_without_a_log_is_bad_usage(tmp_path: Path) -> None:
-    assert "holds no log" in run(tmp_path, code=2).stderr
-    assert "There is no" in run(tmp_path / "nothing", code=2).stderr
+    assert "contains no log" in run(tmp_path, code=2).stderr
+    assert "does not exist" in run(tmp_path / "nothing", code=2).stderr
     run(code=2)
 
 

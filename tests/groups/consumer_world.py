@@ -10,7 +10,7 @@ from uuid import UUID
 from immutables import Map
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.consumer_messages import ConsumerHeartbeatAnswer, ConsumerHeartbeatRequest
+from fenceline.groups.consumer_messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse
 from fenceline.groups.consumer_model import ConsumerGroup, Partitions
 from fenceline.groups.consumer_settings import ConsumerSettings, Interval
 from fenceline.groups.coordinator import GroupCoordinator
@@ -102,15 +102,15 @@ class ConsumerWorld(World):
         self.check()
         return ticket
 
-    def beat(self, member_id: str, epoch: int, **fields: Any) -> ConsumerHeartbeatAnswer:
+    def beat(self, member_id: str, epoch: int, **fields: Any) -> ConsumerHeartbeatResponse:
         answer = self.ask(member_id, epoch, **fields).outcome
-        assert isinstance(answer, ConsumerHeartbeatAnswer)
+        assert isinstance(answer, ConsumerHeartbeatResponse)
         return answer
 
     def error(self, member_id: str, epoch: int, **fields: Any) -> ErrorCode:
         return self.beat(member_id, epoch, **fields).error
 
-    def enter(self, member_id: str, *topics: str, **fields: Any) -> ConsumerHeartbeatAnswer:
+    def enter(self, member_id: str, *topics: str, **fields: Any) -> ConsumerHeartbeatResponse:
         """Join, as a client does."""
         asked: dict[str, Any] = {
             "rebalance_timeout_ms": REBALANCE_MS,
@@ -156,7 +156,7 @@ class Client:
             return answer.error
         return self.hear(answer)
 
-    def hear(self, answer: ConsumerHeartbeatAnswer) -> ErrorCode:
+    def hear(self, answer: ConsumerHeartbeatResponse) -> ErrorCode:
         if answer.error is ErrorCode.NONE:
             self.epoch = answer.member_epoch
             if answer.assignment is not None:

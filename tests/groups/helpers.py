@@ -22,10 +22,10 @@ from fenceline.groups.messages import (
     KeyValue,
     LeaveRequest,
     MemberIdentity,
+    OffsetRewound,
     OffsetToCommit,
     SyncRequest,
     TopicToFetch,
-    WentBack,
 )
 from fenceline.groups.model import Group
 from fenceline.groups.settings import GroupSettings
@@ -72,7 +72,7 @@ class World:
         self.held: list[Append] = []
         self.hold_appends = False
         self.batches: list[tuple[KeyValue, ...]] = []
-        self.told: list[WentBack] = []
+        self.told: list[OffsetRewound] = []
         self.coordinator = self._new_coordinator()
         self._load(range(self.coordinator.partition_count) if partitions is None else partitions)
 
@@ -121,7 +121,7 @@ class World:
                     assert isinstance(ticket, Ticket)
                     assert ticket.outcome is None, f"answered twice: {ticket}, then {outcome}"
                     ticket.outcome = outcome
-                case WentBack():
+                case OffsetRewound():
                     self.told.append(duty)
                 case Append() if self.hold_appends or self.held:
                     # A log keeps the order: what comes later is held too.

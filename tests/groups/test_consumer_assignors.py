@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenceline.groups.consumer_assignors import MemberWish, Target
+from fenceline.groups.consumer_assignors import MemberSubscription, Target
 from fenceline.groups.consumer_uniform import ASSIGNORS
 from tests.groups.consumer_world import id_of, parts
 
 
-def _wish(name: str, *topics: str, instance: str | None = None, **last: Sequence[int]) -> MemberWish:
-    return MemberWish(name, instance, frozenset(map(id_of, topics)), parts(**last))
+def _wish(name: str, *topics: str, instance: str | None = None, **last: Sequence[int]) -> MemberSubscription:
+    return MemberSubscription(name, instance, frozenset(map(id_of, topics)), parts(**last))
 
 
 def _counts(**topics: int) -> dict[UUID, int]:
     return {id_of(name): count for name, count in topics.items()}
 
 
-def _is_same(wishes: Sequence[MemberWish]) -> bool:
+def _is_same(wishes: Sequence[MemberSubscription]) -> bool:
     return len({wish.topics for wish in wishes}) <= 1
 
 
-def _assign(name: str, wishes: Sequence[MemberWish], counts: Mapping[UUID, int]) -> Target:
+def _assign(name: str, wishes: Sequence[MemberSubscription], counts: Mapping[UUID, int]) -> Target:
     return ASSIGNORS[name](wishes, counts, _is_same(wishes))
 
 
@@ -88,7 +88,7 @@ _TOPICS = "tuvw"
 
 
 @st.composite
-def _groups(draw: st.DrawFn) -> tuple[list[MemberWish], dict[UUID, int]]:
+def _groups(draw: st.DrawFn) -> tuple[list[MemberSubscription], dict[UUID, int]]:
     counts = {id_of(name): draw(st.integers(1, 9)) for name in _TOPICS}
     same = draw(st.booleans())
     common = frozenset(draw(st.sets(st.sampled_from(_TOPICS), min_size=1)))
@@ -103,7 +103,7 @@ def _groups(draw: st.DrawFn) -> tuple[list[MemberWish], dict[UUID, int]]:
             last.setdefault(topic, set()).add(index)
         instance = f"i{number}" if draw(st.booleans()) else None
         wishes.append(
-            MemberWish(
+            MemberSubscription(
                 f"m{number}",
                 instance,
                 frozenset(map(id_of, wanted)),
@@ -116,7 +116,7 @@ def _groups(draw: st.DrawFn) -> tuple[list[MemberWish], dict[UUID, int]]:
 @pytest.mark.parametrize("name", list(ASSIGNORS))
 @given(group=_groups())
 def test_everything_wanted_is_given_once_to_somebody_who_wants_it(
-    name: str, group: tuple[list[MemberWish], dict[UUID, int]]
+    name: str, group: tuple[list[MemberSubscription], dict[UUID, int]]
 ) -> None:
     wishes, counts = group
     target = _assign(name, wishes, counts)
@@ -133,11 +133,13 @@ def test_everything_wanted_is_given_once_to_somebody_who_wants_it(
 
 
 @given(group=_groups())
-def test_uniform_is_even_and_stays_where_it_is(group: tuple[list[MemberWish], dict[UUID, int]]) -> None:
+def test_uniform_is_even_and_stays_where_it_is(group: tuple[list[MemberSubscription], dict[UUID, int]]) -> None:
     wishes, counts = group
     target = _assign("uniform", wishes, counts)
     if _is_same(wishes) and wishes[0].topics:
         sizes = _sizes(target).values()
         assert max(sizes) - min(sizes) <= 1
-    again = [MemberWish(wish.member_id, wish.instance_id, wish.topics, target[wish.member_id]) for wish in wishes]
+    again = [
+        MemberSubscription(wish.member_id, wish.instance_id, wish.topics, target[wish.member_id]) for wish in wishes
+    ]
     assert _assign("uniform", again, counts) == target, "what is balanced does not move"

@@ -11,7 +11,7 @@ import pytest
 from fenceline.errors import ErrorCode
 from fenceline.groups.consumer_embedded import read_assignment, read_subscription
 from fenceline.groups.consumer_settings import MigrationPolicy
-from fenceline.groups.messages import JoinAnswer, Protocols
+from fenceline.groups.messages import JoinResponse, Protocols
 from fenceline.groups.states import GroupState
 from tests.groups.consumer_world import AT_ONCE, Client, ConsumerWorld, id_of, settle
 from tests.groups.helpers import GROUP, Ticket, subscription
@@ -39,11 +39,11 @@ def _protocols(*owned: int) -> Protocols:
     return (("range", _subscription_1("t", owned=owned)),)
 
 
-def _first(world: ConsumerWorld, **fields: Any) -> JoinAnswer:
+def _first(world: ConsumerWorld, **fields: Any) -> JoinResponse:
     """The first member of a classic group, once the delay for others is over."""
     ticket = world.join(protocols=_protocols(), **fields)
     world.advance(0)
-    assert isinstance(ticket.outcome, JoinAnswer)
+    assert isinstance(ticket.outcome, JoinResponse)
     return ticket.outcome
 
 

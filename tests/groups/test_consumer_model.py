@@ -44,7 +44,7 @@ def test_a_member_that_has_moved_on_wants_the_same() -> None:
     before = group(member("a", "t"))
     after = before.with_member(replace(before.members["a"], epoch=7))
     after.check()
-    assert after.wishes is before.wishes
+    assert after.subscription_counts is before.subscription_counts
 
 
 def test_subscribers_of_an_expression_are_counted() -> None:

@@ -107,7 +107,7 @@ def test_an_old_record_of_a_holder_behind_the_new_one_takes_nothing_away() -> No
 
 def test_bytes_that_can_not_be_read_stop_the_load() -> None:
     key, _ = records.encode(MEANINGS[0])
-    with pytest.raises(InternalError, match="can not be read"):
+    with pytest.raises(InternalError, match="cannot be read"):
         all_records.decode(key, b"\0\0\1")
-    with pytest.raises(InternalError, match="can not be read"):
+    with pytest.raises(InternalError, match="cannot be read"):
         all_records.decode(key, b"\0\7\1\1\1\1\1")

@@ -88,5 +88,5 @@ def test_of_many_writes_under_way_each_slot_shows_what_was_committed() -> None:
     assert seen() == (1, 4)
     world.release()
     assert seen() == (5, 4)
-    assert world.shard().offsets._under_way == {}
+    assert world.shard().offsets._pending_writes == {}
     assert world.shard().offsets._undos == {}

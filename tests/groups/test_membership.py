@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.messages import LeaveAnswer, LeftMember, SyncAnswer
+from fenceline.groups.messages import LeaveResponse, LeftMember, SyncResponse
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.states import GroupState
 from tests.groups.helpers import GROUP, World
@@ -155,7 +155,7 @@ def test_the_assignment_reaches_everybody_and_only_when_it_is_committed() -> Non
     own = world.sync(leader, 1, {leader: b"1", early: b"2", late: b"3", "stranger": b"4"})
     assert waiting.outcome is own.outcome is None
     world.release()
-    assert waiting.outcome == SyncAnswer(NONE, "consumer", "range", b"2")
+    assert waiting.outcome == SyncResponse(NONE, "consumer", "range", b"2")
     assert own.outcome.assignment == b"1"
     assert world.sync(late, 1).outcome.assignment == b"3"
 
@@ -164,7 +164,7 @@ def test_members_without_an_assignment_get_an_empty_one() -> None:
     world = World()
     leader, other = _completing(world, "a", "b")
     world.sync(leader, 1, {leader: b"1"})
-    assert world.sync(other, 1).outcome == SyncAnswer(NONE, "consumer", "range", b"")
+    assert world.sync(other, 1).outcome == SyncResponse(NONE, "consumer", "range", b"")
 
 
 def test_an_assignment_that_can_not_be_stored_starts_a_rebalance() -> None:
@@ -215,7 +215,7 @@ def test_the_last_member_leaves_an_empty_generation_in_the_log() -> None:
     left = world.leave((members["a"], None))
     assert left.outcome is None, "the answer waits for the write"
     world.release()
-    assert left.outcome == LeaveAnswer(members=(LeftMember(members["a"], None, NONE),))
+    assert left.outcome == LeaveResponse(members=(LeftMember(members["a"], None, NONE),))
     assert (world.group().state, world.group().generation) == (EMPTY, 2)
     world.reload()
     assert (world.group().state, world.group().generation) == (EMPTY, 2)

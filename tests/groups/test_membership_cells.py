@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.messages import LeaveAnswer
+from fenceline.groups.messages import LeaveResponse
 from fenceline.groups.states import GroupState
 from tests.groups.helpers import GROUP, Ticket, World, subscription
 
@@ -76,7 +76,7 @@ def _heartbeat(world: World, leader: str, follower: str) -> ErrorCode | None:
 
 
 def _leave(world: World, leader: str, follower: str) -> ErrorCode | None:
-    answer: LeaveAnswer = world.leave((follower, None)).outcome
+    answer: LeaveResponse = world.leave((follower, None)).outcome
     return answer.error or answer.members[0].error
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.groups import records
-from fenceline.groups.messages import DeleteOffsetsAnswer, FetchedOffset, OffsetToCommit, TopicToFetch
+from fenceline.groups.messages import DeleteOffsetsResponse, FetchedOffset, OffsetToCommit, TopicToFetch
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
 from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import GroupSettings
@@ -165,7 +165,7 @@ def test_offsets_survive_a_reload_with_all_their_fields() -> None:
 def test_deleted_offsets_are_gone_after_a_reload_too() -> None:
     world = World()
     world.commit(offsets=(OffsetToCommit("t", 0, 7), OffsetToCommit("t", 1, 8)))
-    assert world.delete_offsets(("t", 0), ("t", 5)).outcome == DeleteOffsetsAnswer(errors=(NONE, NONE))
+    assert world.delete_offsets(("t", 0), ("t", 5)).outcome == DeleteOffsetsResponse(errors=(NONE, NONE))
     assert len(world.batches[-1]) == 1, "no tombstone for what was never there"
     world.reload()
     assert (world.offset(partition=0), world.offset(partition=1)) == (-1, 8)
@@ -200,7 +200,7 @@ def test_a_deletion_that_the_log_refuses_changes_nothing() -> None:
     ticket = world.delete_offsets(("t", 0))
     assert world.offset() == 7
     world.release(ErrorCode.KAFKA_STORAGE_ERROR)
-    assert ticket.outcome == DeleteOffsetsAnswer(ErrorCode.NOT_COORDINATOR)
+    assert ticket.outcome == DeleteOffsetsResponse(ErrorCode.NOT_COORDINATOR)
     assert world.offset() == 7
 
 

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.messages import JoinAnswer, SyncAnswer
+from fenceline.groups.messages import JoinResponse, SyncResponse
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.states import GroupState
 from tests.groups.helpers import GROUP, Ticket, World
@@ -76,7 +76,7 @@ class Life:
         elif self.world.now.monotonic_ms >= client.next_beat_ms:
             self._beat(client)
 
-    def _joined(self, client: Client, answer: JoinAnswer) -> None:
+    def _joined(self, client: Client, answer: JoinResponse) -> None:
         client.join = None
         match answer.error:
             case ErrorCode.NONE:
@@ -99,7 +99,7 @@ class Life:
             case _:
                 self.start(client)
 
-    def _synced(self, client: Client, answer: SyncAnswer) -> None:
+    def _synced(self, client: Client, answer: SyncResponse) -> None:
         client.sync = None
         if answer.error is not ErrorCode.NONE:
             if answer.error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):

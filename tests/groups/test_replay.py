@@ -15,7 +15,7 @@ from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import KeyValue
 from fenceline.groups.model import Group
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
-from fenceline.groups.packed import are_packed, goes_on, is_packed, pack, unpack
+from fenceline.groups.packed import are_packed, is_not_below, is_packed, pack, unpack
 from fenceline.groups.replay import _MANY
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.shard import Shard
@@ -142,7 +142,7 @@ def test_a_key_among_many_that_can_not_be_read_stops_the_load() -> None:
     pairs = [records.offset_record(OffsetSlot("g", "t", index), CommittedOffset(1, 2, "", 3)) for index in range(_MANY)]
     broken = b"\x00\x01\x00\x09" + pairs[0][0][4:]
     for batch in ([(broken, pairs[0][1]), *pairs], [*pairs, (broken, pairs[0][1])], [(broken, pairs[0][1])] * _MANY):
-        with pytest.raises(InternalError, match="can not be read"):
+        with pytest.raises(InternalError, match="cannot be read"):
             _shard().replaying().batch([_Record(*each) for each in batch], NOW)
 
 
@@ -200,9 +200,9 @@ def test_goes_on_compares_offsets() -> None:
         assert value is not None
         return value
 
-    assert goes_on(packed(255), packed(256))
-    assert goes_on(packed(256), packed(256))
-    assert not goes_on(packed(256), packed(255))
+    assert is_not_below(packed(255), packed(256))
+    assert is_not_below(packed(256), packed(256))
+    assert not is_not_below(packed(256), packed(255))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_goes_on_compares_offsets() -> None:
 )
 def test_a_key_that_can_not_be_read_stops_the_load(key: bytes) -> None:
     _, value = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, "", 3))
-    with pytest.raises(InternalError, match="can not be read"):
+    with pytest.raises(InternalError, match="cannot be read"):
         _shard().replaying().batch([_Record(key, value)], NOW)
 
 

@@ -7,9 +7,9 @@ from uuid import UUID
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.messages import WentBack
+from fenceline.groups.messages import OffsetRewound
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
-from fenceline.groups.rewinds import Rewind, is_where_the_epoch_ends, shows_truncation, step_back
+from fenceline.groups.rewinds import Rewind, is_at_epoch_end, shows_truncation, step_back
 from fenceline.ids import ZERO_UUID
 from tests.groups.helpers import GROUP, START_MS, World
 
@@ -53,7 +53,7 @@ def test_back_to_where_the_epoch_ends_now(after: tuple[int, int], epoch_end: int
     """A consumer that was told of the truncation, and commits before it reads on."""
     step = step_back((100, 3, ZERO_UUID), (*after, ZERO_UUID), 7)
     assert step is not None
-    assert is_where_the_epoch_ends(step, epoch_end) is goes_back
+    assert is_at_epoch_end(step, epoch_end) is goes_back
 
 
 def test_the_coordinator_asks_the_log_where_it_has_one() -> None:
@@ -62,7 +62,7 @@ def test_the_coordinator_asks_the_log_where_it_has_one() -> None:
     world.commit_all({("t", 0): (90, 3), ("t", 1): (90, 3)})
     expected = Rewind(100, 3, 90, 3, START_MS)
     assert _mark(world) == expected
-    assert world.told == [WentBack(GROUP, "t", 0, expected)]
+    assert world.told == [OffsetRewound(GROUP, "t", 0, expected)]
 
 
 def _mark(world: World) -> Rewind | None:
@@ -79,7 +79,7 @@ def test_it_is_taken_and_marked_and_the_operator_is_told_once() -> None:
     assert world.commit_all({("t", 0): (90, 4)}).outcome.errors == (ErrorCode.NONE,)
     expected = Rewind(100, 3, 90, 4, START_MS + 5)
     assert _mark(world) == expected
-    assert world.told == [WentBack(GROUP, "t", 0, expected)]
+    assert world.told == [OffsetRewound(GROUP, "t", 0, expected)]
     world.commit_all({("t", 0): (200, 4)})
     assert _mark(world) == expected, "a position keeps its mark"
     assert len(world.told) == 1
@@ -108,7 +108,7 @@ def test_it_is_found_again_by_whoever_loads_the_log() -> None:
     other = world.shard().offsets.committed(OffsetSlot(GROUP, "t", 1))
     assert other is not None
     assert other.rewound is None
-    assert world.told == [WentBack(GROUP, "t", 0, expected)], "a load tells nothing again"
+    assert world.told == [OffsetRewound(GROUP, "t", 0, expected)], "a load tells nothing again"
 
 
 def test_it_goes_with_the_offset() -> None:

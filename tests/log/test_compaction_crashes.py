@@ -9,9 +9,9 @@ import pytest
 from fenceline.log import compaction_swap
 from fenceline.log.compaction_plan import Due
 from fenceline.log.compaction_swap import Replacement
+from fenceline.log.duplicate_logs import LogInspection, inspect_log
 from fenceline.log.index import encode_aborted
 from fenceline.log.log_dir_offsets import UNKNOWN
-from fenceline.log.twin_logs import Survey, survey
 from fenceline.testing.sim_disk import Call, SimDisk
 
 from .compaction_story import OURS, Story
@@ -82,10 +82,10 @@ def calls_of(seed: int) -> int:
     return (1 << 30) - disk.calls_left
 
 
-def looked_at(disk: SimDisk, recovery_point: int) -> Survey:
+def looked_at(disk: SimDisk, recovery_point: int) -> LogInspection:
     """The log as a comparison with another directory finds it; no file changes."""
     before = {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)}
-    found = survey(disk, DIRECTORY, UNKNOWN._replace(recovery_point=recovery_point), clean=False)
+    found = inspect_log(disk, DIRECTORY, UNKNOWN._replace(recovery_point=recovery_point), clean=False)
     assert {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)} == before
     return found
 

@@ -63,7 +63,7 @@ def test_a_damaged_batch_is_told(disk: SimDisk, position: int, mask: int, is_cle
 def test_no_memory_is_taken_for_a_batch_that_only_claims_to_be_large(
     disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "BELIEVED_BYTES", 2_000)
+    monkeypatch.setattr(compaction, "MAX_UNVERIFIED_BYTES", 2_000)
     log = grown(disk, *[300] * 20, 1_500)
     flip(disk, log.segments[0].path, 10, 0x10)  # of the first one's length: 4,096 more
     seen = watch_reads(disk, monkeypatch)
@@ -73,7 +73,7 @@ def test_no_memory_is_taken_for_a_batch_that_only_claims_to_be_large(
 
 
 def test_a_batch_that_is_large_is_compacted_like_any_other(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "BELIEVED_BYTES", 500)
+    monkeypatch.setattr(compaction, "MAX_UNVERIFIED_BYTES", 500)
     log = grown(disk, 20, 1_500, 20, 1_500, 1_500)
     run(log, begun(log))
     assert [header.base_offset for header, _ in read_all(log)] == [8, 10]

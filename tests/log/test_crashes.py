@@ -77,7 +77,7 @@ class Story:
         if self.flying is not None:
             work, self.flying = self.flying, None
             work()
-            work.done()
+            work.complete()
             self.flushed = max(self.flushed, min(work.up_to_offset, self.log.log_end_offset))
             self.checkpoint = self.log.recovery_point
         else:

@@ -87,14 +87,16 @@ def test_changed_tells_of_every_change_and_only_of_those() -> None:
 
 def test_what_was_deleted_is_compared_by_the_last_deleted_record() -> None:
     kept = cache((2, 6), (3, 8), (4, 11))
-    assert kept.deleted_as(2), "a record of epoch 2 below offset 6 was written by the leader of the record at 6"
-    assert not kept.deleted_as(3)
+    assert kept.last_deleted_epoch_is(2), (
+        "a record of epoch 2 below offset 6 was written by the leader of the record at 6"
+    )
+    assert not kept.last_deleted_epoch_is(3)
     kept.truncate_from_start(8)
-    assert kept.deleted_as(2)
-    assert not kept.deleted_as(3)
+    assert kept.last_deleted_epoch_is(2)
+    assert not kept.last_deleted_epoch_is(3)
     kept.truncate_from_start(9)
-    assert kept.deleted_as(3)
+    assert kept.last_deleted_epoch_is(3)
     kept.truncate_from_end(9)
-    assert kept.deleted_as(3), "the log still starts there"
+    assert kept.last_deleted_epoch_is(3), "the log still starts there"
     kept.clear()
-    assert not kept.deleted_as(3)
+    assert not kept.last_deleted_epoch_is(3)

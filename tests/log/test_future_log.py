@@ -80,8 +80,8 @@ def contents(log: PartitionLog, disk: SimDisk) -> bytes:
 
 
 def copy_all(future: FutureLog, current: PartitionLog) -> None:
-    while (stretch := future.next_stretch(current)) is not None:
-        future.copy(stretch, 0)
+    while (copy_range := future.next_range(current)) is not None:
+        future.copy(copy_range, 0)
 
 
 def move(
@@ -94,19 +94,19 @@ def move(
     source, target = directories
     future = FutureLog.open(source, target, current, path=path, config=CONFIG, now_ms=0)
     target.future_logs[WHERE] = future.log
-    end = future.to_drop(current)
+    end = future.truncation_target(current)
     if end is not None:
         future.drop(end, current.log_start_offset)
     copy_all(future, current)
-    future.follow_start(current)
+    future.follow_offsets(current)
     future.flush(0)
     target.checkpoint_work()()
     write(current, 3, epoch=2)
-    assert future.take_rest(current, 0)
+    assert future.append_rest(current, 0)
     before_step()
     log, removed = future.replace(current, CONFIG)
     write(log, 2, epoch=2)
-    future.settle_names()
+    future.sync_renames()
     for log_dir in directories:
         log_dir.checkpoint_work()()
     work = log.flush_work()
@@ -120,11 +120,11 @@ def start_again(disk: SimDisk, place: UUID | None) -> tuple[LogDirs, list[str]]:
     """What the next start does with the directories; paths of copies that go on."""
     log_dirs = LogDirs(opened(disk))
     places = ReplicaPlaces(1, log_dirs, lambda: image(place), lambda *_: None, lambda: 0)
-    condemned = [removed for log_dir in log_dirs for removed in log_dir.condemned()]
+    pending_deletions = [removed for log_dir in log_dirs for removed in log_dir.pending_deletions()]
     for log_dir in log_dirs:
         places.settle(log_dir)
     copies = [copy.path for log_dir in log_dirs for copy in places.settle_copies(log_dir)]
-    for removed in condemned:
+    for removed in pending_deletions:
         removed.delete()
     return log_dirs, copies
 
@@ -201,8 +201,8 @@ def test_a_copy_knows_epochs_of_which_compaction_left_nothing(has_segments: bool
     future.flush(0)
     directory = future.log.directory
     assert b"4 8\n6 15\n" in (disk.peek(f"{directory}/leader-epoch-checkpoint") or b"")
-    future.follow_start(current)
-    assert future.take_rest(current, 0)
+    future.follow_offsets(current)
+    assert future.append_rest(current, 0)
     log, _ = future.replace(current, CONFIG)
     assert log.epochs.entries == ((1, 0), (4, 8), (6, 15))
     assert log.flush_due(0), "they are written down soon"
@@ -229,10 +229,10 @@ def test_a_copy_that_did_not_begin_when_it_was_to_leaves_no_directory() -> None:
     future = FutureLog.open(source, target, current, path=None, config=CONFIG, now_ms=0)
     write(current, 3)
     disk.capacity_bytes = disk.used_bytes
-    stretch = future.next_stretch(current)
-    assert stretch is not None
+    copy_range = future.next_range(current)
+    assert copy_range is not None
     with pytest.raises(StorageError):
-        future.copy(stretch, 0)
+        future.copy(copy_range, 0)
     disk.heal()
     assert future.abandon() is None
     assert [name for name in disk.listdir(SECOND) if name.startswith(TOPIC)] == []
@@ -251,16 +251,16 @@ def test_a_copy_that_begins_above_a_log_whose_start_moved_back_begins_anew(end: 
     current.advance_log_start(9)
     future = FutureLog.open(source, target, current, path=None, config=CONFIG, now_ms=0)
     copy_all(future, current)
-    assert future.to_drop(current) is None
+    assert future.truncation_target(current) is None
     current.log_start_offset = 3
     current.truncate_to(end)
-    drop_from = future.to_drop(current)
+    drop_from = future.truncation_target(current)
     assert drop_from is not None
     future.drop(drop_from, current.log_start_offset)
-    assert future.to_drop(current) is None
+    assert future.truncation_target(current) is None
     copy_all(future, current)
-    future.follow_start(current)
-    assert future.take_rest(current, 0)
+    future.follow_offsets(current)
+    assert future.append_rest(current, 0)
     log, _ = future.replace(current, CONFIG)
     assert (log.log_start_offset, log.log_end_offset) == (3, end)
     assert [header.base_offset for header in iter_headers(contents(log, disk))] == list(range(3, end))

@@ -62,7 +62,7 @@ def reopened(log_dir: LogDir, *, clean: bool) -> LogDir:
 @pytest.mark.parametrize(
     ("ids", "advice"),
     [
-        ({"cluster_id": "BBBBBBBBQACAAAAAAAAAAA"}, "Point log.dirs at"),
+        ({"cluster_id": "BBBBBBBBQACAAAAAAAAAAA"}, "Set log.dirs to"),
         ({"node_id": 5}, "Set node.id=4"),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_directory_of_somebody_else(path: Path, ids: dict[str, object], advice
     [
         (None, "not formatted"),
         ("", "damaged"),
-        ("version=0\nnode.id=1\ncluster.id=x", "has version 0; this release knows version 1"),
+        ("version=0\nnode.id=1\ncluster.id=x", "has version 0; this release supports version 1"),
         ("version=1\ncluster.id=x", "damaged"),
     ],
 )
@@ -219,7 +219,9 @@ def test_partitions_are_found_and_only_those(log_dir: LogDir) -> None:
         (Path(log_dir.path) / name).mkdir()
     found = {str(found.topic_partition): found.topic_id for found in log_dir.existing()}
     assert found == {"rain-0": TOPIC_ID, "a-b.c_d-12": TOPIC_ID}
-    assert [removed.path.rpartition("/")[2] for removed in log_dir.condemned()] == ["snow-1.0123456789abcdef-delete"]
+    assert [removed.path.rpartition("/")[2] for removed in log_dir.pending_deletions()] == [
+        "snow-1.0123456789abcdef-delete"
+    ]
     assert [(removed.topic_partition, removed.high_watermark) for removed in log_dir.strays()] == [
         (TopicPartition("snow", 2), 0)
     ]
@@ -272,7 +274,7 @@ def test_a_directory_of_an_older_topic_is_not_taken_over(log_dir: LogDir) -> Non
     append(partition(log_dir))
     log_dir.close()
     again = LogDir.open(log_dir.path, OsDisk())
-    with pytest.raises(CorruptLog, match="topic with id"):
+    with pytest.raises(CorruptLog, match="belongs to topic id"):
         again.partition(TP, uuid4(), CONFIG)
     again.close(clean=False)
 
@@ -336,5 +338,5 @@ def test_the_metadata_log_beside_the_partitions_does_not_keep_the_mark_away(log_
 
 def test_a_directory_id_that_is_none(path: Path) -> None:
     (path / "meta.properties").write_text(META.replace("directory.id=", "directory.id=%%"))
-    with pytest.raises(OperatorError, match=r"directory\.id=%%\S+ is no id"):
+    with pytest.raises(OperatorError, match=r"directory\.id=%%\S+ is not a valid id"):
         LogDir.open(str(path), OsDisk())

@@ -97,11 +97,11 @@ def moved_away(log_dir: LogDir) -> None:
     target = opened(log_dir.disk, OTHER)  # type: ignore[arg-type]
     current = log_dir.open_logs[TP]
     future = FutureLog.open(log_dir, target, current, path=None, config=CONFIG, now_ms=0)
-    while (stretch := future.next_stretch(current)) is not None:
+    while (stretch := future.next_range(current)) is not None:
         future.copy(stretch, 0)
-    future.follow_start(current)
+    future.follow_offsets(current)
     future.flush(0)
-    assert future.take_rest(current, 0)
+    assert future.append_rest(current, 0)
     _, removed = future.replace(current, CONFIG)
     assert removed is not None
     removed.delete()
@@ -199,17 +199,17 @@ def test_a_copy_of_a_partition_has_its_own_entries() -> None:
     current = used(source)
     first = FutureLog.open(source, target, current, path=None, config=CONFIG, now_ms=0)
     target.future_logs[TP] = first.log
-    while (stretch := first.next_stretch(current)) is not None:
+    while (stretch := first.next_range(current)) is not None:
         first.copy(stretch, 0)
-    first.follow_start(current)
+    first.follow_offsets(current)
     first.flush(0)
     target.checkpoint_work()()
     assert read_offsets(disk, f"{OTHER}/{RECOVERY_POINTS}") == {TP: 100}
     assert first.abandon() is not None
     second = FutureLog.open(source, target, current, path=None, config=CONFIG, now_ms=0)
     target.future_logs[TP] = second.log
-    second.begin_at(0, 0)
-    stretch = second.next_stretch(current)
+    second.start_at(0, 0)
+    stretch = second.next_range(current)
     assert stretch is not None
     second.copy(stretch, 0)
     segment = second.log.segments[-1]

@@ -34,14 +34,14 @@ def three(*epochs: int | None) -> LogDirs:
 def test_the_one_with_the_fewest_partitions_is_next() -> None:
     dirs = three()
     for index in range(7):
-        emptiest = dirs.emptiest()
-        assert emptiest is not None
-        dirs.put(TopicPartition("rain", index), emptiest)
+        least_loaded = dirs.least_loaded()
+        assert least_loaded is not None
+        dirs.put(TopicPartition("rain", index), least_loaded)
     held = [[each for each in range(7) if dirs.holder(TopicPartition("rain", each)) is d] for d in dirs]
     assert held == [[0, 3, 6], [1, 4], [2, 5]]
     for index in (1, 4):
         dirs.forget(TopicPartition("rain", index))
-    assert dirs.emptiest() is dirs.opened[1]
+    assert dirs.least_loaded() is dirs.opened[1]
     assert dirs.holder(TopicPartition("rain", 1)) is None
 
 
@@ -60,7 +60,7 @@ def test_what_lies_in_a_failed_one_is_still_known_to_lie_there() -> None:
     assert dirs.directory_ids == (UUID(int=1), UUID(int=3))
     for each in (first, third):
         dirs.fail(each, "broken, too")
-    assert dirs.emptiest() is None
+    assert dirs.least_loaded() is None
 
 
 def test_one_directory_alone_holds_everything() -> None:

@@ -27,7 +27,7 @@ def test_a_failed_fsync_takes_the_partition_offline(disk: SimDisk) -> None:
         work.run()
     disk.heal()
     assert log.recovery_point == 0
-    with pytest.raises(StorageError, match="takes no more records"):
+    with pytest.raises(StorageError, match="is offline for writes"):
         append(log)
 
 
@@ -40,7 +40,7 @@ def test_flush_moves_the_recovery_point_to_what_it_covered(disk: SimDisk) -> Non
     assert log.flush_work() is None, "one at a time"
     append(log)
     work()
-    work.done()
+    work.complete()
     assert (log.recovery_point, log.log_end_offset) == (20, 21)
     for segment in log.segments[:-1]:
         assert disk.stat(segment.stem + ".index") is not None
@@ -68,7 +68,7 @@ def test_a_flush_leaves_no_index_of_a_segment_that_retention_took_meanwhile(disk
         disk.heal()
     else:
         work()
-        work.done()
+        work.complete()
     for segment in removed:
         segment.delete()
     left = min([name for name in files(disk) if name.endswith("index")], default="")
@@ -166,7 +166,7 @@ def test_a_missing_topic_id_is_written_by_a_flush_of_nothing_else(disk: SimDisk)
     append(log)
     flush(log)
     disk.unlink(f"{DIRECTORY}/{METADATA_FILE}")
-    log.owe_identity()
+    log.mark_identity_unsaved()
     assert log.flush_due(1_000)
     flush(log)
     assert read_partition_metadata(disk, f"{DIRECTORY}/{METADATA_FILE}") == TOPIC_ID
@@ -178,7 +178,7 @@ def test_a_torn_topic_id_of_an_empty_log_is_written_with_its_first_records(disk:
     disk.mkdir(DIRECTORY)
     replace_file(disk, f"{DIRECTORY}/{METADATA_FILE}", b"")
     log = open_log(disk)
-    log.owe_identity()
+    log.mark_identity_unsaved()
     assert not log.flush_due(1_000)
     append(log)
     flush(log)

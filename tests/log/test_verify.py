@@ -107,7 +107,7 @@ def test_batches_behind_a_hole_are_found_again(disk: SimDisk) -> None:
     (report,) = verified(disk)
     (finding,) = report.findings.kept
     assert (finding.kind.value, finding.position) == ("damaged", size)
-    assert "the next whole batch begins at byte" in finding.message
+    assert "the next complete batch begins at byte" in finding.message
     assert report.batches > 15
 
 
@@ -120,7 +120,7 @@ def test_zeros_in_the_middle_do_not_hide_what_is_behind(disk: SimDisk) -> None:
     (report,) = verified(disk)
     (finding,) = report.findings.kept
     assert finding.kind.value == "damaged"
-    assert f"the next whole batch begins at byte {2 * size}" in finding.message
+    assert f"the next complete batch begins at byte {2 * size}" in finding.message
 
 
 @pytest.mark.parametrize("missing", [1, 30, 60, 61, 80])
@@ -246,7 +246,7 @@ def test_segments_that_overlap(disk: SimDisk) -> None:
 def test_an_index_that_leads_astray(disk: SimDisk) -> None:
     whole = content_of(disk, INDEX + ".index")
     assert len(whole) >= 16
-    for position, mask, words in [(7, 1, "no batch begins"), (11, 0x7F, ""), (0, 0x7F, "do not rise")]:
+    for position, mask, words in [(7, 1, "no batch begins"), (11, 0x7F, ""), (0, 0x7F, "ascending order")]:
         flip(disk, INDEX + ".index", position, mask)
         (report,) = verified(disk)
         assert set(errors([report])) == {"offset_index"}, position
@@ -266,7 +266,7 @@ def test_an_index_that_leads_past_its_offset(disk: SimDisk) -> None:
     content[0:4] = (0).to_bytes(4, "big")
     put(disk, INDEX + ".index", bytes(content))
     (report,) = verified(disk)
-    assert "behind offset 0: it is not found" in report.findings.kept[0].message
+    assert "after offset 0: look-ups miss it" in report.findings.kept[0].message
 
 
 @pytest.mark.usefixtures("log")
@@ -303,13 +303,13 @@ def test_missing_indexes_are_noted_once_where_the_node_had_saved_them(disk: SimD
     (report,) = verified(disk)
     (finding,) = report.findings.kept
     assert (finding.kind.value, finding.severity.value) == ("offset_index", "note")
-    assert f"and {2 * len(stems) - 1} more index files" in finding.message
+    assert f"as are {2 * len(stems) - 1} more index files" in finding.message
     put(disk, "/data/meta.properties", b"")
     assert said(verified(disk)) == [], "a node saves them when it flushes"
     put(disk, "/data/recovery-point-offset-checkpoint", b"0\n1\nrain 0 %d\n" % int(stems[1][-20:]))
     (report,) = verified(disk)
     (finding,) = report.findings.kept
-    assert "and 1 more index files" in finding.message
+    assert "as are 1 more index files" in finding.message
 
 
 def test_an_index_that_a_killed_node_had_not_saved_whole_is_only_noted(disk: SimDisk) -> None:
@@ -339,13 +339,13 @@ def test_the_transaction_index_is_held_against_the_markers(disk: SimDisk) -> Non
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"0\n2\n0 0\n1 15\n", "is of epoch 3"),
-        (b"0\n3\n0 0\n1 14\n3 30\n", "is of epoch 0"),
-        (b"0\n3\n0 0\n2 15\n3 30\n", "is of epoch 1"),
-        (b"0\n3\n0 0\n1 15\n3 12\n", "do not rise"),
-        (b"0\n3\n0 0\n1 15\n", "3 entries announced"),
+        (b"0\n2\n0 0\n1 15\n", "has epoch 3"),
+        (b"0\n3\n0 0\n1 14\n3 30\n", "has epoch 0"),
+        (b"0\n3\n0 0\n2 15\n3 30\n", "has epoch 1"),
+        (b"0\n3\n0 0\n1 15\n3 12\n", "do not increase"),
+        (b"0\n3\n0 0\n1 15\n", "announces 3 entries"),
         (b"\xff\xfe", ""),
-        (b"0\n4\n0 0\n1 15\n3 30\n4 99\n", "past the log's end"),
+        (b"0\n4\n0 0\n1 15\n3 30\n4 99\n", "past the log end"),
     ],
 )
 def test_an_epoch_checkpoint_that_disagrees_with_the_batches(disk: SimDisk, content: bytes, words: str) -> None:
@@ -475,7 +475,7 @@ def test_producers_numbers_are_looked_at_when_asked_for(disk: SimDisk) -> None:
     assert said(verified(disk)) == []
     (report,) = verified(disk, settings=replace(QUIET, sequences=True))
     assert errors([report]) == ["sequence"]
-    assert "wrote sequence 2 at offset 1, where 1" in report.findings.kept[0].message
+    assert "wrote sequence 2 at offset 1, but sequence 1" in report.findings.kept[0].message
 
 
 def test_damage_is_not_told_again_as_missing_numbers(disk: SimDisk) -> None:

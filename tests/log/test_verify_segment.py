@@ -84,7 +84,7 @@ def test_more_batches_than_are_described_at_a_time() -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimDisk], list[int]]:
     """Sizes of what is read of a disk from now on, with small limits."""
     monkeypatch.setattr(verify_segment, "WINDOW_BYTES", 200)
-    monkeypatch.setattr(verify_segment, "BELIEVED_BYTES", 1_000)
+    monkeypatch.setattr(verify_segment, "MAX_UNVERIFIED_BYTES", 1_000)
     monkeypatch.setattr(verify_segment, "LARGEST_WINDOW_BYTES", 5_000)
     return lambda disk: watch_reads(disk, monkeypatch)
 
@@ -109,5 +109,5 @@ def test_no_memory_is_taken_for_a_batch_that_only_claims_to_be_large(reads: Call
     seen = reads(disk)
     found = walked(disk, window_bytes=200)
     assert [offset for offset, _, _ in found] == [0, -1, 2, 3]
-    assert "neither the checksum nor the length" in found[1][2][0]
+    assert "the checksum or the length" in found[1][2][0]
     assert sorted(seen)[-2:] == [200, third], "only the third, which is whole"

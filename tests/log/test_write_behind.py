@@ -30,14 +30,14 @@ class Watched(SimDisk):
     def __init__(self) -> None:
         super().__init__()
         self.mkdir("/data")
-        self.let_gone: list[Stretch] = []
+        self.written_back: list[Stretch] = []
         self.refuses: set[str] = set()
 
-    def let_go(self, fd: int, position: int, size_bytes: int) -> None:
+    def start_writeback(self, fd: int, position: int, size_bytes: int) -> None:
         assert self.pread(fd, 1, position), "the descriptor is open"
-        if "let_go" in self.refuses:
+        if "start_writeback" in self.refuses:
             raise OSError(errno.EIO, "no")
-        self.let_gone.append(Stretch(position, position + size_bytes))
+        self.written_back.append(Stretch(position, position + size_bytes))
 
     def duplicate(self, fd: int) -> int:
         if "duplicate" in self.refuses:
@@ -65,14 +65,14 @@ def test_pieces_begin_their_way_in_turn_and_older_ones_leave_but_nothing_that_wa
         if work is None:
             assert log.size_bytes < began + PIECE
             continue
-        assert disk.let_gone == []
+        assert disk.written_back == []
         work()
-        begun, *left = disk.let_gone
+        begun, *left = disk.written_back
         assert begun == (began, log.size_bytes)
         expected = Stretch(max(first, began - KEPT - AGAIN), log.size_bytes - KEPT)
         assert left == ([expected] if expected.end > expected.start else [])
         began = log.size_bytes
-        disk.let_gone.clear()
+        disk.written_back.clear()
     assert began - first > KEPT + AGAIN + PIECE
 
 
@@ -86,7 +86,7 @@ def test_work_that_was_not_asked_for_adds_up() -> None:
     work = written.due()
     assert work is not None
     work()
-    assert disk.let_gone == [(first, log.size_bytes), (first, log.size_bytes - KEPT)]
+    assert disk.written_back == [(first, log.size_bytes), (first, log.size_bytes - KEPT)]
     assert written.due() is None
 
 
@@ -103,10 +103,10 @@ def test_a_new_segment_begins_at_its_first_byte() -> None:
     work = written.due()
     assert work is not None
     work()
-    assert disk.let_gone == [(0, log.segments[-1].size_bytes)]
+    assert disk.written_back == [(0, log.segments[-1].size_bytes)]
 
 
-@pytest.mark.parametrize("refused", ["let_go", "duplicate"])
+@pytest.mark.parametrize("refused", ["start_writeback", "duplicate"])
 def test_what_the_system_refuses_changes_nothing(refused: str) -> None:
     disk = Watched()
     log = open_log(disk)
@@ -117,12 +117,12 @@ def test_what_the_system_refuses_changes_nothing(refused: str) -> None:
     work = written.due()
     if work is not None:
         work()
-    assert disk.let_gone == []
+    assert disk.written_back == []
     disk.refuses.clear()
     while (work := written.due()) is None:
         append(log)
     work()
-    assert disk.let_gone[0].end == log.size_bytes
+    assert disk.written_back[0].end == log.size_bytes
     assert len(read_all(log)) == log.log_end_offset
     log.close()
     assert disk.open_descriptors == 0, "work closes what it duplicated"
@@ -142,6 +142,6 @@ def test_on_the_disk_it_is_the_systems_own_hint(tmp_path: Path, monkeypatch: pyt
     disk = OsDisk()
     fd = disk.open_append(str(tmp_path / "log"))
     told.clear()
-    disk.let_go(fd, 8192, 4096)
+    disk.start_writeback(fd, 8192, 4096)
     disk.close(fd)
     assert told == [(8192, 4096, os.POSIX_FADV_DONTNEED)]

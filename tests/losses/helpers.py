@@ -67,11 +67,11 @@ def a_safe_history(disk: SimDisk, rng: Random) -> tuple[list[Stored], int]:
     return stored_batches(log), log.advance_high_watermark(rng.randint(0, log.log_end_offset))
 
 
-def cut(offset: int, *, begins_anew: bool = False, time_ms: int = 7_000, **fields: Any) -> Cut:
+def cut(offset: int, *, truncates_fully: bool = False, time_ms: int = 7_000, **fields: Any) -> Cut:
     return Cut(
         offset,
-        begins_anew,
-        Cause.LEADER_STARTS_LATER if begins_anew else Cause.DIVERGENCE,
+        truncates_fully,
+        Cause.LEADER_STARTS_LATER if truncates_fully else Cause.DIVERGENCE,
         "a test",
         REPLICA,
         LEADER,

@@ -11,13 +11,13 @@ import pytest
 
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import OsDisk
-from fenceline.log.errors import CorruptLog, NotSettled, StorageError
+from fenceline.log.errors import CorruptLog, StorageError, TruncationPending
 from fenceline.log.file_names import EPOCH_FILE
 from fenceline.log.lost_batches import LostBatches
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.recovery_note import RecoveryNote, write_note
 from fenceline.losses.check import Stored, complaints, lost_between, stored_batches
-from fenceline.losses.cutting import Cut, cut_log, settle
+from fenceline.losses.cutting import Cut, cut_log, resolve_pending
 from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import Cause, LossClass, Receipt
@@ -53,7 +53,7 @@ def a_history(disk: SimDisk | LifeDisk, rng: Random) -> PartitionLog:
 
 
 def settled(disk: SimDisk, log: PartitionLog) -> list[Receipt]:
-    settle(disk, log, replica=REPLICA, high_watermark=log.high_watermark)
+    resolve_pending(disk, log, replica=REPLICA, high_watermark=log.high_watermark)
     return receipts_of(disk)
 
 
@@ -65,7 +65,7 @@ def test_a_receipt_equals_the_difference(seed: int) -> None:
     before, start = stored_batches(log), log.log_start_offset
     anew = rng.random() < 0.2
     offset = log.log_end_offset + rng.randint(1, 5) if anew else rng.randint(0, log.log_end_offset)
-    receipts = cut_log(disk, log, cut(offset, begins_anew=anew))
+    receipts = cut_log(disk, log, cut(offset, truncates_fully=anew))
     lost = lost_between(before, stored_batches(log))
     told = [clipped(batch, start) for batch in lost]
     assert complaints(receipts, told) == []
@@ -84,7 +84,7 @@ def test_what_was_deleted_before_is_not_lost_damaged_or_not() -> None:
     log.advance_high_watermark(log.log_end_offset)
     log.advance_log_start(log.log_end_offset)
     disk.flip(log.segments[0].path, 8)
-    assert cut_log(disk, log, cut(log.log_end_offset + 10, begins_anew=True)) == []
+    assert cut_log(disk, log, cut(log.log_end_offset + 10, truncates_fully=True)) == []
     assert list(ReceiptFolder(disk, log.directory).evidence()) == [], "what was deleted on request is not kept"
 
 
@@ -108,7 +108,7 @@ def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: b
         log = open_log(life, clean=True, high_watermark=high_watermark)
         offset = log.log_end_offset + 3 if anew else rng.randint(0, log.log_end_offset - 1)
         try:
-            cut_log(life, log, cut(offset, begins_anew=anew))
+            cut_log(life, log, cut(offset, truncates_fully=anew))
             survived = True
         except ProcessEnded:
             survived = False
@@ -117,7 +117,7 @@ def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: b
         assert complaints(settled(disk, again), lost_between(before, stored_batches(again))) == []
         assert settled(disk, again) == receipts_of(disk), "to settle twice changes nothing"
         # Whoever follows next cuts what is left; together the receipts tell all of it, once.
-        cut_log(disk, again, cut(offset, begins_anew=anew, time_ms=8_000))
+        cut_log(disk, again, cut(offset, truncates_fully=anew, time_ms=8_000))
         assert complaints(receipts_of(disk), lost_between(before, stored_batches(again))) == []
         if survived:
             assert step > 10, "the cut has more steps than this"
@@ -135,14 +135,14 @@ def test_a_log_that_its_leader_has_whole_goes_without_a_receipt(seed: int) -> No
         life = a_life(disk, seed, step)
         log = open_log(life, clean=True, high_watermark=high_watermark)
         try:
-            assert cut_log(life, log, cut(0, begins_anew=True, is_whole=True)) == []
+            assert cut_log(life, log, cut(0, truncates_fully=True, is_lossless=True)) == []
             survived = True
         except ProcessEnded:
             survived = False
         life.forget()
         again = open_log(disk, high_watermark=high_watermark)  # its recovery point was lowered before
         assert settled(disk, again) == []
-        cut_log(disk, again, cut(0, begins_anew=True, is_whole=True, time_ms=8_000))
+        cut_log(disk, again, cut(0, truncates_fully=True, is_lossless=True, time_ms=8_000))
         assert (again.log_start_offset, again.log_end_offset, stored_batches(again)) == (0, 0, [])
         assert receipts_of(disk) == []
         assert ReceiptFolder(disk, DIRECTORY).contents().evidence == ()
@@ -200,7 +200,7 @@ def test_a_loss_of_power_in_a_cut_takes_nothing_without_a_receipt(seed: int, ane
         offset = log.log_end_offset + 3 if anew else rng.choice(before).next_offset - 1
         life.crash_after(step)
         try:
-            cut_log(life, log, cut(offset, begins_anew=anew))
+            cut_log(life, log, cut(offset, truncates_fully=anew))
             break
         except ProcessEnded:
             life.forget()
@@ -273,7 +273,7 @@ def emptied(
     log = open_log(disk, config=config or LogConfig(retention_ms=-1))
     write(log, 1, 4)
     log.advance_high_watermark(log.log_end_offset - below)
-    (receipt,) = cut_log(disk, log, replace(cut(100, begins_anew=True), cause=cause, **fields))
+    (receipt,) = cut_log(disk, log, replace(cut(100, truncates_fully=True), cause=cause, **fields))
     assert log.log_start_offset == 100
     return receipt
 
@@ -288,7 +288,7 @@ def test_what_an_unclean_leader_may_never_have_had_has_not_expired() -> None:
     """Its log starts later all the same: with records that this one never had."""
     receipt = emptied(clean_since=2)
     assert receipt.loss_class is LossClass.COMMITTED
-    assert "or it never had them" in receipt.known_by
+    assert "or may never have had them" in receipt.known_by
     assert emptied().loss_class is LossClass.COMMITTED, "the elections were not seen"
     assert emptied(clean_since=1, below=1).loss_class is LossClass.COMMITTED
     assert emptied(clean_since=1, cause=Cause.DIVERGENCE).loss_class is LossClass.COMMITTED
@@ -373,7 +373,7 @@ def test_a_disk_that_gets_full_behind_the_cut_owes_the_receipt() -> None:
     before = stored_batches(log)
     disk.fail("write", ".due.tmp", errno.ENOSPC)
     for _ in range(2):
-        with pytest.raises(NotSettled):
+        with pytest.raises(TruncationPending):
             cut_log(disk, log, cut(2))
         assert log.offline is None
         assert log.log_end_offset < before[-1].next_offset
@@ -420,14 +420,14 @@ def test_a_disk_that_gets_full_at_any_step_is_waited_for(seed: int, anew: bool, 
         (older,) = cut_log(disk, log, cut(log.log_end_offset - 2, time_ms=1))
         log.advance_high_watermark(rng.randint(0, log.log_end_offset))
         before = stored_batches(log)
-        wanted = cut(log.log_end_offset + 3 if anew else rng.randint(0, log.log_end_offset - 1), begins_anew=anew)
+        wanted = cut(log.log_end_offset + 3 if anew else rng.randint(0, log.log_end_offset - 1), truncates_fully=anew)
         can_go = list(older.evidence) if older_can_go else []
         disk.full_from, disk.changes = step, 0
         refused = [refusal(disk, log, wanted, can_go) for _ in range(2)]
         for error in refused:
             assert error is None or error.disk_full
             assert log.offline is None
-        if refused[0] is not None and not isinstance(refused[0], NotSettled):
+        if refused[0] is not None and not isinstance(refused[0], TruncationPending):
             assert stored_batches(log) == before
         disk.heal()
         cut_log(disk, log, wanted)
@@ -471,7 +471,7 @@ def test_a_log_that_is_cut_in_part_is_not_closed_cleanly() -> None:
     write(log, 1, 9)
     before = stored_batches(log)
     disk.fail("write", f"{EPOCH_FILE}.tmp", errno.ENOSPC)
-    with pytest.raises(NotSettled):
+    with pytest.raises(TruncationPending):
         cut_log(disk, log, cut(2))
     assert log.unfinished is not None
     assert log.flush_work(0) is None
@@ -555,7 +555,7 @@ def test_recovery_cuts_nothing_before_its_note_is_durable(call: Any, number: int
     for _ in range(2):
         with pytest.raises(CorruptLog) as refused:
             open_log(disk)
-        assert (refused.value.refusal is not None) == may_pass
+        assert (refused.value.transient_error is not None) == may_pass
         assert "no restart" not in refused.value.advice
         assert segment_files(disk) == files
     disk.heal()
@@ -580,7 +580,7 @@ def test_recovery_on_a_disk_that_gets_full_at_any_step_hides_nothing(seed: int, 
                 open_log(disk)
             except CorruptLog as error:
                 refused = error
-                assert refused.refusal is not None
+                assert refused.transient_error is not None
             if power:
                 disk.crash()
         disk.heal()
@@ -648,7 +648,7 @@ def test_recovery_of_whole_batches_behind_a_gap_counts_them(tmp_path_factory: py
         file.write(b"\xff\xff\xff")
     again = open_log(disk, directory, recovery_point=victim.base_offset, high_watermark=victim.base_offset)
     assert again.log_end_offset == victim.base_offset
-    (receipt,) = settle(disk, again, replica=REPLICA, high_watermark=victim.base_offset + 1)
+    (receipt,) = resolve_pending(disk, again, replica=REPLICA, high_watermark=victim.base_offset + 1)
     assert receipt.loss_class is LossClass.COMMITTED
     assert complaints([receipt], lost_between(stored, stored_batches(again))) == []
     assert "checksum" in receipt.reason
@@ -681,6 +681,6 @@ def test_a_note_that_was_settled_does_not_come_back_with_a_loss_of_power() -> No
         write(open_log(disk), 1, 3)
         note = RecoveryNote(LostBatches(2, 4, 2, 100, (1,)), "a test", True, 5_000, ())
         write_note(disk, DIRECTORY, note)
-        assert len(settle(disk, open_log(disk), replica=REPLICA, high_watermark=0)) == 1
+        assert len(resolve_pending(disk, open_log(disk), replica=REPLICA, high_watermark=0)) == 1
         disk.crash()
         assert ReceiptFolder(disk, DIRECTORY).notes() == []

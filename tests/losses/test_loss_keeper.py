@@ -15,7 +15,7 @@ from fenceline.log.config import LogConfig
 from fenceline.log.errors import StorageError
 from fenceline.log.partition_dir import RemovedPartition
 from fenceline.losses import quarantine
-from fenceline.losses.cutting import settle
+from fenceline.losses.cutting import resolve_pending
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.loss_keeper import LossKeeper
@@ -131,7 +131,7 @@ def test_a_delivered_cut_is_not_told_again_by_the_next_start(is_checkpointed: bo
         stage.log.durable_recovery_point = 0
     gone = quarantine.without_evidence(receipt, quarantine.BY_FULL_DISK)
     folder = ReceiptFolder(stage.disk, stage.log.directory)
-    folder.owe(gone)
+    folder.mark_due(gone)
     stage.keeper._owes(folder, gone)
     stage.keeper.delivered([gone])
     assert folder.due() == []
@@ -141,7 +141,7 @@ def test_a_delivered_cut_is_not_told_again_by_the_next_start(is_checkpointed: bo
     stage.log.close(clean=False)
     known = 0 if is_checkpointed else end
     again = open_log(stage.disk, recovery_point=known, high_watermark=end)
-    assert settle(stage.disk, again, replica=2, high_watermark=end) == []
+    assert resolve_pending(stage.disk, again, replica=2, high_watermark=end) == []
     stage.log.durable_recovery_point = 0
     stage.keeper._sweep()
     assert receipts_of(stage.disk) == []

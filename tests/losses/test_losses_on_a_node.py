@@ -126,14 +126,14 @@ def test_receipts_survive_restarts_and_are_delivered_then(node: EmbeddedNode) ->
     node.kill()
     outbox = Outbox(OsDisk(), str(node.log_dir))
     first = receipt("gone")
-    outbox.owe(first)
+    outbox.mark_due(first)
     node.start()
     (found,) = eventually(lambda: listed(node, "gone"), "the receipt that was not delivered")
     assert found["time"] == "2023-11-14T22:13:20.123Z"
     assert (found["leader_epochs"], found["records"], found["bytes"]) == ([2, 4], 4, 300)
     eventually(lambda: not outbox.due(), "delivered once, it is due no more")
     node.kill()
-    outbox.owe(first)  # delivered, but the node did not come to note it
+    outbox.mark_due(first)  # delivered, but the node did not come to note it
     node.start()
     eventually(lambda: not outbox.due(), "delivered again")
     assert len(listed(node, "gone")) == 1, "a receipt counts once"
@@ -185,7 +185,7 @@ def test_what_is_set_aside_at_the_start_is_told_exported_and_goes_with_its_direc
     # All but the last are delivered: their receipts name a place where the evidence is no more.
     folder = ReceiptFolder(OsDisk(), log.directory)
     (first,) = cut_log(OsDisk(), log, cut(9))
-    folder.told(first)
+    folder.mark_reported(first)
     cut_log(OsDisk(), log, cut(3, time_ms=8_000))
     log.close()
     (node.log_dir / ".kafka_cleanshutdown").unlink(missing_ok=True)
@@ -233,7 +233,7 @@ def test_first_segments_that_an_operator_removed_are_told(node: EmbeddedNode) ->
 def test_nothing_lost_and_wrong_names(node: EmbeddedNode) -> None:
     assert run(node, "list").strip().startswith("No log of a Fenceline broker has lost anything.")
     assert "no loss receipt" in run(node, "show", "nothing-0", code=1)
-    Outbox(OsDisk(), str(node.log_dir)).owe(receipt("gone"))
+    Outbox(OsDisk(), str(node.log_dir)).mark_due(receipt("gone"))
     node.stop()
     node.start()
     eventually(lambda: listed(node, "gone"), "a receipt")
@@ -244,7 +244,7 @@ def test_nothing_lost_and_wrong_names(node: EmbeddedNode) -> None:
 def test_an_export_that_can_not_be_written_is_told_in_words(node: EmbeddedNode, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_bytes(b"")
-    Outbox(OsDisk(), str(node.log_dir)).owe(receipt("gone", evidence=(str(kept),)))
+    Outbox(OsDisk(), str(node.log_dir)).mark_due(receipt("gone", evidence=(str(kept),)))
     node.stop()
     node.start()
     eventually(lambda: listed(node, "gone"), "a receipt")

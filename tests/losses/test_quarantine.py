@@ -24,14 +24,14 @@ def three_losses(disk: SimDisk, *, batches: int = 4, records: int = 3) -> list[R
     for number in range(3):
         write(log, number, batches)
         for receipt in cut_log(disk, log, cut(log.log_end_offset - records, time_ms=10_000 + number)):
-            folder.told(receipt)
+            folder.mark_reported(receipt)
             told.append(receipt)
     assert len(told) == 3
     assert folder.due() == []
     return told
 
 
-def sweep(disk: SimDisk, *, now_ms: int = 10_002, max_age_ms: int = -1, max_bytes: int = -1) -> quarantine.Swept:
+def sweep(disk: SimDisk, *, now_ms: int = 10_002, max_age_ms: int = -1, max_bytes: int = -1) -> quarantine.SweepResult:
     return quarantine.sweep(
         disk, [ReceiptFolder(disk, DIRECTORY)], now_ms=now_ms, max_age_ms=max_age_ms, max_bytes=max_bytes
     )
@@ -75,7 +75,7 @@ def test_by_bytes_the_oldest_go_first() -> None:
     assert is_there(disk, new)
     folder = ReceiptFolder(disk, DIRECTORY)
     for _, receipt in swept.changed:
-        folder.told(receipt)
+        folder.mark_reported(receipt)
     assert receipts_of(disk) == [new], "a receipt without evidence is kept by the ledger alone"
 
 
@@ -141,9 +141,9 @@ def test_a_receipt_that_says_more_by_now_is_not_taken_for_told() -> None:
     disk = SimDisk()
     (old, *_) = three_losses(disk)
     folder = ReceiptFolder(disk, DIRECTORY)
-    folder.owe(old)
+    folder.mark_due(old)
     sweep(disk, now_ms=10_101, max_age_ms=100)
-    folder.told(old)
+    folder.mark_reported(old)
     (due,) = folder.due()
     assert due.evidence == ()
 

@@ -17,6 +17,7 @@ from fenceline.log.compaction import Limits
 from fenceline.log.compaction_bound import BOUND_FILE, read_bound
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import replace_file
+from fenceline.log.duplicate_logs import inspect_log
 from fenceline.log.errors import CorruptLog
 from fenceline.log.log_dir import LogDir
 from fenceline.log.log_dir_offsets import UNKNOWN
@@ -24,10 +25,9 @@ from fenceline.log.partition_dir import RemovedPartition
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.recovery_note import NOTE_SUFFIX
 from fenceline.log.set_aside import keep_records
-from fenceline.log.twin_logs import survey
-from fenceline.losses import put_away
+from fenceline.losses import removed_partitions
 from fenceline.losses.check import stored_batches
-from fenceline.losses.cutting import cut_log, settle
+from fenceline.losses.cutting import cut_log, resolve_pending
 from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.folder import Outbox
 from fenceline.losses.receipt import Cause, LossClass, Receipt
@@ -77,7 +77,7 @@ def reopened(disk: SimDisk, **fields: Any) -> tuple[PartitionLog, list[Receipt]]
     log = open_log(disk, **fields)
     notes = [name for name in disk.folder(f"{DIRECTORY}/lost+found") or () if name.endswith(NOTE_SUFFIX)]
     assert notes
-    receipts = settle(disk, log, replica=REPLICA, high_watermark=fields.get("high_watermark", 0))
+    receipts = resolve_pending(disk, log, replica=REPLICA, high_watermark=fields.get("high_watermark", 0))
     assert not [name for name in disk.folder(f"{DIRECTORY}/lost+found") or () if name.endswith(NOTE_SUFFIX)]
     assert len(receipts) == len(notes)
     assert {each.id for each in receipts} == {each.id for each in receipts_of(disk)}
@@ -227,7 +227,7 @@ def test_missing_first_segments(clean: bool, start: int) -> None:
     assert (again.log_start_offset, again.log_end_offset) == (begins, 30)
     assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (start, begins, begins - start)
     assert (receipt.loss_class, receipt.cause, receipt.evidence) == (LossClass.COMMITTED, Cause.RECOVERY, ())
-    assert "first segment files of the log are gone" in receipt.reason
+    assert "first segment files of the log are missing" in receipt.reason
     again.close(clean=False)
     open_log(disk, recovery_point=30, high_watermark=30)
     assert receipts_of(disk) == [receipt], "told once"
@@ -277,7 +277,7 @@ def test_end_below_what_had_been_safe_after_a_clean_stop() -> None:
     log = used(disk)
     log.close(clean=True)
     disk.unlink(log.segments[-1].path)
-    with pytest.raises(CorruptLog, match="what followed up to 30 had been safe on the disk, after a clean stop"):
+    with pytest.raises(CorruptLog, match="the records up to 30 had been safe on the disk, after a clean shutdown"):
         open_log(disk, clean=True, recovery_point=30, high_watermark=30)
 
 
@@ -296,16 +296,16 @@ def test_cut_before_the_checkpoint() -> None:
 
 def reopened_with(disk: SimDisk, **fields: int) -> tuple[PartitionLog, list[Receipt]]:
     log = open_log(disk, **fields)
-    return log, settle(disk, log, replica=REPLICA, high_watermark=fields["high_watermark"])
+    return log, resolve_pending(disk, log, replica=REPLICA, high_watermark=fields["high_watermark"])
 
 
-@pytest.mark.parametrize("begins_anew", [False, True])
-def test_cut_by_a_follower(begins_anew: bool) -> None:
+@pytest.mark.parametrize("truncates_fully", [False, True])
+def test_cut_by_a_follower(truncates_fully: bool) -> None:
     disk = a_disk()
     used(disk)
     log = open_log(disk, recovery_point=30, high_watermark=20)
-    (receipt,) = cut_log(disk, log, cut(40 if begins_anew else 12, begins_anew=begins_anew))
-    assert (receipt.start_offset, receipt.end_offset_exclusive) == (0 if begins_anew else 12, 30)
+    (receipt,) = cut_log(disk, log, cut(40 if truncates_fully else 12, truncates_fully=truncates_fully))
+    assert (receipt.start_offset, receipt.end_offset_exclusive) == (0 if truncates_fully else 12, 30)
 
 
 @pytest.mark.parametrize("offset", [3, 20])
@@ -314,7 +314,7 @@ def test_begin_anew_below_the_end(offset: int) -> None:
     disk = a_disk()
     used(disk)
     log = open_log(disk, recovery_point=30, high_watermark=20, log_start_offset=10)
-    (receipt,) = cut_log(disk, log, cut(offset, begins_anew=True))
+    (receipt,) = cut_log(disk, log, cut(offset, truncates_fully=True))
     assert (log.log_start_offset, log.log_end_offset) == (offset, offset)
     assert (receipt.start_offset, receipt.end_offset_exclusive) == (10, 30)
 
@@ -324,10 +324,10 @@ def test_compacted_log_that_is_fetched_anew() -> None:
     disk = a_disk()
     used(disk)
     log = open_log(disk, recovery_point=30, high_watermark=30)
-    log.rely_on(25, 3)
+    log.raise_complete_from(25, 3)
     (receipt,) = cut_log(disk, log, cut(12))
     assert log.complete_from.offset == 25, "the next start would know it, too"
-    assert cut_log(disk, log, cut(0, begins_anew=True, is_whole=True)) == []
+    assert cut_log(disk, log, cut(0, truncates_fully=True, is_lossless=True)) == []
     assert (log.log_start_offset, log.log_end_offset, log.complete_from.offset) == (0, 0, 0)
     assert receipts_of(disk) == [receipt]
 
@@ -378,7 +378,7 @@ def test_directory_that_is_set_aside(lost_from: int, high_watermark: int) -> Non
     aside = f"{DIRECTORY}.0123456789abcdef-stray"
     disk.rename(DIRECTORY, aside)
     removed = RemovedPartition(aside, disk, TopicPartition("rain", 3), 0)
-    (receipt,) = put_away.settle(removed, replica=REPLICA, now_ms=9_000)
+    (receipt,) = removed_partitions.resolve_pending(removed, replica=REPLICA, now_ms=9_000)
     assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (lost_from, 30, 30 - lost_from)
     assert (receipt.cause, receipt.reason, receipt.leader_epochs) == (Cause.SET_ASIDE, reason, (1,))
     known = high_watermark > lost_from
@@ -389,7 +389,7 @@ def test_directory_that_is_set_aside(lost_from: int, high_watermark: int) -> Non
     assert [name for name in disk.listdir(aside) if name.endswith(".log")] == [
         segment.path.rpartition("/")[2] for segment in stays
     ]
-    (told,) = put_away.rescue(removed, "/data", with_evidence=True)
+    (told,) = removed_partitions.move_receipts_to_outbox(removed, "/data", with_evidence=True)
     assert told.evidence == receipt.evidence
 
 
@@ -452,7 +452,7 @@ def test_comparison_of_two_directories() -> None:
     shorten(disk, segments[-1].path, segments[-1].size_bytes - 5)
     damage(disk, segments[1].path, 80)
     before = {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)}
-    found = survey(disk, DIRECTORY, UNKNOWN, clean=False)
+    found = inspect_log(disk, DIRECTORY, UNKNOWN, clean=False)
     assert found.log_end_offset == segments[1].base_offset
     assert {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)} == before
 

@@ -24,8 +24,8 @@ from fenceline.log.checkpoints import encode_partition_metadata
 from fenceline.log.disk import replace_file
 from fenceline.log.log_dir import LogDir
 from fenceline.losses.cutting import cut_log
-from fenceline.losses.folder import ReceiptFolder, is_paper
-from fenceline.losses.put_away import rescue
+from fenceline.losses.folder import ReceiptFolder, is_receipt_file
+from fenceline.losses.removed_partitions import move_receipts_to_outbox
 from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, ConfigResource, ConfigResourceType
 from fenceline.node import directory_move, directory_moves
 from fenceline.node.loss_keeper import LossKeeper
@@ -442,7 +442,7 @@ def test_evidence_and_receipts_go_along_and_say_where_they_are() -> None:
         (first,) = cut_log(desk.disk, replica.log, cut(20))
         await copied(desk, controller)
         (second,) = cut_log(desk.disk, replica.log, cut(10, time_ms=8_000))
-        ReceiptFolder(desk.disk, replica.log.directory).told(first)
+        ReceiptFolder(desk.disk, replica.log.directory).mark_reported(first)
         evidence = {path.rpartition("/")[2]: desk.disk.peek(path) for path in (*first.evidence, *second.evidence)}
         old = replica.log.directory
         await agreed(desk)
@@ -458,17 +458,17 @@ def test_evidence_and_receipts_go_along_and_say_where_they_are() -> None:
         assert log_dir is desk.log_dirs.opened[1]
         assert {each.id: each for each in receipts} == due
         # What is deleted after a crash is no loss of evidence: it is kept where the replica is now.
-        (condemned,) = desk.log_dirs.opened[0].condemned()
+        (pending_deletions,) = desk.log_dirs.opened[0].pending_deletions()
         keeper = SimpleNamespace(_broker=SimpleNamespace(log_dirs=desk.log_dirs))
         is_kept = partial(LossKeeper._is_kept, keeper)  # type: ignore[arg-type]
-        assert rescue(condemned, FIRST, with_evidence=False, is_kept=is_kept) == []
-        assert len(rescue(condemned, FIRST, with_evidence=False)) == 2
+        assert move_receipts_to_outbox(pending_deletions, FIRST, with_evidence=False, is_kept=is_kept) == []
+        assert len(move_receipts_to_outbox(pending_deletions, FIRST, with_evidence=False)) == 2
 
     moves_of(1, story)
 
 
 def _evidence(desk: Desk, folder: str) -> list[str]:
-    return [f"{folder}/{name}" for name in desk.disk.listdir(folder) if not is_paper(name)]
+    return [f"{folder}/{name}" for name in desk.disk.listdir(folder) if not is_receipt_file(name)]
 
 
 # --- the next start -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import pytest
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
-from fenceline.log.errors import NotSettled, StorageError
+from fenceline.log.errors import StorageError, TruncationPending
 from fenceline.log.partition_log import PartitionLog
 from fenceline.node import leader_duties
 from fenceline.node.peer_connection import ConnectionLost
@@ -62,7 +62,7 @@ class Host:
         if self.lacks_room:
             self.lacks_room -= 1
             replica.log.truncate_to(duty.offset)
-            raise NotSettled.of("writing the receipt", OSError(errno.ENOSPC, "full"))
+            raise TruncationPending.of("writing the receipt", OSError(errno.ENOSPC, "full"))
         if self.disk_fails:
             raise StorageError.of("truncating", OSError(errno.EIO, "broken"))
         if isinstance(duty, CutTo):

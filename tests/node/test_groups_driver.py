@@ -488,7 +488,7 @@ async def test_a_short_log_with_a_record_that_means_nothing_does_not_stop_who_fo
     driver = _driver(lambda where, pairs: 0, lambda: [_batch([_pair(1), (b"\x00\x01", b"")])])
     driver.on_leader(_partition(driver), 0)
     assert _fetch_error(driver) is ErrorCode.NOT_COORDINATOR
-    assert ["can not be read" in each for each in told] == [True]
+    assert ["cannot be read" in each for each in told] == [True]
     driver.close()
 
 
@@ -516,4 +516,4 @@ async def test_a_log_with_a_record_that_means_nothing_leaves_the_others_their_lo
     await _loaded(driver)
     assert driver.coordinator.active_partitions == {other}
     driver.close()
-    assert any("can not be read" in each for each in told)
+    assert any("cannot be read" in each for each in told)

@@ -211,7 +211,7 @@ def test_what_is_removed_while_a_thread_flushes_it_goes_when_the_flush_ends(fail
             with pytest.raises(StorageError) as caught:
                 work()
             desk.disk.heal()
-            work.failed(caught.value)
+            work.fail(caught.value)
         else:
             work.run()
         desk.partitions.thread_ended(old)

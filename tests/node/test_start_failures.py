@@ -68,10 +68,10 @@ def test_data_directory_of_something_else(tmp_path: Path) -> None:
     ("before", "after", "message"),
     [
         ("node.id=1", "node.id=7", "belongs to node 7, this is node 1"),
-        ("version=1", "version=9", "has version 9; this release knows version 1"),
+        ("version=1", "version=9", "has version 9; this release supports version 1"),
         ("version=1", "version=one", "is damaged"),
         ("cluster.id=", "cluster=", "is damaged"),
-        ("directory.id=", "directory.id=%", "is no id"),
+        ("directory.id=", "directory.id=%", "is not a valid id"),
         ("directory.id=", "directory=", "has no directory.id"),
     ],
 )

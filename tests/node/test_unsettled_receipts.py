@@ -327,7 +327,7 @@ def test_another_log_that_has_gone_back_does_not_change_how_a_loss_is_classed() 
         keeper = LossKeeper(cast(Broker, desk))
         keeper.take_up()
         await take_back_recovery_points(cast(Broker, desk))
-        assert not log_dir.has_gone_back()
+        assert not log_dir.has_truncated_log()
         assert [each.loss_class for each in keeper.next_due(9)] == [LossClass.COMMITTED]
 
     told(story, partitions=2)

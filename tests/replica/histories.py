@@ -41,8 +41,8 @@ class MemoryLog:
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         return self.epochs.end_offset_for(epoch, self.log_end_offset)
 
-    def deleted_as(self, epoch: int) -> bool:
-        return self.epochs.deleted_as(epoch)
+    def last_deleted_epoch_is(self, epoch: int) -> bool:
+        return self.epochs.last_deleted_epoch_is(epoch)
 
     def append(self, epochs: Sequence[int]) -> None:
         for epoch in epochs:

@@ -75,7 +75,7 @@ def test_damage_in_a_closed_segment(node: EmbeddedNode) -> None:
     with connection_to(node) as connection:
         assert fetch(connection, "bad", {0: 0})[0][0] == 0, "what is whole is served until the damage is met"
         assert fetch(connection, "bad", {0: base + 1})[0][0] == STORAGE_ERROR
-    assert_only_bad_is_offline(node, "is damaged near offset")
+    assert_only_bad_is_offline(node, "is corrupt near offset")
 
 
 def test_other_partitions_of_the_same_fetch_are_answered(node: EmbeddedNode) -> None:
@@ -167,7 +167,7 @@ def test_a_segment_that_can_not_be_read(node: EmbeddedNode) -> None:
     kept = log.rename(log.parent.parent.parent / "kept")
     log.mkdir()
     node.start()
-    assert_only_bad_is_offline(node, "can not be read: Is a directory")
+    assert_only_bad_is_offline(node, "cannot be read: Is a directory")
     # Mended and restarted it serves again.
     node.stop()
     log.rmdir()
@@ -300,7 +300,7 @@ def test_damage_in_the_metadata_log_refuses_to_start(node: EmbeddedNode, stop: s
         assert "Restore" in message
         assert "truncate -s" in message
         assert "Traceback" not in message
-        assert log.stat().st_size == size, "nothing was cut"
+        assert log.stat().st_size == size, "nothing was truncated"
     flip(log, size // 2)
     node.start()
     with connection_to(node) as connection:

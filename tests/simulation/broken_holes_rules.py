@@ -157,7 +157,7 @@ def _b2_nothing_is_appended_below_the_durable_recovery_point(patch: pytest.Monke
 @breaks(18, "log start", "2026-11-23", story="operations", **_ANEW)
 def _b3_a_checkpoint_belongs_to_one_directory(patch: pytest.MonkeyPatch) -> None:
     """It belonged to a name, and a topic that was made anew took over the offsets of the one before."""
-    patch.setattr(LogDirOffsets, "are_of", lambda self, topic_partition, directory: True)
+    patch.setattr(LogDirOffsets, "applies_to", lambda self, topic_partition, directory: True)
 
 
 _TORN_APART: Final = {"drop_s": "0.25", "crash_s": "0.8", "down_s": "0.3", "partitions": "2", "controllers": "1"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fenceline.losses.receipt import NOBODY, Cause, LossClass, Receipt, identified
+from fenceline.losses.receipt import NO_NODE, Cause, LossClass, Receipt, identified
 from fenceline.records.batch import assign_in_place
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
@@ -45,7 +45,7 @@ def receipt(lost: list[StoredBatch], **other: object) -> Receipt:
         reason="a test",
         replica=1,
         leader=2,
-        leader_epoch=NOBODY,
+        leader_epoch=NO_NODE,
         time_ms=1,
     )
     return identified(replace(made, **other))  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_a_log_start_within_a_batch() -> None:
         if told is exact:
             machine.opens([], told, start=9)
         else:
-            with pytest.raises(InvariantBroken, match="starts at 0, the difference 1"):
+            with pytest.raises(InvariantBroken, match="starts at 0, but the difference has 1"):
                 machine.opens([], told, start=9)
 
 

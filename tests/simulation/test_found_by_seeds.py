@@ -183,7 +183,7 @@ def test_a_broker_fetches_again_what_a_loss_of_power_tore_out_of_its_metadata() 
     disk.truncate(fd, size)
     disk.write(fd, bytes(size) + last)
     disk.close(fd)
-    with pytest.raises(OperatorError, match="whole batches follow"):
+    with pytest.raises(OperatorError, match="complete batches follow"):
         MetadataLog.open(disk, "/data", now_ms=0)
     again = MetadataLog.open(disk, "/data", now_ms=0, votes=False)
     assert again.end_offset == 1

@@ -226,4 +226,4 @@ def _said(cluster: LocalCluster) -> Iterator[tuple[int, str]]:
 
 def is_of_a_full_disk(line: str) -> bool:
     """What a node says that has no room, also as its last words: a controller stops that can not even write that."""
-    return "no space left" in line.lower() or line.startswith("  Make room")
+    return "no space left" in line.lower() or line.startswith(("  Make room", "  Free disk space"))

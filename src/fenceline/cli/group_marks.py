@@ -26,7 +26,7 @@ from fenceline.groups import records
 from fenceline.groups.offsets import CommittedOffset as CommittedValue
 from fenceline.groups.offsets import OffsetSlot
 from fenceline.groups.partitioning import partition_for
-from fenceline.groups.rewinds import Rewind, is_where_the_epoch_ends, shows_truncation
+from fenceline.groups.rewinds import Rewind, is_at_epoch_end, shows_truncation
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
 
@@ -59,7 +59,7 @@ def rewinds_of(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[st
             found[group] |= {
                 where: step
                 for where, step in mine.items()
-                if where not in unproven or (where in ends and is_where_the_epoch_ends(step, ends[where].end_offset))
+                if where not in unproven or (where in ends and is_at_epoch_end(step, ends[where].end_offset))
             }
         steps = {
             slot: each

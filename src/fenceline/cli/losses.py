@@ -33,7 +33,7 @@ from fenceline.errors import ErrorCode, OperatorError
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
 from fenceline.log.disk import OsDisk
 from fenceline.losses.evidence import EvidenceReader, places
-from fenceline.losses.receipt import LossClass, Receipt, decode, document, shown
+from fenceline.losses.receipt import LossClass, Receipt, decode, document, summary_fields
 from fenceline.records.batch import BatchHeader
 from fenceline.records.build import Record
 from fenceline.records.decode import decode_batch
@@ -77,12 +77,12 @@ def list_losses(
         receipt for receipt in ledger if topic in (None, receipt.topic) and loss_class in (None, receipt.loss_class)
     ]
     if as_json:
-        print_json([shown(receipt) for receipt in found])
+        print_json([summary_fields(receipt) for receipt in found])
         return
     rows: list[dict[str, Any]] = [
         {
             "receipt": receipt.id[:12],
-            "time": shown(receipt)["time"],
+            "time": summary_fields(receipt)["time"],
             "partition": f"{receipt.topic}-{receipt.partition}",
             "offsets": f"{receipt.start_offset}..{receipt.end_offset_exclusive - 1}",
             "records": receipt.records,

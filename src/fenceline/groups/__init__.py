@@ -1,22 +1,22 @@
 """The group coordinator, sans-I/O: members, generations and epochs, assignments and committed offsets.
 
-Owns the rules. Never does I/O, reads a clock or draws randomness by itself: `now_ms` and `rng` come in, duties go out
-(`messages.Append`, `messages.Answer`); `node.groups_driver` carries them out. State lives in `__consumer_offsets`
+Owns the rules. Never does I/O, reads a clock or draws random numbers: it takes `now_ms` and `rng` and returns duties
+(`messages.Append`, `messages.Answer`), which `node.groups_driver` executes. State is stored in `__consumer_offsets`
 (`formats.md F7`), so a coordinator is rebuilt by replaying one partition of that topic.
 
-    coordinator.GroupCoordinator   every partition this broker coordinates, the timers, the funnel for requests
+    coordinator.GroupCoordinator   every partition this broker coordinates, the timers, the entry point of requests
       shard.Shard                  one partition: its groups, its timers, replay
-        writes.Writes              what is being appended, and who waits for it
+        writes.Writes              pending appends, and the requests that wait for them
         removals.Removals          deletion and retention
-        membership.Membership      JoinGroup, SyncGroup, Heartbeat, LeaveGroup, the sessions of members
-        rebalance.Rebalance        gathering, generations, assignments, what members wait for
-        offsets.OffsetStore        what was committed, by whom, for which topic id
+        membership.Membership      JoinGroup, SyncGroup, Heartbeat, LeaveGroup, member sessions
+        rebalance.Rebalance        join phase, generations, assignments, parked requests
+        offsets.OffsetStore        committed offsets by group, partition and topic id
           model.Group, states      data of a group, the transition table
         consumer_groups.ConsumerGroups   groups of the consumer protocol (KIP-848): their values, changes, undo
           consumer_membership      ConsumerGroupHeartbeat: joining, leaving, sessions; consumer_checks
-          consumer_subscriptions   names and regular expressions that members subscribe to
+          consumer_subscriptions   topic names and regular expressions
           consumer_targets         epochs and targets; consumer_assignors, _uniform, a member's step (_reconcile)
-          consumer_migration       from the classic protocol and back; consumer_classic serves classic members meanwhile
-          consumer_regex, _topics  which topics an expression names, and the hash of those that are subscribed to
-          consumer_model, _records, _replay    values, bytes, and the one step from a group to the next by a record
+          consumer_migration       to and from the classic protocol; consumer_classic serves classic members meanwhile
+          consumer_regex, _topics  the topics that match an expression, and the hash of the subscribed topics
+          consumer_model, _records, _replay    values, bytes, and the effect of a record on a group
 """

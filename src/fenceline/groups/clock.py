@@ -1,4 +1,4 @@
-"""The two times that a coordinator needs, always handed in together. Never reads a clock."""
+"""The two times that a coordinator needs, always passed together. Never reads a clock."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import NamedTuple
 
 class Now(NamedTuple):
     wall_ms: int
-    """Milliseconds since the epoch: goes into records and is what retention counts."""
+    """Milliseconds since the epoch: written into records and used by retention."""
     monotonic_ms: int
-    """Never goes back: deadlines are in this time, so that a clock that is set does not expire members."""
+    """Never decreases: deadlines use this time, so that a clock adjustment does not expire members."""

@@ -1,13 +1,13 @@
-"""Server-side assignors of the consumer protocol: who is to have which partitions.
+"""Server-side assignors of the consumer protocol: which member gets which partitions.
 
-Owns the two that Kafka ships, by their names. An assignor looks at what its members want and at the last target, and
-gives the next; it never knows what members hold at the moment. The same input gives the same target: members are looked
-at in the order of their ids, topics in that of theirs.
+Owns the two that Kafka ships, by their names. An assignor reads its members' subscriptions and the last target, and
+returns the next; it never knows which partitions members own at the moment. The same input gives the same target:
+members are processed in the order of their ids, as are topics.
 
-`range`: for each topic consecutive partitions for each of its subscribers, so that a member has the same partition
-numbers of topics of one size (co-partitioning); static members first, by their instance ids.
-`uniform`: all members have the same number of partitions, or one more, and as little as possible moves; where members
-want different topics that is `consumer_uniform`'s.
+`range`: each topic's partitions are split into consecutive ranges for its subscribers, so that a member has the same
+partition numbers of topics of one size (co-partitioning); static members first, by instance id. `uniform`: all members
+have the same number of partitions, or one more, and few partitions move; if members want different topics,
+`consumer_uniform` computes it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RANGE: Final = "range"
 
 
 @dataclass(frozen=True, slots=True)
-class MemberWish:
-    """What an assignor is told of a member: the topics that exist of those it wants, and its last target."""
+class MemberSubscription:
+    """The assignor's input for a member: its subscribed topics that exist, and its last target."""
 
     member_id: str
     instance_id: str | None
@@ -34,21 +34,21 @@ class MemberWish:
 
 
 Target: TypeAlias = dict[str, Partitions]
-"""By member id; whoever is to have nothing has an empty mapping."""
-Assignor: TypeAlias = Callable[[Sequence[MemberWish], Mapping[UUID, int], bool], Target]
-"""(members, partitions of each topic, whether all want the same)"""
+"""By member id; a member without partitions has an empty mapping."""
+Assignor: TypeAlias = Callable[[Sequence[MemberSubscription], Mapping[UUID, int], bool], Target]
+"""(members, partitions of each topic, whether all subscriptions are equal)"""
 
 
-def range_target(wishes: Sequence[MemberWish], counts: Mapping[UUID, int], same: bool) -> Target:
-    """Each subscriber's share of a topic in one piece; the first ones have one more where it does not come out even."""
-    # Those with an instance id first, by it; the others by their ids.
+def range_target(members: Sequence[MemberSubscription], counts: Mapping[UUID, int], same: bool) -> Target:
+    """Each subscriber gets a range of each topic; the first ones get one more if it does not divide evenly."""
+    # Static members first, by instance id; then the others by member id.
     ordered = sorted(
-        wishes,
-        key=lambda wish: (1, wish.member_id) if wish.instance_id is None else (0, wish.instance_id),
+        members,
+        key=lambda member: (1, member.member_id) if member.instance_id is None else (0, member.instance_id),
     )
-    shares: dict[str, dict[UUID, frozenset[int]]] = {wish.member_id: {} for wish in wishes}
+    shares: dict[str, dict[UUID, frozenset[int]]] = {member.member_id: {} for member in members}
     for topic_id in _in_order(counts):
-        subscribers = [wish.member_id for wish in ordered if topic_id in wish.topics]
+        subscribers = [member.member_id for member in ordered if topic_id in member.topics]
         if not subscribers:
             continue
         share, more = divmod(counts[topic_id], len(subscribers))
@@ -61,16 +61,16 @@ def range_target(wishes: Sequence[MemberWish], counts: Mapping[UUID, int], same:
     return dict(shares)
 
 
-def uniform_same(wishes: Sequence[MemberWish], counts: Mapping[UUID, int]) -> Target:
-    """Everybody wants the same: equal shares, and whoever had something keeps it up to its share."""
-    wishes = sorted(wishes, key=lambda wish: wish.member_id)
-    wanted = wishes[0].topics if wishes else frozenset()
+def uniform_same(members: Sequence[MemberSubscription], counts: Mapping[UUID, int]) -> Target:
+    """All members have the same subscription: equal shares, and every member keeps its partitions up to its share."""
+    members = sorted(members, key=lambda member: member.member_id)
+    wanted = members[0].topics if members else frozenset()
     if not wanted:
-        return {wish.member_id: {} for wish in wishes}
+        return {member.member_id: {} for member in members}
     held = {
         (topic_id, partition)
-        for wish in wishes
-        for topic_id, partitions in wish.last.items()
+        for member in members
+        for topic_id, partitions in member.last.items()
         if topic_id in wanted
         for partition in partitions
     }
@@ -78,16 +78,16 @@ def uniform_same(wishes: Sequence[MemberWish], counts: Mapping[UUID, int]) -> Ta
     free = [(topic_id, index) for topic_id in topics for index in range(counts[topic_id])]
     total = len(free)
     free = [each for each in free if each not in held]
-    share, more = divmod(total, len(wishes))
+    share, more = divmod(total, len(members))
     shares: dict[str, dict[UUID, set[int]]] = {}
     unfilled: list[tuple[str, int]] = []
-    for position, wish in enumerate(wishes):
+    for position, member in enumerate(members):
         room = share + (position < more)
         kept: dict[UUID, set[int]] = {}
-        for topic_id in _in_order(wish.last):
+        for topic_id in _in_order(member.last):
             if topic_id not in wanted:
                 continue
-            for partition in sorted(wish.last[topic_id]):
+            for partition in sorted(member.last[topic_id]):
                 if partition >= counts.get(topic_id, 0):
                     continue
                 if room > 0:
@@ -95,20 +95,20 @@ def uniform_same(wishes: Sequence[MemberWish], counts: Mapping[UUID, int]) -> Ta
                     kept.setdefault(topic_id, set()).add(partition)
                 else:
                     free.append((topic_id, partition))
-        shares[wish.member_id] = kept
+        shares[member.member_id] = kept
         if room > 0:
-            unfilled.append((wish.member_id, room))
+            unfilled.append((member.member_id, room))
     position = 0
     for member_id, room in unfilled:
         for topic_id, partition in free[position : position + room]:
             shares[member_id].setdefault(topic_id, set()).add(partition)
         position += room
-    assert position >= len(free), "there is room for all"
+    assert position >= len(free), "the shares cover all partitions"
     return frozen(shares)
 
 
 def frozen(shares: Mapping[str, Mapping[UUID, set[int]]]) -> Target:
-    """A target out of what was built; no topic without a partition."""
+    """The shares as an immutable target, without empty topics."""
     return {
         member_id: {topic_id: frozenset(shared[topic_id]) for topic_id in _in_order(shared) if shared[topic_id]}
         for member_id, shared in shares.items()

@@ -1,6 +1,6 @@
-"""One change to a group of the consumer protocol, as it is put together before it is written.
+"""One change to a group of the consumer protocol, collected before it is written.
 
-Owns the order of its records, and what is said to who waits for a change that the log refused.
+Owns the order of its records, and the response to a client that waits for a change that the log rejected.
 """
 
 from __future__ import annotations
@@ -12,47 +12,47 @@ from typing import TypeAlias
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.groups import consumer_records as records
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_messages import ConsumerHeartbeatAnswer
+from fenceline.groups.consumer_messages import ConsumerHeartbeatResponse
 from fenceline.groups.consumer_model import ConsumerGroup
 from fenceline.groups.consumer_replay import applied
 from fenceline.groups.messages import (
-    DeleteGroupsAnswer,
-    JoinAnswer,
+    DeleteGroupsResponse,
+    JoinResponse,
     KeyValue,
-    LeaveAnswer,
+    LeaveResponse,
     Outcome,
-    SyncAnswer,
+    SyncResponse,
 )
 from fenceline.groups.model import Group
 
-Refused: TypeAlias = Callable[[Now], None]
-"""Called when the log refused a change, once it is taken back."""
+OnRejected: TypeAlias = Callable[[Now], None]
+"""Called when the log rejected a change, after it was undone."""
 
 
 @dataclass(slots=True)
 class Change:
-    """What one event does to one group."""
+    """The changes of one event to one group."""
 
     group: ConsumerGroup
-    """As it is after what was gathered."""
+    """The group with the changes collected so far."""
     meanings: list[records.ConsumerMeaning] = field(default_factory=list)
     first: list[KeyValue] = field(default_factory=list)
-    """Records of the classic group in its place, before the meanings."""
+    """Records of the classic group that is replaced, before the group's own."""
     last: list[KeyValue] = field(default_factory=list)
-    """Records of the classic group that takes its place, behind them."""
+    """Records of the classic group that replaces it, after the group's own."""
     replaces: Group | None = None
-    """The classic group that this one takes the place of."""
+    """The classic group that this one replaces."""
     becomes: Group | None = None
-    """The classic group that takes its place."""
-    refused: Refused | None = None
-    looked_at: object | None = None
-    """The topics for which the metadata hash was looked at."""
+    """The classic group that replaces this one."""
+    on_rejected: OnRejected | None = None
+    checked_topics: object | None = None
+    """The topics for which the metadata hash was checked."""
 
     def add(self, meaning: records.ConsumerMeaning) -> None:
-        """One record more."""
+        """Add one record."""
         self.meanings.append(meaning)
         after = applied(self.group, meaning)
-        # A group that is gone is told by `becomes`, or by its tombstones alone.
+        # A deleted group is represented by `becomes`, or by its tombstones alone.
         self.group = self.group if after is None else after
 
     @property
@@ -60,24 +60,24 @@ class Change:
         return [*self.first, *(records.encode(meaning) for meaning in self.meanings), *self.last]
 
 
-def refusal(outcome: Outcome, error: ErrorCode) -> Outcome:
-    """What is said in place of an outcome when the log refused the change behind it."""
+def rejected_outcome(outcome: Outcome, error: ErrorCode) -> Outcome:
+    """The response instead of `outcome` if the log rejected the change behind it."""
     match outcome:
-        case ConsumerHeartbeatAnswer():
-            return ConsumerHeartbeatAnswer(error)
-        case JoinAnswer():
-            return JoinAnswer(error)
-        case SyncAnswer():
-            return SyncAnswer(error)
-        case LeaveAnswer():
-            return LeaveAnswer(error)
-        case DeleteGroupsAnswer(errors):
-            return DeleteGroupsAnswer(tuple((name, error or code) for name, code in errors))
-    raise InternalError(f"nobody waits with {outcome!r} for a change of a group")
+        case ConsumerHeartbeatResponse():
+            return ConsumerHeartbeatResponse(error)
+        case JoinResponse():
+            return JoinResponse(error)
+        case SyncResponse():
+            return SyncResponse(error)
+        case LeaveResponse():
+            return LeaveResponse(error)
+        case DeleteGroupsResponse(errors):
+            return DeleteGroupsResponse(tuple((name, error or code) for name, code in errors))
+    raise InternalError(f"no request waits with {outcome!r} for a change of a group")
 
 
 def tombstones(group: ConsumerGroup) -> list[records.ConsumerMeaning]:
-    """All that the log has of a group goes, in an order in which each step leaves a group that can be."""
+    """Tombstones for all records of a group, in an order in which every step leaves a valid group."""
     group_id = group.group_id
     members = sorted(group.members)
     return [

@@ -1,6 +1,6 @@
-"""What a heartbeat of the consumer protocol is refused for: codes and messages as Kafka 4.3.1 has them.
+"""Validation of ConsumerGroupHeartbeat requests: codes and messages as in Kafka 4.3.1.
 
-Owns the checks of a request by itself, and of what it says of a member. Changes nothing.
+Owns the checks of a request by itself, and against its member. Changes nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def check_request(request: ConsumerHeartbeatRequest, settings: ConsumerSettings)
     """Raises PeerError INVALID_REQUEST or UNSUPPORTED_ASSIGNOR, in Kafka's order."""
     epoch = request.member_epoch
     if request.must_bring_member_id or epoch > 0 or epoch == LEAVING_EPOCH:
-        _refuse_blank(request.member_id, "MemberId can't be empty.")
-    _refuse_blank(request.group_id, "GroupId can't be empty.")
-    _refuse_blank(request.instance_id, "InstanceId can't be empty.")
-    _refuse_blank(request.rack_id, "RackId can't be empty.")
+        _check_not_blank(request.member_id, "MemberId can't be empty.")
+    _check_not_blank(request.group_id, "GroupId can't be empty.")
+    _check_not_blank(request.instance_id, "InstanceId can't be empty.")
+    _check_not_blank(request.rack_id, "RackId can't be empty.")
     if epoch == JOINING_EPOCH:
         if request.rebalance_timeout_ms == -1:
             raise _invalid("RebalanceTimeoutMs must be provided in first request.")
@@ -54,7 +54,7 @@ def check_request(request: ConsumerHeartbeatRequest, settings: ConsumerSettings)
         )
 
 
-def _refuse_blank(text: str | None, why: str) -> None:
+def _check_not_blank(text: str | None, why: str) -> None:
     if text is not None and not text.strip():
         raise _invalid(why)
 
@@ -67,8 +67,8 @@ def unknown_member(group_id: str, member_id: str) -> PeerError:
     return PeerError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group_id}.")
 
 
-def refuse_fenced(member: ConsumerMember, member_id: str, instance_id: str) -> None:
-    """Raises PeerError where another member has this instance id now."""
+def check_not_fenced(member: ConsumerMember, member_id: str, instance_id: str) -> None:
+    """Raises PeerError if another member has this instance id now."""
     if member.member_id != member_id:
         raise PeerError(
             ErrorCode.FENCED_INSTANCE_ID,
@@ -76,12 +76,12 @@ def refuse_fenced(member: ConsumerMember, member_id: str, instance_id: str) -> N
         )
 
 
-def refuse_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
-    """Raises PeerError FENCED_MEMBER_EPOCH where the member can not be at this epoch and use what it says it does."""
+def check_member_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
+    """Raises PeerError FENCED_MEMBER_EPOCH if the member cannot be at this epoch and own the partitions it reports."""
     if epoch in (JOINING_EPOCH, member.epoch):
         return
     if epoch == member.previous_epoch and epoch < member.epoch and _is_part(owned, member.assigned):
-        return  # the answer with the newer epoch may have been lost
+        return  # the response with the newer epoch may have been lost
     size = "greater" if epoch > member.epoch else "smaller"
     raise PeerError(
         ErrorCode.FENCED_MEMBER_EPOCH,

@@ -1,10 +1,10 @@
 """Members that speak the classic protocol in a group of the consumer protocol: JoinGroup, SyncGroup, Heartbeat,
 LeaveGroup of a group that is being migrated (KIP-848).
 
-Owns how the classic requests are served on such a group. Nobody gathers and nobody leads: the server assigns. A member
-is asked to join anew (REBALANCE_IN_PROGRESS) when there is something new for it; its JoinGroup says what it holds, and
-is its step towards the target; its SyncGroup gets what it may use. It has its rebalance timeout to join when asked, and
-to sync when it has joined.
+Owns how the classic requests are served on such a group. There is no join phase and no leader: the server assigns. A
+member is asked to rejoin (REBALANCE_IN_PROGRESS) when its assignment changes; its JoinGroup reports the partitions it
+owns and is its step towards the target; its SyncGroup returns the partitions it may use. It has its rebalance timeout
+to join when asked, and to sync after it has joined.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_change import Change
-from fenceline.groups.consumer_checks import refuse_fenced, unknown_member
+from fenceline.groups.consumer_checks import check_not_fenced, unknown_member
 from fenceline.groups.consumer_embedded import (
     MalformedSubscription,
     by_id,
@@ -26,15 +26,15 @@ from fenceline.groups.consumer_embedded import (
 from fenceline.groups.consumer_model import ClassicMember, ConsumerGroup, ConsumerMember, MemberState
 from fenceline.groups.messages import (
     NO_MEMBER_ID,
-    HeartbeatAnswer,
     HeartbeatRequest,
-    JoinAnswer,
+    HeartbeatResponse,
     JoinRequest,
-    LeaveAnswer,
+    JoinResponse,
     LeaveRequest,
+    LeaveResponse,
     LeftMember,
-    SyncAnswer,
     SyncRequest,
+    SyncResponse,
     Ticket,
 )
 from fenceline.groups.model import CONSUMER_PROTOCOL_TYPE
@@ -54,12 +54,12 @@ class ClassicMembers:
         self._groups = groups
 
     def serves(self, group_id: str) -> bool:
-        """Whether the group is one of the consumer protocol that has members."""
+        """Whether it is a group of the consumer protocol with members."""
         group = self._groups.groups.get(group_id)
         return group is not None and not group.is_empty
 
-    def make_way(self, group_id: str, now: Now) -> None:
-        """An empty group of the consumer protocol goes, for a classic one of its name."""
+    def remove_if_empty(self, group_id: str, now: Now) -> None:
+        """Delete an empty group of the consumer protocol, so that a classic one can have its name."""
         group = self._groups.groups.get(group_id)
         if group is not None and group.is_empty:
             self._groups.remove(group, now)
@@ -72,7 +72,7 @@ class ClassicMembers:
         group = groups.groups[request.group_id]
         is_unknown = request.member_id == NO_MEMBER_ID
         member_id = groups.shard.new_consumer_id() if is_unknown else request.member_id
-        membership.refuse_when_full(group, member_id)
+        membership.check_not_full(group, member_id)
         names = (name for name, _ in request.protocols)
         if (
             request.protocol_type != CONSUMER_PROTOCOL_TYPE
@@ -81,7 +81,7 @@ class ClassicMembers:
         ):
             raise PeerError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if is_unknown and request.group_instance_id is None and request.must_know_member_id:
-            groups.shard.answer(ticket, JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+            groups.shard.answer(ticket, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
             return
         try:
             wants = read_subscription(request.protocols[0][1])
@@ -111,8 +111,8 @@ class ClassicMembers:
         groups.targets.refresh(change, subscribed.has_changed)
         owned = by_id(wants.owned, groups.image)
 
-        def answer(joined: ConsumerMember) -> JoinAnswer:
-            return JoinAnswer(
+        def answer(joined: ConsumerMember) -> JoinResponse:
+            return JoinResponse(
                 member_id=member_id,
                 generation=joined.epoch,
                 protocol_type=CONSUMER_PROTOCOL_TYPE,
@@ -120,11 +120,13 @@ class ClassicMembers:
             )
 
         if is_downgrade:
-            is_behind = change.group.epoch > change.group.assignment_epoch
-            if not is_behind:
+            is_outdated = change.group.epoch > change.group.assignment_epoch
+            if not is_outdated:
                 updated = groups.targets.reconcile(change, updated, owned, subscribed.has_changed, now)
             left = list(change.group.members.values())
-            groups.migration.downgrade(change, left, now, rebalances=is_behind, ticket=ticket, outcome=answer(updated))
+            groups.migration.downgrade(
+                change, left, now, rebalances=is_outdated, ticket=ticket, outcome=answer(updated)
+            )
             return
         groups.targets.compute(change, now)
         updated = groups.targets.reconcile(change, updated, owned, subscribed.has_changed, now)
@@ -156,14 +158,14 @@ class ClassicMembers:
         except MalformedSubscription:
             raise PeerError(ErrorCode.UNKNOWN_SERVER_ERROR) from None
         assignment = write_assignment(without_epochs(member.assigned), groups.image, version)
-        outcome = SyncAnswer(ErrorCode.NONE, request.protocol_type, request.protocol_name, assignment)
-        groups.answer_settled(ticket, outcome, (request.group_id,))
+        outcome = SyncResponse(ErrorCode.NONE, request.protocol_type, request.protocol_name, assignment)
+        groups.respond_when_idle(ticket, outcome, (request.group_id,))
 
     # --- Heartbeat, LeaveGroup ----------------------------------------
 
-    def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatAnswer:
-        """Asks the member to join anew when the target is newer than it, when it has to give something up, and when
-        what it waits for is free."""
+    def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatResponse:
+        """Asks the member to rejoin if the target is newer than its assignment, if it has to revoke partitions, and if
+        the partitions it waits for are free."""
         group = self._groups.groups[request.group_id]
         member, _ = self._member(group, request.member_id, request.group_instance_id)
         if member.epoch != request.generation:
@@ -175,11 +177,11 @@ class ClassicMembers:
             or (member.state is MemberState.UNRELEASED_PARTITIONS and not group.waits_for_others(member))
         ):
             self._ask_to_join(group, member, now)
-            return HeartbeatAnswer(ErrorCode.REBALANCE_IN_PROGRESS)
-        return HeartbeatAnswer()
+            return HeartbeatResponse(ErrorCode.REBALANCE_IN_PROGRESS)
+        return HeartbeatResponse()
 
-    def leave(self, request: LeaveRequest, now: Now) -> LeaveAnswer:
-        """Also members of the consumer protocol can be put out this way, by an administrator."""
+    def leave(self, request: LeaveRequest, now: Now) -> LeaveResponse:
+        """An administrator can also remove members of the consumer protocol this way."""
         group = self._groups.groups[request.group_id]
         left: list[LeftMember] = []
         going: dict[str, ConsumerMember] = {}
@@ -194,7 +196,7 @@ class ClassicMembers:
                     if found is None:
                         raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
                     if member_id != NO_MEMBER_ID:
-                        refuse_fenced(found, member_id, instance_id)
+                        check_not_fenced(found, member_id, instance_id)
             except PeerError as error:
                 left.append(LeftMember(member_id, instance_id, error.code))
                 continue
@@ -202,25 +204,25 @@ class ClassicMembers:
             left.append(LeftMember(member_id, instance_id, ErrorCode.NONE))
         if going:
             self._groups.migration.fence(group, tuple(going.values()), now)
-        return LeaveAnswer(members=tuple(left))
+        return LeaveResponse(members=tuple(left))
 
     # --- small parts ----------------------------------------
 
     def _member(
         self, group: ConsumerGroup, member_id: str, instance_id: str | None
     ) -> tuple[ConsumerMember, ClassicMember]:
-        """Raises PeerError where it is none of the group, or speaks the other protocol."""
+        """Raises PeerError if it is not in the group, or speaks the other protocol."""
         member = group.members.get(member_id) if instance_id is None else group.static_member(instance_id)
         if member is None:
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         if instance_id is not None:
-            refuse_fenced(member, member_id, instance_id)
+            check_not_fenced(member, member_id, instance_id)
         if member.classic is None:
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         return member, member.classic
 
     def _ask_to_join(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
-        """Its time to join begins with the first time that it is asked."""
+        """Its time to join starts when it is first asked."""
         shard = self._groups.shard
         if not shard.is_armed(TimerKind.JOIN, group.group_id, member.member_id):
             self._groups.arm(TimerKind.JOIN, group.group_id, member.member_id, now, member.rebalance_timeout_ms)

@@ -1,7 +1,7 @@
-"""What consumers of the classic protocol put into JoinGroup and get from SyncGroup: subscriptions and assignments.
+"""The consumer's data in JoinGroup and SyncGroup of the classic protocol: subscriptions and assignments.
 
-Owns the bytes of the "consumer" protocol type (versions 0 to 3) and their way into topic ids and back. The coordinator
-of the classic protocol hands them on unread; a member of a group that mixes both protocols has to be understood.
+Owns the bytes of the "consumer" protocol type (versions 0 to 3) and their conversion to and from topic ids. The
+coordinator of the classic protocol passes them on unread; in a group that mixes both protocols it must parse them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _INT32: Final = struct.Struct(">i")
 
 
 class MalformedSubscription(Exception):
-    """The bytes are not what a consumer sends."""
+    """The bytes are not a consumer's data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Topics that a consumer wants and partitions that it holds, by name; its rack."""
+    """Topics that a consumer subscribes to and partitions that it owns, by name; its rack."""
 
     version: int
     topics: tuple[str, ...]
@@ -36,7 +36,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Partitions by name. `user_data` is what a client's own assignor told the consumer."""
+    """Partitions by name. `user_data`: from a client's own assignor."""
 
     partitions: Mapping[str, frozenset[int]]
     user_data: bytes
@@ -59,7 +59,7 @@ class _Reader:
 
     def string(self) -> str | None:
         size = self.int16()
-        return None if size < 0 else self._take(size).decode()
+        return None if size < 0 else self._read(size).decode()
 
     def name(self) -> str:
         text = self.string()
@@ -69,7 +69,7 @@ class _Reader:
 
     def blob(self) -> bytes:
         size = self.int32()
-        return b"" if size < 0 else self._take(size)
+        return b"" if size < 0 else self._read(size)
 
     def count(self) -> int:
         count = self.int32()
@@ -84,12 +84,12 @@ class _Reader:
             found[topic] = frozenset(self.int32() for _ in range(self.count()))
         return found
 
-    def _take(self, size: int) -> bytes:
+    def _read(self, size: int) -> bytes:
         if self._at + size > len(self._data):
-            raise MalformedSubscription("it ends in the middle")
-        taken = self._data[self._at : self._at + size]
+            raise MalformedSubscription("it is truncated")
+        content = self._data[self._at : self._at + size]
         self._at += size
-        return taken
+        return content
 
 
 def read_subscription(data: bytes) -> Subscription:
@@ -111,7 +111,7 @@ def read_subscription(data: bytes) -> Subscription:
 
 
 def read_assignment(data: bytes) -> Assignment:
-    """What SyncGroup gave a member; nothing for no bytes. Raises MalformedSubscription."""
+    """The assignment in a SyncGroup response; empty for no bytes. Raises MalformedSubscription."""
     if not data:
         return Assignment({}, b"")
     reader = _Reader(data)
@@ -123,7 +123,7 @@ def read_assignment(data: bytes) -> Assignment:
 
 
 def write_assignment(partitions: Partitions, image: MetadataImage, version: int) -> bytes:
-    """For SyncGroup, in the version of the member's subscription; topics that are gone are left out."""
+    """For SyncGroup, in the version of the member's subscription; deleted topics are left out."""
     named = sorted(
         (topic.name, sorted(indexes))
         for topic_id, indexes in partitions.items()
@@ -139,7 +139,7 @@ def write_assignment(partitions: Partitions, image: MetadataImage, version: int)
 
 
 def by_id(partitions: Mapping[str, frozenset[int]], image: MetadataImage) -> Partitions:
-    """By topic id what is named; topics that are gone are left out."""
+    """By topic id instead of name; deleted topics are left out."""
     return {
         topic.id: indexes
         for name, indexes in partitions.items()

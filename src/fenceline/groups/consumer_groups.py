@@ -1,10 +1,10 @@
-"""The groups of the consumer protocol of one partition: their values, the writes that are under way, their timers.
+"""The groups of the consumer protocol of one partition: their values, pending writes and timers.
 
-Owns how a change gets into the log: meanings are gathered in a `Change`, applied to the group at once, appended as one
-batch, and taken back when the log refuses it. Who may change what is `consumer_membership`'s, `consumer_classic`'s and
-`consumer_migration`'s. Never appends by itself (see `shard`).
+Owns how a change gets into the log: it is collected in a `Change`, applied to the group at once, appended as one batch,
+and undone if the log rejects it. `consumer_membership`, `consumer_classic` and `consumer_migration` decide the changes.
+Never appends by itself (see `shard`).
 
-Invariants: a change that a client was told of is in the log; an answer goes out when all writes before it are settled.
+Invariants: a change that a client saw is in the log; a response is sent when all writes before it are complete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uuid import UUID
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import consumer_records as records
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_change import Change, refusal, tombstones
+from fenceline.groups.consumer_change import Change, rejected_outcome, tombstones
 from fenceline.groups.consumer_classic import ClassicMembers
 from fenceline.groups.consumer_membership import ConsumerMembership
 from fenceline.groups.consumer_messages import DescribedConsumerGroup, DescribedConsumerMember
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Undo:
-    """What was there before a change whose write is under way."""
+    """The state before a change whose write is pending."""
 
     group: ConsumerGroup | None
     classic: Group | None
     is_void: bool = False
-    """An earlier change was taken back, and this one with it."""
+    """An earlier change was undone, and this one with it."""
     error: ErrorCode = ErrorCode.NONE
-    """Why it was taken back."""
+    """Why it was undone."""
 
 
 class ConsumerGroups:
@@ -67,8 +67,8 @@ class ConsumerGroups:
         self._image = image
         self._hashes = hashes
         self._undos: dict[str, list[_Undo]] = {}
-        self._looked_at: dict[str, object] = {}
-        """By group: the topics for which its metadata hash was last looked at."""
+        self._checked_topics: dict[str, object] = {}
+        """By group: the topics for which its metadata hash was last checked."""
 
     # --- what the cluster says ----------------------------------------
 
@@ -87,7 +87,7 @@ class ConsumerGroups:
         return self.settings.heartbeat.of_group(self._configs(group_id), HEARTBEAT_INTERVAL_CONFIG)
 
     def assignment_interval_ms(self, group_id: str) -> int:
-        """The group's own, that of all brokers as it was last set, or that of this broker's file."""
+        """The group's own, else the cluster-wide dynamic default, else this broker's file."""
         of_all = self.image.config(ConfigResourceType.BROKER, "").get(f"group.{ASSIGNMENT_INTERVAL_CONFIG}")
         interval = self.settings.assignment
         if of_all is not None:
@@ -97,26 +97,26 @@ class ConsumerGroups:
     def _configs(self, group_id: str) -> dict[str, str]:
         return dict(self.image.config(ConfigResourceType.GROUP, group_id))
 
-    def has_news_of_topics(self, group_id: str) -> bool:
-        """Whether the metadata has changed since the group's hash was last looked at; it may come out the same."""
-        return self._looked_at.get(group_id) is not self.image.topics_by_name
+    def have_topics_changed(self, group_id: str) -> bool:
+        """Whether the metadata has changed since the group's hash was last checked; the hash may be the same."""
+        return self._checked_topics.get(group_id) is not self.image.topics_by_name
 
     def metadata_hash(self, change: Change) -> int:
-        """Of the topics that the group of the change subscribes to, as they are now."""
-        change.looked_at = self.image.topics_by_name
+        """Of the topics that the group of the change subscribes to, in their current form."""
+        change.checked_topics = self.image.topics_by_name
         return self._hashes.of(change.group.subscribed_topics(), self.image)
 
     # --- changes ----------------------------------------
 
     def commit(self, change: Change, now: Now, ticket: Ticket | None = None, outcome: Outcome | None = None) -> None:
-        """Take the change over and write it; answer `outcome` when it is in the log, and all before it."""
+        """Apply the change and write it; send `outcome` once it and all writes before it are in the log."""
         group_id = change.group.group_id
-        if change.looked_at is not None:
-            self._looked_at[group_id] = change.looked_at
+        if change.checked_topics is not None:
+            self._checked_topics[group_id] = change.checked_topics
         batch = change.batch
         if not batch:
             if ticket is not None and outcome is not None:
-                self.answer_settled(ticket, outcome, (group_id,))
+                self.respond_when_idle(ticket, outcome, (group_id,))
             return
         undo = _Undo(self.groups.get(group_id), change.replaces)
         self._undos.setdefault(group_id, []).append(undo)
@@ -133,30 +133,30 @@ class ConsumerGroups:
         if change.becomes is not None:
             self.shard.groups[group_id] = change.becomes
 
-        def settled(error: ErrorCode, now: Now) -> None:
+        def on_complete(error: ErrorCode, now: Now) -> None:
             if ticket is not None and outcome is not None:
                 why = error or undo.error
-                self.shard.answer(ticket, refusal(outcome, why) if why else outcome)
+                self.shard.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
 
-        def decided(error: ErrorCode, now: Now) -> None:
+        def on_decision(error: ErrorCode, now: Now) -> None:
             self._decided(group_id, undo, change, error, now)
 
-        self.shard.writes.begin(batch, settled, decided)
+        self.shard.writes.begin(batch, on_complete, on_decision)
 
-    def answer_settled(self, ticket: Ticket, outcome: Outcome, group_ids: Iterable[str]) -> None:
-        """Answer when nothing is under way any more on which the answer may rest: changes of these groups. If one of
-        them is taken back, so is the answer."""
+    def respond_when_idle(self, ticket: Ticket, outcome: Outcome, group_ids: Iterable[str]) -> None:
+        """Respond once no pending write is left that the response may depend on: changes of these groups. If one of
+        them is undone, the response becomes its error."""
         rests_on = [undo for group_id in group_ids for undo in self._undos.get(group_id, ())]
 
-        def quiet(error: ErrorCode) -> None:
+        def on_idle(error: ErrorCode) -> None:
             why = error or next((undo.error for undo in rests_on if undo.error), ErrorCode.NONE)
-            self.shard.answer(ticket, refusal(outcome, why) if why else outcome)
+            self.shard.answer(ticket, rejected_outcome(outcome, why) if why else outcome)
 
-        if not self.shard.writes.when_all_is_settled(quiet):
+        if not self.shard.writes.when_idle(on_idle):
             self.shard.answer(ticket, outcome)
 
     def remove(self, group: ConsumerGroup, now: Now) -> None:
-        """An empty group goes; its offsets are the shard's."""
+        """Delete an empty group; the shard owns its offsets."""
         change = Change(group)
         for meaning in tombstones(group):
             change.add(meaning)
@@ -169,7 +169,7 @@ class ConsumerGroups:
         if position is not None:
             if error:
                 undo.error = error
-                # What came later was decided on what this had changed: it goes with it.
+                # Later changes were based on this one: they are undone with it.
                 for later in waiting[position + 1 :]:
                     later.is_void, later.error = True, error
                 del waiting[position:]
@@ -179,18 +179,18 @@ class ConsumerGroups:
                 self._undos.pop(group_id, None)
         if not error or undo.is_void:
             return
-        self._looked_at.pop(group_id, None)
+        self._checked_topics.pop(group_id, None)
         if change.becomes is not None and self.shard.groups.get(group_id) is change.becomes:
             del self.shard.groups[group_id]
         if group_id not in self.shard.groups:
-            # Otherwise it was an empty one, and a classic group has taken its name meanwhile.
+            # Otherwise it was an empty one, and a classic group has its name now.
             self._put(group_id, undo.group)
             if undo.group is not None:
                 self._watch(undo.group, now)
         if undo.classic is not None:
             self.shard.groups[group_id] = undo.classic
-        if change.refused is not None:
-            change.refused(now)
+        if change.on_rejected is not None:
+            change.on_rejected(now)
 
     def _put(self, group_id: str, group: ConsumerGroup | None) -> None:
         if group is None:
@@ -198,7 +198,7 @@ class ConsumerGroups:
         else:
             self.groups[group_id] = group
         if group is None or group.is_empty:
-            self._looked_at.pop(group_id, None)  # which keeps the metadata of that time
+            self._checked_topics.pop(group_id, None)  # it refers to the metadata of that time
 
     # --- replay, life and end ----------------------------------------
 
@@ -208,53 +208,51 @@ class ConsumerGroups:
         after = applied(self.groups.get(group_id), meaning)
         self._put(group_id, after)
         if after is not None:
-            # A group without members that was made for its offsets, which came first.
+            # A group without members that exists for its offsets, which came first.
             self.shard.groups.pop(group_id, None)
 
     def resume(self, now: Now) -> None:
-        """The groups were just loaded: their members have a session's time to be heard of."""
+        """The groups were just loaded: each member has one session timeout to send a heartbeat."""
         for group in self.groups.values():
             self._watch(group, now)
 
     def _watch(self, group: ConsumerGroup, now: Now) -> None:
-        """No member stays for ever without a word, or without giving up what it has to."""
+        """Arm the timers that remove a member that is silent, or that does not revoke its partitions."""
         for member in group.members.values():
             if not self.shard.is_armed(TimerKind.SESSION, group.group_id, member.member_id):
                 self.membership.keep_alive(group, member, now)
-            if _has_to_give_up(member) and not self.shard.is_armed(
-                TimerKind.REBALANCE, group.group_id, member.member_id
-            ):
+            if _must_revoke(member) and not self.shard.is_armed(TimerKind.REBALANCE, group.group_id, member.member_id):
                 self.arm(TimerKind.REBALANCE, group.group_id, member.member_id, now, member.rebalance_timeout_ms)
 
-    def give_up(self) -> None:
+    def unload(self) -> None:
         """Another broker coordinates them now."""
         self.groups.clear()
         self._undos.clear()
-        self._looked_at.clear()
+        self._checked_topics.clear()
 
     def arm(self, kind: TimerKind, group_id: str, member_id: str, now: Now, delay_ms: int) -> None:
         self.shard.arm(kind, group_id, member_id, now.monotonic_ms + delay_ms)
 
     def _disarm_all(self, group_id: str, member_id: str) -> None:
-        """Nothing is due for this member any more."""
+        """Cancel all timers of this member."""
         for kind in (TimerKind.SESSION, TimerKind.REBALANCE, TimerKind.JOIN, TimerKind.SYNC):
             self.shard.disarm(kind, group_id, member_id)
 
     def on_timer(self, key: TimerKey, now: Now) -> None:
-        """A member was silent for too long, or did not do in time what it had to."""
+        """A member was silent for too long, or missed its revocation deadline."""
         group = self.groups.get(key.group_id)
         member = None if group is None else group.members.get(key.member_id)
         if group is None or member is None:
             return
-        if key.kind is TimerKind.REBALANCE and not _has_to_give_up(member):
+        if key.kind is TimerKind.REBALANCE and not _must_revoke(member):
             return
         if key.kind in (TimerKind.JOIN, TimerKind.SYNC) and not member.uses_classic:
             return  # it changed its protocol since
         try:
             self.migration.fence(group, (member,), now)
         except PeerError:
-            # Nobody can read what those say who are left: they can not become a classic group.
-            self.migration.put_out(group, (member,), now)
+            # The subscriptions of the remaining members cannot be read: they cannot become a classic group.
+            self.migration.remove_members(group, (member,), now)
 
     # --- groups as a whole ----------------------------------------
 
@@ -292,8 +290,8 @@ class ConsumerGroups:
         *,
         may_be_member: bool,
     ) -> None:
-        """Raises PeerError where these offsets may not be committed. A member may commit with an older epoch what it
-        got before (KIP-1251). `may_be_member`: from OffsetCommit v9 on."""
+        """Raises PeerError if these offsets must not be committed. A member may commit with an older epoch the
+        partitions it got before (KIP-1251). `may_be_member`: from OffsetCommit v9 on."""
         if epoch < 0 and group.is_empty:
             return
         member = group.members.get(member_id)
@@ -312,7 +310,7 @@ class ConsumerGroups:
                 raise PeerError(stale)
 
     def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
-        """Raises PeerError where this member may not ask for offsets."""
+        """Raises PeerError if this member must not fetch offsets."""
         if member_id is None and epoch < 0:
             return
         member = None if member_id is None else group.members.get(member_id)
@@ -322,5 +320,5 @@ class ConsumerGroups:
             raise PeerError(ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH)
 
 
-def _has_to_give_up(member: ConsumerMember) -> bool:
+def _must_revoke(member: ConsumerMember) -> bool:
     return member.state is MemberState.UNREVOKED_PARTITIONS and not member.uses_classic

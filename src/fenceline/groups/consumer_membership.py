@@ -1,22 +1,22 @@
-"""Who is in a group of the consumer protocol: ConsumerGroupHeartbeat (KIP-848), static members, what time does.
+"""Membership of groups of the consumer protocol: ConsumerGroupHeartbeat (KIP-848), static members, timeouts.
 
-Owns who a member is, and the order of a heartbeat's steps, as Kafka 4.3.1 ships them. Never chooses what anybody gets
-to use: `consumer_targets` does. One request does everything: it joins, lives, subscribes, says what it uses and is told
-what to use. Each step may add records to the one change that is written at the end:
+Owns the identity of members, and the order of a heartbeat's steps, as in Kafka 4.3.1. Never assigns partitions:
+`consumer_targets` does. One request does everything: it joins, keeps the session alive, subscribes, reports owned
+partitions and returns the assignment. Each step may add records to the one change that is written at the end:
 
-    1. the member is found, made, or takes the place of a static one
-    2. its subscription is stored where it changed (`consumer_subscriptions`)
-    3. the group's epoch goes up when a subscription or the topics have changed, a target is computed when the epoch is
+    1. the member is found, created, or replaces a static one
+    2. its subscription is stored if it changed (`consumer_subscriptions`)
+    3. the group's epoch is raised if a subscription or the topics have changed, a target is computed if the epoch is
        ahead of it, and the member takes its next step towards the target (`consumer_targets`)
 
-| member epoch told | known member                                    | nobody                                |
-|-------------------|-------------------------------------------------|---------------------------------------|
-| 0                 | joins anew, its partitions are still its own    | joins; the group is made, or upgraded |
-| its own           | lives                                           | UNKNOWN_MEMBER_ID                     |
-| the one before    | lives, when what it uses is part of what it has | UNKNOWN_MEMBER_ID                     |
-| any other         | FENCED_MEMBER_EPOCH                             | UNKNOWN_MEMBER_ID                     |
-| -1                | leaves                                          | UNKNOWN_MEMBER_ID                     |
-| -2, static only   | its place is kept for its session               | UNKNOWN_MEMBER_ID                     |
+| member epoch sent | known member                                    | unknown member                           |
+|-------------------|-------------------------------------------------|------------------------------------------|
+| 0                 | rejoins, keeps its partitions                   | joins; the group is created, or upgraded |
+| its own           | session continues                               | UNKNOWN_MEMBER_ID                        |
+| the previous one  | session continues, if it owns only what it has  | UNKNOWN_MEMBER_ID                        |
+| any other         | FENCED_MEMBER_EPOCH                             | UNKNOWN_MEMBER_ID                        |
+| -1                | leaves                                          | UNKNOWN_MEMBER_ID                        |
+| -2, static only   | its place is kept for its session timeout       | UNKNOWN_MEMBER_ID                        |
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import consumer_records as records
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_change import Change
-from fenceline.groups.consumer_checks import refuse_epoch, refuse_fenced, unknown_member
-from fenceline.groups.consumer_messages import ConsumerHeartbeatAnswer, ConsumerHeartbeatRequest
+from fenceline.groups.consumer_checks import check_member_epoch, check_not_fenced, unknown_member
+from fenceline.groups.consumer_messages import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse
 from fenceline.groups.consumer_model import (
     JOINING_EPOCH,
     LEAVING_EPOCH,
@@ -65,7 +65,7 @@ class ConsumerMembership:
         groups = self._groups
         is_joining = request.member_epoch == JOINING_EPOCH
         change = groups.migration.group_for_heartbeat(request.group_id, is_joining)
-        self.refuse_when_full(change.group, request.member_id)
+        self.check_not_full(change.group, request.member_id)
         member_id = request.member_id or groups.shard.new_consumer_id()
         if request.instance_id is None:
             member = self._dynamic(change.group, member_id, request, is_joining)
@@ -96,24 +96,24 @@ class ConsumerMembership:
         groups.targets.compute(change, now)
         updated = groups.targets.reconcile(change, updated, request.owned, subscribed.has_changed, now)
         groups.arm(TimerKind.SESSION, request.group_id, member_id, now, groups.session_timeout_ms(request.group_id))
-        is_told = is_joining or request.is_full or updated.assigned != member.assigned
+        is_sent = is_joining or request.is_full or updated.assigned != member.assigned
         groups.commit(
             change,
             now,
             ticket,
-            ConsumerHeartbeatAnswer(
+            ConsumerHeartbeatResponse(
                 member_id=member_id,
                 member_epoch=updated.epoch,
                 heartbeat_interval_ms=groups.heartbeat_interval_ms(request.group_id),
-                assignment=_told(updated.assigned) if is_told else None,
+                assignment=_to_response(updated.assigned) if is_sent else None,
             ),
         )
         groups.migration.converted(change, now)
-        groups.subscriptions.look_for_topics(
+        groups.subscriptions.resolve_regexes(
             request.group_id, subscribed.brings_new_regex, bool(updated.subscribed_regex), now
         )
 
-    def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> None:
+    def check_not_full(self, group: ConsumerGroup, member_id: str) -> None:
         most = self._groups.settings.max_size
         if len(group.members) >= most and member_id not in group.members:
             raise PeerError(
@@ -131,7 +131,7 @@ class ConsumerMembership:
             if not is_joining:
                 raise unknown_member(group.group_id, member_id)
             return ConsumerMember(member_id)
-        refuse_epoch(member, request.member_epoch, request.owned)
+        check_member_epoch(member, request.member_epoch, request.owned)
         return member
 
     def static(
@@ -145,15 +145,15 @@ class ConsumerMembership:
         owned: Partitions | None = None,
         uses_classic: bool = False,
     ) -> ConsumerMember:
-        """The member of an instance id: new, known, or in the place of one that has left for a while (KIP-345)."""
+        """The member with an instance id: new, known, or replacing one that has left temporarily (KIP-345)."""
         group = change.group
         known = group.static_member(instance_id)
         if not is_joining:
             if known is None:
                 raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
-            refuse_fenced(known, member_id, instance_id)
+            check_not_fenced(known, member_id, instance_id)
             if not uses_classic:
-                refuse_epoch(known, epoch, owned)
+                check_member_epoch(known, epoch, owned)
             return known
         if known is None:
             return group.members.get(member_id) or ConsumerMember(member_id)
@@ -165,7 +165,7 @@ class ConsumerMembership:
             )
         successor = replace(known, member_id=member_id, epoch=JOINING_EPOCH, previous_epoch=JOINING_EPOCH)
         target = group.target_of(known.member_id)
-        for meaning in gone(group.group_id, known.member_id):
+        for meaning in removal_records(group.group_id, known.member_id):
             change.add(meaning)
         change.add(records.member_stored(group.group_id, successor))
         change.add(records.TargetStored(group.group_id, member_id, target))
@@ -178,8 +178,8 @@ class ConsumerMembership:
         groups, group_id = self._groups, request.group_id
         group = groups.groups.get(group_id)
         if group is None:
-            groups.describe(group_id)  # says why not
-            raise AssertionError("it is none")
+            groups.describe(group_id)  # raises the reason
+            raise AssertionError("the group is not a consumer group")
         if request.instance_id is None:
             member = group.members.get(request.member_id)
             if member is None:
@@ -188,20 +188,20 @@ class ConsumerMembership:
             member = group.static_member(request.instance_id)
             if member is None:
                 raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {request.instance_id} is unknown.")
-            refuse_fenced(member, request.member_id, request.instance_id)
-        answer = ConsumerHeartbeatAnswer(member_id=request.member_id, member_epoch=request.member_epoch)
+            check_not_fenced(member, request.member_id, request.instance_id)
+        answer = ConsumerHeartbeatResponse(member_id=request.member_id, member_epoch=request.member_epoch)
         if request.instance_id is None or request.member_epoch == LEAVING_EPOCH:
             groups.migration.fence(group, (member,), now, ticket, answer)
             return
         change = Change(group)
-        away = replace(member, epoch=STATIC_LEAVING_EPOCH, assigned=_since_always(member.assigned), revoking=NONE_HELD)
+        away = replace(member, epoch=STATIC_LEAVING_EPOCH, assigned=_at_epoch_zero(member.assigned), revoking=NONE_HELD)
         change.add(records.current_stored(group_id, away))
         groups.commit(change, now, ticket, answer)
 
     # --- small parts ----------------------------------------
 
     def keep_alive(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
-        """The session begins anew."""
+        """Restart the session timeout."""
         timeout_ms = (
             self._groups.session_timeout_ms(group.group_id)
             if member.classic is None
@@ -210,8 +210,8 @@ class ConsumerMembership:
         self._groups.arm(TimerKind.SESSION, group.group_id, member.member_id, now, timeout_ms)
 
 
-def gone(group_id: str, member_id: str) -> list[records.ConsumerMeaning]:
-    """The records with which a member goes, in their order."""
+def removal_records(group_id: str, member_id: str) -> list[records.ConsumerMeaning]:
+    """The records that remove a member, in order."""
     return [
         records.CurrentStored(group_id, member_id, None),
         records.TargetStored(group_id, member_id, None),
@@ -219,10 +219,10 @@ def gone(group_id: str, member_id: str) -> list[records.ConsumerMeaning]:
     ]
 
 
-def _since_always(held: Held) -> Held:
-    """The same partitions at epoch 0: whoever comes in the member's place may commit from its first epoch on."""
+def _at_epoch_zero(held: Held) -> Held:
+    """The same partitions at epoch 0: the member's replacement may commit from its first epoch on."""
     return {topic_id: dict.fromkeys(epochs, 0) for topic_id, epochs in held.items()}
 
 
-def _told(held: Held) -> tuple[tuple[UUID, tuple[int, ...]], ...]:
+def _to_response(held: Held) -> tuple[tuple[UUID, tuple[int, ...]], ...]:
     return tuple((topic_id, tuple(sorted(epochs))) for topic_id, epochs in held.items())

@@ -1,4 +1,4 @@
-"""What the consumer protocol asks of the coordinator and is told. Data only."""
+"""Requests to and responses of the coordinator for the consumer protocol. Data only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerHeartbeatRequest:
-    """A member lives, joins (epoch 0) or leaves (-1; -2 for a static one that will be back). What is None is as before,
-    and for `owned` it was not told."""
+    """A member's heartbeat, join (epoch 0) or leave (-1; -2 for a static one that will return). None means unchanged;
+    for `owned`, not reported."""
 
     group_id: str
     member_id: str
@@ -30,11 +30,11 @@ class ConsumerHeartbeatRequest:
     client_id: str = ""
     client_host: str = ""
     must_bring_member_id: bool = True
-    """From version 1 on the client makes its own id (KIP-1082)."""
+    """From version 1 on the client generates its id (KIP-1082)."""
 
     @property
     def is_full(self) -> bool:
-        """It says all that there is to say, as after an error: the member wants to be told everything."""
+        """All fields are set, as after an error: the response must be complete, too."""
         return (
             self.rebalance_timeout_ms != -1
             and (self.subscribed_names is not None or self.subscribed_regex is not None)
@@ -43,8 +43,8 @@ class ConsumerHeartbeatRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerHeartbeatAnswer:
-    """The member's epoch, and what it may use when that is news."""
+class ConsumerHeartbeatResponse:
+    """The member's epoch, and its assignment if that has changed."""
 
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
@@ -52,7 +52,7 @@ class ConsumerHeartbeatAnswer:
     member_epoch: int = 0
     heartbeat_interval_ms: int = 0
     assignment: tuple[tuple[UUID, tuple[int, ...]], ...] | None = None
-    """None: as before."""
+    """None: unchanged."""
 
 
 class DescribedConsumerMember(NamedTuple):
@@ -62,7 +62,7 @@ class DescribedConsumerMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DescribedConsumerGroup:
-    """All that an administrator can see of a group of the consumer protocol."""
+    """The fields of ConsumerGroupDescribe."""
 
     group_id: str
     state: str

@@ -1,8 +1,8 @@
-"""How a group changes its protocol while it lives, and how members are put out of it.
+"""Online migration of a group between the protocols, and the removal of members.
 
 Owns the two conversions (KIP-848, online migration) and their conditions. Up: the first member of the consumer protocol
-joins a classic group of consumers; its members go on as they are, each with its last assignment. Down: the last member
-of the consumer protocol goes, and only members of the classic one are left; they join anew.
+joins a classic group of consumers; its members continue, each with its last assignment. Down: the last member of the
+consumer protocol leaves, and only members of the classic one remain; they rejoin.
 
 | `group.consumer.migration.policy` | up | down |
 |-----------------------------------|----|------|
@@ -11,7 +11,7 @@ of the consumer protocol goes, and only members of the classic one are left; the
 | downgrade                         | no | yes  |
 | bidirectional                     | yes | yes |
 
-An empty group of either protocol is no obstacle to the other one: it goes, its offsets stay.
+An empty group of either protocol does not block the other one: it is deleted, its offsets stay.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fenceline.groups.consumer_embedded import (
     read_subscription,
     write_assignment,
 )
-from fenceline.groups.consumer_membership import gone
+from fenceline.groups.consumer_membership import removal_records
 from fenceline.groups.consumer_model import ClassicMember, ConsumerGroup, ConsumerMember, Held, Partitions
 from fenceline.groups.messages import Outcome, Ticket
 from fenceline.groups.model import CONSUMER_PROTOCOL_TYPE, Group, Member
@@ -51,7 +51,7 @@ class Migration:
     # --- up ----------------------------------------
 
     def group_for_heartbeat(self, group_id: str, is_joining: bool) -> Change:
-        """The group, a new one, or one that takes the place of a classic one. Raises PeerError."""
+        """The group, a new one, or one that replaces a classic one. Raises PeerError."""
         groups = self._groups
         group = groups.groups.get(group_id)
         if group is not None:
@@ -65,10 +65,10 @@ class Migration:
             raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
         if classic.state is GroupState.EMPTY:
             return Change(ConsumerGroup(group_id), first=[group_tombstone(group_id)], replaces=classic)
-        self._refuse_upgrade(classic)
+        self._check_upgrade(classic)
         return self._upgraded(classic)
 
-    def _refuse_upgrade(self, classic: Group) -> None:
+    def _check_upgrade(self, classic: Group) -> None:
         settings = self._groups.settings
         if not settings.migration_policy.allows_upgrade:
             why = "online upgrade is disabled"
@@ -111,7 +111,7 @@ class Migration:
         return change
 
     def converted(self, change: Change, now: Now) -> None:
-        """The change that took a classic group's place is on its way: who waits there is asked to join anew."""
+        """The change that replaces a classic group is pending: its waiting members are asked to rejoin."""
         classic = change.replaces
         if classic is None or not classic.members:
             return
@@ -121,17 +121,19 @@ class Migration:
         for pending in classic.pending_joins:
             shard.disarm(TimerKind.SESSION, classic.group_id, pending)
         for member in classic.members.values():
-            shard.rebalance.end_waits(classic, member, ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
+            shard.rebalance.fail_parked_requests(
+                classic, member, ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id
+            )
             shard.rebalance.keep_alive(classic, member, now)
 
-        def refused(then: Now) -> None:
+        def on_rejected(then: Now) -> None:
             if classic.state is GroupState.PREPARING_REBALANCE:
                 delay_ms = then.monotonic_ms + classic.rebalance_timeout_ms
                 shard.arm(TimerKind.JOIN, classic.group_id, "", delay_ms)
             elif classic.state is GroupState.COMPLETING_REBALANCE:
                 shard.rebalance.prepare(classic, then)
 
-        change.refused = refused
+        change.on_rejected = on_rejected
 
     # --- out, and down ----------------------------------------
 
@@ -143,14 +145,15 @@ class Migration:
         ticket: Ticket | None = None,
         outcome: Outcome | None = None,
     ) -> None:
-        """Members go, for themselves or put out. Raises PeerError where what is left can not be read."""
+        """Remove members that leave or are removed. Raises PeerError if the subscriptions of the others cannot be
+        read."""
         if self._may_downgrade(group, members):
             left = [member for member in group.members.values() if member not in members]
             self.downgrade(Change(group), left, now, rebalances=True, ticket=ticket, outcome=outcome)
         else:
-            self.put_out(group, members, now, ticket, outcome)
+            self.remove_members(group, members, now, ticket, outcome)
 
-    def put_out(
+    def remove_members(
         self,
         group: ConsumerGroup,
         members: Collection[ConsumerMember],
@@ -158,11 +161,11 @@ class Migration:
         ticket: Ticket | None = None,
         outcome: Outcome | None = None,
     ) -> None:
-        """Members go, and the group keeps its protocol."""
+        """Remove members; the group keeps its protocol."""
         groups, group_id = self._groups, group.group_id
         change = Change(group)
         for member in members:
-            for meaning in gone(group_id, member.member_id):
+            for meaning in removal_records(group_id, member.member_id):
                 change.add(meaning)
         for regex in sorted({member.subscribed_regex for member in members if member.subscribed_regex}):
             if not change.group.subscribers_of(regex):
@@ -181,7 +184,7 @@ class Migration:
         )
 
     def may_downgrade_with(self, group: ConsumerGroup, replaced: ConsumerMember | None) -> bool:
-        """Whether only classic members are left when a static one comes back with the classic protocol."""
+        """Whether only classic members are left when a static one returns with the classic protocol."""
         return (
             replaced is not None
             and not replaced.uses_classic
@@ -203,7 +206,7 @@ class Migration:
         ticket: Ticket | None = None,
         outcome: Outcome | None = None,
     ) -> None:
-        """The members that are left become a classic group, at the group's epoch as its generation."""
+        """The remaining members become a classic group, with the group's epoch as its generation."""
         groups, group = self._groups, change.group
         shard = groups.shard
         classic = self._classic_of(group, left, now)
@@ -211,7 +214,7 @@ class Migration:
             change.add(meaning)
         change.last = [group_record(classic)]
         change.becomes = classic
-        change.refused = lambda then: shard.membership.give_up(classic, then)
+        change.on_rejected = lambda then: shard.membership.unload(classic, then)
         groups.commit(change, now, ticket, outcome)
         for member in classic.members.values():
             shard.rebalance.keep_alive(classic, member, now)
@@ -249,14 +252,14 @@ class Migration:
             except MalformedSubscription:
                 raise PeerError(
                     ErrorCode.GROUP_ID_NOT_FOUND,
-                    f"Cannot downgrade the classic group {group.group_id}: a subscription can not be read.",
+                    f"Cannot downgrade the classic group {group.group_id}: a subscription cannot be read.",
                 ) from None
             member.assignment = write_assignment(target, self._groups.image, version)
         return classic
 
 
 def _metadata(member: Member, protocol_name: str | None) -> bytes:
-    """Its subscription in the group's protocol; in its own first one where it has joined with others since."""
+    """Its subscription in the group's protocol; in its own first one if it has joined with others since."""
     return dict(member.protocols).get(protocol_name or "", member.protocols[0][1])
 
 

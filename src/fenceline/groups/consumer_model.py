@@ -1,22 +1,22 @@
 """A group of the consumer protocol and its members (KIP-848): data and the invariants between its fields.
 
-Nothing here changes: a group is a value, each record of the log makes the next one (`consumer_replay`). That makes a
-refused write simple to take back, and a group that was loaded equal to the one that was there before.
+All values are immutable: each record of the log makes the next group (`consumer_replay`). So a rejected write is easy
+to undo, and a loaded group equals the original one.
 
-Three epochs tell how far the group is. The group epoch goes up when something asks for another assignment; the
-assignment epoch is the group epoch for which the target was computed; a member's epoch is the assignment epoch that it
-has come to. A member that still has to give something up keeps its epoch until it has.
+Three epochs show the progress of a group. The group epoch is raised when a new assignment is needed; the assignment
+epoch is the group epoch for which the target was computed; a member's epoch is the assignment epoch that it has
+reached. A member that still has to revoke partitions keeps its epoch until it has.
 
-| state       | when                                             |
+| state       | condition                                        |
 |-------------|--------------------------------------------------|
-| Empty       | nobody is in it                                  |
+| Empty       | it has no members                                |
 | Assigning   | the target is older than the group epoch         |
-| Reconciling | a member has not come to the target yet          |
+| Reconciling | a member has not reached the target yet          |
 | Stable      | all have                                         |
-| Dead        | the group is gone: it has no value any more      |
+| Dead        | the group is deleted: it has no value any more   |
 
-Invariants (`ConsumerGroup.check`): a partition is held by one member at most, whether it is assigned to it or still to
-be given up; every instance id belongs to a member that carries it.
+Invariants (`ConsumerGroup.check`): a partition is owned by at most one member, whether it is assigned or being revoked;
+every instance id belongs to a member that has it.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from fenceline.groups.messages import Protocols
 
 GROUP_TYPE: Final = "consumer"
 INITIAL_EPOCH: Final = 1
-"""Of a group and of its assignment, before anybody has joined."""
+"""Of a group and of its assignment before the first member joins."""
 JOINING_EPOCH: Final = 0
 LEAVING_EPOCH: Final = -1
 STATIC_LEAVING_EPOCH: Final = -2
-"""A static member that will be back: its place is kept for its session."""
+"""A static member that will return: its place is kept for its session timeout."""
 NEW_MEMBER_PREVIOUS_EPOCH: Final = -1
 
 Partitions: TypeAlias = Mapping[UUID, frozenset[int]]
 """By topic id; no topic without a partition."""
 Held: TypeAlias = Mapping[UUID, Mapping[int, int]]
 """By topic id and partition: the assignment epoch at which the member got it (KIP-1251)."""
-Wish: TypeAlias = tuple[frozenset[str], str]
-"""What a member subscribes to: names, and a regular expression or ""."""
+SubscriptionKey: TypeAlias = tuple[frozenset[str], str]
+"""A member's subscription: names, and a regular expression or ""."""
 NONE_HELD: Final[Held] = {}
 NO_PARTITIONS: Final[Partitions] = {}
 
 
 class ConsumerGroupState(StrEnum):
-    """The value is the name that ListGroups and ConsumerGroupDescribe show."""
+    """The value is the name in ListGroups and ConsumerGroupDescribe."""
 
     EMPTY = "Empty"
     ASSIGNING = "Assigning"
@@ -62,21 +62,21 @@ class ConsumerGroupState(StrEnum):
 
 
 class MemberState(IntEnum):
-    """Where a member is on its way to the target. The value is that of the record."""
+    """A member's progress towards the target. The value is that of the record."""
 
     STABLE = 0
-    """It has all that it could be given at its epoch."""
+    """It has everything that it could be given at its epoch."""
     UNREVOKED_PARTITIONS = 1
-    """It has to give something up and has not said yet that it did."""
+    """It has to revoke partitions and has not confirmed that yet."""
     UNRELEASED_PARTITIONS = 2
-    """It waits for something that another member holds."""
+    """It waits for partitions that another member owns."""
     UNKNOWN = 127
-    """Of a newer release: the member has to begin anew."""
+    """Written by a newer release: the member has to rejoin."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassicMember:
-    """What a member brought that speaks the classic protocol."""
+    """The data of a member that speaks the classic protocol."""
 
     session_timeout_ms: int
     protocols: Protocols
@@ -84,7 +84,7 @@ class ClassicMember:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMember:
-    """One member. `revoking` are partitions that it was asked to give up and may still use."""
+    """One member. `revoking`: partitions that it was asked to revoke and may still use."""
 
     member_id: str
     epoch: int = JOINING_EPOCH
@@ -108,14 +108,14 @@ class ConsumerMember:
         return self.classic is not None
 
     @property
-    def wish(self) -> Wish:
+    def subscription_key(self) -> SubscriptionKey:
         return self.subscribed_names, self.subscribed_regex
 
     def is_reconciled_to(self, assignment_epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.epoch == assignment_epoch
 
     def epoch_of(self, topic_id: UUID, partition: int) -> int | None:
-        """The epoch at which the member got a partition; None where it has nothing to do with it."""
+        """The epoch at which the member got a partition; None if the partition is not its own."""
         for held in (self.assigned, self.revoking):
             epoch = held.get(topic_id, {}).get(partition)
             if epoch is not None:
@@ -125,7 +125,7 @@ class ConsumerMember:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRegex:
-    """The topics that a regular expression matched, in which version of the metadata, and when."""
+    """The topics that matched a regular expression, the metadata version and the time."""
 
     topics: frozenset[str] = frozenset()
     version: int = -1
@@ -134,25 +134,25 @@ class ResolvedRegex:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroup:
-    """One group. `owners`, `static_members` and `wishes` follow from the members."""
+    """One group. `owners`, `static_members` and `subscription_counts` are derived from the members."""
 
     group_id: str
     epoch: int = INITIAL_EPOCH
     metadata_hash: int = 0
     assignment_epoch: int = INITIAL_EPOCH
     assigned_at_ms: int = 0
-    """When the target was computed; 0 where nobody knows."""
+    """When the target was computed; 0 if unknown."""
     members: Map[str, ConsumerMember] = Map()  # noqa: RUF009
     target: Map[str, Partitions] = Map()  # noqa: RUF009
     regexes: Map[str, ResolvedRegex] = Map()  # noqa: RUF009
     static_members: Map[str, str] = Map()  # noqa: RUF009
     """Instance id to member id."""
     owners: Map[tuple[UUID, int], str] = Map()  # noqa: RUF009
-    """Who holds a partition, assigned or still to be given up."""
-    wishes: Map[Wish, int] = Map()  # noqa: RUF009
-    """How many members want the same: what all want is known without asking each of them."""
+    """Which member owns a partition, assigned or being revoked."""
+    subscription_counts: Map[SubscriptionKey, int] = Map()  # noqa: RUF009
+    """How many members have the same subscription, so that it need not be counted again."""
     has_old_metadata: bool = False
-    """The log has a record of subscribed topics as Kafka 4.0 wrote them; it goes with the next epoch."""
+    """The log has a record of subscribed topics from Kafka 4.0; the next epoch deletes it."""
 
     # --- reading ----------------------------------------
 
@@ -178,30 +178,34 @@ class ConsumerGroup:
         return self.target.get(member_id, NO_PARTITIONS)
 
     def subscription_of(self, member: ConsumerMember) -> frozenset[str]:
-        """The names of all topics that a member wants, whether they exist or not."""
-        return self._topics_of(member.wish)
+        """The names of all topics that a member subscribes to, whether they exist or not."""
+        return self._topics_of(member.subscription_key)
 
-    def _topics_of(self, wish: Wish) -> frozenset[str]:
-        names, regex = wish
+    def _topics_of(self, subscription_key: SubscriptionKey) -> frozenset[str]:
+        names, regex = subscription_key
         resolved = self.regexes.get(regex) if regex else None
         return names if resolved is None or not resolved.topics else names | resolved.topics
 
     def subscribed_topics(self) -> frozenset[str]:
         """Of all members."""
         wanted: set[str] = set()
-        for wish in self.wishes:
-            wanted |= self._topics_of(wish)
+        for subscription_key in self.subscription_counts:
+            wanted |= self._topics_of(subscription_key)
         return frozenset(wanted)
 
     def is_subscribed_to(self, topic: str) -> bool:
-        return any(topic in self._topics_of(wish) for wish in self.wishes)
+        return any(topic in self._topics_of(subscription_key) for subscription_key in self.subscription_counts)
 
     def subscribers_of(self, regex: str) -> int:
-        return sum(count for wish, count in self.wishes.items() if wish[1] == regex) if regex else 0
+        return (
+            sum(count for subscription_key, count in self.subscription_counts.items() if subscription_key[1] == regex)
+            if regex
+            else 0
+        )
 
     def is_homogeneous(self) -> bool:
-        """All members want the same."""
-        return len(self.wishes) <= 1
+        """Whether all members have the same subscription."""
+        return len(self.subscription_counts) <= 1
 
     def preferred_assignor(self) -> str | None:
         """The one that most members name."""
@@ -213,13 +217,13 @@ class ConsumerGroup:
         return max(votes, key=lambda name: (votes[name], name)) if votes else None
 
     def supports_classic(self, names: Iterator[str]) -> bool:
-        """Whether one of these protocols is that of all members who speak the classic one."""
+        """Whether all members of the classic protocol support one of these protocols."""
         classics = [member.classic for member in self.members.values() if member.classic is not None]
         known = [{name for name, _ in classic.protocols} for classic in classics]
         return any(all(name in each for each in known) for name in names)
 
     def waits_for_others(self, member: ConsumerMember) -> bool:
-        """Whether something that a member is to get is still held by another one."""
+        """Whether another member still owns partitions that a member is to get."""
         if member.state is not MemberState.UNRELEASED_PARTITIONS:
             return False
         return any(
@@ -232,23 +236,23 @@ class ConsumerGroup:
     # --- the next value ----------------------------------------
 
     def with_member(self, member: ConsumerMember) -> ConsumerGroup:
-        """A member is new, or another than before."""
+        """The group with this member added or replaced."""
         before = self.members.get(member.member_id)
         owners = self.owners
         if before is None or before.assigned is not member.assigned or before.revoking is not member.revoking:
-            owners = _handed(owners, before, member)
+            owners = _updated_owners(owners, before, member)
         static_members = self.static_members
         if member.instance_id is not None and static_members.get(member.instance_id) != member.member_id:
             static_members = static_members.set(member.instance_id, member.member_id)
-        wishes = self.wishes
-        if before is None or before.wish != member.wish:
-            wishes = _counted(wishes, before, member)
+        subscription_counts = self.subscription_counts
+        if before is None or before.subscription_key != member.subscription_key:
+            subscription_counts = _updated_counts(subscription_counts, before, member)
         return replace(
             self,
             members=self.members.set(member.member_id, member),
             owners=owners,
             static_members=static_members,
-            wishes=wishes,
+            subscription_counts=subscription_counts,
         )
 
     def without_member(self, member_id: str) -> ConsumerGroup:
@@ -261,9 +265,9 @@ class ConsumerGroup:
         return replace(
             self,
             members=self.members.delete(member_id),
-            owners=_handed(self.owners, before, None),
+            owners=_updated_owners(self.owners, before, None),
             static_members=static_members,
-            wishes=_counted(self.wishes, before, None),
+            subscription_counts=_updated_counts(self.subscription_counts, before, None),
         )
 
     def check(self) -> None:
@@ -275,45 +279,49 @@ class ConsumerGroup:
                     assert epochs, "no topic without a partition"
                     for partition in epochs:
                         where = (topic_id, partition)
-                        assert where not in held, f"{where} is held by {held[where]} and by {member.member_id}"
+                        assert where not in held, f"{where} is owned by {held[where]} and by {member.member_id}"
                         held[where] = member.member_id
-        assert held == dict(self.owners), "owners follow from the members"
-        assert Counter(member.wish for member in self.members.values()) == dict(self.wishes), "so do wishes"
+        assert held == dict(self.owners), "owners match the members"
+        assert Counter(member.subscription_key for member in self.members.values()) == dict(self.subscription_counts), (
+            "subscription counts match the members"
+        )
         assert all(
             self.members[member_id].instance_id == instance for instance, member_id in self.static_members.items()
-        ), "an instance id is its member's"
+        ), "an instance id belongs to its member"
 
 
-def _counted(wishes: Map[Wish, int], before: ConsumerMember | None, after: ConsumerMember | None) -> Map[Wish, int]:
-    """What the members want, when one is another."""
-    changed = wishes.mutate()
+def _updated_counts(
+    subscription_counts: Map[SubscriptionKey, int], before: ConsumerMember | None, after: ConsumerMember | None
+) -> Map[SubscriptionKey, int]:
+    """The subscription counts after one member is replaced."""
+    changed = subscription_counts.mutate()
     if before is not None:
-        if left := changed[before.wish] - 1:
-            changed[before.wish] = left
+        if left := changed[before.subscription_key] - 1:
+            changed[before.subscription_key] = left
         else:
-            del changed[before.wish]
+            del changed[before.subscription_key]
     if after is not None:
-        changed[after.wish] = changed.get(after.wish, 0) + 1
+        changed[after.subscription_key] = changed.get(after.subscription_key, 0) + 1
     return changed.finish()
 
 
-def _handed(
+def _updated_owners(
     owners: Map[tuple[UUID, int], str], before: ConsumerMember | None, after: ConsumerMember | None
 ) -> Map[tuple[UUID, int], str]:
-    """Who holds what, when a member is another. In a log that was compacted an older record of who held a partition
-    may stand behind the newer one of another member: only what is still the member's own is taken from it."""
+    """The owners after one member is replaced. In a compacted log an older record of a partition's owner may follow the
+    newer one of another member: only partitions that are still the member's own are removed."""
     changed = owners.mutate()
     if before is not None:
-        for where in _where(before):
+        for where in _partitions_of(before):
             if changed.get(where) == before.member_id:
                 del changed[where]
     if after is not None:
-        for where in _where(after):
+        for where in _partitions_of(after):
             changed[where] = after.member_id
     return changed.finish()
 
 
-def _where(member: ConsumerMember) -> Iterator[tuple[UUID, int]]:
+def _partitions_of(member: ConsumerMember) -> Iterator[tuple[UUID, int]]:
     for held in (member.assigned, member.revoking):
         for topic_id, partitions in held.items():
             for partition in partitions:

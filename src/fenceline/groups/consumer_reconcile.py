@@ -1,17 +1,17 @@
-"""A member's next step towards the target: what it keeps, has to give up, gets, and waits for.
+"""A member's next step towards the target: partitions it keeps, has to revoke, gets, and waits for.
 
-Owns the rule that a partition is given to a member only when nobody else holds it: first it is taken from the one, and
-that member says so by no longer naming it, then it is given to the other. A pure function of a group's values.
+Owns the rule that a partition is assigned to a member only when no other member owns it: it is first revoked from its
+owner, which confirms that by no longer reporting it, then assigned to the other. A pure function of a group's values.
 
-| state                 | still names what it was asked to give up | otherwise                                       |
-|-----------------------|------------------------------------------|-------------------------------------------------|
-| STABLE                | -                                        | at the target's epoch: nothing; else towards it |
-| UNREVOKED_PARTITIONS  | stays                                    | towards the target                              |
-| UNRELEASED_PARTITIONS | -                                        | towards the target                              |
-| UNKNOWN               | fenced                                   | towards the target, from nothing                |
+| state                 | still reports partitions to revoke | otherwise                                       |
+|-----------------------|------------------------------------|-------------------------------------------------|
+| STABLE                | -                                  | at the target's epoch: nothing; else towards it |
+| UNREVOKED_PARTITIONS  | unchanged                          | towards the target                              |
+| UNRELEASED_PARTITIONS | -                                  | towards the target                              |
+| UNKNOWN               | fenced                             | towards the target, from nothing                |
 
-Towards the target: with something to give up the member keeps its epoch until it has; otherwise it comes to the
-target's epoch with all that nobody else holds, and waits (UNRELEASED_PARTITIONS) where that is not all.
+Towards the target: a member with partitions to revoke keeps its epoch until it has revoked them. Otherwise it reaches
+the target's epoch with all partitions that no other member owns, and waits (UNRELEASED_PARTITIONS) for the rest.
 """
 
 from __future__ import annotations
@@ -25,51 +25,51 @@ from fenceline.groups.consumer_model import NONE_HELD, ConsumerMember, Held, Mem
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
-    """What a member is led to, and what counts on the way."""
+class StepContext:
+    """A member's target, and what must hold for a step towards it."""
 
     epoch: int
     target: Partitions
     subscribed: Callable[[], set[UUID]]
-    """The topics that exist of those it wants now: the target may be older."""
+    """The existing topics that it subscribes to now: the target may be older."""
     is_held: Callable[[UUID, int], bool]
-    """Whether any member holds a partition."""
+    """Whether any member owns a partition."""
     owned: Partitions | None
-    """What the member says that it uses; None when it did not say."""
+    """The partitions that the member reports as owned; None if it did not report them."""
     subscription_changed: bool = False
 
 
-def next_step(member: ConsumerMember, aim: Aim) -> ConsumerMember:
-    """The member after this step; itself where there is none. Raises PeerError FENCED_MEMBER_EPOCH."""
-    if not aim.subscription_changed and member.is_reconciled_to(aim.epoch):
+def next_step(member: ConsumerMember, context: StepContext) -> ConsumerMember:
+    """The member after this step; unchanged if there is none. Raises PeerError FENCED_MEMBER_EPOCH."""
+    if not context.subscription_changed and member.is_reconciled_to(context.epoch):
         return member
     match member.state:
-        case MemberState.STABLE if member.epoch == aim.epoch:
-            return _unsubscribed(member, aim)
-        case MemberState.UNREVOKED_PARTITIONS if _names_any(aim.owned, member.revoking):
-            return _unsubscribed(member, aim) if aim.subscription_changed else member
-        case MemberState.UNKNOWN if aim.owned is None or aim.owned:
+        case MemberState.STABLE if member.epoch == context.epoch:
+            return _unsubscribed(member, context)
+        case MemberState.UNREVOKED_PARTITIONS if _names_any(context.owned, member.revoking):
+            return _unsubscribed(member, context) if context.subscription_changed else member
+        case MemberState.UNKNOWN if context.owned is None or context.owned:
             raise PeerError(
                 ErrorCode.FENCED_MEMBER_EPOCH,
                 "The consumer group member is in a unknown state. The member must abandon all its partitions and"
                 " rejoin.",
             )
         case MemberState.UNKNOWN:
-            return _towards(member, aim, aim.epoch)
+            return _towards(member, context, context.epoch)
         case _:
-            return _towards(member, aim, member.epoch)
+            return _towards(member, context, member.epoch)
 
 
 def _names_any(owned: Partitions | None, held: Held) -> bool:
-    """Whether the member still uses some of these; it does as long as it has not said otherwise."""
+    """Whether the member still uses some of these; it does until it reports otherwise."""
     if owned is None:
         return True
     return any(partition in held.get(topic_id, {}) for topic_id, used in owned.items() for partition in used)
 
 
-def _unsubscribed(member: ConsumerMember, aim: Aim) -> ConsumerMember:
-    """Take away what the member does not want any more; the rest of the target waits for its next step."""
-    subscribed = aim.subscribed()
+def _unsubscribed(member: ConsumerMember, context: StepContext) -> ConsumerMember:
+    """Remove topics that the member no longer subscribes to; the rest of the target waits for its next step."""
+    subscribed = context.subscribed()
     dropped = {topic_id: held for topic_id, held in member.assigned.items() if topic_id not in subscribed}
     if not dropped:
         return member
@@ -77,7 +77,7 @@ def _unsubscribed(member: ConsumerMember, aim: Aim) -> ConsumerMember:
     revoking: dict[UUID, Mapping[int, int]] = dict(member.revoking)
     for topic_id, held in dropped.items():
         revoking[topic_id] = {**revoking.get(topic_id, {}), **held}
-    if _names_any(aim.owned, revoking):
+    if _names_any(context.owned, revoking):
         return replace(
             member,
             state=MemberState.UNREVOKED_PARTITIONS,
@@ -88,14 +88,14 @@ def _unsubscribed(member: ConsumerMember, aim: Aim) -> ConsumerMember:
     return replace(member, previous_epoch=member.epoch, assigned=assigned)
 
 
-def _towards(member: ConsumerMember, aim: Aim, epoch: int) -> ConsumerMember:
-    subscribed = aim.subscribed()
+def _towards(member: ConsumerMember, context: StepContext, epoch: int) -> ConsumerMember:
+    subscribed = context.subscribed()
     assigned: dict[UUID, dict[int, int]] = {}
     revoking: dict[UUID, dict[int, int]] = {}
     gained: dict[UUID, list[int]] = {}
     is_waiting = False
-    for topic_id in sorted(aim.target.keys() | member.assigned.keys()):
-        target = aim.target.get(topic_id, frozenset()) if topic_id in subscribed else frozenset()
+    for topic_id in sorted(context.target.keys() | member.assigned.keys()):
+        target = context.target.get(topic_id, frozenset()) if topic_id in subscribed else frozenset()
         held = member.assigned.get(topic_id, {})
         own_revoking = member.revoking.get(topic_id, {})
         for partition, since in held.items():
@@ -104,11 +104,11 @@ def _towards(member: ConsumerMember, aim: Aim, epoch: int) -> ConsumerMember:
         for partition in sorted(target):
             if partition in held:
                 continue
-            if aim.is_held(topic_id, partition) and partition not in own_revoking:
+            if context.is_held(topic_id, partition) and partition not in own_revoking:
                 is_waiting = True
             else:
                 gained.setdefault(topic_id, []).append(partition)
-    if revoking and _names_any(aim.owned, revoking):
+    if revoking and _names_any(context.owned, revoking):
         return replace(
             member,
             state=MemberState.UNREVOKED_PARTITIONS,
@@ -118,11 +118,11 @@ def _towards(member: ConsumerMember, aim: Aim, epoch: int) -> ConsumerMember:
             revoking=revoking,
         )
     for topic_id, partitions in gained.items():
-        assigned.setdefault(topic_id, {}).update(dict.fromkeys(partitions, aim.epoch))
+        assigned.setdefault(topic_id, {}).update(dict.fromkeys(partitions, context.epoch))
     return replace(
         member,
         state=MemberState.UNRELEASED_PARTITIONS if is_waiting else MemberState.STABLE,
-        epoch=aim.epoch,
+        epoch=context.epoch,
         previous_epoch=member.epoch,
         assigned=assigned or NONE_HELD,
         revoking=NONE_HELD,

@@ -1,9 +1,9 @@
-"""The records of `__consumer_offsets` that groups of the consumer protocol need: schemas, bytes, and their meaning.
+"""The records of `__consumer_offsets` for groups of the consumer protocol: schemas, bytes, and their meaning.
 
 Owns `formats.md F7` for key types 3-8 and 16, as Kafka 4.3.1 writes them. Decides nothing.
 
-A meaning is one change to a group. What is written is made of meanings and applied to the group by the same function
-that replays the log (`consumer_replay.applied`), so that a loaded group can not differ from one that lived.
+A meaning is one change to a group. Writes are encoded from meanings, and the same function applies them to the group
+that replays the log (`consumer_replay.applied`), so that a loaded group equals the original one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fenceline.wire.message import MessageCodec, codec, kafka
 
 EPOCH_KEY: Final = 3
 OLD_METADATA_KEY: Final = 4
-"""Subscribed topics as Kafka 4.0 wrote them; since 4.1 a hash in the record of the epoch stands for them."""
+"""Subscribed topics as in Kafka 4.0; since 4.1 a hash in the record of the epoch replaces it."""
 MEMBER_KEY: Final = 5
 TARGET_EPOCH_KEY: Final = 6
 TARGET_KEY: Final = 7
@@ -89,7 +89,7 @@ class MemberValue:
     subscribed_topic_regex: str | None = kafka("string", versions="0+", nullable="0+", default=None)
     rebalance_timeout_ms: int = kafka("int32", versions="0+", default=-1)
     server_assignor: str | None = kafka("string", versions="0+", nullable="0+", default=None)
-    # Kafka's default is an empty struct, not null: null is written out.
+    # Kafka's default is an empty struct, not null: null is written explicitly.
     classic_member_metadata: ClassicMemberMetadata | None = kafka(  # noqa: RUF009
         "ClassicMemberMetadata", versions="0+", tag=0, tagged_versions="0+", nullable="0+", default=_EMPTY
     )
@@ -120,7 +120,7 @@ class TargetValue:
 
 @dataclass(frozen=True, slots=True)
 class HeldTopic:
-    """A topic that a member holds partitions of. `assignment_epochs` are beside `partitions`; null in older logs."""
+    """A topic whose partitions a member owns. `assignment_epochs` run parallel to `partitions`; null in older logs."""
 
     topic_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)  # noqa: RUF009
     partitions: tuple[int, ...] = kafka("[]int32", versions="0+", default=())
@@ -165,7 +165,7 @@ _REGEX_VALUE: Final = codec(RegexValue, versions=(0, 0), flexible="0+")
 class EpochStored(NamedTuple):
     group_id: str
     value: EpochValue | None
-    """None: the group is gone."""
+    """None: the group is deleted."""
 
 
 class OldMetadataStored(NamedTuple):
@@ -174,12 +174,12 @@ class OldMetadataStored(NamedTuple):
 
 
 class MemberStored(NamedTuple):
-    """Who a member is and what it wants."""
+    """A member's identity and subscription."""
 
     group_id: str
     member_id: str
     value: MemberValue | None
-    """None: it is gone."""
+    """None: it is removed."""
 
 
 class TargetEpochStored(NamedTuple):
@@ -188,7 +188,7 @@ class TargetEpochStored(NamedTuple):
 
 
 class TargetStored(NamedTuple):
-    """What a member is to have."""
+    """A member's target assignment."""
 
     group_id: str
     member_id: str
@@ -196,7 +196,7 @@ class TargetStored(NamedTuple):
 
 
 class CurrentStored(NamedTuple):
-    """What a member has, and how far it is."""
+    """A member's current assignment and its state."""
 
     group_id: str
     member_id: str
@@ -215,14 +215,14 @@ ConsumerMeaning: TypeAlias = (
 
 
 def decode(key_type: int, key: bytes, value: bytes | None) -> ConsumerMeaning | None:
-    """What a record says; None for a key type that is none of this module's. Raises InternalError."""
+    """The meaning of a record; None for a key type of another module. Raises InternalError."""
     reader = _READERS.get(key_type)
     if reader is None:
         return None
     try:
         return reader(key, value)
     except (struct.error, MalformedRequest) as error:
-        raise InternalError(f"a record of a consumer group can not be read: {error} (key {key.hex()})") from error
+        raise InternalError(f"a consumer group record cannot be read: {error} (key {key.hex()})") from error
 
 
 def _value(kind: MessageCodec[Any], value: bytes) -> Any:
@@ -272,7 +272,7 @@ _READERS: Final[dict[int, Callable[[bytes, bytes | None], ConsumerMeaning]]] = {
 
 
 def encode(meaning: ConsumerMeaning) -> KeyValue:
-    """The record that says this."""
+    """The record with this meaning."""
     match meaning:
         case EpochStored(group_id, value):
             return _pair(EPOCH_KEY, _group_key(group_id), _EPOCH_VALUE, value)
@@ -315,7 +315,7 @@ def _target_topics(target: Partitions) -> tuple[TargetTopic, ...]:
 
 
 def member_stored(group_id: str, member: ConsumerMember) -> MemberStored:
-    """Who a member is and what it wants, as the log keeps it."""
+    """A member's identity and subscription, as the log stores them."""
     classic = member.classic
     return MemberStored(
         group_id,
@@ -339,7 +339,7 @@ def member_stored(group_id: str, member: ConsumerMember) -> MemberStored:
 
 
 def current_stored(group_id: str, member: ConsumerMember) -> CurrentStored:
-    """What a member has, as the log keeps it."""
+    """A member's current assignment, as the log stores it."""
     return CurrentStored(
         group_id,
         member.member_id,
@@ -357,7 +357,7 @@ def _topics(held: Held) -> tuple[HeldTopic, ...]:
 
 
 def held_of(topics: tuple[HeldTopic, ...], member_epoch: int) -> Held:
-    """What a record says that a member holds. Where it has no epochs, as before Kafka 4.3, the member's stands in."""
+    """The partitions in a record. If it has no epochs, as before Kafka 4.3, the member's epoch is used."""
     held: dict[UUID, dict[int, int]] = {}
     for topic in topics:
         epochs = topic.assignment_epochs
@@ -369,7 +369,7 @@ def held_of(topics: tuple[HeldTopic, ...], member_epoch: int) -> Held:
 
 
 def classic_of(value: ClassicMemberMetadata | None) -> ClassicMember | None:
-    """None also where a record has nothing of it."""
+    """None also if a record has no such field."""
     if not isinstance(value, ClassicMemberMetadata):
         return None
     return ClassicMember(

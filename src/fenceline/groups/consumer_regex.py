@@ -1,9 +1,9 @@
-"""Regular expressions that members subscribe with (KIP-1043), matched in time linear in the name.
+"""Regular expressions in subscriptions (KIP-1043), matched in time linear in the name.
 
-Owns the matcher. The coordinator matches whatever a client sends against every topic, on its event loop: an engine that
-goes back and tries again, as Python's `re` does, could be held for minutes by a short expression. This one has all
-states at once (a lazily built DFA over an NFA), so a topic costs one step a character. An expression has to match the
-whole name; what is captured is of no interest.
+Owns the matcher. The coordinator matches a client's expression against every topic, on its event loop: a backtracking
+engine, as Python's `re`, could take minutes for a short expression. This one tracks all states at once (a lazily built
+DFA over an NFA), so a topic needs one step per character. An expression must match the complete name; captures are
+ignored.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from fenceline.groups.consumer_regex_characters import WORD
 from fenceline.groups.consumer_regex_parser import parse
 
 MAX_CACHED_STATES: Final = 20_000
-"""Of the NFA, in all states of the DFA together: it begins anew when it has more."""
+"""NFA states in all DFA states together: the cache is cleared above this."""
 MAX_EXPRESSIONS: Final = 16
-"""That are kept; others are read anew when they are needed."""
+"""Number of cached expressions; others are parsed again when needed."""
 
 
 class TopicRegex:
@@ -32,7 +32,7 @@ class TopicRegex:
         self._cached_count = 0
 
     def matches(self, name: str) -> bool:
-        """Whether the whole name is matched."""
+        """Whether the complete name matches."""
         current = frozenset([self._start])
         before = ""
         for char in name:
@@ -48,9 +48,9 @@ class TopicRegex:
         if known is None:
             code = ord(char)
             known = frozenset(
-                self._states[index].goes_to
+                self._states[index].next_state
                 for index in self._closure(current, before, char)
-                if (takes := self._states[index].takes) is not None and code in takes
+                if (characters := self._states[index].characters) is not None and code in characters
             )
             if self._cached_count >= MAX_CACHED_STATES:
                 self._next.clear()
@@ -60,7 +60,7 @@ class TopicRegex:
         return known
 
     def _closure(self, current: frozenset[int], before: str, after: str) -> set[int]:
-        """All that one can be in without taking a character, between these two ("" for the name's ends)."""
+        """All states reachable without consuming a character, between these two ("" for the name's ends)."""
         seen = set(current)
         todo = list(current)
         while todo:

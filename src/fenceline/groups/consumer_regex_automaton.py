@@ -1,7 +1,6 @@
-"""The automaton of a regular expression: states that are all tried at once, and how they are put together.
+"""The automaton of a regular expression: states that are tracked in parallel, and how they are combined.
 
-Owns the NFA and its size. Never knows a language: `consumer_regex_parser` says which parts there are, `consumer_regex`
-walks over them.
+Owns the NFA and its size. Never knows a language: `consumer_regex_parser` defines the parts, `consumer_regex` runs it.
 """
 
 from __future__ import annotations
@@ -11,27 +10,27 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 MAX_STATES: Final = 20_000
-"""Of the NFA: an expression that needs more is refused."""
+"""Of the NFA: a larger expression is rejected."""
 
 
 class InvalidRegex(Exception):
-    """The expression can not be read, or is too large; the message is RE2's description."""
+    """The expression cannot be parsed, or is too large; the message is RE2's description."""
 
 
 @dataclass(slots=True)
 class State:
-    """Where one can be. Either it takes a character, or it goes on without one."""
+    """A state of the NFA. It consumes a character, or continues without one."""
 
-    takes: frozenset[int] | None = None
-    goes_to: int = -1
+    characters: frozenset[int] | None = None
+    next_state: int = -1
     splits: list[int] = field(default_factory=list)
     condition: str = ""
-    """What has to hold to go on: `^`, `$`, `b` or `B` as they are written, `line start` or `line end`."""
+    """Condition to continue: `^`, `$`, `b` or `B` as in the syntax, `line start` or `line end`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Automaton:
-    """An NFA: one way in, one way out."""
+    """An NFA with one entry and one exit."""
 
     states: list[State]
     start: int
@@ -40,37 +39,37 @@ class Automaton:
 
 @dataclass(slots=True)
 class _Piece:
-    """A part of the NFA with one way in and one way out."""
+    """A part of the NFA with one entry and one exit."""
 
     start: int
     end: int
 
 
 Part: TypeAlias = Callable[[], _Piece]
-"""Makes the states of a part of the expression, anew each time: a repeated part is there several times."""
+"""Creates the states of a part of the expression on each call: a repeated part has several copies."""
 
 
 class AutomatonBuilder:
-    """Of one expression. Nothing has states before `build`, which raises InvalidRegex where they are too many."""
+    """Of one expression. No states exist before `build`, which raises InvalidRegex if there are too many."""
 
     def __init__(self) -> None:
         self._states: list[State] = []
 
-    def build(self, whole: Part) -> Automaton:
-        piece = whole()
+    def build(self, expression: Part) -> Automaton:
+        piece = expression()
         return Automaton(self._states, piece.start, piece.end)
 
-    def character(self, takes: frozenset[int]) -> Part:
+    def character(self, characters: frozenset[int]) -> Part:
         """One character of these."""
 
         def build() -> _Piece:
             end = self._new(State())
-            return _Piece(self._new(State(takes=takes, goes_to=end)), end)
+            return _Piece(self._new(State(characters=characters, next_state=end)), end)
 
         return build
 
     def empty(self, condition: str = "") -> Part:
-        """Nothing, where the condition of a `State` holds."""
+        """The empty string, if the condition of a `State` holds."""
 
         def build() -> _Piece:
             end = self._new(State())
@@ -79,22 +78,22 @@ class AutomatonBuilder:
         return build
 
     def sequence(self, parts: list[Part]) -> Part:
-        """One after the other."""
+        """The parts in sequence."""
 
         def build() -> _Piece:
             if not parts:
                 return self.empty()()
-            whole = parts[0]()
+            joined = parts[0]()
             for part in parts[1:]:
                 after = part()
-                self._states[whole.end].splits.append(after.start)
-                whole = _Piece(whole.start, after.end)
-            return whole
+                self._states[joined.end].splits.append(after.start)
+                joined = _Piece(joined.start, after.end)
+            return joined
 
         return build
 
     def choice(self, parts: list[Part]) -> Part:
-        """Any one of them."""
+        """Any one of the parts."""
 
         def build() -> _Piece:
             end = self._new(State())
@@ -108,7 +107,7 @@ class AutomatonBuilder:
         return parts[0] if len(parts) == 1 else build
 
     def repeat(self, part: Part, least: int, most: int | None) -> Part:
-        """As often as `least` to `most`; None is any number."""
+        """`least` to `most` repetitions; None for no limit."""
 
         def build() -> _Piece:
             start = self._new(State())

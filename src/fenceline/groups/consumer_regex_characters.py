@@ -1,7 +1,6 @@
-"""The classes of characters that RE2's language has names for, as sets of codes.
+"""The named character classes of RE2, as sets of codes.
 
-Owns which characters each name stands for. ASCII only, as the names of topics are; how a class is written is
-`consumer_regex_parser`'s.
+Owns which characters each name stands for. ASCII only, as topic names are; `consumer_regex_parser` owns the syntax.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ POSIX: Final = {
 ESCAPES: Final = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 
 
-def folded(taken: frozenset[int], flags: str) -> frozenset[int]:
-    """In both cases, where the flag `i` is set."""
+def folded(characters: frozenset[int], flags: str) -> frozenset[int]:
+    """In both cases, if the flag `i` is set."""
     if "i" not in flags:
-        return taken
-    both = {ord(case) for code in taken if code < 128 for case in (chr(code).lower(), chr(code).upper())}
-    return frozenset(both) | taken
+        return characters
+    both = {ord(case) for code in characters if code < 128 for case in (chr(code).lower(), chr(code).upper())}
+    return frozenset(both) | characters

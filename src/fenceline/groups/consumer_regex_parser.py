@@ -1,10 +1,10 @@
-"""Regular expressions in RE2's language, read into an automaton.
+r"""Parses regular expressions in RE2's syntax into an automaton.
 
-Owns the language. Never matches a name (`consumer_regex` does), and never makes a state (`consumer_regex_automaton`).
+Owns the syntax. Never matches a name (`consumer_regex` does), and never creates a state (`consumer_regex_automaton`).
 
-What RE2 has and this has: literals, `.`, classes (also `[:alpha:]`, `\\d \\s \\w` and their opposites), groups with and
-without names, `|`, `* + ? {n,m}` greedy or not, `^ $ \\A \\z \\b \\B`, flags `i m s U`, `\\Q...\\E`, escapes. Unicode
-classes (`\\pL`) are refused: a topic's name is ASCII. References and look-around are in neither.
+Supported as in RE2: literals, `.`, classes (also `[:alpha:]`, `\d \s \w` and their negations), groups with and without
+names, `|`, `* + ? {n,m}` greedy or not, `^ $ \A \z \b \B`, flags `i m s U`, `\Q...\E`, escapes. Unicode classes (`\pL`)
+are rejected: topic names are ASCII. Neither supports backreferences and look-around.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fenceline.groups.consumer_regex_characters import ASCII, ESCAPES, PERL, POS
 
 MAX_REPEAT: Final = 1000
 MAX_NESTING: Final = 100
-"""Of groups in groups."""
+"""Of nested groups."""
 _MAX_CODE: Final = 0x10FFFF
 
 
@@ -31,11 +31,11 @@ class _Parser:
         self._builder = AutomatonBuilder()
 
     def parse(self) -> Automaton:
-        whole = self._alternatives("")
+        expression = self._alternatives("")
         if self._at < len(self._pattern):
-            # RE2 says of a closing parenthesis too many what it says of one too few.
+            # RE2 reports a surplus closing parenthesis like a missing one.
             raise InvalidRegex("unexpected )")
-        return self._builder.build(whole)
+        return self._builder.build(expression)
 
     def _peek(self) -> str:
         return self._pattern[self._at : self._at + 1]
@@ -50,7 +50,7 @@ class _Parser:
             self._at += 1
 
     def _terms(self, flags: list[str]) -> Iterator[Part]:
-        """The parts of one alternative. `flags[0]` is what holds from here on, also for the next alternatives."""
+        """The parts of one alternative. `flags[0]` holds the current flags, also for the next alternatives."""
         while (char := self._peek()) and char not in "|)":
             if char in "*+?":
                 raise InvalidRegex("missing argument to repetition operator")
@@ -91,7 +91,7 @@ class _Parser:
         close = self._pattern.find("}", self._at)
         least_text, comma, most_text = self._pattern[self._at + 1 : max(close, 0)].partition(",")
         if close < 0 or not _is_number(least_text) or (most_text and not _is_number(most_text)):
-            return None  # a brace that counts nothing stands for itself
+            return None  # a brace without a count is a literal
         least = int(least_text)
         most = least if not comma else int(most_text) if most_text else None
         if least > MAX_REPEAT or (most is not None and (most > MAX_REPEAT or most < least)):
@@ -100,7 +100,7 @@ class _Parser:
         return least, most
 
     def _group(self, flags: list[str]) -> Part | None:
-        """Behind an opening parenthesis. None where it only sets flags."""
+        """After an opening parenthesis. None if it only sets flags."""
         inner = flags[0]
         if self._peek() == "?":
             if self._pattern.startswith(("?P<", "?<"), self._at) and not self._pattern.startswith(
@@ -137,7 +137,7 @@ class _Parser:
         self._at = end + 1
 
     def _flags(self, flags: str) -> str:
-        """Of `(?flags)` or `(?flags:`; leaves the position at the closing mark."""
+        """Of `(?flags)` or `(?flags:`; leaves the position at the closing character."""
         at = self._at + 1
         is_on, saw = True, False
         for position in range(at, len(self._pattern)):
@@ -190,7 +190,7 @@ class _Parser:
         return self._builder.character(folded(self._escaped_set(), flags))
 
     def _escaped_set(self) -> frozenset[int]:
-        """Behind a backslash: one character, or a class."""
+        """After a backslash: one character, or a class."""
         char = self._peek()
         if not char:
             raise InvalidRegex("trailing backslash at end of expression")
@@ -235,8 +235,8 @@ class _Parser:
         return int(digits, 16)
 
     def _class(self, flags: str) -> frozenset[int]:
-        """Behind an opening bracket."""
-        taken: set[int] = set()
+        """After an opening bracket."""
+        characters: set[int] = set()
         is_negated = self._peek() == "^"
         self._at += is_negated
         is_first = True
@@ -246,7 +246,7 @@ class _Parser:
             if self._pattern.startswith("[:", self._at):
                 end = self._pattern.find(":]", self._at)
                 if end >= 0:
-                    taken |= self._posix(self._pattern[self._at + 2 : end])
+                    characters |= self._posix(self._pattern[self._at + 2 : end])
                     self._at = end + 2
                     is_first = False
                     continue
@@ -254,18 +254,18 @@ class _Parser:
             begin = self._at
             low = self._class_member()
             if not isinstance(low, int):
-                taken |= low
+                characters |= low
             elif self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
                 high = self._class_member()
                 if not isinstance(high, int) or high < low:
                     raise InvalidRegex("invalid character class range")
-                taken.update(range(low, min(high, 127) + 1))
+                characters.update(range(low, min(high, 127) + 1))
             else:
-                taken.add(low)
-            assert self._at > begin, "it goes on"
+                characters.add(low)
+            assert self._at > begin, "the class is not closed"
         self._at += 1
-        both = folded(frozenset(taken), flags)
+        both = folded(frozenset(characters), flags)
         return ASCII - both if is_negated else both
 
     def _class_member(self) -> int | frozenset[int]:

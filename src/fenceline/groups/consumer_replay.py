@@ -1,10 +1,10 @@
-"""What one record of the log does to a group of the consumer protocol.
+"""The effect of one log record on a group of the consumer protocol.
 
-Owns the step from a group to the next by a meaning (`consumer_records`), for the log that is replayed and for what is
-written alike. Answers nobody, arms no timer.
+Owns the step from a group to the next by a meaning (`consumer_records`), both for replay and for writes. Sends no
+response, arms no timer.
 
-A log may have been compacted: a record may come without those that stood before it, and a member's record of what it
-held long ago may come behind that of who holds it now. Nothing of that is an error.
+A log may have been compacted: a record may come without the ones before it, and an old record of a member's partitions
+may follow the record of their current owner. Neither is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fenceline.groups.consumer_model import (
 
 
 def applied(group: ConsumerGroup | None, meaning: records.ConsumerMeaning) -> ConsumerGroup | None:
-    """The group after this change. None before: there is none; None after: it is gone."""
+    """The group after this change. None: no group exists before, or it is deleted after."""
     match meaning:
         case records.EpochStored(_, None):
             return None
@@ -53,7 +53,7 @@ def applied(group: ConsumerGroup | None, meaning: records.ConsumerMeaning) -> Co
                 )
             )
         case records.TargetEpochStored(group_id, None):
-            # The group itself goes with the record of its epoch, which follows.
+            # The record of the group's epoch, which follows, deletes the group itself.
             return None if group is None else replace(group, assignment_epoch=INITIAL_EPOCH, assigned_at_ms=0)
         case records.TargetEpochStored(group_id, epoch) if epoch is not None:
             return replace(

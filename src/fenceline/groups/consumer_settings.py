@@ -1,4 +1,4 @@
-"""What an operator can set for groups of the consumer protocol. Owns names, defaults and units; reads no file."""
+"""Broker settings for groups of the consumer protocol. Owns names, defaults and units; reads no file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ASSIGNMENT_INTERVAL_CONFIG: Final = "consumer.assignment.interval.ms"
 
 
 class MigrationPolicy(StrEnum):
-    """Which way a group with members may change its protocol."""
+    """In which direction a group with members may change its protocol."""
 
     DISABLED = "disabled"
     DOWNGRADE = "downgrade"
@@ -34,14 +34,14 @@ class MigrationPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A time in ms, and how far a group may change it for itself."""
+    """A time in ms, and the bounds for a group's own value."""
 
     default_ms: int
     least_ms: int
     most_ms: int
 
     def of_group(self, configs: Mapping[str, str], name: str) -> int:
-        """What holds for a group with these configs: its own value within the bounds, or the default."""
+        """The effective value for a group with these configs: its own value within the bounds, or the default."""
         value = configs.get(name)
         if value is None:
             return self.default_ms
@@ -56,7 +56,7 @@ _ASSIGNORS: Final[Mapping[str, str]] = {
     for assignor in (UNIFORM, RANGE)
     for name in (assignor, f"org.apache.kafka.coordinator.group.assignor.{assignor.capitalize()}Assignor")
 }
-"""By all that Kafka's configuration may call them."""
+"""By all names that Kafka's configuration accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ConsumerSettings:
     session: Interval = Interval(45_000, 45_000, 60_000)
     heartbeat: Interval = Interval(5_000, 5_000, 15_000)
     assignment: Interval = Interval(1_000, 0, 15_000)
-    """Between two targets of a group: what changes meanwhile counts together."""
+    """Minimum time between two targets of a group: changes in between are combined."""
     max_size: int = 2**31 - 1
     assignors: tuple[str, ...] = (UNIFORM, RANGE)
     """By name; the first is the default."""
@@ -108,6 +108,7 @@ def _assignor(name: str) -> str:
     found = _ASSIGNORS.get(name)
     if found is None:
         raise OperatorError(
-            f"group.consumer.assignors names {name!r}, which this node does not have", f"It has {UNIFORM} and {RANGE}."
+            f"group.consumer.assignors contains {name!r}, which this node does not support",
+            f"Supported assignors: {UNIFORM}, {RANGE}.",
         )
     return found

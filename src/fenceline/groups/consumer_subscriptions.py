@@ -1,8 +1,8 @@
-"""What the members of a group of the consumer protocol subscribe to: names, and regular expressions (KIP-1043).
+"""Subscriptions of the members of a consumer protocol group: names, and regular expressions (KIP-1043).
 
-Owns the records of both, and when the topics of an expression are looked for: with the first member that brings it,
-after topics have come, and every `group.consumer.regex.refresh.interval.ms`. Never assigns anything; who is a member is
-`consumer_membership`'s.
+Owns the records of both, and when the topics of an expression are resolved: with the first member that uses it, after
+topics were created, and every `group.consumer.regex.refresh.interval.ms`. Never assigns anything; `consumer_membership`
+owns membership.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from fenceline.groups.consumer_groups import ConsumerGroups
 
 REGEX_REFRESH_PAUSE_MS: Final = 10_000
-"""Between two looks for the topics of a group's regular expressions."""
+"""Minimum time between two resolutions of a group's regular expressions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """What came of storing a member's subscription."""
+    """The result of storing a member's subscription."""
 
     has_changed: bool
     needs_epoch: bool
-    """Not for an expression whose topics are not known yet: they raise the epoch when they are."""
+    """Not for an unresolved expression: its topics raise the epoch once they are known."""
     brings_new_regex: bool
 
 
@@ -45,14 +45,14 @@ class Subscriptions:
         self._new_topics_at = -1
 
     def on_topics_created(self, version: int) -> None:
-        """The metadata of this version has topics that regular expressions may match."""
+        """The metadata of this version has new topics that regular expressions may match."""
         self._new_topics_at = version
 
     def subscribe(self, change: Change, member: ConsumerMember, updated: ConsumerMember) -> Subscribed:
-        """Store who the member is now, and what follows for the group's regular expressions."""
+        """Store the updated member, and the changes to the group's regular expressions."""
         if updated != member:
             self._check_regex(change.group, member, updated)
-        # As it was before this member: who else subscribes to an expression.
+        # Without this member: are there other subscribers of an expression?
         before = change.group
         if updated != member:
             change.add(records.member_stored(before.group_id, updated))
@@ -81,8 +81,8 @@ class Subscriptions:
                 f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}.",
             ) from None
 
-    def look_for_topics(self, group_id: str, brings_new_regex: bool, uses_regex: bool, now: Now) -> None:
-        """Find the topics of the group's regular expressions where that is due; they are a change of their own."""
+    def resolve_regexes(self, group_id: str, brings_new_regex: bool, uses_regex: bool, now: Now) -> None:
+        """Resolve the group's regular expressions if that is due, as a separate change."""
         groups = self._groups
         group = groups.groups.get(group_id)
         if group is None or not (brings_new_regex or uses_regex or group.regexes):
@@ -109,7 +109,7 @@ class Subscriptions:
             try:
                 matches = topic_regex(regex).matches
             except InvalidRegex:
-                # Another release took it: it matches nothing here.
+                # Another release accepted it: it matches nothing here.
                 found: frozenset[str] = frozenset()
             else:
                 found = frozenset(name for name in image.topics_by_name if matches(name))

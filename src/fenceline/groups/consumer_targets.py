@@ -1,8 +1,8 @@
-"""What each member of a group of the consumer protocol is to use: the group's epoch, its target, and the way there.
+"""Group epochs and target assignments of groups of the consumer protocol, and the steps of members towards them.
 
-Owns when the epoch goes up and a target is computed, which is at most once an interval (KIP-1263). What goes to whom is
-an assignor's (`consumer_assignors`, `consumer_uniform`), a member's next step `consumer_reconcile`'s. Never changes who
-is a member, or what it subscribes to.
+Owns when the epoch is raised and a target is computed, at most once per interval (KIP-1263). The assignors
+(`consumer_assignors`, `consumer_uniform`) compute the target, `consumer_reconcile` a member's next step. Never changes
+membership or subscriptions.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from fenceline.groups import consumer_records as records
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_assignors import MemberWish
+from fenceline.groups.consumer_assignors import MemberSubscription
 from fenceline.groups.consumer_change import Change
 from fenceline.groups.consumer_model import ConsumerMember, MemberState, Partitions
-from fenceline.groups.consumer_reconcile import Aim, next_step
+from fenceline.groups.consumer_reconcile import StepContext, next_step
 from fenceline.groups.consumer_topics import topic_ids
 from fenceline.groups.consumer_uniform import ASSIGNORS
 from fenceline.groups.timers import TimerKind
@@ -32,21 +32,21 @@ class Targets:
         self._groups = groups
 
     def refresh(self, change: Change, needs_epoch: bool) -> None:
-        """Raise the group's epoch when a subscription has changed, or its topics."""
-        if needs_epoch or self._groups.has_news_of_topics(change.group.group_id):
+        """Raise the group's epoch if a subscription has changed, or its topics."""
+        if needs_epoch or self._groups.have_topics_changed(change.group.group_id):
             self.raise_epoch(change, needs_epoch)
             if change.group.has_old_metadata:
                 change.add(records.OldMetadataStored(change.group.group_id, exists=False))
 
     def raise_epoch(self, change: Change, needs_epoch: bool) -> None:
-        """By one where that is needed, or where the topics are not those of the group's hash any more."""
+        """By one, if `needs_epoch` or if the topics no longer match the group's hash."""
         group = change.group
         found = self._groups.metadata_hash(change)
         if needs_epoch or found != group.metadata_hash:
             change.add(records.EpochStored(group.group_id, records.EpochValue(group.epoch + 1, found)))
 
     def compute(self, change: Change, now: Now) -> None:
-        """Ask the assignor where the group is ahead of its target, unless it was asked just now."""
+        """Compute the target if the group epoch is ahead of it, unless the interval has not passed."""
         group = change.group
         if group.epoch <= group.assignment_epoch:
             return
@@ -57,8 +57,8 @@ class Targets:
         settings, image = groups.settings, groups.image
         name = group.preferred_assignor()
         assignor = ASSIGNORS[name if name in settings.assignors else settings.assignors[0]]
-        wishes = [
-            MemberWish(
+        members = [
+            MemberSubscription(
                 member_id,
                 member.instance_id,
                 frozenset(topic_ids(group.subscription_of(member), image)),
@@ -66,12 +66,14 @@ class Targets:
             )
             for member_id, member in sorted(group.members.items())
         ]
-        counts = {topic_id: len(image.topics_by_id[topic_id].partitions) for wish in wishes for topic_id in wish.topics}
-        target = assignor(wishes, counts, group.is_homogeneous())
-        for wish in wishes:
-            share = target.get(wish.member_id, {})
-            if group.target.get(wish.member_id) != share:
-                change.add(records.TargetStored(group.group_id, wish.member_id, share))
+        counts = {
+            topic_id: len(image.topics_by_id[topic_id].partitions) for member in members for topic_id in member.topics
+        }
+        target = assignor(members, counts, group.is_homogeneous())
+        for member in members:
+            share = target.get(member.member_id, {})
+            if group.target.get(member.member_id) != share:
+                change.add(records.TargetStored(group.group_id, member.member_id, share))
         change.add(records.TargetEpochStored(group.group_id, records.TargetEpochValue(group.epoch, now.wall_ms)))
 
     def reconcile(
@@ -82,11 +84,11 @@ class Targets:
         subscription_changed: bool,
         now: Now,
     ) -> ConsumerMember:
-        """The member's next step; it has its rebalance timeout to give up what it must."""
+        """The member's next step; it has its rebalance timeout to revoke partitions."""
         group, groups = change.group, self._groups
         after = next_step(
             member,
-            Aim(
+            StepContext(
                 group.assignment_epoch,
                 group.target_of(member.member_id),
                 lambda: topic_ids(group.subscription_of(member), groups.image),

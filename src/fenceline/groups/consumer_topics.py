@@ -1,13 +1,13 @@
-"""The topics that groups of the consumer protocol subscribe to, as the metadata image has them.
+"""The topics that groups of the consumer protocol subscribe to, in the metadata image.
 
-Owns which of a subscription exist, and the hash that a group's record keeps of them: when it changes, the group needs
-another assignment. The hash is Kafka's own, bit for bit, so that a coordinator that moves between Kafka and Fenceline
-does not see a change where there is none. Never changes the metadata.
+Owns which topics of a subscription exist, and the hash of them in a group's record: when it changes, the group needs a
+new assignment. The hash equals Kafka's, bit for bit, so that moving a coordinator between Kafka and Fenceline does not
+look like a change. Never changes the metadata.
 
 The hash of a topic is the XXH3 (64 bits) of: a byte 0, the two halves of its id, its name, the number of partitions,
-and of each partition its number and the racks of its replicas, sorted. Numbers are little-endian, a string is its
-UTF-16 code units, little-endian, and their count behind them; a rack has the count before it too. A group's hash is
-that of its topics' hashes in the order of their names.
+and of each partition its number and the racks of its replicas, sorted. Numbers are little-endian; a string is its
+UTF-16 code units, little-endian, followed by their count; a rack also has the count before it. A group's hash is that
+of its topics' hashes in the order of their names.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _NO_HASH = 0
 
 
 def topic_ids(names: Iterable[str], image: MetadataImage) -> set[UUID]:
-    """The ids of those that exist."""
+    """The ids of the topics that exist."""
     topics = image.topics_by_name
     return {topic.id for name in names if (topic := topics.get(name)) is not None}
 
 
 class TopicHashes:
-    """Those of one coordinator. A topic is hashed once for all groups, until it or a broker is another."""
+    """The hashes of one coordinator. A topic is hashed once for all groups, until it or a broker changes."""
 
     __slots__ = ("_known",)
 
@@ -44,9 +44,9 @@ class TopicHashes:
         return len(self._known)
 
     def of(self, names: Iterable[str], image: MetadataImage) -> int:
-        """Of the topics that exist, as the signed number that records hold; 0 where none does."""
+        """Of the topics that exist, as the signed number in records; 0 if none exists."""
         topics = image.topics_by_name
-        # Java orders strings by their UTF-16 code units; names of topics are ASCII.
+        # Java orders strings by their UTF-16 code units; topic names are ASCII.
         found = [topic for name in sorted(names) if (topic := topics.get(name)) is not None]
         if not found:
             return _NO_HASH
@@ -57,7 +57,7 @@ class TopicHashes:
         if known is not None and known[0] is topic and known[1] is image.brokers:
             return known[2]
         if known is None and len(self._known) >= len(image.topics_by_name):
-            # Some of them are gone.
+            # Some of them were deleted.
             self._known = {name: each for name, each in self._known.items() if name in image.topics_by_name}
         found = topic_hash(topic, image)
         self._known[topic.name] = (topic, image.brokers, found)

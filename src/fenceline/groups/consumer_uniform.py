@@ -1,10 +1,11 @@
 """The `uniform` assignor: equal shares, few moves.
 
-Owns the choice between the two cases, and the case in which members want different topics. That one is done in three
-steps: everybody keeps what it had and still wants; what is free goes to whoever has least, topics with most partitions
-for each subscriber first; then topics are gone through, up to 16 times, and partitions moved from the subscriber that
-has most to the one that has least until they differ by one at most. Where all subscribers of a topic want the same, one
-round does it; where wishes overlap, the rest of an imbalance may stay after the last round.
+Owns the choice between the two cases, and the case in which members subscribe to different topics. That one has three
+steps. First, members keep partitions that they had and still want. Second, free partitions go to the member with the
+fewest, topics with most partitions per subscriber first. Third, in up to 16 rounds over the topics, partitions move
+from the subscriber with most to the one with fewest until they differ by at most one. If all subscribers of a topic
+have the same subscription, one round is enough; if subscriptions overlap, some imbalance may remain after the last
+round.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fenceline.groups.consumer_assignors import (
     RANGE,
     UNIFORM,
     Assignor,
-    MemberWish,
+    MemberSubscription,
     Target,
     frozen,
     range_target,
@@ -28,29 +29,29 @@ from fenceline.groups.consumer_assignors import (
 MAX_ROUNDS: Final = 16
 
 
-def uniform_target(wishes: Sequence[MemberWish], counts: Mapping[UUID, int], same: bool) -> Target:
-    """Equal shares as far as wishes allow."""
-    if not wishes:
+def uniform_target(members: Sequence[MemberSubscription], counts: Mapping[UUID, int], same: bool) -> Target:
+    """Equal shares as far as subscriptions allow."""
+    if not members:
         return {}
-    return uniform_same(wishes, counts) if same else _Mixed(wishes, counts).target()
+    return uniform_same(members, counts) if same else _Mixed(members, counts).target()
 
 
 ASSIGNORS: Final[Mapping[str, Assignor]] = {UNIFORM: uniform_target, RANGE: range_target}
 
 
 class _Mixed:
-    """One computation for members that want different topics."""
+    """One computation for members with different subscriptions."""
 
-    def __init__(self, wishes: Sequence[MemberWish], counts: Mapping[UUID, int]) -> None:
-        self._wishes = sorted(wishes, key=lambda wish: wish.member_id)
+    def __init__(self, members: Sequence[MemberSubscription], counts: Mapping[UUID, int]) -> None:
+        self._members = sorted(members, key=lambda member: member.member_id)
         self._counts = counts
-        self._sizes = dict.fromkeys((wish.member_id for wish in self._wishes), 0)
-        self._shares: dict[str, dict[UUID, set[int]]] = {wish.member_id: {} for wish in self._wishes}
+        self._sizes = dict.fromkeys((member.member_id for member in self._members), 0)
+        self._shares: dict[str, dict[UUID, set[int]]] = {member.member_id: {} for member in self._members}
         self._subscribers: dict[UUID, list[str]] = {}
-        for wish in self._wishes:
-            for topic_id in sorted(wish.topics):
+        for member in self._members:
+            for topic_id in sorted(member.topics):
                 if topic_id in counts:
-                    self._subscribers.setdefault(topic_id, []).append(wish.member_id)
+                    self._subscribers.setdefault(topic_id, []).append(member.member_id)
 
     def target(self) -> Target:
         self._keep()
@@ -59,7 +60,7 @@ class _Mixed:
         return frozen(self._shares)
 
     def _ordered(self) -> list[UUID]:
-        """Most partitions for each subscriber first, then the fewest subscribers."""
+        """Most partitions per subscriber first, then the fewest subscribers."""
         return sorted(
             self._subscribers,
             key=lambda topic_id: (
@@ -70,12 +71,12 @@ class _Mixed:
         )
 
     def _keep(self) -> None:
-        for wish in self._wishes:
-            for topic_id, partitions in wish.last.items():
-                if topic_id in wish.topics:
+        for member in self._members:
+            for topic_id, partitions in member.last.items():
+                if topic_id in member.topics:
                     for partition in sorted(partitions):
                         if partition < self._counts.get(topic_id, 0):
-                            self._give(topic_id, partition, wish.member_id)
+                            self._give(topic_id, partition, member.member_id)
 
     def _give_out(self) -> None:
         for topic_id in self._ordered():
@@ -102,7 +103,7 @@ class _Mixed:
                     return
 
     def _level(self, topic_id: UUID) -> bool:
-        """Move partitions of one topic until its subscribers differ by one at most. Whether any moved."""
+        """Move partitions of one topic until its subscribers differ by at most one. Returns whether any moved."""
         subscribers = self._subscribers[topic_id]
         least = [(self._sizes[member_id], member_id) for member_id in subscribers]
         most = [(-size, member_id) for size, member_id in least if self._shares[member_id].get(topic_id)]
@@ -118,13 +119,13 @@ class _Mixed:
             while least[0][0] != self._sizes[least[0][1]]:
                 _, stale = heappop(least)
                 heappush(least, (self._sizes[stale], stale))
-            taker = least[0][1]
-            if self._sizes[giver] - self._sizes[taker] <= 1:
+            receiver = least[0][1]
+            if self._sizes[giver] - self._sizes[receiver] <= 1:
                 return moved
             partition = max(self._shares[giver][topic_id])
             self._shares[giver][topic_id].discard(partition)
             self._sizes[giver] -= 1
-            self._give(topic_id, partition, taker)
+            self._give(topic_id, partition, receiver)
             moved = True
             if self._shares[giver][topic_id]:
                 heappush(most, (-self._sizes[giver], giver))

@@ -1,13 +1,13 @@
-"""The funnel: every request, timer and answer of the log for the groups of this broker goes through here.
+"""The entry point of the group coordinator: requests, timers and results of appends for the groups of this broker.
 
 Owns which partitions of `__consumer_offsets` are coordinated here and in what phase (loading, active, failed), the one
-heap of deadlines, and the turning of `PeerError` into the answer of each API. Sans-I/O: every call returns duties.
+heap of deadlines, and the conversion of `PeerError` into each API's response. Sans-I/O: every call returns duties.
 
-| phase of the partition | answer to a request                                                    |
+| phase of the partition | response to a request                                                  |
 |------------------------|------------------------------------------------------------------------|
 | not ours, failed       | NOT_COORDINATOR (16)                                                   |
-| loading                | COORDINATOR_LOAD_IN_PROGRESS (14); a heartbeat counts as good (0)      |
-| active                 | what `Shard` and `Membership` say                                      |
+| loading                | COORDINATOR_LOAD_IN_PROGRESS (14); a heartbeat succeeds (0)            |
+| active                 | the result of `Shard` and `Membership`                                 |
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fenceline.groups import messages
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_checks import check_request
 from fenceline.groups.consumer_messages import (
-    ConsumerHeartbeatAnswer,
     ConsumerHeartbeatRequest,
+    ConsumerHeartbeatResponse,
     DescribedConsumerGroup,
 )
 from fenceline.groups.consumer_topics import TopicHashes
@@ -44,8 +44,8 @@ class GroupCoordinator:
         epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
         image: Callable[[], MetadataImage] = lambda: EMPTY_IMAGE,
     ) -> None:
-        """`epoch_end`: where a topic's partition has a leader epoch end, -1 where that is not known. `image`: the
-        newest metadata, for groups whose members the server assigns."""
+        """`epoch_end`: the end offset of a leader epoch in a topic partition, -1 if unknown. `image`: the newest
+        metadata, for groups with server-side assignment."""
         self.settings = settings
         self.partition_count = partition_count
         """Of `__consumer_offsets`; fixed once a group exists."""
@@ -81,10 +81,10 @@ class GroupCoordinator:
         return self._new_shard(partition, epoch), duties
 
     def restart_load(self, shard: Shard) -> Shard:
-        """The log could not be read to its end: begin anew, with a shard that knows nothing. `is_current` holds."""
-        anew = self._new_shard(shard.partition, shard.epoch)
-        anew.deleted_meanwhile(shard.take_deleted_meanwhile())
-        return anew
+        """The log could not be read to its end: restart with an empty shard. `is_current` holds."""
+        new_shard = self._new_shard(shard.partition, shard.epoch)
+        new_shard.on_deleted_while_loading(shard.pop_deleted_while_loading())
+        return new_shard
 
     def _new_shard(self, partition: int, epoch: int) -> Shard:
         shard = self._loading[partition] = Shard(
@@ -93,7 +93,7 @@ class GroupCoordinator:
             self.settings,
             self._timers,
             self._rng,
-            self._take_write_id,
+            self._next_write_id,
             self._epoch_end,
             self._image,
             self._hashes,
@@ -101,84 +101,84 @@ class GroupCoordinator:
         return shard
 
     def is_current(self, shard: Shard) -> bool:
-        """Whether a load still goes on for this shard; False once it was superseded or resigned."""
+        """Whether this shard's load is still current; False once it was superseded or resigned."""
         return self._loading.get(shard.partition) is shard
 
     def finish_load(self, shard: Shard, now: Now) -> list[Duty]:
-        """Everything is replayed: requests are served from now on."""
+        """Replay is complete: requests are served from now on."""
         if not self.is_current(shard):
             return []
         del self._loading[shard.partition]
         self._active[shard.partition] = shard
         shard.consumers.subscriptions.on_topics_created(self._new_topics_at)
         shard.resume(now)
-        return _take_duties(shard)
+        return _pop_duties(shard)
 
     def fail_load(self, shard: Shard) -> None:
-        """The partition can not be read: it stays uncoordinated until it is led anew."""
+        """The partition cannot be read: it has no coordinator until it gets a new leader epoch."""
         if self.is_current(shard):
             del self._loading[shard.partition]
 
     def resign(self, partition: int, now: Now) -> list[Duty]:
-        """The partition is led elsewhere. Everybody who waits is told."""
+        """Another broker leads the partition. All waiting requests get an error."""
         self._loading.pop(partition, None)
         shard = self._active.pop(partition, None)
         if shard is None:
             return []
-        shard.give_up(now)
-        return _take_duties(shard)
+        shard.unload(now)
+        return _pop_duties(shard)
 
     # --- requests that are answered by a duty ----------------------------------------
 
     def join(self, ticket: messages.Ticket, request: messages.JoinRequest, now: Now) -> list[Duty]:
-        def refuse(code: ErrorCode) -> messages.JoinAnswer:
-            return messages.JoinAnswer(code, request.member_id)
+        def rejected(code: ErrorCode) -> messages.JoinResponse:
+            return messages.JoinResponse(code, request.member_id)
 
         if not request.group_id:
-            return [Answer(ticket, refuse(ErrorCode.INVALID_GROUP_ID))]
+            return [Answer(ticket, rejected(ErrorCode.INVALID_GROUP_ID))]
         if (
             not self.settings.min_session_timeout_ms
             <= request.session_timeout_ms
             <= self.settings.max_session_timeout_ms
         ):
-            return [Answer(ticket, refuse(ErrorCode.INVALID_SESSION_TIMEOUT))]
+            return [Answer(ticket, rejected(ErrorCode.INVALID_SESSION_TIMEOUT))]
         if not _names_can_be_stored(request):
-            return [Answer(ticket, messages.JoinAnswer(ErrorCode.INVALID_REQUEST))]
+            return [Answer(ticket, messages.JoinResponse(ErrorCode.INVALID_REQUEST))]
         try:
             shard = self._shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, messages.JoinAnswer(error.code))]
+            return [Answer(ticket, messages.JoinResponse(error.code))]
         try:
             shard.membership.join(ticket, request, now)
         except PeerError as error:
-            shard.answer(ticket, refuse(error.code))
-        return _take_duties(shard)
+            shard.answer(ticket, rejected(error.code))
+        return _pop_duties(shard)
 
     def sync(self, ticket: messages.Ticket, request: messages.SyncRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, messages.SyncAnswer(error.code))]
+            return [Answer(ticket, messages.SyncResponse(error.code))]
         try:
             shard.membership.sync(ticket, request, now)
         except PeerError as error:
-            shard.answer(ticket, messages.SyncAnswer(error.code))
-        return _take_duties(shard)
+            shard.answer(ticket, messages.SyncResponse(error.code))
+        return _pop_duties(shard)
 
     def heartbeat(self, ticket: messages.Ticket, request: messages.HeartbeatRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
             return [Answer(ticket, shard.membership.heartbeat(request, now))]
         except PeerError as error:
-            # While the group is loaded nobody can say whether the member is one: let it stay calm.
+            # While the group is loading its members are unknown: let the member continue.
             calm = error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            return [Answer(ticket, messages.HeartbeatAnswer(ErrorCode.NONE if calm else error.code))]
+            return [Answer(ticket, messages.HeartbeatResponse(ErrorCode.NONE if calm else error.code))]
 
     def leave(self, ticket: messages.Ticket, request: messages.LeaveRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, messages.LeaveAnswer(error.code))]
+            return [Answer(ticket, messages.LeaveResponse(error.code))]
         try:
             writes_before = shard.writes.count
             outcome = shard.membership.leave(request, now)
@@ -186,10 +186,10 @@ class GroupCoordinator:
                 shard.answer(ticket, outcome)
             else:
                 # The last member left: the empty generation is stored first.
-                shard.writes.answer_with_newest(ticket, outcome, messages.LeaveAnswer)
+                shard.writes.respond_after_newest(ticket, outcome, messages.LeaveResponse)
         except PeerError as error:
-            shard.answer(ticket, messages.LeaveAnswer(error.code))
-        return _take_duties(shard)
+            shard.answer(ticket, messages.LeaveResponse(error.code))
+        return _pop_duties(shard)
 
     def consumer_heartbeat(self, ticket: messages.Ticket, request: ConsumerHeartbeatRequest, now: Now) -> list[Duty]:
         """Of a member of the consumer protocol (KIP-848)."""
@@ -197,54 +197,54 @@ class GroupCoordinator:
             check_request(request, self.settings.consumer)
             shard = self._named_shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, ConsumerHeartbeatAnswer(error.code, error.message or None))]
+            return [Answer(ticket, ConsumerHeartbeatResponse(error.code, error.message or None))]
         try:
             shard.consumers.membership.heartbeat(ticket, request, now)
         except PeerError as error:
-            shard.answer(ticket, ConsumerHeartbeatAnswer(error.code, error.message or None))
-        return _take_duties(shard)
+            shard.answer(ticket, ConsumerHeartbeatResponse(error.code, error.message or None))
+        return _pop_duties(shard)
 
     def commit(self, ticket: messages.Ticket, request: messages.CommitRequest, now: Now) -> list[Duty]:
-        def refuse(code: ErrorCode) -> Answer:
-            return Answer(ticket, messages.CommitAnswer((code,) * len(request.offsets)))
+        def rejected(code: ErrorCode) -> Answer:
+            return Answer(ticket, messages.CommitResponse((code,) * len(request.offsets)))
 
         try:
             shard = self._shard(request.group_id)
         except PeerError as error:
-            return [refuse(error.code)]
+            return [rejected(error.code)]
         try:
             shard.offset_requests.commit(ticket, request, now)
         except PeerError as error:
-            return [*_take_duties(shard), refuse(error.code)]
-        return _take_duties(shard)
+            return [*_pop_duties(shard), rejected(error.code)]
+        return _pop_duties(shard)
 
     def fetch_offsets(self, ticket: messages.Ticket, request: messages.FetchOffsetsRequest) -> list[Duty]:
         try:
             shard = self._shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, messages.FetchOffsetsAnswer(error.code))]
+            return [Answer(ticket, messages.FetchOffsetsResponse(error.code))]
         try:
             shard.offset_requests.fetch(ticket, request)
         except PeerError as error:
-            shard.answer(ticket, messages.FetchOffsetsAnswer(error.code))
-        return _take_duties(shard)
+            shard.answer(ticket, messages.FetchOffsetsResponse(error.code))
+        return _pop_duties(shard)
 
     def delete_offsets(self, ticket: messages.Ticket, request: messages.DeleteOffsetsRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
             shard.offset_requests.delete(ticket, request, now)
         except PeerError as error:
-            return [Answer(ticket, messages.DeleteOffsetsAnswer(error.code))]
-        return _take_duties(shard)
+            return [Answer(ticket, messages.DeleteOffsetsResponse(error.code))]
+        return _pop_duties(shard)
 
     def delete_groups(self, ticket: messages.Ticket, group_ids: Sequence[str], now: Now) -> list[Duty]:
-        """All of them must be of one partition: see `by_partition`."""
+        """All of them must belong to one partition: see `by_partition`."""
         try:
             shard = self._shard(group_ids[0])
         except PeerError as error:
-            return [Answer(ticket, messages.DeleteGroupsAnswer(tuple((name, error.code) for name in group_ids)))]
+            return [Answer(ticket, messages.DeleteGroupsResponse(tuple((name, error.code) for name in group_ids)))]
         shard.removals.delete_groups(ticket, group_ids, now)
-        return _take_duties(shard)
+        return _pop_duties(shard)
 
     def by_partition(self, group_ids: Iterable[str]) -> Mapping[int, list[str]]:
         """The distinct groups, by the partition that coordinates them."""
@@ -262,20 +262,20 @@ class GroupCoordinator:
         return [listed for shard in self._active.values() for listed in shard.list_groups(states, types)]
 
     def committed(self, topics: Collection[str] | None = None) -> Iterator[list[tuple[OffsetSlot, CommittedOffset]]]:
-        """Every offset that a group coordinated here has stored, of these topics where they are given; group by group,
-        so that others can have their turn in between. What changes meanwhile is seen as it was or as it is."""
+        """Every offset stored for groups coordinated here, of these topics if given. Yields group by group, so that
+        others can run in between. Concurrent changes may or may not be included."""
         for partition in list(self._active):
             shard = self._active.get(partition)
             for group_id in shard.offsets.group_ids if shard is not None else ():
                 if self._active.get(partition) is not shard:
                     break
-                assert shard is not None, "it has groups"
+                assert shard is not None, "the group has offsets, so it has a slot"
                 found = list(shard.offsets.slots(group_id, topics))
                 if found:
                     yield found
 
     def committed_partitions(self) -> dict[str, set[int]]:
-        """By topic: the partitions that any group coordinated here has an offset for."""
+        """By topic: the partitions for which any group coordinated here has an offset."""
         found: dict[str, set[int]] = {}
         for shard in self._active.values():
             shard.offsets.partitions_into(found)
@@ -292,53 +292,54 @@ class GroupCoordinator:
     # --- the log, the metadata, time ----------------------------------------
 
     def on_topics_created(self, version: int) -> None:
-        """There are new topics in the metadata of this version, which regular expressions may match."""
+        """The metadata of this version has new topics that regular expressions may match."""
         self._new_topics_at = version
         for shard in self._active.values():
             shard.consumers.subscriptions.on_topics_created(version)
 
     def appended(self, partition: int, write_id: int, now: Now) -> list[Duty]:
-        return self._settle(partition, lambda shard: shard.writes.committed(write_id, now))
+        return self._complete(partition, lambda shard: shard.writes.committed(write_id, now))
 
     def append_failed(self, partition: int, write_id: int, code: ErrorCode, now: Now) -> list[Duty]:
-        return self._settle(partition, lambda shard: shard.writes.refused(write_id, code, now))
+        return self._complete(partition, lambda shard: shard.writes.rejected(write_id, code, now))
 
     def append_is_late(self, partition: int, write_id: int, now: Now) -> list[Duty]:
-        """Nobody knows yet whether it will be committed: who waits for it is told so, the write stays under way."""
-        return self._settle(partition, lambda shard: shard.writes.late(write_id, now))
+        """It is not known yet whether the write will be committed: waiting requests get an error, the write stays
+        pending."""
+        return self._complete(partition, lambda shard: shard.writes.late(write_id, now))
 
     def on_partitions_deleted(self, partitions: Sequence[tuple[str, int]], now: Now) -> list[Duty]:
-        """Topic partitions are gone: so are the offsets committed for them."""
+        """Topic partitions were deleted: delete their committed offsets, too."""
         for shard in self._loading.values():
-            shard.deleted_meanwhile(partitions)
+            shard.on_deleted_while_loading(partitions)
         duties: list[Duty] = []
         for shard in self._active.values():
             shard.offset_requests.on_partitions_deleted(partitions, now)
-            duties.extend(_take_duties(shard))
+            duties.extend(_pop_duties(shard))
         return duties
 
     def next_deadline_ms(self) -> int | None:
-        """Monotonic time at which `on_time` has something to do."""
+        """Monotonic time of the next deadline for `on_time`."""
         return self._timers.next_deadline_ms()
 
     def on_time(self, now: Now) -> list[Duty]:
-        """Everything that is due."""
+        """Run everything that is due."""
         duties: list[Duty] = []
         while (key := self._timers.pop_due(now.monotonic_ms)) is not None:
             shard = self._active.get(key.partition)
             if shard is not None:
                 shard.on_timer(key, now)
-                duties.extend(_take_duties(shard))
+                duties.extend(_pop_duties(shard))
         return duties
 
     # --- small parts ----------------------------------------
 
-    def _settle(self, partition: int, settle: Callable[[Shard], None]) -> list[Duty]:
+    def _complete(self, partition: int, complete: Callable[[Shard], None]) -> list[Duty]:
         shard = self._active.get(partition)
         if shard is None:
             return []
-        settle(shard)
-        return _take_duties(shard)
+        complete(shard)
+        return _pop_duties(shard)
 
     def _named_shard(self, group_id: str) -> Shard:
         if not group_id:
@@ -356,7 +357,7 @@ class GroupCoordinator:
             raise PeerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         raise PeerError(ErrorCode.NOT_COORDINATOR)
 
-    def _take_write_id(self) -> int:
+    def _next_write_id(self) -> int:
         self._last_write_id += 1
         return self._last_write_id
 
@@ -371,6 +372,6 @@ def _names_can_be_stored(request: messages.JoinRequest) -> bool:
     )
 
 
-def _take_duties(shard: Shard) -> list[Duty]:
+def _pop_duties(shard: Shard) -> list[Duty]:
     duties, shard.duties = shard.duties, []
     return duties

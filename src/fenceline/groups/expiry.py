@@ -17,7 +17,7 @@ from fenceline.groups.states import GroupState
 def expired(
     groups: Iterable[Group], offsets: OffsetStore, retention_ms: int, now: Now
 ) -> tuple[list[OffsetSlot], list[Group]]:
-    """Of classic groups: offsets past their retention, and empty groups that have none left."""
+    """Of classic groups: expired offsets, and empty groups without any other offset."""
     slots: list[OffsetSlot] = []
     doomed: list[Group] = []
     for group in groups:
@@ -34,7 +34,7 @@ def expired(
 def expired_of_consumers(
     groups: Iterable[ConsumerGroup], offsets: OffsetStore, retention_ms: int, now: Now
 ) -> tuple[list[OffsetSlot], list[ConsumerGroup]]:
-    """As `expired`, of groups of the consumer protocol: what nobody subscribes to counts from its commit."""
+    """As `expired`, for groups of the consumer protocol: retention of unsubscribed topics counts from the commit."""
     slots: list[OffsetSlot] = []
     doomed: list[ConsumerGroup] = []
     for group in groups:
@@ -65,8 +65,8 @@ def _past(
     retention_ms: int,
     now: Now,
 ) -> tuple[list[OffsetSlot], bool]:
-    """The slots of a group that are past their retention, and whether any other is there. `since_empty_ms`: from when
-    on it counts; None: from the commit of each."""
+    """The expired slots of a group, and whether there is any other. `since_empty_ms`: start of the retention time;
+    None: from the commit of each."""
     found, keeps_some = [], False
     for slot, value in offsets.slots(group_id):
         if (

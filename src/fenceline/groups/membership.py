@@ -1,11 +1,11 @@
-"""Who is in a group: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and what time does to members.
+"""Membership of classic groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and session timeouts.
 
-Owns the rules of the classic group protocol as Kafka 4.3.1 ships them (KIP-134 initial delay, KIP-345 static members,
+Owns the rules of the classic group protocol as in Kafka 4.3.1 (KIP-134 initial delay, KIP-345 static members,
 KIP-394 required member id, KIP-559 protocol check in SyncGroup, KIP-814 skipped assignment). Never touches offsets.
 
-How it works. A JoinGroup or SyncGroup that can not be answered yet is parked on its member as a ticket. What follows
-for the group is `rebalance.py`'s. Errors that end a request are raised as `PeerError`; the coordinator turns them into
-answers.
+How it works. A JoinGroup or SyncGroup that cannot be answered yet is parked on its member as a ticket. `rebalance.py`
+handles the effects on the group. Errors that end a request are raised as `PeerError`; the coordinator converts them
+into responses.
 
 | request   | Empty            | PreparingRebalance     | CompletingRebalance        | Stable               | Dead |
 |-----------|------------------|------------------------|----------------------------|----------------------|------|
@@ -25,16 +25,16 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.clock import Now
 from fenceline.groups.messages import (
     NO_MEMBER_ID,
-    HeartbeatAnswer,
     HeartbeatRequest,
-    JoinAnswer,
+    HeartbeatResponse,
     JoinRequest,
-    LeaveAnswer,
+    JoinResponse,
     LeaveRequest,
+    LeaveResponse,
     LeftMember,
     MemberIdentity,
-    SyncAnswer,
     SyncRequest,
+    SyncResponse,
     Ticket,
 )
 from fenceline.groups.model import Group, Member, StoredMember
@@ -60,7 +60,7 @@ class Membership:
         if shard.consumers.classic.serves(request.group_id):
             shard.consumers.classic.join(ticket, request, now)
             return
-        shard.consumers.classic.make_way(request.group_id, now)
+        shard.consumers.classic.remove_if_empty(request.group_id, now)
         is_unknown = request.member_id == NO_MEMBER_ID
         group = shard.groups.get(request.group_id)
         is_new_group = group is None
@@ -70,12 +70,12 @@ class Membership:
             group = shard.create_group(request.group_id, now)
         writes_before = shard.writes.count
         if not self._has_room(group, request.member_id):
-            self._rebalance.drop_member(group, request.member_id)
-            shard.answer(ticket, JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED))
+            self._rebalance.remove_member(group, request.member_id)
+            shard.answer(ticket, JoinResponse(ErrorCode.GROUP_MAX_SIZE_REACHED))
         elif group.state is GroupState.DEAD:
             raise PeerError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         elif not group.supports(request.protocol_type, request.protocols):
-            shard.answer(ticket, JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+            shard.answer(ticket, JoinResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
         elif is_unknown:
             self._join_new(ticket, request, group, now)
         else:
@@ -84,7 +84,7 @@ class Membership:
             shard.writes.store_new_group(group)
 
     def _has_room(self, group: Group, member_id: str) -> bool:
-        """`group.max.size`; while a group gathers, those who wait count, so that the last to rejoin have to go."""
+        """`group.max.size`; during the join phase waiting members count, so that the last to rejoin are rejected."""
         max_size = self._shard.settings.max_size
         match group.state:
             case GroupState.EMPTY | GroupState.DEAD:
@@ -108,26 +108,26 @@ class Membership:
         elif request.must_know_member_id:
             group.pending_joins.add(member_id)
             shard.arm(TimerKind.SESSION, group.group_id, member_id, now.monotonic_ms + request.session_timeout_ms)
-            shard.answer(ticket, JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+            shard.answer(ticket, JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id))
             return
         self._add(ticket, request, group, member_id, now)
 
     def _join_known(self, ticket: Ticket, request: JoinRequest, group: Group, now: Now) -> None:
         if request.member_id in group.pending_joins:
             if request.group_instance_id is not None:
-                # A pending id was given to a dynamic member: whoever uses it as a static one does not know its id.
+                # A pending id was given to a dynamic member: a static one cannot know it.
                 raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
             self._add(ticket, request, group, request.member_id, now)
             return
         try:
             member = group.require_member(request.member_id, request.group_instance_id)
         except PeerError as error:
-            self._shard.answer(ticket, JoinAnswer(error.code, request.member_id))
+            self._shard.answer(ticket, JoinResponse(error.code, request.member_id))
             return
         is_unchanged = member.protocols == request.protocols
         match group.state:
             case GroupState.COMPLETING_REBALANCE if is_unchanged:
-                # It may not have seen the answer to its JoinGroup: tell it again.
+                # It may not have received the response to its JoinGroup: send it again.
                 self._shard.answer(ticket, self._rebalance.joined(group, member))
             case GroupState.STABLE if is_unchanged and group.leader_id != member.member_id:
                 self._shard.answer(ticket, self._rebalance.joined(group, member, show_members=False))
@@ -161,15 +161,15 @@ class Membership:
     def _replace_static(
         self, ticket: Ticket, request: JoinRequest, group: Group, member: Member, new_id: str, now: Now
     ) -> None:
-        """An instance came back without its member id, as after a restart: the old id is fenced, its place is kept."""
+        """An instance returned without its member id, as after a restart: the old id is fenced, its place is kept."""
         shard = self._shard
         old_id, old_leader = member.member_id, group.leader_id
         if not member.open_replacements:
-            # Otherwise an instance came back twice, and the id before this one may never be in the log.
-            member.in_log = StoredMember(
+            # Otherwise an instance returned twice, and the id before this one may never be in the log.
+            member.stored_state = StoredMember(
                 old_id, member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms
             )
-        self._rebalance.end_waits(group, member, ErrorCode.FENCED_INSTANCE_ID, member_id=old_id)
+        self._rebalance.fail_parked_requests(group, member, ErrorCode.FENCED_INSTANCE_ID, member_id=old_id)
         shard.disarm(TimerKind.SESSION, group.group_id, old_id)
         group.rename_static(member, new_id)
         member.is_new = False
@@ -178,21 +178,21 @@ class Membership:
         self._rebalance.park_join(group, member, ticket)
         match group.state:
             case GroupState.STABLE if group.select_protocol() == group.protocol_name:
-                # Nothing changes for the others: store the new id and let it take up the old assignment.
+                # Nothing changes for the others: store the new id and keep the old assignment.
                 generation = group.generation
                 member.open_replacements += 1
 
                 def stored(error: ErrorCode, then: Now) -> None:
                     member.open_replacements -= 1
                     if error is ErrorCode.NONE:
-                        member.in_log = StoredMember(
+                        member.stored_state = StoredMember(
                             new_id, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms
                         )
                     if group.members.get(new_id) is not member or member.join_ticket is None:
                         return
                     if error is not ErrorCode.NONE:
-                        kept = member.in_log
-                        assert kept is not None, "there since the first replacement"
+                        kept = member.stored_state
+                        assert kept is not None, "set at the first replacement"
                         parked = group.unpark_join(member)
                         group.update(member, kept.protocols, kept.rebalance_timeout_ms, kept.session_timeout_ms)
                         shard.disarm(TimerKind.SESSION, group.group_id, new_id)
@@ -200,7 +200,7 @@ class Membership:
                         self._rebalance.keep_alive(group, member, then)
                         shard.answer(
                             parked,
-                            JoinAnswer(
+                            JoinResponse(
                                 error,
                                 generation=generation,
                                 protocol_type=group.protocol_type,
@@ -220,7 +220,7 @@ class Membership:
 
                 shard.writes.store_group(group, stored)
             case GroupState.COMPLETING_REBALANCE:
-                # The leader may have been given the old id already: its assignment would miss the new one.
+                # The leader may have received the old id already: its assignment would miss the new one.
                 self._rebalance.prepare(group, now)
             case GroupState.STABLE:
                 self._rebalance.membership_changed(group, now)
@@ -254,13 +254,13 @@ class Membership:
             return
         displaced, member.sync_ticket = member.sync_ticket, ticket
         if displaced is not None:
-            shard.answer(displaced, SyncAnswer(DISPLACED))
+            shard.answer(displaced, SyncResponse(DISPLACED))
         if group.leader_id == member.member_id:
             self._rebalance.store_assignment(group, dict(request.assignments), now)
 
     # --- Heartbeat, LeaveGroup ----------------------------------------
 
-    def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatAnswer:
+    def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatResponse:
         if self._shard.consumers.classic.serves(request.group_id):
             return self._shard.consumers.classic.heartbeat(request, now)
         group = self._shard.groups.get(request.group_id)
@@ -273,15 +273,15 @@ class Membership:
             raise PeerError(ErrorCode.ILLEGAL_GENERATION)
         self._rebalance.keep_alive(group, member, now)
         if group.state is GroupState.PREPARING_REBALANCE:
-            return HeartbeatAnswer(ErrorCode.REBALANCE_IN_PROGRESS)
-        return HeartbeatAnswer()
+            return HeartbeatResponse(ErrorCode.REBALANCE_IN_PROGRESS)
+        return HeartbeatResponse()
 
-    def leave(self, request: LeaveRequest, now: Now) -> LeaveAnswer:
+    def leave(self, request: LeaveRequest, now: Now) -> LeaveResponse:
         if self._shard.consumers.classic.serves(request.group_id):
             return self._shard.consumers.classic.leave(request, now)
         group = self._shard.groups.get(request.group_id)
         if group is None:
-            return LeaveAnswer(
+            return LeaveResponse(
                 members=tuple(LeftMember(*each, ErrorCode.UNKNOWN_MEMBER_ID) for each in request.members)
             )
         if group.state is GroupState.DEAD:
@@ -292,7 +292,7 @@ class Membership:
                 self._rebalance.prepare(group, now)
             else:
                 self._rebalance.maybe_complete_join(group, now)
-        return LeaveAnswer(members=left)
+        return LeaveResponse(members=left)
 
     def _leave_one(self, group: Group, identity: MemberIdentity) -> ErrorCode:
         member_id = identity.member_id
@@ -307,7 +307,7 @@ class Membership:
                 group.require_member(member_id, identity.group_instance_id)
             except PeerError as error:
                 return error.code
-        self._rebalance.drop_member(group, member_id)
+        self._rebalance.remove_member(group, member_id)
         return ErrorCode.NONE
 
     # --- time ----------------------------------------
@@ -324,7 +324,7 @@ class Membership:
         elif member.is_kept_alive_by_waiting:
             return
         else:
-            self._rebalance.drop_member(group, member_id)
+            self._rebalance.remove_member(group, member_id)
             if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
                 self._rebalance.prepare(group, now)
                 return
@@ -332,17 +332,17 @@ class Membership:
             self._rebalance.complete_join(group, now)
 
     def resume(self, group: Group, now: Now) -> None:
-        """The group was just loaded: its members have a session's time to be heard of."""
+        """The group was just loaded: each member has one session timeout to send a heartbeat."""
         for member in group.members.values():
             self._rebalance.keep_alive(group, member, now)
         if len(group.members) > self._shard.settings.max_size:
             self._rebalance.prepare(group, now)
 
-    def give_up(self, group: Group, now: Now) -> None:
-        """Another broker coordinates the group now: send everybody who waits to look for it."""
-        group.take(Step.REMOVED, now.wall_ms)
+    def unload(self, group: Group, now: Now) -> None:
+        """Another broker coordinates the group now: all waiting members must look it up."""
+        group.transition(Step.REMOVED, now.wall_ms)
         for member in group.members.values():
-            self._rebalance.end_waits(group, member, ErrorCode.NOT_COORDINATOR, member_id=member.member_id)
+            self._rebalance.fail_parked_requests(group, member, ErrorCode.NOT_COORDINATOR, member_id=member.member_id)
 
 
 def _differs(asked: str | None, actual: str | None) -> bool:

@@ -1,6 +1,6 @@
-"""What goes into the coordinator and what comes out: requests, answers, duties. Data only.
+"""Inputs and outputs of the coordinator: requests, responses, duties. Data only.
 
-A ticket is whatever the driver wants to get back with the answer; the machine never looks at it.
+A ticket is an opaque value of the driver that is returned with the response.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import ErrorCode
-from fenceline.groups.consumer_messages import ConsumerHeartbeatAnswer
+from fenceline.groups.consumer_messages import ConsumerHeartbeatResponse
 from fenceline.groups.rewinds import Rewind
 from fenceline.ids import ZERO_UUID
 
@@ -41,14 +41,14 @@ class JoinRequest:
     client_id: str = ""
     client_host: str = ""
     must_know_member_id: bool = True
-    """From JoinGroup v4 a new dynamic member is told its id first and joins with it (KIP-394)."""
+    """From JoinGroup v4 a new dynamic member first gets its id and then joins with it (KIP-394)."""
     may_skip_assignment: bool = True
-    """From JoinGroup v9 a static leader that comes back can be told not to assign (KIP-814)."""
+    """From JoinGroup v9 the response can tell a returning static leader not to assign (KIP-814)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """A member asks for its assignment; the leader brings those of all."""
+    """A member requests its assignment; the leader sends everyone's."""
 
     group_id: str
     generation: int
@@ -61,7 +61,7 @@ class SyncRequest:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRequest:
-    """A member lives."""
+    """A member's heartbeat."""
 
     group_id: str
     generation: int
@@ -76,7 +76,7 @@ class MemberIdentity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest:
-    """Members go, for themselves or removed by an administrator."""
+    """Members leave, or an administrator removes them."""
 
     group_id: str
     members: tuple[MemberIdentity, ...]
@@ -93,7 +93,7 @@ class OffsetToCommit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """Offsets to keep for a group, or for a lone consumer."""
+    """Offsets to store for a group, or for a standalone consumer."""
 
     group_id: str
     generation: int
@@ -101,34 +101,34 @@ class CommitRequest:
     group_instance_id: str | None
     offsets: tuple[OffsetToCommit, ...]
     retention_ms: int = -1
-    """Versions 2-4 only; -1 leaves it to the broker."""
+    """Versions 2-4 only; -1 means the broker's retention."""
     knows_group_not_found: bool = True
-    """From OffsetCommit v9 an unknown group answers 69, before that 22."""
+    """From OffsetCommit v9 an unknown group gets error 69, before that 22."""
 
 
 class TopicToFetch(NamedTuple):
     topic: str
     partitions: tuple[int, ...]
     topic_id: UUID = ZERO_UUID
-    """The id the topic has now; ZERO_UUID when it is not known. Offsets of another id are not shown (K32)."""
+    """The topic's current id; ZERO_UUID if unknown. Offsets of another id are not returned (K32)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchOffsetsRequest:
-    """Which committed offsets to tell."""
+    """Which committed offsets to return."""
 
     group_id: str
     topics: tuple[TopicToFetch, ...] | None
-    """None asks for every topic of the group."""
+    """None: every topic of the group."""
     require_stable: bool = False
     member_id: str | None = None
-    """From OffsetFetch v9 on a member of a group of the consumer protocol says who it is, and its epoch."""
+    """From OffsetFetch v9 on a member of a consumer protocol group sends its id and its epoch."""
     member_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteOffsetsRequest:
-    """Forget committed offsets of (topic, partition)."""
+    """Delete committed offsets of (topic, partition)."""
 
     group_id: str
     partitions: tuple[tuple[str, int], ...]
@@ -144,8 +144,8 @@ class JoinedMember(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class JoinAnswer:
-    """The new generation; only its leader is told the members."""
+class JoinResponse:
+    """The new generation; only its leader gets the members."""
 
     error: ErrorCode = ErrorCode.NONE
     member_id: str = NO_MEMBER_ID
@@ -158,7 +158,7 @@ class JoinAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncAnswer:
+class SyncResponse:
     """This member's assignment."""
 
     error: ErrorCode = ErrorCode.NONE
@@ -168,8 +168,8 @@ class SyncAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
-    """Whether the member may go on."""
+class HeartbeatResponse:
+    """Whether the member may continue."""
 
     error: ErrorCode = ErrorCode.NONE
 
@@ -181,15 +181,15 @@ class LeftMember(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveAnswer:
-    """One outcome a member."""
+class LeaveResponse:
+    """One outcome per member."""
 
     error: ErrorCode = ErrorCode.NONE
     members: tuple[LeftMember, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class CommitAnswer:
+class CommitResponse:
     """One code for each offset of the request, in its order."""
 
     errors: tuple[ErrorCode, ...]
@@ -204,7 +204,7 @@ class FetchedOffset(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FetchOffsetsAnswer:
+class FetchOffsetsResponse:
     """Per topic, the committed offset of each partition."""
 
     error: ErrorCode = ErrorCode.NONE
@@ -212,7 +212,7 @@ class FetchOffsetsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteOffsetsAnswer:
+class DeleteOffsetsResponse:
     """`errors` has one code for each partition of the request, in its order; empty with a top-level error."""
 
     error: ErrorCode = ErrorCode.NONE
@@ -220,7 +220,7 @@ class DeleteOffsetsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteGroupsAnswer:
+class DeleteGroupsResponse:
     """A code for each group of the request, in its order."""
 
     errors: tuple[tuple[str, ErrorCode], ...]
@@ -244,7 +244,7 @@ class DescribedMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DescribedGroup:
-    """All that an administrator can see of a group."""
+    """The fields of DescribeGroups."""
 
     group_id: str
     error: ErrorCode = ErrorCode.NONE
@@ -256,15 +256,15 @@ class DescribedGroup:
 
 
 Outcome: TypeAlias = (
-    JoinAnswer
-    | SyncAnswer
-    | HeartbeatAnswer
-    | LeaveAnswer
-    | CommitAnswer
-    | FetchOffsetsAnswer
-    | DeleteOffsetsAnswer
-    | DeleteGroupsAnswer
-    | ConsumerHeartbeatAnswer
+    JoinResponse
+    | SyncResponse
+    | HeartbeatResponse
+    | LeaveResponse
+    | CommitResponse
+    | FetchOffsetsResponse
+    | DeleteOffsetsResponse
+    | DeleteGroupsResponse
+    | ConsumerHeartbeatResponse
 )
 
 
@@ -275,8 +275,8 @@ KeyValue: TypeAlias = tuple[bytes, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append these records as one batch, as the leader of this epoch and of no other; then tell `appended` or
-    `append_failed` with the write id, and `append_is_late` before that when it takes too long."""
+    """Append these records as one batch, as the leader of this epoch only; then call `appended` or `append_failed` with
+    the write id, and `append_is_late` before that if it takes too long."""
 
     partition: int
     leader_epoch: int
@@ -286,15 +286,15 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An outcome, and the ticket of who waits for it."""
+    """A response, and the ticket of the request that waits for it."""
 
     ticket: Ticket
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class WentBack:
-    """A commit was taken that went back because the log was truncated: let the operator know."""
+class OffsetRewound:
+    """An accepted commit moved backwards because the log was truncated: log it for the operator."""
 
     group_id: str
     topic: str
@@ -302,4 +302,4 @@ class WentBack:
     rewind: Rewind
 
 
-Duty: TypeAlias = Append | Answer | WentBack
+Duty: TypeAlias = Append | Answer | OffsetRewound

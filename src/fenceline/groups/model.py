@@ -1,4 +1,4 @@
-"""A classic group and its members: data and the invariants that hold between its fields. Decides nothing.
+"""A classic group and its members: data and the invariants between its fields. Decides nothing.
 
 Invariants (asserted by `Group.check`): every static instance id and every pending sync belongs to a member, the leader
 is a member, a member is never pending as well, and the counts of protocols and parked joins match the members.
@@ -26,7 +26,7 @@ GROUP_TYPE: Final = "classic"
 
 
 class StoredMember(NamedTuple):
-    """What the log holds of a static member."""
+    """A static member as stored in the log."""
 
     member_id: str
     protocols: Protocols
@@ -51,9 +51,9 @@ class Member:
     join_ticket: Ticket | None = None
     sync_ticket: Ticket | None = None
     open_replacements: int = 0
-    """A static member's new ids whose write is under way."""
-    in_log: StoredMember | None = None
-    """While there are any: what to fall back to when they are refused."""
+    """Number of new ids of a static member whose writes are pending."""
+    stored_state: StoredMember | None = None
+    """The state to restore if those writes are rejected."""
 
     @property
     def is_static(self) -> bool:
@@ -61,7 +61,7 @@ class Member:
 
     @property
     def is_kept_alive_by_waiting(self) -> bool:
-        """A member that waits for our answer can not send heartbeats."""
+        """A member that waits for a response cannot send heartbeats."""
         return not self.is_new and (self.join_ticket is not None or self.sync_ticket is not None)
 
     def metadata(self, protocol_name: str | None) -> bytes:
@@ -71,7 +71,7 @@ class Member:
         raise InternalError(f"member {self.member_id} does not support the protocol {protocol_name!r}")
 
     def described(self, protocol_name: str | None) -> DescribedMember:
-        """With None the metadata is left out: only a stable group shows it."""
+        """None leaves the metadata out: only a stable group shows it."""
         return DescribedMember(
             self.member_id,
             self.group_instance_id,
@@ -88,7 +88,7 @@ class Group:
 
     group_id: str
     state_since_ms: int
-    """When the state last changed; -1 where an old record does not tell."""
+    """When the state last changed; -1 if an old record does not have it."""
     state: GroupState = GroupState.EMPTY
     previous_state: GroupState = GroupState.EMPTY
     generation: int = 0
@@ -99,13 +99,13 @@ class Group:
     static_members: dict[str, str] = field(default_factory=dict)
     """Instance id to member id."""
     pending_joins: set[str] = field(default_factory=set)
-    """Ids given out with MEMBER_ID_REQUIRED that have not come back yet."""
+    """Ids returned with MEMBER_ID_REQUIRED that have not joined yet."""
     pending_syncs: set[str] = field(default_factory=set)
     """Members of this generation that have not sent SyncGroup."""
     new_member_added: bool = False
     initial_delay_ms: int = 0
     initial_remaining_ms: int | None = None
-    """What is left of the initial rebalance delay; None outside an initial rebalance."""
+    """The rest of the initial rebalance delay; None outside an initial rebalance."""
     subscribed_topics: frozenset[str] | None = None
     """None: not known."""
     _parked_joins: int = 0
@@ -127,11 +127,11 @@ class Group:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The group waits as long as its most patient member."""
+        """The longest rebalance timeout of all members."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def supports(self, protocol_type: str, protocols: Protocols) -> bool:
-        """Whether somebody with these protocols can be in this group."""
+        """Whether a member with these protocols can be in this group."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type) and bool(protocols)
         return self.protocol_type == protocol_type and any(
@@ -139,13 +139,13 @@ class Group:
         )
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """A consumer group whose subscription can not be read counts as subscribed to everything."""
+        """A consumer group with an unreadable subscription counts as subscribed to every topic."""
         if self.subscribed_topics is None:
             return self.is_consumer_group
         return topic in self.subscribed_topics
 
     def require_member(self, member_id: str, group_instance_id: str | None) -> Member:
-        """The member. Raises PeerError UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID when a newer one took its place."""
+        """The member. Raises PeerError UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if a newer one replaced it."""
         if group_instance_id is not None:
             current = self.static_members.get(group_instance_id)
             if current is None:
@@ -158,7 +158,7 @@ class Group:
         return member
 
     def select_protocol(self) -> str:
-        """Each member votes for the first protocol on its list that all support. Most votes win, at a tie the first."""
+        """Each member votes for its first protocol that all support. Most votes win, at a tie the first."""
         votes: dict[str, int] = {}
         for member in self.members.values():
             choice = next((name for name, _ in member.protocols if self._supporters[name] == len(self.members)), None)
@@ -168,7 +168,7 @@ class Group:
         return max(votes, key=votes.__getitem__)
 
     def joined_members(self) -> tuple[JoinedMember, ...]:
-        """What the leader needs to assign."""
+        """The leader's input for the assignment."""
         return tuple(
             JoinedMember(member.member_id, member.group_instance_id, member.metadata(self.protocol_name))
             for member in self.members.values()
@@ -179,14 +179,14 @@ class Group:
 
     # --- changing ----------------------------------------
 
-    def take(self, step: Step, now_ms: int) -> None:
-        """Walk along the transition table. Raises InternalError where it has no way."""
+    def transition(self, step: Step, now_ms: int) -> None:
+        """Apply a step of the transition table. Raises InternalError if the table does not allow it."""
         after = next_state(self.state, step)
         self.previous_state, self.state, self.state_since_ms = self.state, after, now_ms
 
     def add(self, member: Member) -> None:
         if member.group_instance_id is not None:
-            assert member.group_instance_id not in self.static_members, "one member an instance id"
+            assert member.group_instance_id not in self.static_members, "one member per instance id"
             self.static_members[member.group_instance_id] = member.member_id
         assert member.member_id not in self.members, "a member joins once"
         self.members[member.member_id] = member
@@ -196,7 +196,8 @@ class Group:
         self.pending_joins.discard(member.member_id)
 
     def remove(self, member_id: str) -> Member | None:
-        """Forget a member or a pending one; the next one leads if it was the leader. Parked requests: the caller's."""
+        """Remove a member or a pending one; if it was the leader, the next member leads. The caller handles parked
+        requests."""
         member = self.members.pop(member_id, None)
         if member is not None:
             self._count(member.protocols, -1)
@@ -217,7 +218,7 @@ class Group:
         member.session_timeout_ms = session_timeout_ms
 
     def park_join(self, member: Member, ticket: Ticket) -> Ticket | None:
-        """Keep a JoinGroup until the join phase ends. Returns the ticket that it displaces."""
+        """Park a JoinGroup until the join phase ends. Returns the ticket that it displaces."""
         displaced, member.join_ticket = member.join_ticket, ticket
         self._parked_joins += displaced is None
         return displaced
@@ -228,7 +229,7 @@ class Group:
         return ticket
 
     def rename_static(self, member: Member, new_member_id: str) -> None:
-        """A static member came back under a new id: same place, assignment and leadership."""
+        """A static member returned under a new id: same place, assignment and leadership."""
         old_member_id = member.member_id
         assert member.group_instance_id is not None, "only static members are replaced"
         # The order of members is the order of joining: keep the place.
@@ -245,7 +246,7 @@ class Group:
             self.pending_syncs.add(new_member_id)
 
     def elect_joined_leader(self) -> bool:
-        """Make sure that the leader is one who has rejoined. False when nobody has."""
+        """Make a rejoined member the leader. False if no member has rejoined."""
         leader = self.members.get(self.leader_id) if self.leader_id is not None else None
         if leader is None:
             return False
@@ -262,14 +263,15 @@ class Group:
         if self.members:
             self.protocol_name = self.select_protocol()
             self.subscribed_topics = self.read_subscriptions()
-            self.take(Step.JOINED, now_ms)
+            self.transition(Step.JOINED, now_ms)
         else:
             self.protocol_name = None
             self.subscribed_topics = self.read_subscriptions()
-            self.take(Step.EMPTIED, now_ms)
+            self.transition(Step.EMPTIED, now_ms)
 
     def read_subscriptions(self) -> frozenset[str] | None:
-        """All topics that a consumer group subscribes to; None when it is another kind of group or can not be read."""
+        """All topics that a consumer group subscribes to; None for another kind of group or an unreadable
+        subscription."""
         if not self.is_consumer_group:
             return None
         if not self.members:
@@ -308,7 +310,7 @@ class Group:
 def subscription_topics(metadata: bytes) -> Iterator[str]:
     """The topics in a consumer's JoinGroup metadata: the part that version 0 shares with all later ones.
 
-    Raises ValueError, struct.error or UnicodeDecodeError when it is something else.
+    Raises ValueError, struct.error or UnicodeDecodeError if it is anything else.
     """
     version, count = struct.unpack_from(">hi", metadata)
     if version < 0 or count < 0:

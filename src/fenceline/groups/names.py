@@ -1,7 +1,7 @@
-"""Names that clients give to groups and members: which of them a record can hold. Owns that limit, nothing else.
+"""Names that clients give to groups and members: which of them fit into a record. Owns that limit, nothing else.
 
-Requests of flexible versions can carry longer strings than the keys of `__consumer_offsets` (`formats.md F7`), where
-two bytes tell the length.
+Requests of flexible versions can carry longer strings than the keys of `__consumer_offsets` (`formats.md F7`), which
+have a length of two bytes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Final
 
 MOST_BYTES: Final = 2**15 - 1
 _ID_SUFFIX_BYTES: Final = 37
-"""What the coordinator puts behind a name to make it a member id: a dash and a UUID."""
+"""The coordinator's suffix of a member id: a dash and a UUID."""
 _MOST_BYTES_OF_CHARACTER: Final = 4
 
 
 def can_be_stored(name: str | None, *, becomes_id: bool = False) -> bool:
-    """Whether a record can hold the name; `becomes_id`: also as the beginning of a member id."""
+    """Whether a record can hold the name; `becomes_id`: also as the prefix of a member id."""
     most = MOST_BYTES - _ID_SUFFIX_BYTES if becomes_id else MOST_BYTES
     return name is None or _MOST_BYTES_OF_CHARACTER * len(name) <= most or len(name.encode()) <= most

@@ -1,8 +1,8 @@
-"""Offsets on request: committed, fetched and deleted by members, by consumers without a group, by administrators.
+"""Offset requests: commit, fetch and delete by members, by standalone consumers, by administrators.
 
-Owns the checks of each request and its answer; the values are kept by `offsets.OffsetStore`, the writes by the shard.
+Owns the checks of each request and its response; `offsets.OffsetStore` keeps the values, the shard writes them.
 
-Invariants: an offset that a client was told of is in the log; a commit that the log refused leaves no trace.
+Invariants: an offset that a client saw is in the log; a commit that the log rejected leaves no trace.
 
 Rules: since_4_0.md K5, K32; epochs.md E61; KIP-447 (stable offsets).
 """
@@ -17,22 +17,22 @@ from fenceline.groups import records
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_model import ConsumerGroup
 from fenceline.groups.messages import (
-    CommitAnswer,
     CommitRequest,
-    DeleteOffsetsAnswer,
+    CommitResponse,
     DeleteOffsetsRequest,
+    DeleteOffsetsResponse,
     FetchedOffset,
-    FetchOffsetsAnswer,
     FetchOffsetsRequest,
+    FetchOffsetsResponse,
     KeyValue,
+    OffsetRewound,
     Ticket,
-    WentBack,
 )
 from fenceline.groups.model import Group
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
-from fenceline.groups.rewinds import is_where_the_epoch_ends
+from fenceline.groups.rewinds import is_at_epoch_end
 from fenceline.groups.states import GroupState
-from fenceline.groups.writes import nobody
+from fenceline.groups.writes import no_callback
 
 if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
@@ -45,7 +45,7 @@ class OffsetRequests:
         self._shard = shard
 
     def commit(self, ticket: Ticket, request: CommitRequest, now: Now) -> None:
-        """One batch for all offsets of the request, answered when it is committed."""
+        """One batch for all offsets of the request; the response is sent once it is committed."""
         group = self._group_for_commit(request, now)
         if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
             self._shard.rebalance.keep_alive(group, group.members[request.member_id], now)
@@ -64,31 +64,31 @@ class OffsetRequests:
             values.append((slot, value))
             batch.append(records.offset_record(slot, value))
         if not batch:
-            self._shard.answer(ticket, CommitAnswer(tuple(errors)))
+            self._shard.answer(ticket, CommitResponse(tuple(errors)))
             return
-        went_back: list[WentBack] = []
+        went_back: list[OffsetRewound] = []
 
-        def settled(error: ErrorCode, now: Now) -> None:
+        def on_complete(error: ErrorCode, now: Now) -> None:
             if error is ErrorCode.NONE:
-                self._shard.answer(ticket, CommitAnswer(tuple(errors)))
+                self._shard.answer(ticket, CommitResponse(tuple(errors)))
                 self._shard.duties.extend(went_back)
             else:
-                self._shard.answer(ticket, CommitAnswer((error,) * len(errors)))
-                self._forget_if_bare(request.group_id)
+                self._shard.answer(ticket, CommitResponse((error,) * len(errors)))
+                self._remove_if_bare(request.group_id)
 
-        write_id = self._shard.writes.begin(batch, settled)
+        write_id = self._shard.writes.begin(batch, on_complete)
         for slot, value in values:
             before = self._shard.offsets.latest(slot)
-            rewound = self._shard.offsets.put(slot, self._against_the_log(slot, before, value), write_id)
+            rewound = self._shard.offsets.put(slot, self._with_rewind_mark(slot, before, value), write_id)
             if rewound is not None and (before is None or rewound is not before.rewound):
-                went_back.append(WentBack(*slot, rewound))
+                went_back.append(OffsetRewound(*slot, rewound))
 
-    def _against_the_log(
+    def _with_rewind_mark(
         self, slot: OffsetSlot, before: CommittedOffset | None, value: CommittedOffset
     ) -> CommittedOffset:
-        """With its mark, where it goes back to the very place where the log was truncated."""
+        """The offset with its rewind mark, if it moves back to exactly where the log was truncated."""
         step = value.step_from(before)
-        if step is None or not is_where_the_epoch_ends(step, self._shard.epoch_end(slot, step.from_epoch)):
+        if step is None or not is_at_epoch_end(step, self._shard.epoch_end(slot, step.from_epoch)):
             return value
         return value._replace(rewound=step)
 
@@ -110,7 +110,7 @@ class OffsetRequests:
         group = self._shard.groups.get(request.group_id)
         has_generation = request.generation >= 0
         if request.group_id in self._shard.foreign_groups:
-            # What a group of another kind says to somebody who is none of its members.
+            # The error of a group of another kind for a client that is not its member.
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         if group is None:
             if not has_generation:
@@ -135,30 +135,30 @@ class OffsetRequests:
 
     def _is_too_large(self, metadata: str) -> bool:
         limit = self._shard.settings.offset_metadata_max_chars
-        # Kafka counts UTF-16 code units; only characters outside the basic plane take two.
+        # Kafka counts UTF-16 code units; only characters outside the basic plane have two.
         return len(metadata) > limit or (
             2 * len(metadata) > limit and len(metadata.encode("utf-16-le", "surrogatepass")) // 2 > limit
         )
 
     def fetch(self, ticket: Ticket, request: FetchOffsetsRequest) -> None:
-        """`require_stable` waits for the writes under way and shows what open transactions may change as unstable."""
+        """`require_stable` waits for pending writes and returns offsets in open transactions as unstable."""
         consumer_group = self._shard.consumers.groups.get(request.group_id)
         if consumer_group is not None:
             self._shard.consumers.check_fetch(consumer_group, request.member_id, request.member_epoch)
 
         def answer_now(error: ErrorCode) -> None:
-            self._shard.answer(ticket, FetchOffsetsAnswer(error) if error else self._read(request))
+            self._shard.answer(ticket, FetchOffsetsResponse(error) if error else self._read(request))
 
-        if not (request.require_stable and self._shard.writes.when_all_is_settled(answer_now)):
+        if not (request.require_stable and self._shard.writes.when_idle(answer_now)):
             self._shard.answer(ticket, self._read(request))
 
-    def _read(self, request: FetchOffsetsRequest) -> FetchOffsetsAnswer:
+    def _read(self, request: FetchOffsetsRequest) -> FetchOffsetsResponse:
         group_id = request.group_id
         topics: dict[str, list[FetchedOffset]] = {}
         if request.topics is None:
             for slot, value in self._shard.offsets.committed_slots(group_id):
                 topics.setdefault(slot.topic, []).append(self._fetched(slot, value, request.require_stable))
-            return FetchOffsetsAnswer(topics=tuple((topic, tuple(found)) for topic, found in topics.items()))
+            return FetchOffsetsResponse(topics=tuple((topic, tuple(found)) for topic, found in topics.items()))
         answer: list[tuple[str, tuple[FetchedOffset, ...]]] = []
         for topic in request.topics:
             found = []
@@ -169,7 +169,7 @@ class OffsetRequests:
                     stored = None
                 found.append(self._fetched(slot, stored, request.require_stable))
             answer.append((topic.topic, tuple(found)))
-        return FetchOffsetsAnswer(topics=tuple(answer))
+        return FetchOffsetsResponse(topics=tuple(answer))
 
     def _fetched(self, slot: OffsetSlot, value: CommittedOffset | None, require_stable: bool) -> FetchedOffset:
         if require_stable and self._shard.offsets.is_unstable(slot):
@@ -194,13 +194,13 @@ class OffsetRequests:
             if self._shard.offsets.latest(slot) is not None or self._shard.offsets.is_unstable(slot)
         ]
         if not slots:
-            self._shard.answer(ticket, DeleteOffsetsAnswer(errors=errors))
+            self._shard.answer(ticket, DeleteOffsetsResponse(errors=errors))
             return
 
-        def settled(error: ErrorCode, now: Now) -> None:
-            self._shard.answer(ticket, DeleteOffsetsAnswer(error) if error else DeleteOffsetsAnswer(errors=errors))
+        def on_complete(error: ErrorCode, now: Now) -> None:
+            self._shard.answer(ticket, DeleteOffsetsResponse(error) if error else DeleteOffsetsResponse(errors=errors))
 
-        self._shard.removals.write_tombstones(slots, (), settled)
+        self._shard.removals.write_tombstones(slots, (), on_complete)
 
     def _classic_for_delete(self, group_id: str) -> Group:
         group = self._shard.groups.get(group_id)
@@ -211,13 +211,13 @@ class OffsetRequests:
         return group
 
     def on_partitions_deleted(self, partitions: Iterable[tuple[str, int]], now: Now) -> None:
-        """The topics are gone: nobody can go on from these offsets."""
+        """The topics were deleted: these offsets are useless."""
         slots = self._shard.offsets.on_partitions(set(partitions))
         if slots:
-            self._shard.removals.write_tombstones(slots, (), nobody)
+            self._shard.removals.write_tombstones(slots, (), no_callback)
 
-    def _forget_if_bare(self, group_id: str) -> None:
-        """A simple group that only existed for a commit which the log refused."""
+    def _remove_if_bare(self, group_id: str) -> None:
+        """Remove a simple group that only existed for a commit which the log rejected."""
         group = self._shard.groups.get(group_id)
         if (
             group is not None

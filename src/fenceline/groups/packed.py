@@ -1,8 +1,8 @@
-"""A committed offset as its record has it, for those that no write is under way for.
+"""A committed offset in its record's encoding, for offsets without a pending write.
 
 Owns the one shape that nearly all values have: version 4, no metadata, with or without a topic id. Bytes of this shape
-can be kept as they are, a third of the memory and of the time of a decoded value, and be unpacked when they are looked
-at. Every other shape is `records`'s.
+are kept undecoded, at a third of the memory and time of a decoded value, and are unpacked when read. `records` handles
+every other shape.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def are_packed(values: Sequence[bytes]) -> bool:
         return False
     tags = _NO_TAGS if size == _SIZE_BYTES else _TOPIC_ID
     joined, count = b"".join(values), len(values)
-    # One byte of each of them at a time: as many steps as there are bytes to look at, however many values.
+    # Compare one byte position of all values at a time: the number of steps does not depend on their number.
     return all(
         joined[at::size] == expected.to_bytes() * count
         for first, content in ((0, _VERSION), (_METADATA_AT, bytes((_NO_METADATA,))), (_TAGS_AT, tags))
@@ -61,9 +61,9 @@ def pack(offset: int, leader_epoch: int, commit_ms: int, topic_id: UUID) -> byte
     return _HEAD.pack(4, offset, leader_epoch, _NO_METADATA, commit_ms, 1) + _TOPIC_ID[1:] + topic_id.bytes
 
 
-def goes_on(before: bytes, after: bytes) -> bool:
-    """Whether the second of two packed offsets is no smaller than the first."""
-    # Numbers that are not negative compare as their bytes do; a negative one is never committed.
+def is_not_below(before: bytes, after: bytes) -> bool:
+    """Whether the second of two packed offsets is at least the first."""
+    # Non-negative numbers compare as their bytes do; a negative one is never committed.
     return before[2:10] <= after[2:10]
 
 

@@ -13,6 +13,6 @@ def java_string_hash(text: str) -> int:
 
 
 def partition_for(group_id: str, partition_count: int) -> int:
-    """The partition of a group. The smallest int32 has no positive twin and counts as 0, as in Kafka."""
+    """The partition of a group. The smallest int32 has no positive counterpart and counts as 0, as in Kafka."""
     value = java_string_hash(group_id)
     return (0 if value == -(1 << 31) else abs(value)) % partition_count

@@ -1,11 +1,11 @@
-"""The records of `__consumer_offsets` that classic groups need: schemas, bytes, and their meaning as values.
+"""The records of `__consumer_offsets` for classic groups: schemas, bytes, and their meaning as values.
 
-Owns `formats.md F7` for key types 0-2 and the knowledge which other key types exist; those of the consumer protocol are
-`consumer_records`'s. Decides nothing.
+Owns `formats.md F7` for key types 0-2 and the list of the other key types; `consumer_records` owns those of the
+consumer protocol. Decides nothing.
 
-A key is an int16 type followed by its fields, a value an int16 version followed by its fields, no value a tombstone.
-Written as Kafka 4.3.1 does (since_4_0.md K32, checked against it in tests): offsets in version 4, or 1 when the commit
-brought its own expiry (v4 has no field for it); groups in version 3. Read: all versions.
+A key is an int16 type followed by its fields, a value an int16 version followed by its fields; no value is a tombstone.
+Written as Kafka 4.3.1 does (since_4_0.md K32, checked against it in tests): offsets in version 4, or 1 if the commit
+has its own expiry (v4 has no field for it); groups in version 3. Read: all versions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEGACY_OFFSET_KEY: Final = 0
 OFFSET_KEY: Final = 1
 GROUP_KEY: Final = 2
 FOREIGN_GROUP_KEYS: Final = frozenset({11, 17})
-"""Metadata of share and streams groups: says that a group of another kind exists."""
+"""Metadata of share and streams groups: a group of another kind exists."""
 OFFSET_VERSION: Final = 4
 OFFSET_VERSION_WITH_EXPIRY: Final = 1
 GROUP_VERSION: Final = 3
@@ -42,7 +42,7 @@ _MARKER_KEY: Final = struct.Struct(">hh")
 
 @dataclass(frozen=True, slots=True)
 class OffsetCommitKey:
-    """Which committed offset a record is about."""
+    """Which committed offset a record holds."""
 
     group: str = kafka("string", versions="0+", default="")
     topic: str = kafka("string", versions="0+", default="")
@@ -63,14 +63,14 @@ class OffsetCommitValue:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadataKey:
-    """Which group a record is about."""
+    """Which group a record belongs to."""
 
     group: str = kafka("string", versions="0+", default="")
 
 
 @dataclass(frozen=True, slots=True)
 class MemberMetadata:
-    """A member as the group's record keeps it."""
+    """A member in the group's record."""
 
     member_id: str = kafka("string", versions="0+", default="")
     group_instance_id: str | None = kafka("string", versions="3+", nullable="3+", default=None)
@@ -128,9 +128,9 @@ Meaning: TypeAlias = OffsetCommitted | GroupStored | ForeignGroup | Unserved | c
 
 
 def decode(key: bytes | None, value: bytes | None) -> Meaning:
-    """What one record says. Raises InternalError on bytes that can not be read."""
+    """The meaning of one record. Raises InternalError on unreadable bytes."""
     if key is None:
-        raise InternalError("a record of a coordinator has no key")
+        raise InternalError("a coordinator record has no key")
     try:
         (key_type,) = _INT16.unpack_from(key)
         if key_type in (LEGACY_OFFSET_KEY, OFFSET_KEY):
@@ -142,13 +142,13 @@ def decode(key: bytes | None, value: bytes | None) -> Meaning:
             group_key, _ = _GROUP_KEY.decode(0, key, 2)
             return ForeignGroup(group_key.group, value is not None)
     except (struct.error, MalformedRequest) as error:
-        raise InternalError(f"a record of a coordinator can not be read: {error} (key {key.hex()})") from error
+        raise InternalError(f"a coordinator record cannot be read: {error} (key {key.hex()})") from error
     return consumer_records.decode(key_type, key, value) or Unserved(key_type)
 
 
 def _slot_of(key: bytes) -> OffsetSlot:
     """Of an offset's key. Raises struct.error, MalformedRequest."""
-    # By hand: a load reads one of these for each topic of each group.
+    # Decoded by hand: a load reads one of these for each topic of each group.
     (group_size,) = _INT16.unpack_from(key, 2)
     topic_at = 4 + group_size + 2
     (topic_size,) = _INT16.unpack_from(key, topic_at - 2)
@@ -183,16 +183,16 @@ _KEY_HEAD: Final = struct.Struct(">hh")
 
 
 def is_offset_key(key: bytes) -> bool:
-    """Whether it is a key as offsets are written today."""
+    """Whether it is an offset key in the current version."""
     return key[:2] == _OFFSET_KEY_TYPE
 
 
 def decode_slot(key: bytes) -> OffsetSlot:
-    """Of an offset's key. Raises InternalError on bytes that can not be read."""
+    """Of an offset's key. Raises InternalError on unreadable bytes."""
     try:
         return _slot_of(key)
     except (struct.error, MalformedRequest) as error:
-        raise InternalError(f"a record of a coordinator can not be read: {error} (key {key.hex()})") from error
+        raise InternalError(f"a coordinator record cannot be read: {error} (key {key.hex()})") from error
 
 
 def group_of_key(key: bytes) -> bytes:
@@ -207,11 +207,11 @@ def partition_of_key(key: bytes) -> int:
 
 
 def partitions_of_keys(keys: Sequence[bytes]) -> tuple[int, ...] | None:
-    """Of offsets' keys that differ in nothing but their partition; None where they differ in more."""
+    """Of offset keys that differ only in their partition; None if they differ in more."""
     size, count = len(keys[0]), len(keys)
     begins = size - _PARTITION.size
     joined = b"".join(keys)
-    # One byte of each of them at a time, as in `packed.are_packed`.
+    # Compare one byte position of all keys at a time, as in `packed.are_packed`.
     if set(map(len, keys)) != {size} or any(joined[at::size] != joined[at : at + 1] * count for at in range(begins)):
         return None
     ends = bytearray(_PARTITION.size * count)
@@ -257,7 +257,7 @@ def offset_tombstone(slot: OffsetSlot) -> KeyValue:
 
 
 def group_record(group: Group, assignments: Mapping[str, bytes] | None = None) -> KeyValue:
-    """The group with these assignments (missing ones are empty), or with those its members have."""
+    """The group with these assignments (missing ones are empty), or with those of its members."""
     body = GroupMetadataValue(
         "" if group.protocol_type is None else group.protocol_type,
         group.generation,
@@ -282,7 +282,7 @@ def group_record(group: Group, assignments: Mapping[str, bytes] | None = None) -
 
 
 def new_group_record(group: Group) -> KeyValue:
-    """A group that exists, with nobody in it: what is stored before its first generation."""
+    """An existing group without members: stored before its first generation."""
     body = GroupMetadataValue(current_state_timestamp=group.state_since_ms)
     return _group_key(group.group_id), _INT16.pack(GROUP_VERSION) + _GROUP_VALUE.encode(GROUP_VERSION, body)
 
@@ -294,7 +294,7 @@ def group_tombstone(group_id: str) -> KeyValue:
 def _offset_key(slot: OffsetSlot) -> bytes:
     group, topic = slot.group_id.encode(), slot.topic.encode()
     if max(len(group), len(topic)) > MOST_BYTES:
-        return _OFFSET_KEY_TYPE + _OFFSET_KEY.encode(0, OffsetCommitKey(*slot))  # which says what is wrong
+        return _OFFSET_KEY_TYPE + _OFFSET_KEY.encode(0, OffsetCommitKey(*slot))  # which raises the exact error
     return b"".join(
         (_KEY_HEAD.pack(OFFSET_KEY, len(group)), group, _INT16.pack(len(topic)), topic, _PARTITION.pack(slot.partition))
     )

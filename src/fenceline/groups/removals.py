@@ -1,7 +1,7 @@
-"""What goes from one partition of `__consumer_offsets`: groups and offsets, by request or past their retention.
+"""Deletions from one partition of `__consumer_offsets`: groups and offsets, by request or past their retention.
 
-Owns their tombstones, and how many are written or looked at in one go. What is past its retention is `expiry`'s to say;
-a group of the consumer protocol writes its own (`consumer_groups`). Never removes what the log refused to forget.
+Owns their tombstones, and how many are written or checked at a time. `expiry` decides what has expired; a group of the
+consumer protocol writes its own tombstones (`consumer_groups`). Restores whatever the log refused to delete.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from fenceline.groups import records
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_model import ConsumerGroup
 from fenceline.groups.expiry import expired, expired_of_consumers
-from fenceline.groups.messages import DeleteGroupsAnswer, Ticket
+from fenceline.groups.messages import DeleteGroupsResponse, Ticket
 from fenceline.groups.model import Group
 from fenceline.groups.offsets import OffsetSlot
 from fenceline.groups.states import GroupState, Step
 from fenceline.groups.timers import TimerKind
-from fenceline.groups.writes import Settled, nobody
+from fenceline.groups.writes import OnComplete, no_callback
 
 if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
 
-_MOST_TOMBSTONES: Final = 5_000
-"""In one batch, which the log would refuse were it larger than the topic's max.message.bytes."""
+_MAX_TOMBSTONES: Final = 5_000
+"""Per batch; the log rejects a batch larger than the topic's max.message.bytes."""
 _OFFSETS_A_LOOK: Final = 5_000
-_LOOK_AGAIN_MS: Final = 20
-"""Retention is looked at for so many offsets, and then others have their turn for so long."""
+_CHECK_PAUSE_MS: Final = 20
+"""Pause between two rounds of retention checks, so that others can run."""
 
 
 class Removals:
@@ -36,32 +36,32 @@ class Removals:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._to_look_at: list[str] = []
-        """Groups whose retention is still to be looked at in this round, the next one last."""
+        self._to_check: list[str] = []
+        """Groups still to be checked in this round, the next one last."""
 
-    def write_tombstones(self, slots: Sequence[OffsetSlot], groups: Sequence[Group], settled: Settled) -> None:
-        """Remove offsets, and then whole groups, in one batch where it is not too many; `settled` hears of the last
-        one. What the log refuses comes back."""
+    def write_tombstones(self, slots: Sequence[OffsetSlot], groups: Sequence[Group], on_complete: OnComplete) -> None:
+        """Remove offsets, then complete groups, in one batch if possible; `on_complete` is called for the last one.
+        Deletions that the log rejects are undone."""
         shard = self._shard
 
-        def decided(error: ErrorCode, now: Now) -> None:
+        def on_decision(error: ErrorCode, now: Now) -> None:
             for group in groups:
                 if error is ErrorCode.NONE:
-                    group.take(Step.REMOVED, now.wall_ms)
+                    group.transition(Step.REMOVED, now.wall_ms)
                 elif not shard.has_group(group.group_id):
                     shard.groups[group.group_id] = group
 
-        while len(slots) > _MOST_TOMBSTONES:
-            some, slots = slots[:_MOST_TOMBSTONES], slots[_MOST_TOMBSTONES:]
-            self._drop_slots(some, shard.writes.begin([records.offset_tombstone(slot) for slot in some], nobody))
+        while len(slots) > _MAX_TOMBSTONES:
+            some, slots = slots[:_MAX_TOMBSTONES], slots[_MAX_TOMBSTONES:]
+            self._drop_slots(some, shard.writes.begin([records.offset_tombstone(slot) for slot in some], no_callback))
         batch = [records.offset_tombstone(slot) for slot in slots]
         batch.extend(records.group_tombstone(group.group_id) for group in groups)
-        self._drop_slots(slots, shard.writes.begin(batch, settled, decided))
+        self._drop_slots(slots, shard.writes.begin(batch, on_complete, on_decision))
         for group in groups:
             del shard.groups[group.group_id]
 
     def delete_groups(self, ticket: Ticket, group_ids: Sequence[str], now: Now) -> None:
-        """All groups that can be deleted go in one batch, with all that they committed."""
+        """All groups that can be deleted, with all their offsets, in one batch."""
         shard = self._shard
         results: list[tuple[str, ErrorCode]] = []
         doomed: list[Group] = []
@@ -82,22 +82,22 @@ class Removals:
                 results.append((group_id, ErrorCode.NONE))
                 doomed.append(group)
         if not doomed and not going:
-            shard.answer(ticket, DeleteGroupsAnswer(tuple(results)))
+            shard.answer(ticket, DeleteGroupsResponse(tuple(results)))
             return
 
-        def settled(error: ErrorCode, now: Now) -> None:
-            shard.answer(ticket, DeleteGroupsAnswer(tuple((name, error or code) for name, code in results)))
+        def on_complete(error: ErrorCode, now: Now) -> None:
+            shard.answer(ticket, DeleteGroupsResponse(tuple((name, error or code) for name, code in results)))
 
         names = [*(each.group_id for each in doomed), *(each.group_id for each in going)]
         slots = [slot for name in names for slot in self._all_slots(name)]
         if not going:
-            self.write_tombstones(slots, doomed, settled)
+            self.write_tombstones(slots, doomed, on_complete)
             return
         if slots or doomed:
-            self.write_tombstones(slots, doomed, nobody)
+            self.write_tombstones(slots, doomed, no_callback)
         for consumer_group in going:
             shard.consumers.remove(consumer_group, now)
-        shard.consumers.answer_settled(ticket, DeleteGroupsAnswer(tuple(results)), names)
+        shard.consumers.respond_when_idle(ticket, DeleteGroupsResponse(tuple(results)), names)
 
     def arm_expiry(self, now: Now) -> None:
         """The next round begins in `offsets.retention.check.interval.ms`."""
@@ -105,15 +105,15 @@ class Removals:
         self._shard.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + interval_ms)
 
     def expire_some(self, now: Now) -> None:
-        """Remove what is past its retention (KIP-211), of so many groups that nobody has to wait for it."""
+        """Remove what is past its retention (KIP-211), for a limited number of offsets at a time."""
         shard = self._shard
-        if not self._to_look_at:
-            self._to_look_at = [*shard.consumers.groups, *reversed(shard.groups)]
+        if not self._to_check:
+            self._to_check = [*shard.consumers.groups, *reversed(shard.groups)]
         some: list[Group] = []
         consumers: list[ConsumerGroup] = []
         left = _OFFSETS_A_LOOK
-        while self._to_look_at and left > 0:
-            group_id = self._to_look_at.pop()
+        while self._to_check and left > 0:
+            group_id = self._to_check.pop()
             group, consumer_group = shard.groups.get(group_id), shard.consumers.groups.get(group_id)
             if group is not None:
                 some.append(group)
@@ -124,11 +124,11 @@ class Removals:
         consumer_slots, going = expired_of_consumers(consumers, shard.offsets, shard.settings.offsets_retention_ms, now)
         slots.extend(consumer_slots)
         if slots or doomed:
-            self.write_tombstones(slots, doomed, nobody)
+            self.write_tombstones(slots, doomed, no_callback)
         for consumer_group in going:
             shard.consumers.remove(consumer_group, now)
-        if self._to_look_at:
-            shard.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + _LOOK_AGAIN_MS)
+        if self._to_check:
+            shard.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + _CHECK_PAUSE_MS)
         else:
             self.arm_expiry(now)
 

@@ -1,11 +1,11 @@
-"""A shard's state out of the records of its partition of `__consumer_offsets`.
+"""Rebuilds a shard's state from the records of its partition of `__consumer_offsets`.
 
-Owns what each record means; how it is encoded is `records`'s. Answers nobody and arms no timer: that begins when the
-replay is done.
+Owns the meaning of each record; `records` owns the encoding. Sends no response and arms no timer: that begins after the
+replay.
 
-Nearly all records are offsets of groups and topics that were met before, in one shape: those are taken in without
-being decoded field by field (`Replay`), and a batch that is one commit of many partitions as a whole, so that a million
-of them are no matter of seconds.
+Nearly all records are offsets of known groups and topics, in one shape: those are applied without decoding each field
+(`Replay`), and a batch that is one commit of many partitions is applied as a unit, so that a million of them load
+within seconds.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fenceline.groups.clock import Now
 from fenceline.groups.consumer_records import EpochStored
 from fenceline.groups.model import Group, Member
 from fenceline.groups.offsets import PartitionOffsets
-from fenceline.groups.packed import are_packed, goes_on, is_packed
+from fenceline.groups.packed import are_packed, is_not_below, is_packed
 from fenceline.groups.states import GroupState
 
 if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
 
 _PARTITION_BYTES: Final = 4
-"""An offset's key ends with its partition; what is before names the group and the topic."""
+"""An offset's key ends with its partition; the bytes before name the group and the topic."""
 _KEY: Final = attrgetter("key")
 _VALUE: Final = attrgetter("value")
 _MANY: Final = 16
-"""Records of one batch that are worth a look at all of them together."""
+"""Minimum number of records in a batch to check them all together."""
 
 
 class KeyAndValue(Protocol):
@@ -51,37 +51,37 @@ class Replay:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._known: dict[bytes, PartitionOffsets] = {}
-        """By all of an offset's key but its partition: where it belongs. Its group exists."""
+        """By an offset's key without its partition: the mapping it belongs to. Its group exists."""
 
     def batch(self, batch: Sequence[KeyAndValue], now: Now, transaction_of: int | None = None) -> None:
         """Apply the records of one batch; `transaction_of` is the producer id of a transactional one."""
         if transaction_of is not None or self._shard.offsets.has_open_transactions:
-            for record in batch:  # which of two is the later one counts: offsets take their order
-                self._one(record.key, record.value, now, transaction_of)
+            for record in batch:  # the later one counts: offsets are numbered
+                self._apply_one(record.key, record.value, now, transaction_of)
             return
-        if len(batch) >= _MANY and self._one_commit(batch, now):
+        if len(batch) >= _MANY and self._apply_commit(batch, now):
             return
         known, partition_of = self._known, records.partition_of_key
         for record in batch:
             key, value = record.key, record.value
             if key is None or value is None or not is_packed(value):
-                self._one(key, value, now, None)
+                self._apply_one(key, value, now, None)
                 continue
             partitions = known.get(key[:-_PARTITION_BYTES])
             if partitions is None:
                 if not records.is_offset_key(key):
-                    self._one(key, value, now, None)
+                    self._apply_one(key, value, now, None)
                     continue
-                partitions = self._meet(key, now)
+                partitions = self._find_topic(key, now)
             index = partition_of(key)
             before = partitions.get(index)
-            if before is None or (isinstance(before, bytes) and goes_on(before, value)):
+            if before is None or (isinstance(before, bytes) and is_not_below(before, value)):
                 partitions[index] = value
             else:
-                self._one(key, value, now, None)
+                self._apply_one(key, value, now, None)
 
-    def _one_commit(self, batch: Sequence[KeyAndValue], now: Now) -> bool:
-        """Apply a batch of packed offsets of one group and topic. Whether it is one of new ones."""
+    def _apply_commit(self, batch: Sequence[KeyAndValue], now: Now) -> bool:
+        """Apply a batch of packed offsets of one group and topic. Returns whether it is such a batch of new ones."""
         keys, values = list(map(_KEY, batch)), list(map(_VALUE, batch))
         if None in keys or None in values or not records.is_offset_key(keys[0]) or not are_packed(values):
             return False
@@ -93,41 +93,41 @@ class Replay:
         if len(found) != len(batch) or not (partitions is None or partitions.keys().isdisjoint(found)):
             return False
         if partitions is None:
-            partitions = self._meet(keys[0], now)
+            partitions = self._find_topic(keys[0], now)
             if not partitions.keys().isdisjoint(found):
                 return False
         partitions.update(found)
         return True
 
-    def _meet(self, key: bytes, now: Now) -> PartitionOffsets:
-        """A group's topic that was not met before, by one of its offsets."""
+    def _find_topic(self, key: bytes, now: Now) -> PartitionOffsets:
+        """Look up a group's topic by the first of its offsets."""
         slot = records.decode_slot(key)
         _create_group(self._shard, slot.group_id, now)
-        partitions = self._known[key[:-_PARTITION_BYTES]] = self._shard.offsets.make_room(slot)
+        partitions = self._known[key[:-_PARTITION_BYTES]] = self._shard.offsets.partition_offsets(slot)
         return partitions
 
-    def _one(self, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None) -> None:
+    def _apply_one(self, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None) -> None:
         meaning = replay_record(self._shard, key, value, now, transaction_of)
         match meaning:
             case records.OffsetCommitted(slot, committed):
-                assert key is not None, "it has been decoded"
+                assert key is not None, "the record has been decoded"
                 if not records.is_offset_key(key):
-                    self._known.clear()  # of before Kafka 0.9: the same slots by other keys
+                    self._known.clear()  # from before Kafka 0.9: the same slots under other keys
                 elif committed is None:
                     self._known.pop(key[:-_PARTITION_BYTES], None)
                 elif value is not None and not self._shard.offsets.has_open_transactions:
                     self._shard.offsets.pack(slot, value)
             case records.GroupStored(_, None) | records.ForeignGroup() | EpochStored(_, None):
-                # The next offset of a group that is gone makes it anew.
+                # The next offset of a deleted group creates it again.
                 self._known.clear()
 
 
 def replay_record(
     shard: Shard, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None
 ) -> records.Meaning:
-    """Apply one record of the log; `transaction_of` is the producer id of a transactional batch. What it said.
+    """Apply one record of the log; `transaction_of` is the producer id of a transactional batch. Returns its meaning.
 
-    Raises InternalError on a record that can not be read: the state behind it would be wrong.
+    Raises InternalError on an unreadable record: the resulting state would be wrong.
     """
     meaning = records.decode(key, value)
     match meaning:
@@ -155,14 +155,14 @@ def replay_record(
         case records.Unserved():
             shard.skipped_record_count += 1
         case records.OffsetCommitted():
-            raise AssertionError("they have their cases")
+            raise AssertionError("all other meanings have their cases")
         case _:
             shard.consumers.replay(meaning)
     return meaning
 
 
 def _create_group(shard: Shard, group_id: str, now: Now) -> None:
-    """Whoever has an offset is a group, if only a simple one."""
+    """A group with offsets exists, at least as a simple one."""
     if not shard.has_group(group_id):
         shard.groups[group_id] = Group(group_id, now.wall_ms)
 

@@ -1,4 +1,4 @@
-"""What an operator can set for groups. Owns names, defaults and units; reads no file."""
+"""Broker settings for groups. Owns names, defaults and units; reads no file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fenceline.groups.consumer_settings import ConsumerSettings
 
 DEFAULT_PARTITION_COUNT: Final = 50
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
-"""A member that never saw its id can not send heartbeats; its parked JoinGroup ends after this."""
+"""A member that never got its id cannot send heartbeats; its parked JoinGroup ends after this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class GroupSettings:
     offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1000
     offsets_retention_check_interval_ms: int = 600_000
     commit_timeout_ms: int = 5_000
-    """`offsets.commit.timeout.ms`: how long who asked waits for a write to be committed."""
+    """`offsets.commit.timeout.ms`: how long a request waits for its write to be committed."""
     consumer: ConsumerSettings = field(default_factory=ConsumerSettings)
     """Of groups of the consumer protocol."""
 

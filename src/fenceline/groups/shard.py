@@ -1,7 +1,7 @@
-"""One partition of `__consumer_offsets`: its groups and their offsets, from the replay of its log until it is given up.
+"""One partition of `__consumer_offsets`: its groups and their offsets, from the replay of its log until it is unloaded.
 
-Owns the groups, the duties that came up, and whose timer goes to whom. Members are `membership`'s, offsets
-`offset_requests`'s, what goes `removals`', the order of writes and answers `writes`'. Never does a duty by itself.
+Owns the groups, the pending duties, and the dispatch of timers. `membership` owns members, `offset_requests` offsets,
+`removals` deletions, `writes` the order of writes and responses. Never executes a duty by itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Shard:
         settings: GroupSettings,
         timers: Timers,
         rng: Rng,
-        take_write_id: Callable[[], int],
+        next_write_id: Callable[[], int],
         epoch_end: Callable[[str, int, int], int],
         image: Callable[[], MetadataImage],
         hashes: TopicHashes,
@@ -63,7 +63,7 @@ class Shard:
         """Records of kinds that this coordinator does not serve (share and streams groups)."""
         self.foreign_groups: set[str] = set()
         """Share and streams groups in the log: they exist, but not for consumers."""
-        self.writes: Final = Writes(self, take_write_id)
+        self.writes: Final = Writes(self, next_write_id)
         self.removals: Final = Removals(self)
         self.rebalance: Final = Rebalance(self)
         self.membership: Final = Membership(self, self.rebalance)
@@ -72,7 +72,7 @@ class Shard:
         self._timers = timers
         self._rng = rng
         self._epoch_end = epoch_end
-        self._deleted_meanwhile: list[tuple[str, int]] = []
+        self._deleted_while_loading: list[tuple[str, int]] = []
 
     # --- duties, timers, ids ----------------------------------------
 
@@ -89,7 +89,7 @@ class Shard:
         return self._timers.deadline_ms(TimerKey(self.partition, kind, group_id, member_id)) is not None
 
     def new_consumer_id(self) -> str:
-        """Of a member of a consumer group that did not make its own: in the form of Kafka's ids."""
+        """Of a consumer group member that did not generate its own: in the form of Kafka's ids."""
         return encode_uuid(random_id(self._rng))
 
     def has_group(self, group_id: str) -> bool:
@@ -100,7 +100,7 @@ class Shard:
         return f"{prefix}-{random_id(self._rng)}"
 
     def epoch_end(self, slot: OffsetSlot, leader_epoch: int) -> int:
-        """Where the log of the slot's partition has this epoch end now; -1 where that is not known here."""
+        """Where this epoch ends now in the log of the slot's partition; -1 if unknown here."""
         return self._epoch_end(slot.topic, slot.partition, leader_epoch)
 
     def create_group(self, group_id: str, now: Now) -> Group:
@@ -112,7 +112,7 @@ class Shard:
     # --- groups as a whole ----------------------------------------
 
     def list_groups(self, states: frozenset[str], types: frozenset[str]) -> list[ListedGroup]:
-        """`states` and `types` in lower case; an empty filter lets everything through."""
+        """`states` and `types` in lower case; an empty filter matches everything."""
         return [
             listed
             for listed in chain((group.listed() for group in self.groups.values()), self.consumers.listed())
@@ -153,39 +153,40 @@ class Shard:
     # --- replay ----------------------------------------
 
     def replaying(self) -> Replay:
-        """What applies the log, batch by batch."""
+        """Applies the log, batch by batch."""
         return Replay(self)
 
     def replay(self, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None = None) -> None:
-        """Apply one record of the log (`replay.replay_record`). Raises InternalError on one that can not be read."""
+        """Apply one record of the log (`replay.replay_record`). Raises InternalError on an unreadable one."""
         replay_record(self, key, value, now, transaction_of)
 
-    def deleted_meanwhile(self, partitions: Sequence[tuple[str, int]]) -> None:
-        """Topic partitions went while this is loaded: their offsets go when it is."""
-        self._deleted_meanwhile.extend(partitions)
+    def on_deleted_while_loading(self, partitions: Sequence[tuple[str, int]]) -> None:
+        """Topic partitions were deleted during the load: their offsets are deleted after it."""
+        self._deleted_while_loading.extend(partitions)
 
     def replay_marker(self, producer_id: int, *, committed: bool) -> None:
         """Apply a transaction's end."""
         self.offsets.end_transaction(producer_id, committed=committed)
 
-    def take_deleted_meanwhile(self) -> list[tuple[str, int]]:
-        deleted, self._deleted_meanwhile = self._deleted_meanwhile, []
+    def pop_deleted_while_loading(self) -> list[tuple[str, int]]:
+        deleted, self._deleted_while_loading = self._deleted_while_loading, []
         return deleted
 
     def resume(self, now: Now) -> None:
-        """Replay is done: from here on time counts."""
+        """Replay is complete: timers run from here on."""
         for group in self.groups.values():
             self.membership.resume(group, now)
         self.consumers.resume(now)
         self.removals.arm_expiry(now)
-        if deleted := self.take_deleted_meanwhile():
+        if deleted := self.pop_deleted_while_loading():
             self.offset_requests.on_partitions_deleted(deleted, now)
 
-    def give_up(self, now: Now) -> None:
-        """Another broker coordinates this partition: everybody who waits is sent there; late writes change nothing."""
+    def unload(self, now: Now) -> None:
+        """Another broker coordinates this partition: waiting requests get NOT_COORDINATOR; late writes change
+        nothing."""
         for group in self.groups.values():
-            self.membership.give_up(group, now)
-        self.writes.give_up(now)
+            self.membership.unload(group, now)
+        self.writes.unload(now)
         self.groups.clear()
-        self.consumers.give_up()
+        self.consumers.unload()
         self._timers.disarm_partition(self.partition)

@@ -1,8 +1,8 @@
-"""The life of a classic group as a table. Owns which step is legal in which state, nothing else.
+"""The state machine of a classic group as a table. Owns which step is legal in which state, nothing else.
 
-Theory of operation. A group is `Empty` until a member joins; then it gathers members (`PreparingRebalance`), hands
-them to the leader and waits for its assignment (`CompletingRebalance`), and is `Stable` until membership or
-subscriptions change. `Dead` groups are gone: deleted, expired, or coordinated elsewhere.
+Theory of operation. A group is `Empty` until a member joins; then members join (`PreparingRebalance`), the leader gets
+them and its assignment is awaited (`CompletingRebalance`), and the group is `Stable` until membership or subscriptions
+change. `Dead` groups are deleted, expired, or coordinated elsewhere.
 
     state               rebalance           joined               emptied  assigned  removed
     Empty               PreparingRebalance  -                    -        -         Dead
@@ -11,7 +11,7 @@ subscriptions change. `Dead` groups are gone: deleted, expired, or coordinated e
     Stable              PreparingRebalance  -                    -        -         Dead
     Dead                -                   -                    -        -         Dead
 
-`tests/groups/test_states.py` holds this picture against `TRANSITIONS`.
+`tests/groups/test_states.py` compares this table with `TRANSITIONS`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Step(Enum):
     REBALANCE = "rebalance"
     """Members must (re)join."""
     JOINED = "joined"
-    """The join phase is over and somebody is there: a new generation waits for its assignment."""
+    """The join phase is over with members: a new generation waits for its assignment."""
     EMPTIED = "emptied"
-    """The join phase is over and nobody is left."""
+    """The join phase is over without members."""
     ASSIGNED = "assigned"
     """The leader's assignment is committed to the log."""
     REMOVED = "removed"
-    """The group is deleted, or its partition is coordinated elsewhere."""
+    """The group is deleted, or another broker coordinates its partition."""
 
 
 TRANSITIONS: Final[Mapping[GroupState, Mapping[Step, GroupState]]] = {
@@ -72,8 +72,8 @@ TRANSITIONS: Final[Mapping[GroupState, Mapping[Step, GroupState]]] = {
 
 
 def next_state(state: GroupState, step: Step) -> GroupState:
-    """The state after `step`. Raises InternalError where the table has no entry: no peer can cause that."""
+    """The state after `step`. Raises InternalError if the table has no entry: no peer can cause that."""
     after = TRANSITIONS[state].get(step)
     if after is None:
-        raise InternalError(f"a group in state {state.value} can not take the step {step.value!r}")
+        raise InternalError(f"a group in state {state.value} cannot take the step {step.value!r}")
     return after

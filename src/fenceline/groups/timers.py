@@ -1,7 +1,7 @@
-"""Deadlines of every group in one heap. Owns when something is due, never what then happens, never a clock.
+"""Deadlines of every group in one heap. Owns when something is due, never what happens then, never a clock.
 
-Re-arming a timer to a later time, which is what every heartbeat does, only changes a dictionary entry; the heap entry
-moves when it comes up. An idle group therefore costs no task and no more than one heap entry a member.
+Re-arming a timer to a later time, as every heartbeat does, only changes a dictionary entry; the heap entry moves when
+it comes up. An idle group therefore needs no task and at most one heap entry per member.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 class TimerKind(IntEnum):
     SESSION = 0
-    """A member is silent for too long."""
+    """A member has not sent a heartbeat in time."""
     JOIN = 1
     """The join phase ends."""
     SYNC = 2
-    """Members that joined should have asked for their assignment."""
+    """Members that joined should have sent SyncGroup."""
     EXPIRY = 3
-    """Look for offsets that nobody needs any more."""
+    """Check for expired offsets."""
     REBALANCE = 4
-    """A member of a consumer group does not give up what it was asked to."""
+    """A member of a consumer group does not revoke its partitions."""
 
 
 class TimerKey(NamedTuple):
@@ -62,7 +62,7 @@ class Timers:
         return self._deadline_ms.get(key)
 
     def next_deadline_ms(self) -> int | None:
-        """A time at or before the next deadline; None when nothing is armed. Cleans stale entries off the top."""
+        """A time at or before the next deadline; None if nothing is armed. Removes stale entries from the top."""
         heap = self._heap
         while heap:
             at_ms, key = heap[0]
@@ -81,7 +81,7 @@ class Timers:
         return None
 
     def pop_due(self, now_ms: int) -> TimerKey | None:
-        """The next key that is due at `now_ms`, disarmed; None when there is none."""
+        """The next key that is due at `now_ms`, disarmed; None if there is none."""
         at_ms = self.next_deadline_ms()
         if at_ms is None or at_ms > now_ms:
             return None

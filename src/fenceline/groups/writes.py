@@ -1,11 +1,11 @@
-"""The writes of one partition of `__consumer_offsets` that are under way, and who waits for them.
+"""The pending writes of one partition of `__consumer_offsets`, and the requests that wait for them.
 
-Owns the order of writes and answers. Never appends by itself: it asks for it with `messages.Append` and is told how it
-went.
+Owns the order of writes and responses. Never appends by itself: it requests appends with `messages.Append` and gets the
+results.
 
-Invariants: a change that a client was told of is in the log; a write that the log refused leaves no trace in the
-offsets; an answer that depends on a write goes out when that write is settled, never before. Who has waited too long
-is told to try again (`late`), and the write stays under way: whether it is committed is the log's to say.
+Invariants: a change that a client saw is in the log; a write that the log rejected leaves no trace in the offsets; a
+response that depends on a write is sent when that write is complete, never before. A request that has waited too long
+gets a retriable error (`late`), and the write stays pending: the log decides whether it is committed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fenceline.groups.model import Group
 if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
 
-Settled: TypeAlias = Callable[[ErrorCode, Now], None]
-"""Called once when a write is committed (NONE) or refused; for who waits for an answer also when it takes too long."""
-Quiet: TypeAlias = Callable[[ErrorCode], None]
-"""Called once when no write is under way any more, or with the error when that can not be waited for."""
+OnComplete: TypeAlias = Callable[[ErrorCode, Now], None]
+"""Called once when a write is committed (NONE) or rejected; for a waiting request also when it takes too long."""
+OnIdle: TypeAlias = Callable[[ErrorCode], None]
+"""Called once when no write is pending any more, or with an error if the wait is cancelled."""
 
-_ANSWER_TO_REFUSAL: Final[Mapping[ErrorCode, ErrorCode]] = {
+_COORDINATOR_ERRORS: Final[Mapping[ErrorCode, ErrorCode]] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -38,40 +38,43 @@ _ANSWER_TO_REFUSAL: Final[Mapping[ErrorCode, ErrorCode]] = {
     ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
     ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
-"""Clients of coordinators do not expect a log's errors; this is what Kafka's coordinators say instead."""
+"""Clients of coordinators do not expect a log's errors; Kafka's coordinators return these instead."""
 
 
-def nobody(error: ErrorCode, now: Now) -> None:
-    """Waits for a write."""
+def no_callback(error: ErrorCode, now: Now) -> None:
+    """No request waits for the write."""
 
 
 @dataclass(slots=True)
 class _Write:
-    """What waits for one append."""
+    """The callbacks of one append."""
 
-    settled: list[Settled]
-    """Who waits for an answer."""
-    decided: Settled | None = None
-    """What has to follow from the log's decision, however long that takes."""
-    quiet: list[Quiet] = field(default_factory=list)
+    on_complete: list[OnComplete]
+    """Callbacks that send a response."""
+    on_decision: OnComplete | None = None
+    """The callback for the log's decision, however long that takes."""
+    on_idle: list[OnIdle] = field(default_factory=list)
 
 
 class Writes:
     """Of one shard."""
 
-    def __init__(self, shard: Shard, take_write_id: Callable[[], int]) -> None:
+    def __init__(self, shard: Shard, next_write_id: Callable[[], int]) -> None:
         self._shard = shard
-        self._take_write_id = take_write_id
+        self._next_write_id = next_write_id
         self._open: dict[int, _Write] = {}
-        """Under way, oldest first."""
+        """Pending, oldest first."""
         self.count = 0
-        """That were begun."""
+        """Number of writes begun."""
 
-    def begin(self, batch: Sequence[KeyValue], settled: Settled = nobody, decided: Settled | None = None) -> int:
-        """Ask for one append; `settled` answers whoever waits for it, `decided` hears the log's word. The write id."""
+    def begin(
+        self, batch: Sequence[KeyValue], on_complete: OnComplete = no_callback, on_decision: OnComplete | None = None
+    ) -> int:
+        """Request one append; `on_complete` sends the response, `on_decision` gets the log's decision. Returns the
+        write id."""
         shard = self._shard
-        write_id = self._take_write_id()
-        self._open[write_id] = _Write([settled], decided)
+        write_id = self._next_write_id()
+        self._open[write_id] = _Write([on_complete], on_decision)
         self.count += 1
         shard.duties.append(Append(shard.partition, shard.epoch, write_id, tuple(batch)))
         return write_id
@@ -79,80 +82,83 @@ class Writes:
     def store_group(
         self,
         group: Group,
-        settled: Settled = nobody,
+        on_complete: OnComplete = no_callback,
         assignments: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Store a group. `assignments` are those to store when they are not the members' own yet."""
-        self.begin((records.group_record(group, assignments),), settled)
+        """Store a group. `assignments`: those to store if the members do not have them yet."""
+        self.begin((records.group_record(group, assignments),), on_complete)
 
     def store_new_group(self, group: Group) -> None:
-        """Store that the group exists; nobody waits for it."""
+        """Store that the group exists; no request waits for it."""
         self.begin((records.new_group_record(group),))
 
-    def answer_with_newest(self, ticket: Ticket, outcome: Outcome, refusal: Callable[[ErrorCode], Outcome]) -> None:
-        """Answer when the newest write is settled; with `refusal` when the log refuses it."""
-        self._newest().settled.append(
-            lambda error, now: self._shard.answer(ticket, refusal(error) if error else outcome)
+    def respond_after_newest(
+        self, ticket: Ticket, outcome: Outcome, on_rejected: Callable[[ErrorCode], Outcome]
+    ) -> None:
+        """Respond when the newest write is complete; with `on_rejected` if the log rejects it."""
+        self._newest().on_complete.append(
+            lambda error, now: self._shard.answer(ticket, on_rejected(error) if error else outcome)
         )
 
     def committed(self, write_id: int, now: Now) -> None:
-        """The write is committed. A write that is not known here is an old one: ignored."""
-        self._settle(write_id, ErrorCode.NONE, now)
+        """The write is committed. An unknown write id is an old one and is ignored."""
+        self._complete(write_id, ErrorCode.NONE, now)
 
-    def refused(self, write_id: int, code: ErrorCode, now: Now) -> None:
-        """The log refused the write with this code."""
-        self._settle(write_id, _ANSWER_TO_REFUSAL.get(code, code), now)
+    def rejected(self, write_id: int, code: ErrorCode, now: Now) -> None:
+        """The log rejected the write with this code."""
+        self._complete(write_id, _COORDINATOR_ERRORS.get(code, code), now)
 
     def late(self, write_id: int, now: Now) -> None:
-        """The write is in the log and not committed for too long: who waits for it may ask again."""
+        """The write is in the log but not committed in time: waiting requests may retry."""
         write = self._open.get(write_id)
         if write is None:
             return
-        error = _ANSWER_TO_REFUSAL[ErrorCode.REQUEST_TIMED_OUT]
-        settled, write.settled = write.settled, []
-        quiet, write.quiet = write.quiet, []
-        for each in settled:
+        error = _COORDINATOR_ERRORS[ErrorCode.REQUEST_TIMED_OUT]
+        on_complete, write.on_complete = write.on_complete, []
+        on_idle, write.on_idle = write.on_idle, []
+        for each in on_complete:
             each(error, now)
-        for waiter in quiet:
+        for waiter in on_idle:
             waiter(error)
 
-    def when_all_is_settled(self, quiet: Quiet) -> bool:
-        """Call `quiet` when the writes under way are settled; False, and nothing is called, when there are none."""
+    def when_idle(self, on_idle: OnIdle) -> bool:
+        """Call `on_idle` when the pending writes are complete; False, and nothing is called, if there are none."""
         if not self._open:
             return False
-        self._newest().quiet.append(quiet)
+        self._newest().on_idle.append(on_idle)
         return True
 
-    def give_up(self, now: Now) -> None:
-        """Another broker coordinates the partition: who waits is sent there, what the log decides changes nothing."""
+    def unload(self, now: Now) -> None:
+        """Another broker coordinates the partition: waiting requests get NOT_COORDINATOR, the log's decision changes
+        nothing."""
         writes, self._open = self._open, {}
         for write in writes.values():
-            for settled in write.settled:
-                settled(ErrorCode.NOT_COORDINATOR, now)
-            for quiet in write.quiet:
-                quiet(ErrorCode.NOT_COORDINATOR)
+            for on_complete in write.on_complete:
+                on_complete(ErrorCode.NOT_COORDINATOR, now)
+            for on_idle in write.on_idle:
+                on_idle(ErrorCode.NOT_COORDINATOR)
 
     def _newest(self) -> _Write:
         return self._open[next(reversed(self._open))]
 
-    def _settle(self, write_id: int, error: ErrorCode, now: Now) -> None:
+    def _complete(self, write_id: int, error: ErrorCode, now: Now) -> None:
         write = self._open.pop(write_id, None)
         if write is None:
             return
         if error is ErrorCode.NONE:
-            self._shard.offsets.settle(write_id)
+            self._shard.offsets.confirm(write_id)
         else:
             self._shard.offsets.undo(write_id)
-        if write.decided is not None:
-            write.decided(error, now)
-        for settled in write.settled:
-            settled(error, now)
-        self._settle_quiet(write)
+        if write.on_decision is not None:
+            write.on_decision(error, now)
+        for on_complete in write.on_complete:
+            on_complete(error, now)
+        self._run_on_idle(write)
 
-    def _settle_quiet(self, write: _Write) -> None:
-        if self._open and write.quiet:
-            # Writes settle in the order of the log; should one before still be open, its end is what to wait for.
-            self._newest().quiet.extend(write.quiet)
+    def _run_on_idle(self, write: _Write) -> None:
+        if self._open and write.on_idle:
+            # Writes complete in log order; if an earlier one is still open, wait for its end.
+            self._newest().on_idle.extend(write.on_idle)
             return
-        for quiet in write.quiet:
-            quiet(ErrorCode.NONE)
+        for on_idle in write.on_idle:
+            on_idle(ErrorCode.NONE)

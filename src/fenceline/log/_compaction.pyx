@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Keys of a log and the records that stay, in C speed: twin of `_compaction_py`, which documents it; equal results.
+"""The compaction kernel in Cython: twin of `_compaction_py`, which documents the functions; equal results.
 
-A chunk of batches is one piece without the interpreter's lock: who has to ask for the lock again for each batch waits
-for the event loop each time. Keys are known by SipHash-2-4 of 128 bits with a secret, so that nobody can make two keys
-be taken for one. Memory safety: every read of a record is `_record.pxd`'s; room for what a batch may become is made
-sure of before it is written.
+A chunk of batches is processed without the interpreter's lock: acquiring the lock again for each batch would wait for
+the event loop each time. Keys are identified by SipHash-2-4 of 128 bits with a secret, so that no client can construct
+colliding keys. Memory safety: every read of a record goes through `_record.pxd`; the output buffer is checked for the
+largest possible result before a batch is written.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer

@@ -1,13 +1,14 @@
-"""Keys of a log and the records that stay, in Python: twin of `_compaction.pyx`, slower and equal.
+"""The compaction kernel in pure Python: map of keys to offsets, and which records stay. Slower twin of
+`_compaction.pyx`.
 
-Owns the map from keys to their newest offsets, bounded by a number of keys, and the choice which records of a batch
-stay. Knows no transactions and no codec: batches that are compressed, control batches and those of transactions are
-`compaction_filter`'s, a chunk stops before each of them.
+Owns the map from keys to their newest offsets, bounded by a number of keys, and the choice of the records of a batch
+that stay. Knows no transactions and no codec: `compaction_filter` handles compressed batches, control batches and
+transactional batches, and a chunk stops before each of them.
 
-A record stays when it lies at or past `KeyOffsets.end_offset`, up to where the map knows all keys; or when it has a
-key, no newer record of that key is known, and it is no tombstone whose time is over (KIP-534: that of a batch with the
-delete horizon bit, in the place of its base timestamp). A batch keeps its offsets, its epoch and its sequences whatever
-goes of it; its CRC is checked before it is changed.
+A record stays if its offset is at or past `KeyOffsets.end_offset`, the end of the range whose keys are all in the map.
+It also stays if it has a key, the map has no newer record of that key, and it is not a tombstone past its delete
+horizon (KIP-534: the batch has the delete horizon bit, and the horizon replaces its base timestamp). A batch keeps its
+offsets, epoch and sequences whatever is removed from it; its CRC is checked before it is changed.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 ABI: Final = 1
-"""Raised with every change of this interface, so that a stale build of the other twin is noticed."""
+"""Raised with every change of this interface, so that a stale build of the other twin is not used."""
 IS_NATIVE: Final = False
 SLOT_BYTES: Final = 200
-"""What a key takes in the map, about."""
+"""Approximate memory of one key in the map."""
 
 REST: Final = 0
-"""What is left of the chunk is no whole batch, or nothing."""
+"""The rest of the chunk holds no complete batch, or nothing."""
 SPECIAL: Final = 1
-"""The next batch is compressed, of a transaction, or control."""
+"""The next batch is compressed, transactional or a control batch."""
 FULL: Final = 2
-"""No room for the next batch: in the map of keys, or where the filter writes to."""
+"""No room for the next batch: in the map of keys, or in the filter's output buffer."""
 
 _SPECIAL_BITS: Final = 0x37
 _GROWTH: Final = 12
@@ -57,15 +58,15 @@ class Tail(Protocol):
 
 
 class KeyOffsets:
-    """Newest offsets of up to `most_keys` keys, each known by 128 bits of a keyed hash."""
+    """Newest offsets of up to `most_keys` keys; each key is identified by 128 bits of a keyed hash."""
 
     def __init__(self, most_keys: int, load_factor: float, secret: bytes) -> None:
-        """`load_factor`: how full the native twin's table may be. `secret`: 16 bytes that nobody can know."""
+        """`load_factor`: maximum load of the native twin's table. `secret`: 16 bytes that no client can know."""
         if most_keys < 1 or not 0 < load_factor <= 1 or len(secret) != 16:
             raise ValueError("room for one key at least, a load factor up to 1, and 16 secret bytes are needed")
         self.most_keys = most_keys
         self.end_offset = -1
-        """Behind the last batch whose keys are all in it; who builds it says where it begins."""
+        """End of the last batch whose keys are all in the map; the code that builds the map sets the start."""
         self._secret = secret
         self._offsets: dict[bytes, int] = {}
 
@@ -76,7 +77,7 @@ class KeyOffsets:
         return hashlib.blake2b(key, digest_size=16, key=self._secret).digest()
 
     def put(self, key: bytes, offset: int) -> bool:
-        """False: there is no room for another key."""
+        """False if there is no room for another key."""
         digest = self.digest(key)
         if digest not in self._offsets and len(self._offsets) >= self.most_keys:
             return False
@@ -84,12 +85,13 @@ class KeyOffsets:
         return True
 
     def get(self, key: bytes) -> int:
-        """-1 for a key that is not there."""
+        """-1 for an unknown key."""
         return self._offsets.get(self.digest(key), -1)
 
 
 class Filtered(NamedTuple):
-    """What stays of a batch's records, encoded. `sets_horizon`: their timestamps count from the delete horizon now."""
+    """The records of a batch that stay, encoded. `sets_horizon`: their timestamps are now relative to the delete
+    horizon."""
 
     records: int
     max_timestamp: int
@@ -98,10 +100,10 @@ class Filtered(NamedTuple):
 
 
 def index_chunk(keys: KeyOffsets, buf: Buffer, position: int, end: int, from_offset: int) -> tuple[int, int, int]:
-    """Take over the keys of whole batches, of records at or after `from_offset`.
+    """Put the keys of complete batches into the map, for records at or after `from_offset`.
 
-    Gives the position of the first batch that was not taken, why (REST, SPECIAL, FULL), and how many records there
-    were. Raises RecordsError(CORRUPT_MESSAGE), also for a CRC that does not fit.
+    Returns the position of the first batch that was not indexed, the reason (REST, SPECIAL, FULL) and the number of
+    records. Raises RecordsError(CORRUPT_MESSAGE), also if a CRC does not match.
     """
     with memoryview(buf) as view:
         records = 0
@@ -141,7 +143,7 @@ def index_records(
     last_delta: int,
     from_offset: int,
 ) -> bool:
-    """As `index_chunk` for the uncompressed records of one batch. False: there is no room for all of its keys."""
+    """As `index_chunk`, for the uncompressed records of one batch. False if there is no room for all of its keys."""
     view = bytes(memoryview(buf)[start:end])
     for record, _, _ in _records(view, count, base_offset, last_delta):
         offset = base_offset + record.offset_delta
@@ -161,12 +163,12 @@ def filter_chunk(
     now_ms: int,
     horizon_ms: int,
 ) -> tuple[int, int, int, int, int, int]:
-    """Write what stays of whole batches to `out`.
+    """Write the remaining parts of complete batches to `out`.
 
-    `kept_ends`: last offsets of batches that stay when they have no record left, rising. `horizon_ms`: until when
-    tombstones stay that are met for the first time. Gives the position of the first batch that was not taken, the one
-    behind what was written, why it ended, how many records there were and are, and how many batches changed or went.
-    Raises RecordsError.
+    `kept_ends`: last offsets, ascending, of batches that stay without records. `horizon_ms`: the delete horizon for
+    tombstones that have none yet. Returns the position of the first batch that was not filtered, the end of the output,
+    the reason, the number of records read and kept, and the number of batches that were changed or removed. Raises
+    RecordsError.
     """
     seen = stayed = changed = 0
     with memoryview(buf) as view:
@@ -244,7 +246,7 @@ def filter_records(
     now_ms: int,
     horizon_ms: int,
 ) -> Filtered | tuple[int, int, bytes, bool] | None:
-    """What stays of the uncompressed records of one batch; None: the batch is as it should be. Raises RecordsError."""
+    """The uncompressed records of one batch that stay; None if the batch does not change. Raises RecordsError."""
     view = bytes(memoryview(buf)[start:end])
     without_tombstones = has_horizon and base_timestamp <= now_ms
     chosen: list[tuple[ParsedRecord, int, int]] = []
@@ -290,7 +292,7 @@ def _check(view: memoryview, header: BatchHeader) -> None:
 
 
 def _records(view: bytes, count: int, base_offset: int, last_delta: int) -> Iterator[tuple[ParsedRecord, int, int]]:
-    """Each record with where it begins and ends."""
+    """Each record with its start and end."""
     if not 0 <= count <= len(view) // MIN_RECORD_BYTES:
         raise corrupt(f"the batch at offset {base_offset} can not hold {count} records")
     position = 0
@@ -307,7 +309,7 @@ def _records(view: bytes, count: int, base_offset: int, last_delta: int) -> Iter
 def _put_with_delta(
     out: bytearray, view: bytes, record: ParsedRecord, begin: int, behind: int, timestamp_delta: int
 ) -> None:
-    """The record with another delta of its timestamp; all that follows it stays as it is."""
+    """The record with another timestamp delta; everything after it is unchanged."""
     position = begin
     while view[position] & 0x80:
         position += 1

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The end of a log in C speed: twin of `_tail_py`, which documents the classes; equal results.
+"""The end of a log in Cython: twin of `_tail_py`, which documents the classes; equal results.
 
-`append_plain` is all of an append that nothing is special about: the checks of the batch and of its producer, offset
-and epoch put in place, the write, the bookkeeping. `append_fetched` is the same for batches that a leader has written.
-Where anything is special they change nothing and say NOT_PLAIN.
+`append_plain` is the complete append of a plain batch: the checks of the batch and of its producer, offset and epoch
+assigned in place, the write, the state in memory. `append_fetched` is the same for batches fetched from a leader. For
+any other batch they change nothing and return NOT_PLAIN.
 """
 
 from cpython cimport array

@@ -1,7 +1,7 @@
-"""The end of a log in Python: twin of `_tail.pyx`, and where its classes are documented.
+"""The end of a log in pure Python: twin of `_tail.pyx`, and where its classes are documented.
 
-Owns what every append moves: offsets and sizes, the facts of the segment that is written, the last batches of each
-producer. Never rolls, opens, flushes or refuses: what is not plain is left to `partition_log.py`.
+Owns the state that every append changes: offsets and sizes, the state of the active segment, the last batches of each
+producer. Never rolls, opens, flushes or rejects: `partition_log.py` handles every append that is not plain.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ABI: Final = 6
 
 BATCHES_KEPT: Final = 5
 WRITE_BYTES: Final = 64 << 10
-"""Bytes in one write call: measured to cost less CPU, and to vary less, than writing a large batch at once on the
-virtual machine at hand. Why is not proven (`docs/decisions/005-what-made-the-server-fast.md`)."""
+"""Bytes in one write call. On the virtual machine that was measured, this costs less CPU and varies less than writing a
+large batch at once. The cause is not proven (`docs/decisions/005-what-made-the-server-fast.md`)."""
 NOT_PLAIN: Final = -1
 NEWEST_BYTES: Final = 64 << 10
-"""A batch of that size and more is not read at once."""
+"""A batch of this size or more is not read at once."""
 
 
 class BatchSeen(NamedTuple):
@@ -37,7 +37,7 @@ class BatchSeen(NamedTuple):
 
 
 class Producer:
-    """One producer id. `transaction_first_offset` is -1 when none is open. Knows its last five batches."""
+    """One producer id. `transaction_first_offset` is -1 if no transaction is open. Keeps the last five batches."""
 
     __slots__ = (
         "_batches",
@@ -79,7 +79,7 @@ class Producer:
     def remember(
         self, first_sequence: int, last_sequence: int, first_offset: int, last_offset: int, timestamp_ms: int
     ) -> None:
-        """A batch was written; the oldest one is forgotten for it."""
+        """A batch was written; it replaces the oldest one that is kept."""
         if len(self._batches) == BATCHES_KEPT:
             del self._batches[0]
         self._batches.append(BatchSeen(first_sequence, last_sequence, first_offset, last_offset, timestamp_ms))
@@ -89,7 +89,7 @@ class Producer:
 
 
 class SegmentTail:
-    """What an append changes of the segment that is written. See `segment.Segment`."""
+    """The state of the active segment that an append changes. See `segment.Segment`."""
 
     __slots__ = (
         "base_offset",
@@ -117,7 +117,7 @@ class SegmentTail:
         self.created_ms = 0
         self.jitter_ms = 0
         self.first_timestamp_ms = -1
-        """Of the first batch; -1 when it is not known or has none."""
+        """Of the first batch; -1 if it is unknown or has none."""
         self.max_timestamp_ms = -1
         self.max_timestamp_offset = -1
         self.bytes_since_index = 0
@@ -132,7 +132,7 @@ class SegmentTail:
     if TYPE_CHECKING:
 
         def indexes(self) -> tuple[OffsetIndex, TimeIndex]:
-            """Both indexes, from the disk when they are not in memory: `Segment` has it."""
+            """Both indexes, read from the disk if they are not in memory. Implemented by `Segment`."""
             ...
 
     def appended(
@@ -161,7 +161,7 @@ class SegmentTail:
 
 
 class LogTail:
-    """What an append changes of its log. See `partition_log.PartitionLog`."""
+    """The state of a log that an append changes. See `partition_log.PartitionLog`."""
 
     __slots__ = (
         "_disk",
@@ -187,37 +187,38 @@ class LogTail:
         self.log_end_offset = log_start_offset
         self.size_bytes = 0
         self.durable_recovery_point = 0
-        """The highest that the checkpoint on the disk may have of this log: nothing is appended below it."""
+        """The highest value that the checkpoint on the disk may have for this log: nothing is appended below it."""
         self.segments: list[Any] = []
         self.offline: StorageError | None = None
-        """Why nothing can be written any more; None while all is well."""
+        """Why nothing can be written any more; None while the log is writable."""
 
     def append_plain(self, records: memoryview, leader_epoch: int, now_ms: int) -> int:
-        """Append one produced batch that is beyond doubt; its base offset, or NOT_PLAIN with nothing changed.
+        """Append one produced batch that needs no further checks. Returns its base offset, or NOT_PLAIN with nothing
+        changed.
 
-        Beyond doubt is the next batch of a known producer, or of none, that needs no change but its offset and epoch,
-        in a segment that is open and has room. The durable recovery point is not beyond the log end
-        (`SegmentedLog._check_recovery_point`). Everything else is for `PartitionLog.append_as_leader`, as is every
-        error but StorageError; this twin leaves all of it.
+        Such a batch is the next one of a known producer, or has no producer id. It needs no change except its offset
+        and epoch, and fits into an open segment. The durable recovery point is not beyond the log end
+        (`SegmentedLog._check_recovery_point`). `PartitionLog.append_as_leader` handles every other batch, and every
+        error except StorageError. This twin always returns NOT_PLAIN.
         """
         return NOT_PLAIN
 
     def append_fetched(self, records: memoryview, leader_epoch: int, now_ms: int) -> int:
-        """Append whole batches of a leader that are beyond doubt; how many bytes were taken, or NOT_PLAIN with nothing
-        changed. What is cut short at the end is left out.
+        """Append complete batches from the leader that need no further checks. Returns the number of bytes appended, or
+        NOT_PLAIN with nothing changed. An incomplete batch at the end is left out.
 
-        Beyond doubt are data batches without a transaction, of known producers in their known epoch or of none, of the
-        log's newest leader epoch, with a CRC that fits, that go on from the log end and have room in the open segment.
-        Everything else is for `PartitionLog.append_as_follower`; this twin leaves all of it.
+        Such batches are data batches without a transaction, without a producer id or of known producers in their
+        current epoch, in the log's latest leader epoch, with a valid CRC, contiguous with the log end, and they fit
+        into the open segment. `PartitionLog.append_as_follower` handles all others. This twin always returns NOT_PLAIN.
         """
         return NOT_PLAIN
 
     def newest(self, offset: int, max_bytes: int, position: int) -> bytes | bytearray | None:
-        """All from the batch at `offset` to the log's end, which is what a reader asks for that keeps up, without a
-        look-up. `position`: where that lies in the last segment, -1 where it is not known. Raises OSError.
+        """All bytes from the batch at `offset` to the log end, without a look-up: the read of a consumer that keeps up.
+        `position`: where the batch lies in the active segment, -1 if unknown. Raises OSError.
 
-        None where it is neither known nor the last batch, or is large or not in the page cache: a look-up says what is
-        there.
+        None if the position is unknown and the batch is not the last one, or if the range is large or not in the page
+        cache: use a look-up then.
         """
         if not self.segments:
             return None

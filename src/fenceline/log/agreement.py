@@ -1,7 +1,7 @@
-"""Up to where two logs of one partition say the same, by their leader epochs (log matching, `epochs.md E13`, `E25`).
+"""The offset up to which two logs of a partition agree, by their leader epochs (log matching, `epochs.md E13`, `E25`).
 
-Owns the question for two logs that lie on this machine, and for one whose leader answers one question at a time.
-Changes neither log, and sends nothing.
+Owns the search for two logs on this machine, and for a log whose leader answers one request at a time. Changes neither
+log, and sends nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fenceline.log.epoch_cache import UNDEFINED
 
 
 class EpochsOfLog(Protocol):
-    """What is asked of a log. Offsets are exclusive ends; epochs are -1 where there is none."""
+    """The part of a log that the search reads. Offsets are exclusive ends; epochs are -1 if there is none."""
 
     @property
     def log_start_offset(self) -> int: ...
@@ -24,15 +24,15 @@ class EpochsOfLog(Protocol):
 
 
 def agreed_end(one: EpochsOfLog, other: EpochsOfLog) -> int:
-    """The end of what both have in common; at or below the start of one of them where that is nothing.
+    """The end of the range that both logs share; at or below the start of one of them if they share nothing.
 
-    By epochs alone, so what compaction took out of one of them is no difference.
+    Compares epochs only, so records that compaction removed from one of them do not count as a difference.
     """
     end, epoch = one.log_end_offset, one.latest_epoch
     while epoch >= 0:
         found, other_end = other.end_offset_for_epoch(epoch)
         if other_end == UNDEFINED:
-            # It has no epoch at all, or none as high: its own latest is the next to be looked at.
+            # It has no epoch at all, or none as high: continue with its own latest epoch.
             found, other_end = other.latest_epoch, other.log_end_offset
             if found < 0:
                 return min(end, other.log_start_offset)
@@ -46,20 +46,20 @@ def agreed_end(one: EpochsOfLog, other: EpochsOfLog) -> int:
 
 
 class AgreementSearch:
-    """The end of what a log has in common with its leader's, as `agreed_end`. Each question is for an older epoch than
-    the one before, and is to be asked with the leader epoch: answers of two leaders do not belong together."""
+    """Finds the end of the range that a log shares with its leader's log, as `agreed_end`. Each request is for an older
+    epoch than the one before. Send it with the current leader epoch: answers of two leaders must not be mixed."""
 
     def __init__(self, log: EpochsOfLog) -> None:
         self._log = log
         self.end = log.log_end_offset
-        """Once it is done. The log's start: they have nothing in common that can be told by epochs."""
+        """Valid once the search has finished. The log's start means: the epochs show no shared range."""
         self.asks = log.latest_epoch
-        """Of which epoch the leader is to tell the end (OffsetForLeaderEpoch)."""
+        """The epoch whose end offset to request from the leader (OffsetForLeaderEpoch)."""
         self.is_done = False
         self._ask(self.asks)
 
     def on_answer(self, epoch: int, end_offset: int) -> None:
-        """The leader's newest epoch not above the one that was asked for, and where it ends; (-1, -1): it has none."""
+        """The leader's newest epoch at or below the requested one, and its end offset; (-1, -1) if it has none."""
         log = self._log
         if end_offset == UNDEFINED or epoch < 0:
             older, own_end = log.end_offset_for_epoch(self.asks - 1)
@@ -79,7 +79,7 @@ class AgreementSearch:
         self.is_done = True
 
     def _ask(self, epoch: int, end: int | None = None) -> None:
-        """What lies from `end` on is not the leader's. Without an epoch that is left, nothing is."""
+        """The log differs from the leader's from `end` on. With no epoch left, all of it differs."""
         if epoch < 0:
             self._found(self._log.log_start_offset)
             return

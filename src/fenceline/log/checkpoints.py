@@ -1,9 +1,9 @@
 """Kafka's small text files: offset checkpoints of a log dir, the leader-epoch checkpoint, `partition.metadata`.
 
-Owns their syntax (`formats.md F2`, `F3`, `F5`, `epochs.md E16`), and that of what Fenceline adds: the line of
+Owns their syntax (`formats.md F2`, `F3`, `F5`, `epochs.md E16`) and Fenceline's additions: the line of
 `partition.metadata` with the directory's incarnation, and the checkpoint of incarnations. Never decides when to write.
-A file that cannot be parsed is reported as `BadCheckpoint`: each caller knows a safe way on without it. A line whose
-offset cannot be right, or that contradicts another one, is left out and reported; the others count.
+A file that cannot be parsed raises `BadCheckpoint`; every caller can continue without it. A line with an invalid
+offset, or one that contradicts another line, is skipped and reported; the others count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INCARNATION: Final = "fenceline_incarnation"
 
 
 class BadCheckpoint(FencelineError):
-    """A checkpoint's text is not in its form: a bug of a writer or a damaged file."""
+    """A checkpoint file is malformed: a bug of the writer, or a damaged file."""
 
 
 def _body(path: str, text: str) -> list[list[str]]:
@@ -35,7 +35,7 @@ def _body(path: str, text: str) -> list[list[str]]:
     except (IndexError, ValueError):
         raise BadCheckpoint(f"{path}: no entry count") from None
     if count != len(lines) - 2:
-        raise BadCheckpoint(f"{path}: {count} entries announced, {len(lines) - 2} there")
+        raise BadCheckpoint(f"{path}: the header announces {count} entries, the file has {len(lines) - 2}")
     return [line.split() for line in lines[2:]]
 
 
@@ -44,10 +44,10 @@ def _text(rows: list[str]) -> bytes:
 
 
 def read_offsets(disk: Disk, path: str, rejected: list[str] | None = None) -> dict[TopicPartition, int]:
-    """Offsets by partition; none when there is no file, or one without a byte, which Kafka makes before it has
-    something to say. Raises BadCheckpoint, OSError.
+    """Offsets by partition; empty if there is no file, or an empty one, which Kafka creates before it has entries.
+    Raises BadCheckpoint, OSError.
 
-    A partition whose offset is no offset, or that has two different ones, is left out; `rejected` gets a sentence.
+    A partition with an invalid offset, or with two different ones, is skipped; `rejected` gets a message.
     """
     content = read_file(disk, path)
     if not content:
@@ -58,11 +58,11 @@ def read_offsets(disk: Disk, path: str, rejected: list[str] | None = None) -> di
         for topic, partition, text in _body(path, content.decode()):
             where, offset = TopicPartition(topic, int(partition)), int(text)
             if not 0 <= offset <= MAX_OFFSET:
-                wrong[where] = f"{where} has {offset}, which is no offset"
+                wrong[where] = f"{where} has the invalid offset {offset}"
             elif found.setdefault(where, offset) != offset:
-                wrong[where] = f"{where} is there twice, with {found[where]} and with {offset}"
+                wrong[where] = f"{where} is listed twice, with offsets {found[where]} and {offset}"
     except ValueError:
-        raise BadCheckpoint(f"{path}: a line is not `topic partition offset`") from None
+        raise BadCheckpoint(f"{path}: a line is not of the form `topic partition offset`") from None
     for where, reason in wrong.items():
         found.pop(where, None)
         if rejected is not None:
@@ -77,8 +77,8 @@ def write_offsets(disk: Disk, path: str, offsets: Mapping[TopicPartition, int]) 
 
 
 def read_incarnations(disk: Disk, path: str) -> dict[TopicPartition, str] | None:
-    """By partition, the identity of the directory that the offset checkpoints tell of; None when there is no file. A
-    partition that is there twice is left out. Raises BadCheckpoint, OSError."""
+    """By partition, the identity of the directory that the offset checkpoints describe; None if there is no file. A
+    partition that is listed twice is skipped. Raises BadCheckpoint, OSError."""
     content = read_file(disk, path)
     if content is None:
         return None
@@ -88,7 +88,7 @@ def read_incarnations(disk: Disk, path: str) -> dict[TopicPartition, str] | None
             where = TopicPartition(topic, int(partition))
             found[where] = identity if found.get(where, identity) == identity else ""
     except ValueError:
-        raise BadCheckpoint(f"{path}: a line is not `topic partition incarnation`") from None
+        raise BadCheckpoint(f"{path}: a line is not of the form `topic partition incarnation`") from None
     return {where: identity for where, identity in found.items() if identity}
 
 
@@ -99,14 +99,14 @@ def write_incarnations(disk: Disk, path: str, incarnations: Mapping[TopicPartiti
 
 
 def read_epochs(disk: Disk, path: str) -> list[tuple[int, int]]:
-    """(epoch, start offset) in file order; empty when there is no file. Raises BadCheckpoint, OSError."""
+    """(epoch, start offset) in file order; empty if there is no file. Raises BadCheckpoint, OSError."""
     content = read_file(disk, path)
     if content is None:
         return []
     try:
         return [(int(epoch), int(start)) for epoch, start in _body(path, content.decode())]
     except ValueError:
-        raise BadCheckpoint(f"{path}: a line is not `epoch start_offset`") from None
+        raise BadCheckpoint(f"{path}: a line is not of the form `epoch start_offset`") from None
 
 
 def encode_epochs(entries: Iterable[tuple[int, int]]) -> bytes:
@@ -114,16 +114,16 @@ def encode_epochs(entries: Iterable[tuple[int, int]]) -> bytes:
 
 
 class DirectoryIdentity(NamedTuple):
-    """Whose records a partition's directory holds, by its `partition.metadata`."""
+    """Which topic and incarnation a partition directory belongs to, by its `partition.metadata`."""
 
     topic_id: UUID | None
-    """None when the file is missing."""
+    """None if the file is missing."""
     incarnation: UUID | None
-    """Of this very directory, which Fenceline made; None where Kafka made it, or a release before this line."""
+    """The id of this directory, created by Fenceline; None if Kafka, or an older Fenceline release, created it."""
 
     @property
     def text(self) -> str:
-        """As the checkpoint of incarnations names the directory; "" for one that nothing tells from another."""
+        """The directory's name in the checkpoint of incarnations; "" if it has no identity."""
         known = self.incarnation or self.topic_id
         return encode_uuid(known) if known is not None else ""
 
@@ -132,7 +132,7 @@ NO_IDENTITY: Final = DirectoryIdentity(None, None)
 
 
 def read_identity(disk: Disk, path: str) -> DirectoryIdentity:
-    """Of a `partition.metadata`. Raises BadCheckpoint, OSError."""
+    """Reads a `partition.metadata`. Raises BadCheckpoint, OSError."""
     content = read_file(disk, path)
     if content is None:
         return NO_IDENTITY
@@ -146,11 +146,11 @@ def read_identity(disk: Disk, path: str) -> DirectoryIdentity:
             decode_uuid(incarnation.strip()) if incarnation is not None else None,
         )
     except (KeyError, ValueError):
-        raise BadCheckpoint(f"{path}: no version and topic_id") from None
+        raise BadCheckpoint(f"{path}: version or topic_id is missing") from None
 
 
 def read_partition_metadata(disk: Disk, path: str) -> UUID | None:
-    """The topic id of a partition directory; None when there is no file. Raises BadCheckpoint, OSError."""
+    """The topic id of a partition directory; None if there is no file. Raises BadCheckpoint, OSError."""
     return read_identity(disk, path).topic_id
 
 

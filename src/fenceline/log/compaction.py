@@ -1,16 +1,16 @@
-"""One compaction of one log: older records of a key go, the newest one stays, offsets and epochs stay as they are.
+"""One compaction of one log: removes older records of each key and keeps the newest; offsets and epochs do not change.
 
-Owns the two passes over the files: keys of the dirty part into a map of bounded size, then every segment from the start
-of the log to the end of what is in the map, written anew without what the map knows a newer record of. Where the map
-is full the pass ends there, and the next compaction goes on behind it. Never decides what is to be compacted
-(`compaction_plan`), when, or how fast: it is an iterator of bounded pieces of work for a thread, and who runs it waits
-between them as long as it likes, and can stop after each.
+Owns the two passes over the files. The first puts the keys of the dirty part into a map of bounded size. The second
+rewrites every segment from the log start to the end of the mapped range, without the records for which the map has a
+newer one. If the map is full, the pass ends there and the next compaction continues after it. Never decides what to
+compact (`compaction_plan`), when, or how fast: it is an iterator of bounded pieces of work for a thread, and the caller
+may pause between them or stop after each.
 
-Segments are exchanged group by group, the oldest first, so that a tombstone goes only after what it deletes. Only
-sealed segments that nobody writes any more are read; the exchange itself is one step on the loop (`compaction_swap`),
-which finds out whether they are still the log's. A segment of which nothing goes is left alone.
+Segments are replaced group by group, oldest first, so that a tombstone is removed only after the records it deletes.
+Only sealed segments are read. The replacement itself is one step on the loop (`compaction_swap`), which checks that
+they still belong to the log. A segment that loses no record is left alone.
 
-Damaged batches are found by their CRC before they are changed, and end the compaction.
+A batch's CRC is checked before the batch is changed; a damaged batch ends the compaction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from fenceline.errors import FencelineError
 from fenceline.log import compaction_swap
 from fenceline.log.compaction_bound import raise_bound
-from fenceline.log.compaction_filter import Filtering, Indexing, Kept
+from fenceline.log.compaction_filter import BatchFilter, Kept, KeyIndexer
 from fenceline.log.compaction_kernel import SLOT_BYTES, KeyOffsets, tell_batches
 from fenceline.log.compaction_plan import Due, Group, groups
 from fenceline.log.compaction_swap import Replacement
@@ -41,27 +41,27 @@ from fenceline.records.errors import RecordsError
 if TYPE_CHECKING:
     from fenceline.log.partition_log import PartitionLog
 
-MOST_SEGMENTS: Final = 64
-"""In a group: the loop renames as many files at once."""
+MAX_GROUP_SEGMENTS: Final = 64
+"""Per group: the loop renames that many files at once."""
 MAX_FILE_BYTES: Final = (1 << 31) - 1
-BELIEVED_BYTES: Final = 16 << 20
-"""Of a batch that claims to be larger, the checksum is looked at before memory is taken for it."""
+MAX_UNVERIFIED_BYTES: Final = 16 << 20
+"""The checksum of a batch that claims to be larger is checked before memory is allocated for it."""
 
 
 class Uncleanable(FencelineError):
-    """Why a log can not be compacted, as the operator reads it."""
+    """Why a log cannot be compacted, as a message for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a compaction may take of the machine."""
+    """Limits on the memory of a compaction."""
 
     memory_bytes: int = 128 << 20
     """For keys (`log.cleaner.dedupe.buffer.size`, of one thread)."""
     load_factor: float = 0.9
     buffer_bytes: int = 512 << 10
     secret: bytes = bytes(16)
-    """Of the hash of keys."""
+    """Key of the hash function."""
 
     @property
     def most_keys(self) -> int:
@@ -70,29 +70,29 @@ class Limits:
 
 @dataclass(slots=True)
 class Stats:
-    """What a compaction has done so far."""
+    """Progress of a compaction."""
 
     bytes_read: int = 0
     """In both passes."""
     bytes_before: int = 0
     bytes_after: int = 0
-    """Of segments that were written anew."""
+    """Size of the rewritten segments."""
     records_before: int = 0
     records_after: int = 0
     map_use: float = 0.0
-    """How full the map of keys was, of what it may hold."""
+    """How full the map of keys was, as a fraction of its capacity."""
 
 
 @dataclass(slots=True)
 class Compaction:
-    """Made by `begin`. `steps` is the work; `end` is where the log is dirty from once it is done."""
+    """Created by `begin`. `steps` is the work; after it, `end` is the offset where the log's dirty part starts."""
 
     disk: Disk
     directory: str
     segments: tuple[Segment, ...]
-    """All that lie below `due.end`."""
-    behind: tuple[Segment, ...]
-    """All others: a transaction may be decided there."""
+    """All segments below `due.end`."""
+    later_segments: tuple[Segment, ...]
+    """All other segments: they may hold the end marker of a transaction."""
     due: Due
     kept: Kept
     now_ms: int
@@ -106,11 +106,11 @@ class Compaction:
     _has_raised_bound: bool = False
 
     def steps(self) -> Generator[int | Replacement]:
-        """Pieces of work, each for a thread: bytes that it read and wrote, or segments that are to be exchanged before
+        """Pieces of work, each for a thread. Yields the number of bytes read and written, or segments to replace before
         the next piece (`compaction_swap.commit`, on the loop).
 
-        Who closes it before its end closes it in a thread, too; what was exchanged stays so. Raises Uncleanable,
-        OSError.
+        To stop early, close the generator, also in a thread; segments that were replaced stay replaced. Raises
+        Uncleanable, OSError.
         """
         keys = self._new_keys()
         try:
@@ -126,14 +126,14 @@ class Compaction:
 
     def _new_keys(self) -> KeyOffsets:
         limits, due = self.limits, self.due
-        # There are no more keys than offsets.
+        # There are at most as many keys as offsets.
         keys = KeyOffsets(min(limits.most_keys, due.end - due.first_dirty), limits.load_factor, limits.secret)
         keys.end_offset = due.first_dirty
         return keys
 
     def _index(self, keys: KeyOffsets) -> Iterator[int]:
         due = self.due
-        indexing = Indexing(keys, Transactions(self._aborted(due.first_dirty)), due.first_dirty)
+        indexing = KeyIndexer(keys, Transactions(self._aborted(due.first_dirty)), due.first_dirty)
         for number, segment in enumerate(self.segments):
             after = self._after(number)
             if after <= due.first_dirty:
@@ -143,12 +143,12 @@ class Compaction:
                 start = _index_of(segment).floor(due.first_dirty - segment.base_offset)
             with contextlib.closing(_Chunks(self.disk, segment, start, self.limits.buffer_bytes)) as chunks:
                 for chunk in chunks:
-                    taken = indexing.take(chunk)
-                    chunks.taken(taken)
-                    self.stats.bytes_read += taken
+                    consumed = indexing.index(chunk)
+                    chunks.consumed(consumed)
+                    self.stats.bytes_read += consumed
                     if indexing.is_full:
                         break
-                    yield taken
+                    yield consumed
             if indexing.is_full:
                 break
             keys.end_offset = after
@@ -157,22 +157,22 @@ class Compaction:
         if self.end > due.first_dirty:
             return
         if not indexing.is_full:
-            self.end = due.end  # retention has taken these segments since they were found to be dirty
+            self.end = due.end  # retention removed these segments after they were found dirty
         else:
             raise Uncleanable(
-                f"{self.directory}: one batch at offset {self.end} has more keys than fit into {keys.most_keys} places;"
-                " raise log.cleaner.dedupe.buffer.size"
+                f"{self.directory}: the batch at offset {self.end} has more keys than the map can hold "
+                f"({keys.most_keys}); increase log.cleaner.dedupe.buffer.size"
             )
 
     def _aborted(self, from_offset: int) -> Iterator[AbortedTransaction]:
-        """Those that have records in [from_offset, due.end)."""
-        for segment in (*self.segments, *self.behind):
+        """Aborted transactions with records in [from_offset, due.end)."""
+        for segment in (*self.segments, *self.later_segments):
             for entry in tuple(segment.aborted_transactions()):
                 if entry.last_offset >= from_offset and entry.first_offset < self.due.end:
                     yield entry
 
     def _after(self, number: int) -> int:
-        """Where the segment behind one begins."""
+        """Base offset of the segment after this one."""
         return self.segments[number + 1].base_offset if number + 1 < len(self.segments) else self.due.end
 
     # -- the records ------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Compaction:
             end=self._after(last) if below else 0,
             segment_bytes=self.segment_bytes,
             index_bytes=self.segment_index_bytes - TIME_ENTRY_BYTES,
-            most=MOST_SEGMENTS,
+            most=MAX_GROUP_SEGMENTS,
         )
 
     def _rewrite(self, old: list[Segment], keys: KeyOffsets, transactions: Transactions) -> Iterator[int | Replacement]:
@@ -200,7 +200,7 @@ class Compaction:
         sizes = tuple(segment.size_bytes for segment in old)
         indexes = tuple(_index_of(segment) for segment in old)
         replacement = Replacement(tuple(old), sizes, indexes, new, ())
-        filtering = Filtering(
+        filtering = BatchFilter(
             keys, transactions, self.kept, now_ms=self.now_ms, delete_retention_ms=self.delete_retention_ms
         )
         try:
@@ -209,11 +209,11 @@ class Compaction:
                 for segment in old:
                     with contextlib.closing(_Chunks(disk, segment, 0, limits.buffer_bytes)) as chunks:
                         for chunk in chunks:
-                            taken, pieces = filtering.take(chunk)
-                            chunks.taken(taken)
+                            consumed, pieces = filtering.filter(chunk)
+                            chunks.consumed(consumed)
                             written = self._write(fd, new, pieces)
-                            stats.bytes_read += taken
-                            yield taken + written
+                            stats.bytes_read += consumed
+                            yield consumed + written
                     aborted = new.aborted_transactions()
                     aborted += transactions.kept
                     transactions.kept = []
@@ -233,13 +233,13 @@ class Compaction:
                     self._has_raised_bound = True
                 compaction_swap.prepare(disk, self.directory, replacement)
                 yield replacement
-                compaction_swap.settle(disk, self.directory, replacement)
+                compaction_swap.sync_replacement(disk, self.directory, replacement)
                 stats.bytes_before += sum(sizes)
                 stats.bytes_after += new.size_bytes
             stats.records_before += filtering.records_before
             stats.records_after += filtering.records_after
         finally:
-            compaction_swap.take_back(disk, self.directory, replacement)
+            compaction_swap.undo(disk, self.directory, replacement)
 
     def _write(self, fd: int, new: Segment, pieces: list[memoryview]) -> int:
         before = new.size_bytes
@@ -252,8 +252,8 @@ class Compaction:
 
 
 class _Chunks:
-    """The bytes of a segment, a buffer at a time, each beginning with a batch. After each the number of bytes that were
-    taken of it has to be told: the next one begins there."""
+    """The bytes of a segment, one buffer at a time; each buffer starts with a batch. The caller reports how many bytes
+    of it were consumed (`consumed`), and the next buffer starts there."""
 
     def __init__(self, disk: Disk, segment: Segment, position: int, buffer_bytes: int) -> None:
         self._disk = disk
@@ -266,11 +266,11 @@ class _Chunks:
     def close(self) -> None:
         self._disk.close(self._fd)
 
-    def taken(self, size_bytes: int) -> None:
+    def consumed(self, size_bytes: int) -> None:
         self._position += size_bytes
 
     def __iter__(self) -> Iterator[memoryview]:
-        """Raises RecordsError where the file ends within a batch, OSError."""
+        """Raises RecordsError if the file ends within a batch; OSError."""
         while self._position < self._end:
             before = self._position
             chunk = self._read(min(self._buffer_bytes, self._end - before))
@@ -278,7 +278,7 @@ class _Chunks:
             if header.size_bytes > len(chunk):
                 if header.size_bytes > self._end - before:
                     raise Uncleanable(f"{self._path} ends within the batch at byte {before}")
-                if header.size_bytes > BELIEVED_BYTES:
+                if header.size_bytes > MAX_UNVERIFIED_BYTES:
                     self._check_large(header)
                 chunk = self._read(header.size_bytes)
             yield memoryview(chunk)
@@ -286,20 +286,20 @@ class _Chunks:
                 return
 
     def _check_large(self, header: BatchHeader) -> None:
-        """No checksum covers a batch's length. Raises Uncleanable, OSError."""
+        """Check a large batch, as no checksum covers a batch's length. Raises Uncleanable, OSError."""
         crc, done = 0, CRC_COVERS_FROM
         while done < header.size_bytes:
-            piece = self._read(min(BELIEVED_BYTES, header.size_bytes - done), done)
+            piece = self._read(min(MAX_UNVERIFIED_BYTES, header.size_bytes - done), done)
             crc = crc32c(piece, crc)
             done += len(piece)
         if crc != header.crc:
             raise Uncleanable(
-                f"{self._path}: the checksum of the batch at offset {header.base_offset} is wrong, or its length of"
-                f" {header.size_bytes} bytes"
+                f"{self._path}: the checksum of the batch at offset {header.base_offset} is wrong, or its length of "
+                f"{header.size_bytes} bytes is wrong"
             )
 
-    def _read(self, size_bytes: int, behind: int = 0) -> bytes:
-        position = self._position + behind
+    def _read(self, size_bytes: int, later_segments: int = 0) -> bytes:
+        position = self._position + later_segments
         content = self._disk.pread(self._fd, size_bytes, position)
         while len(content) < size_bytes:
             more = self._disk.pread(self._fd, size_bytes - len(content), position + len(content))
@@ -310,18 +310,18 @@ class _Chunks:
 
 
 def _index_of(segment: Segment) -> OffsetIndex:
-    """Not kept in memory for it. Raises OSError, BadBatch."""
-    index = segment.index  # the loop may let go of it at any time
+    """Does not keep the index in memory. Raises OSError, BadBatch."""
+    index = segment.index  # the loop may release it at any time
     return index if index is not None else segment.load_indexes()[0]
 
 
 def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compaction:
-    """A compaction of a log as it is now, on the loop."""
+    """A compaction of a log in its current state. Call it on the loop."""
     config = log.config
     is_saved = log.complete_from == log._saved_complete_from
-    log.rely_on(due.end, log.latest_epoch)
+    log.raise_complete_from(due.end, log.latest_epoch)
     if is_saved:
-        log._saved_complete_from = log.complete_from  # `raise_bound` writes it down
+        log._saved_complete_from = log.complete_from  # `raise_bound` saves it
     segments = tuple(segment for segment in log.segments[:-1] if segment.base_offset < due.end)
     ends = {due.end - 1}
     marker_epochs: dict[int, int] = {}
@@ -334,7 +334,7 @@ def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compac
         disk=log._disk,
         directory=log.directory,
         segments=segments,
-        behind=tuple(log.segments[len(segments) :]),
+        later_segments=tuple(log.segments[len(segments) :]),
         due=due,
         kept=Kept(array("q", sorted(ends)), marker_epochs),
         now_ms=now_ms,

@@ -1,16 +1,17 @@
-"""What compaction leaves in a log: gaps up to some offset, and records that count only together with newer ones.
+"""The bounds that compaction leaves in a log: gaps up to an offset, and records that need the newer ones of their keys.
 
 Owns two files of a partition's directory.
 
-`fenceline-compacted-to`: one offset, in digits. A loss of power can take the end of a sealed segment and leave the next
-one, which looks like a segment that was compacted. Compaction takes only what is safe on the disk, and writes this file
-before it exchanges the first segment: a gap before a segment that begins above the offset is a loss.
+`fenceline-compacted-to`: one offset, in digits. A power loss can remove the end of a sealed segment and keep the next
+one; the result looks like a compacted segment. Compaction reads only data that is safe on the disk, and writes this
+file before it replaces the first segment: a gap before a segment with a base offset above this offset is a loss.
 
-`fenceline-complete-from`: an offset and a leader epoch. A record that compaction left out, here or at the leader that
-the log was fetched from, has a newer one of its key below the offset. A log that is cut below it has neither, while a
-replica that was elected uncleanly may still have the older one: such a log has to be fetched anew.
+`fenceline-complete-from`: an offset and a leader epoch. For each record that compaction removed, here or at the leader
+that the log was fetched from, a newer record of its key exists below the offset. A log that is truncated below the
+offset has neither record, while a replica that is elected uncleanly may still have the older one: such a log must be
+fetched again from the start.
 
-Never says what is lost, and never cuts.
+Never decides what is lost, and never truncates.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from fenceline.log.disk import Disk, read_file, replace_file
 
 BOUND_FILE: Final = "fenceline-compacted-to"
 COMPLETE_FILE: Final = "fenceline-complete-from"
-_MOST_BYTES: Final = 20
+_MAX_FILE_BYTES: Final = 20
 _UNKNOWN: Final = 1 << 62
 
 
 class CompleteFrom(NamedTuple):
-    """A log that ends below `offset` may lack records that other replicas have. `leader_epoch`: the leader's that had
-    everything up to there; -1: not known."""
+    """A log that ends below `offset` may lack records that other replicas have. `leader_epoch`: of the leader that had
+    everything up to the offset; -1 if unknown."""
 
     offset: int = 0
     leader_epoch: int = -1
@@ -40,8 +41,8 @@ class CompleteFrom(NamedTuple):
 
 
 def read_bound(disk: Disk, directory: str) -> int:
-    """The offset; 0 where this log was never compacted. A file that cannot be read counts for everything below any
-    offset, as compaction did take place. Raises OSError."""
+    """The offset; 0 if this log was never compacted. An unreadable file counts as the highest offset, because the log
+    was compacted. Raises OSError."""
     content = read_file(disk, f"{directory}/{BOUND_FILE}")
     if content is None:
         return 0
@@ -50,20 +51,20 @@ def read_bound(disk: Disk, directory: str) -> int:
 
 
 def raise_bound(disk: Disk, directory: str, offset: int) -> None:
-    """Before segments below `offset` are exchanged. Durable when it returns. For a thread. Raises OSError."""
+    """Call it before segments below `offset` are replaced. Durable on return. For a thread. Raises OSError."""
     if read_bound(disk, directory) < offset:
         replace_file(disk, f"{directory}/{BOUND_FILE}", b"%d\n" % offset)
 
 
 def lower_bound(disk: Disk, directory: str, offset: int) -> None:
-    """After the log was cut to `offset`: what is appended there now was not compacted. Durable when it returns. For a
+    """Call it after the log was truncated to `offset`: new records there are not compacted. Durable on return. For a
     thread. Raises OSError."""
     if read_bound(disk, directory) > offset:
         replace_file(disk, f"{directory}/{BOUND_FILE}", b"%d\n" % offset)
 
 
 def read_complete_from(disk: Disk, directory: str) -> CompleteFrom:
-    """A file that cannot be read counts for any offset. Raises OSError."""
+    """An unreadable file counts as the highest offset. Raises OSError."""
     content = read_file(disk, f"{directory}/{COMPLETE_FILE}")
     if content is None:
         return CompleteFrom()
@@ -74,21 +75,21 @@ def read_complete_from(disk: Disk, directory: str) -> CompleteFrom:
 
 
 def encode_complete_from(complete_from: CompleteFrom) -> bytes:
-    # Without an epoch that is known, any unclean election since the first one counts.
+    # If the epoch is unknown, any unclean election since the first one counts.
     return b"%d %d\n" % (complete_from.offset, max(complete_from.leader_epoch, 0))
 
 
 def write_complete_from(disk: Disk, directory: str, complete_from: CompleteFrom) -> None:
-    """Durable when it returns. For a thread. Raises OSError."""
+    """Durable on return. For a thread. Raises OSError."""
     replace_file(disk, f"{directory}/{COMPLETE_FILE}", encode_complete_from(complete_from))
 
 
 def forget_bounds(disk: Disk, directory: str) -> None:
-    """The log was emptied. Durable when it returns. For a thread. Raises OSError."""
+    """Call it after the log was emptied. Durable on return. For a thread. Raises OSError."""
     lower_bound(disk, directory, 0)
     if read_complete_from(disk, directory).offset:
         write_complete_from(disk, directory, CompleteFrom())
 
 
 def _number(text: bytes) -> int | None:
-    return int(text) if text.isdigit() and len(text) <= _MOST_BYTES else None
+    return int(text) if text.isdigit() and len(text) <= _MAX_FILE_BYTES else None

@@ -1,7 +1,7 @@
-"""One chunk of a segment: its keys into the map, or what stays of its batches.
+"""One chunk of a segment: puts its keys into the map, or filters its batches.
 
-Owns the batches that the kernel leaves: compressed ones, control batches and those of transactions. Never reads or
-writes a file.
+Owns the batches that the kernel does not handle: compressed, control and transactional ones. Never reads or writes a
+file.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from fenceline.records.errors import corrupt
 from fenceline.records.kernel import append_record
 
 _GROWTH: Final = 3
-"""A chunk may become so many times larger: other bases of timestamps, of records of a few bytes."""
+"""Maximum growth factor of a chunk: new base timestamps can enlarge records of a few bytes."""
 
 
 class Kept(NamedTuple):
-    """Batches that stay though they have no record left: a producer's last one knows its sequence, the last one of all
-    where the range ends."""
+    """Batches that stay without records: a producer's last batch holds its sequence, and the last batch of the range
+    holds its end."""
 
     ends: array[int]
-    """Their last offsets, rising."""
+    """Their last offsets, ascending."""
     marker_epochs: dict[int, int]
-    """By producer of whose records none is known: the epoch of the marker that knows it."""
+    """By producer without known records: the epoch of the marker that holds it."""
 
     def has(self, header: BatchHeader) -> bool:
         at = bisect_left(self.ends, header.last_offset)
@@ -55,8 +55,8 @@ class Kept(NamedTuple):
         return header.is_control and self.marker_epochs.get(header.producer_id) == header.producer_epoch
 
 
-class Indexing:
-    """Takes the keys of chunks into a map."""
+class KeyIndexer:
+    """Puts the keys of chunks into a map."""
 
     def __init__(self, keys: KeyOffsets, transactions: Transactions, from_offset: int) -> None:
         self._keys = keys
@@ -65,8 +65,8 @@ class Indexing:
         self.is_full = False
         self.records = 0
 
-    def take(self, chunk: memoryview) -> int:
-        """How many bytes of it were whole batches that were taken; all of them unless `is_full` now.
+    def index(self, chunk: memoryview) -> int:
+        """Returns the number of bytes of complete batches that were indexed; all of them unless `is_full` is now set.
 
         Raises RecordsError.
         """
@@ -79,16 +79,16 @@ class Indexing:
             if outcome != SPECIAL:
                 return position
             header = peek_header(chunk, position)
-            if not self._take_special(chunk[position : header.end_position], header._replace(position=0)):
+            if not self._index_special(chunk[position : header.end_position], header._replace(position=0)):
                 self.is_full = True
                 return position
             position = header.end_position
 
-    def _take_special(self, content: memoryview, header: BatchHeader) -> bool:
+    def _index_special(self, content: memoryview, header: BatchHeader) -> bool:
         check_crc(content, header)
         self.records += header.record_count
         if header.is_control:
-            self._transactions.is_needless(header, content)
+            self._transactions.is_removable_marker(header, content)
         elif not self._transactions.is_aborted(header):
             payload, start, end = records_of(content, header)
             if not index_records(
@@ -106,8 +106,8 @@ class Indexing:
         return True
 
 
-class Filtering:
-    """Writes what stays of chunks."""
+class BatchFilter:
+    """Writes the remaining batches of chunks."""
 
     def __init__(
         self, keys: KeyOffsets, transactions: Transactions, kept: Kept, *, now_ms: int, delete_retention_ms: int
@@ -121,10 +121,10 @@ class Filtering:
         self.records_before = 0
         self.records_after = 0
         self.batches_changed = 0
-        """Those that have gone, too."""
+        """Includes removed batches."""
 
-    def take(self, chunk: memoryview) -> tuple[int, list[memoryview]]:
-        """How many bytes of it were whole batches, and what stays of them. Valid until the next call.
+    def filter(self, chunk: memoryview) -> tuple[int, list[memoryview]]:
+        """Returns the number of bytes of complete batches, and the parts of them that stay, valid until the next call.
 
         Raises RecordsError.
         """
@@ -134,20 +134,20 @@ class Filtering:
         pieces: list[memoryview] = []
         position = start = 0
         while True:
-            position, behind, outcome, before, after, changed = filter_chunk(
+            position, out_end, outcome, before, after, changed = filter_chunk(
                 self._keys, chunk, position, len(chunk), out, start, self._kept.ends, self._now_ms, self._horizon_ms
             )
             self.records_before += before
             self.records_after += after
             self.batches_changed += changed
-            if behind > start:
-                pieces.append(memoryview(out)[start:behind])
-                start = behind
+            if out_end > start:
+                pieces.append(memoryview(out)[start:out_end])
+                start = out_end
             if outcome == REST:
                 return position, pieces
             header = peek_header(chunk, position)
-            if outcome == FULL:  # there is room for the worst that any batch may become
-                raise corrupt(f"the batch at offset {header.base_offset} can not hold {header.record_count} records")
+            if outcome == FULL:  # the buffer has room for the largest possible result
+                raise corrupt(f"the batch at offset {header.base_offset} cannot hold {header.record_count} records")
             piece = self._filter_special(chunk[position : header.end_position], header._replace(position=0))
             if piece is not None:
                 pieces.append(piece)
@@ -172,7 +172,7 @@ class Filtering:
         return found
 
     def _filter_control(self, content: memoryview, header: BatchHeader) -> memoryview | None:
-        if not self._transactions.is_needless(header, content):
+        if not self._transactions.is_removable_marker(header, content):
             return content
         if not header.record_count or (header.has_delete_horizon and header.base_timestamp <= self._now_ms):
             return None

@@ -1,13 +1,13 @@
-"""Which part of a log compaction may take, and whether it is worth it now. No I/O, no clock: facts in, a verdict out.
+"""Decides which part of a log can be compacted, and whether that is due now. No I/O and no clock.
 
-Owns the rules of Apache Kafka 4.3.1: what lies below the checkpoint is clean; what lies past the high watermark, the
-last stable offset or the last recovery point on the disk, in the active segment, or in a segment with a record younger
-than `min.compaction.lag.ms`, is not touched. A log is due when its dirty bytes are more than
-`min.cleanable.dirty.ratio` of those that would be rewritten, or when its oldest dirty record is older than
-`max.compaction.lag.ms`. Only whole segments count. Never chooses by anything but these numbers.
+Owns the rules of Apache Kafka 4.3.1. Data below the checkpoint is clean. Data past the high watermark, the last stable
+offset or the last recovery point on the disk, in the active segment, or in a segment with a record younger than
+`min.compaction.lag.ms`, is not compacted. A log is due if its dirty bytes exceed `min.cleanable.dirty.ratio` of the
+bytes to rewrite, or if its oldest dirty record is older than `max.compaction.lag.ms`. Only complete segments count.
+Decides by these numbers only.
 
-The recovery point is Fenceline's own bound: past it a crash reads epochs back from the batches, which do
-not tell where one began whose first batch compaction took.
+The recovery point is Fenceline's own bound: past it, recovery after a crash reads epochs from the batches, which do not
+show the start of an epoch whose first batch was compacted away.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fenceline.log.config import MAX_INT64, LogConfig
 
 
 class SegmentFacts(NamedTuple):
-    """Timestamps are asked for only where a lag is set, else -1: `first` of the first batch, `largest` of all."""
+    """Timestamps are read only if a lag is set, else -1: `first` of the first batch, `largest` of all."""
 
     base_offset: int
     size_bytes: int
@@ -29,8 +29,8 @@ class SegmentFacts(NamedTuple):
 
 
 class LogFacts(NamedTuple):
-    """One log. `segments` ends with the active one; `limit_offset`: below it everything is committed, stable and safe
-    on the disk; `checkpoint`: up to where the log was compacted, None where it never was."""
+    """One log. `segments` ends with the active one. Below `limit_offset` everything is committed, stable and safe on
+    the disk. `checkpoint`: the offset up to which the log was compacted, None if it never was."""
 
     segments: Sequence[SegmentFacts]
     log_start_offset: int
@@ -41,19 +41,19 @@ class LogFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Compact [first_dirty, end), and what lies before it with it."""
+    """Compact [first_dirty, end) together with the data before it."""
 
     first_dirty: int
     end: int
     dirty_bytes: int
     ratio: float
     overdue_ms: int = 0
-    """For how long it has been due by `max.compaction.lag.ms`, whatever the ratio."""
+    """How long it has been due by `max.compaction.lag.ms`, regardless of the ratio."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """Look again at a time, or, with None, when a segment of it has been sealed."""
+    """Check again at this time, or, if None, when another segment is sealed."""
 
     at_ms: int | None
     ratio: float = 0.0
@@ -63,40 +63,40 @@ Verdict: TypeAlias = Due | NotDue
 
 
 def judge(log: LogFacts, config: LogConfig, now_ms: int) -> Verdict:
-    """Whether a log is to be compacted now, and which part of it."""
+    """Whether a log is due for compaction, and which part of it."""
     segments = log.segments
     if len(segments) < 2:
         return NotDue(None)
     first_dirty = _first_dirty(log)
-    end, look_again_ms = segments[-1].base_offset, MAX_INT64
+    end, check_again_ms = segments[-1].base_offset, MAX_INT64
     for number, segment in enumerate(segments[:-1]):
         after = segments[number + 1].base_offset
         if after <= first_dirty:
             continue
         if after > log.limit_offset:
-            end, look_again_ms = segment.base_offset, now_ms
+            end, check_again_ms = segment.base_offset, now_ms
             break
         young_until_ms = segment.largest_timestamp_ms + config.min_compaction_lag_ms
         if config.min_compaction_lag_ms > 0 and young_until_ms > now_ms:
-            end, look_again_ms = segment.base_offset, young_until_ms
+            end, check_again_ms = segment.base_offset, young_until_ms
             break
     afters = [segment.base_offset for segment in segments[1:]]
     ranges = list(zip(segments, afters, strict=False))
     dirty = [segment for segment, after in ranges if after > first_dirty and after <= end]
     dirty_bytes = sum(segment.size_bytes for segment in dirty)
     if not dirty_bytes:
-        return NotDue(look_again_ms if look_again_ms < MAX_INT64 else None)
+        return NotDue(check_again_ms if check_again_ms < MAX_INT64 else None)
     clean_bytes = sum(segment.size_bytes for segment, after in ranges if after <= first_dirty)
     ratio = dirty_bytes / (clean_bytes + dirty_bytes)
     due_at_ms = _due_at_ms(dirty, config)
     if ratio > config.min_cleanable_dirty_ratio or due_at_ms < now_ms:
         return Due(first_dirty, end, dirty_bytes, ratio, max(0, now_ms - due_at_ms))
-    at_ms = min(look_again_ms, due_at_ms + 1)
+    at_ms = min(check_again_ms, due_at_ms + 1)
     return NotDue(at_ms if at_ms < MAX_INT64 else None, ratio)
 
 
 def dirtiest(logs: Sequence[Due]) -> list[int]:
-    """Positions of the logs, the dirtiest first; of equal ones the first."""
+    """Indexes of the logs, dirtiest first; equal ones keep their order."""
     return sorted(range(len(logs)), key=lambda position: -logs[position].ratio)
 
 
@@ -113,7 +113,7 @@ def _due_at_ms(dirty: Sequence[SegmentFacts], config: LogConfig) -> int:
 
 
 class Group(NamedTuple):
-    """Positions [start, end) of segments that become one."""
+    """Segments [start, end) that become one."""
 
     start: int
     end: int
@@ -122,9 +122,10 @@ class Group(NamedTuple):
 def groups(
     segments: Sequence[tuple[int, int, int]], *, end: int, segment_bytes: int, index_bytes: int, most: int
 ) -> list[Group]:
-    """Segments, each (base offset, bytes, bytes of its larger index), put together so that each group fits into one.
+    """Group segments, each (base offset, bytes, bytes of its larger index), so that each group fits into one segment.
 
-    `end`: the first offset that is not theirs. `most`: segments in a group, since a group is exchanged in one step.
+    `end`: the first offset after them. `most`: maximum number of segments in a group, as a group is replaced in one
+    step.
     """
     found: list[Group] = []
     start = size = index_size = 0

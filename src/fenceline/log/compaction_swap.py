@@ -1,17 +1,17 @@
-"""Compacted segments take the place of those that they were made of, as in Apache Kafka, and what a crash leaves of it.
+"""Compacted segments replace the ones they were made from, as in Apache Kafka; recovery after a crash in between.
 
-Owns the names and the order of the steps. A crash between any two of them leaves either the old segments or the new
-one, and never a part of both that does not fit together:
+Owns the names and the order of the steps. After a crash between any two of them the directory holds either the old
+segments or the new one, never a mixture:
 
 | step | in the directory | after a crash |
 |---|---|---|
-| written, synced | `0.log`, `20.log`, `0.log.cleaned` | `.cleaned` goes |
-| `prepare`: renamed | `0.log`, `20.log`, `0.log.swap` | the segments that the `.swap` covers go, it takes their place |
-| `commit`: exchanged | `0.log`, `0.log.deleted`, `20.log.deleted` | `.deleted` goes |
+| written, synced | `0.log`, `20.log`, `0.log.cleaned` | `.cleaned` is removed |
+| `prepare`: renamed | `0.log`, `20.log`, `0.log.swap` | the `.swap` replaces the segments that it covers |
+| `commit`: exchanged | `0.log`, `0.log.deleted`, `20.log.deleted` | `.deleted` is removed |
 | after `file.delete.delay.ms` | `0.log` | |
 
-Old segments get their second name before they lose the first, and their objects know it from then on: who found one
-just before finds its bytes until they are deleted. Never looks into a batch but for the end of a `.swap`.
+Old segments get their second name before they lose the first, and their objects then use it: a reader that found one
+just before can read its bytes until they are deleted. Never reads a batch, except for the end of a `.swap`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _SUFFIXES: Final = (LOG_SUFFIX, *INDEX_SUFFIXES)
 
 
 class Replacement(NamedTuple):
-    """A compacted segment, prepared to take the place of some that lie one behind the other."""
+    """A compacted segment, ready to replace adjacent segments."""
 
     old: tuple[Segment, ...]
     sizes: tuple[int, ...]
-    """What these had when they were read."""
+    """Sizes of the old segments when they were read."""
     indexes: tuple[OffsetIndex, ...]
     new: Segment
     suffixes: tuple[str, ...]
@@ -54,12 +54,13 @@ class Replacement(NamedTuple):
 
 
 def write_indexes(disk: Disk, segment: Segment, replaces_aborted: bool) -> tuple[str, ...]:
-    """Write and sync the indexes of a compacted segment, as `.cleaned`; suffixes of its files. Raises OSError."""
+    """Write and sync the indexes of a compacted segment, as `.cleaned`. Returns the suffixes of its files. Raises
+    OSError."""
     index, time_index = segment.indexes()
     contents = {".index": index.encode(), ".timeindex": time_index.encode()}
     aborted = segment.aborted_transactions()
     if aborted or replaces_aborted:
-        # Also an empty one: what the old file tells of would be taken for a part of the new segment.
+        # Write an empty one, too: the old file's entries would be taken for those of the new segment.
         contents[".txnindex"] = encode_aborted(aborted)
     for suffix, content in contents.items():
         fd = begin_file(disk, segment.stem + suffix + CLEANED_SUFFIX)
@@ -72,14 +73,14 @@ def write_indexes(disk: Disk, segment: Segment, replaces_aborted: bool) -> tuple
 
 
 def begin_file(disk: Disk, path: str) -> int:
-    """A new file, in the place of one that is there. Raises OSError."""
+    """A new file, replacing an existing one. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         disk.unlink(path)
     return disk.open_append(path)
 
 
 def prepare(disk: Disk, directory: str, replacement: Replacement) -> None:
-    """From here on a crash ends with the new segment. For a thread. Raises OSError."""
+    """After this step a crash leads to the new segment. For a thread. Raises OSError."""
     new = replacement.new.stem
     for suffix in reversed(replacement.suffixes):
         disk.rename(new + suffix + CLEANED_SUFFIX, new + suffix + SWAP_SUFFIX)
@@ -90,10 +91,10 @@ def prepare(disk: Disk, directory: str, replacement: Replacement) -> None:
 
 
 def commit(log: PartitionLog, replacement: Replacement) -> bool:
-    """Exchange the segments, on the loop; False: nothing has changed, as the log is another one by now, or indexes of
-    the old segments are still to be saved.
+    """Replace the segments, on the loop. False if nothing was changed because the log was replaced or truncated, or
+    because indexes of the old segments are not saved yet.
 
-    Raises StorageError: the files are as a crash would leave them, and the log is offline.
+    Raises StorageError: the files are in the state that a crash would leave, and the log is offline.
     """
     old, new, disk = replacement.old, replacement.new, log._disk
     start = next((at for at, segment in enumerate(log.segments) if segment is old[0]), -1)
@@ -105,7 +106,7 @@ def commit(log: PartitionLog, replacement: Replacement) -> bool:
         or log.unfinished is not None
         or tuple(log.segments[start:end]) != old
         or tuple(segment.size_bytes for segment in old) != replacement.sizes
-        # Whoever is about to write them would write over those of the new segment.
+        # A pending save would overwrite the indexes of the new segment.
         or not all(segment.indexes_saved for segment in old)
     ):
         return False
@@ -115,13 +116,13 @@ def commit(log: PartitionLog, replacement: Replacement) -> bool:
         segment.path += DELETED_SUFFIX
     try:
         for segment in old[1:]:
-            # Its indexes first: recovery takes indexes without a segment file for a file that vanished.
+            # Delete its indexes first: recovery reports indexes without a segment file as a lost segment.
             segment.delete_index_files()
             disk.unlink(segment.path.removesuffix(DELETED_SUFFIX))
         for suffix in replacement.suffixes:
             disk.rename(new.stem + suffix + SWAP_SUFFIX, new.stem + suffix)
     except OSError as error:
-        what = f"exchanging segments of {log.topic_partition}"
+        what = f"replacing segments of {log.topic_partition}"
         log.offline = StorageError(f"{what} failed: {error.strerror}; restart the node", error.errno or 0)
         raise log.offline from error
     new.path = new.stem + LOG_SUFFIX
@@ -134,8 +135,8 @@ def commit(log: PartitionLog, replacement: Replacement) -> bool:
     return True
 
 
-def settle(disk: Disk, directory: str, replacement: Replacement) -> None:
-    """Make it durable, and remove the snapshots of the old segments. For a thread. Raises OSError."""
+def sync_replacement(disk: Disk, directory: str, replacement: Replacement) -> None:
+    """Sync the exchange, and remove the snapshots of the old segments. For a thread. Raises OSError."""
     disk.fsync_dir(directory)
     merged = {segment.base_offset for segment in replacement.old[1:]}
     if merged:
@@ -143,21 +144,21 @@ def settle(disk: Disk, directory: str, replacement: Replacement) -> None:
 
 
 def delete_old(disk: Disk, replacement: Replacement) -> None:
-    """Unlink the old segments, when nobody reads them any more. For a thread. Raises OSError."""
+    """Unlink the old segments once no reader uses them. For a thread. Raises OSError."""
     for segment in replacement.old:
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(segment.path)
 
 
-def take_back(disk: Disk, directory: str, replacement: Replacement) -> None:
-    """Undo `prepare`, or what was written before it: the old segments stay. For a thread. Raises OSError.
+def undo(disk: Disk, directory: str, replacement: Replacement) -> None:
+    """Undo `prepare`, or remove the files written before it: the old segments stay. For a thread. Raises OSError.
 
-    Nothing happens where the exchange has begun, or where nothing was written.
+    Does nothing if the exchange has begun, or if nothing was written.
     """
     if any(segment.path.endswith(DELETED_SUFFIX) for segment in replacement.old):
         return
     new = replacement.new.stem
-    # The log's own file last: alone, it still stands for all of the segment.
+    # Remove the `.log` file last: alone, it still represents the complete segment.
     for suffix in reversed(_SUFFIXES):
         for state in (CLEANED_SUFFIX, SWAP_SUFFIX):
             with contextlib.suppress(FileNotFoundError):
@@ -172,21 +173,21 @@ def take_back(disk: Disk, directory: str, replacement: Replacement) -> None:
 
 
 class UnfinishedSwaps(NamedTuple):
-    """What a crash left of exchanges of segments. Names of files of one directory."""
+    """Segment replacements that a crash interrupted. Names of files of one directory."""
 
     dropped: list[str]
-    """Of a step that was not over: the old segments stay."""
+    """Files of an unfinished step: the old segments stay."""
     covered: list[str]
-    """Of segments that another takes the place of."""
+    """Files of segments that are replaced by another."""
     swaps: list[str]
-    """They take their names, in this order."""
+    """Files to be renamed to their final names, in this order."""
 
 
 def unfinished_swaps(disk: Disk, directory: str, names: Iterable[str]) -> UnfinishedSwaps | None:
-    """What a crash interrupted, of this program or of Apache Kafka; None where it did not. Changes nothing.
+    """Replacements that a crash of Fenceline or Apache Kafka interrupted; None if there are none. Changes nothing.
 
-    A `.swap` that lies at or behind the first `.cleaned` belongs to a step that was not over. Every other one is the
-    newest of what it covers. Raises CorruptLog, OSError.
+    A `.swap` at or after the first `.cleaned` belongs to an unfinished step. Every other one is the newest version of
+    the range it covers. Raises CorruptLog, OSError.
     """
     swaps = {name: base for name in names if (base := offset_in(name, SWAP_SUFFIX)) is not None}
     if not swaps:
@@ -206,7 +207,7 @@ def unfinished_swaps(disk: Disk, directory: str, names: Iterable[str]) -> Unfini
 
 
 def finish_swaps(disk: Disk, directory: str, names: Sequence[str]) -> Sequence[str]:
-    """Finish what a crash interrupted; the directory's names then. Raises CorruptLog, OSError."""
+    """Complete interrupted replacements. Returns the directory's names afterwards. Raises CorruptLog, OSError."""
     found = unfinished_swaps(disk, directory, names)
     if found is None:
         return names
@@ -234,9 +235,9 @@ def _end_of(disk: Disk, path: str, base: int) -> int:
         raise CorruptLog(
             path,
             bad.position,
-            f"a compaction was interrupted here, and what it wrote is damaged: {bad.reason}",
-            "Move this .swap file away, and the other .swap files of the same number: the segments that it was made of"
-            " are served then, if they are still there. Or restore the partition from another replica.",
+            f"a compaction was interrupted, and its output is damaged: {bad.reason}",
+            "Move this .swap file and the other .swap files with the same number out of the directory; the original "
+            "segments are used then, if they still exist. Otherwise restore the partition from another replica.",
         ) from None
     finally:
         disk.close(fd)

@@ -1,8 +1,8 @@
-"""What compaction has to know of transactions while it goes through a log from its start.
+"""The transaction state of a compaction pass over a log.
 
-Owns which transactions it is in, and so which batches belong to aborted ones and which end markers nobody needs any
-more: a marker goes when no batch of its transaction was met before it, and its delete horizon is over (KIP-534). Never
-looks past what was decided: only what lies below the last stable offset is compacted. Rules: Apache Kafka 4.3.1.
+Owns the set of open transactions at the current position, and so which batches are aborted and which end markers can be
+removed: a marker is removed if no batch of its transaction remains before it and its delete horizon has passed
+(KIP-534). Never reads past the last stable offset, the limit of compaction. Rules: Apache Kafka 4.3.1.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ class Transactions:
     """One pass over a log."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
-        """`aborted`: all that have records where it goes, wherever their markers lie."""
+        """`aborted`: all aborted transactions with records in the range, wherever their markers lie."""
         self._committed: set[int] = set()
-        """Producers of whose transaction, which is not aborted, a batch was met."""
+        """Producers with a batch of a transaction that is not aborted."""
         self._aborted: dict[int, AbortedTransaction] = {}
         self._seen: set[int] = set()
-        """Of the producers in `_aborted`, those of whose transaction a batch was met."""
+        """The producers in `_aborted` that had a batch of their transaction."""
         self._coming = sorted(aborted, key=lambda entry: entry.first_offset, reverse=True)
         self.kept: list[AbortedTransaction] = []
-        """Aborted transactions whose markers were met and stay; taken out by who writes the segment."""
+        """Aborted transactions whose markers stay; the code that writes the segment takes them from here."""
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        """A batch of records is met; whether it is part of an aborted transaction."""
+        """Process a batch of records. Whether it is part of an aborted transaction."""
         self._begin_up_to(header.last_offset)
         if not header.is_transactional:
             return False
@@ -39,18 +39,18 @@ class Transactions:
         self._committed.add(header.producer_id)
         return False
 
-    def is_needless(self, header: BatchHeader, content: memoryview) -> bool:
-        """A control batch is met; whether nothing of its transaction is left. Raises RecordsError."""
+    def is_removable_marker(self, header: BatchHeader, content: memoryview) -> bool:
+        """Process a control batch. Whether its transaction has no record left. Raises RecordsError."""
         self._begin_up_to(header.last_offset)
         if not header.record_count:
-            return True  # compacted before
+            return True  # already compacted
         marker = read_end_marker(header, content)
         if marker is None:
             return False
         if marker.commit:
-            is_needless = header.producer_id not in self._committed
+            is_removable_marker = header.producer_id not in self._committed
             self._committed.discard(header.producer_id)
-            return is_needless
+            return is_removable_marker
         entry = self._aborted.pop(header.producer_id, None)
         if entry is None or header.producer_id not in self._seen:
             return True

@@ -1,6 +1,6 @@
-"""What a topic's configuration means to one log. Owns the typed view and its defaults (Kafka 4.3.1); validates nothing.
+"""A topic's configuration as one log uses it. Owns the typed view and its defaults (Kafka 4.3.1); validates nothing.
 
-Validation of names and values is the configuration room's; what arrives here was accepted by it.
+The configuration package validates names and values before they arrive here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PRODUCER_EXPIRATION: Final = "producer.id.expiration.ms"
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Per-topic settings by their names (`segment.bytes` is `segment_bytes`). -1 means without limit."""
+    """Per-topic settings by their names (`segment.bytes` is `segment_bytes`). -1 means no limit."""
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * DAY_MS
@@ -32,7 +32,7 @@ class LogConfig:
     file_delete_delay_ms: int = 60_000
     max_message_bytes: int = 1_048_588
     compression_type: Codec | None = None
-    """The codec to store with; None is `producer`: as it came."""
+    """The codec to store batches with; None is `producer`: unchanged."""
     compression_level: int | None = None
     timestamp_type: TimestampType = TimestampType.CREATE_TIME
     timestamp_before_max_ms: int = MAX_INT64
@@ -57,8 +57,8 @@ class LogConfig:
 
     @classmethod
     def from_mapping(cls, topic: Mapping[str, str | None]) -> LogConfig:
-        """From a topic's effective settings (text by Kafka's topic names) and `PRODUCER_EXPIRATION`, which only brokers
-        have; absent names take Kafka's defaults."""
+        """From a topic's effective settings (text by Kafka's topic names) and `PRODUCER_EXPIRATION`, which is a broker
+        setting; absent names use Kafka's defaults."""
         found: dict[str, object] = {}
         for name, field in _INTEGERS.items():
             text = topic.get(name)
@@ -85,7 +85,8 @@ class LogConfig:
                 found[field] = text.strip().lower() == "true"
         config = cls(**found)  # type: ignore[arg-type]
         if config.compacted and config.max_compaction_lag_ms < config.segment_ms:
-            # Only what is sealed can be compacted: a segment takes records for no longer than they may wait for it.
+            # Only sealed segments can be compacted, so a segment is rolled at the latest when its records must be
+            # compacted.
             config = replace(config, segment_ms=config.max_compaction_lag_ms)
         return config
 

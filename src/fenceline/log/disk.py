@@ -1,11 +1,11 @@
-"""The one door to the disk: a small interface, and the operating system behind it.
+"""The interface through which all disk access goes, and its implementation for the operating system.
 
-Owns every write, fsync, rename, unlink and mapping of the log. Never decides what to write. Simulation replaces it
-(`fenceline.testing.sim_disk`) and can stop the world between any two calls (docs/how-it-works.md "Durability").
+Owns every write, fsync, rename, unlink and mapping of the log. Never decides what to write. The simulation replaces it
+(`fenceline.testing.sim_disk`) and can crash the node between any two calls (docs/how-it-works.md "Durability").
 
 Files are plain descriptors, so that the hot path is `os.write` itself. Mappings may reach past the end of their file:
-only bytes that were appended are ever sliced from them, and no file here ever shrinks below bytes that were handed out
-(truncation writes a new file), so a slice stays valid for as long as somebody holds it.
+only appended bytes are ever sliced from them. No file shrinks below bytes that were sliced (truncation writes a new
+file), so a slice stays valid as long as it is referenced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 MAX_OPEN_SLICES: Final = 512
-"""Each holds a descriptor for as long as its peer takes to read the answer."""
+"""Each holds a descriptor until the peer has read the response."""
 
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
@@ -41,18 +41,18 @@ class FileStat(NamedTuple):
 
 
 class Mapping(Protocol):
-    """A readable window of a file. Slices outlive the window: the memory goes when the last slice does."""
+    """A readable window of a file. Slices outlive the window: the memory is released with the last slice."""
 
     size_bytes: int
 
     def slice(self, start: int, end: int) -> memoryview: ...
 
     def file_slice(self, fd: int, start: int, end: int) -> FileSlice | None:
-        """The same bytes for `sendfile`, by a descriptor of the mapped file; None where there is no such thing."""
+        """The same bytes for `sendfile`, by a descriptor of the mapped file; None if that is not supported."""
         ...
 
     def is_resident(self, start: int, end: int) -> bool:
-        """Whether touching these bytes waits for no disk."""
+        """Whether these bytes can be read without waiting for the disk."""
         ...
 
 
@@ -60,9 +60,9 @@ _open_slices: Final[set[int]] = set()
 
 
 class FileSlice:
-    """Bytes of a file that are sent without being read into this process. Keeps the file open while it lives.
+    """Bytes of a file that are sent without being read into this process. Keeps the file open as long as it exists.
 
-    `start` and `end` count from the first byte of the slice. At most `MAX_OPEN_SLICES` live at a time.
+    `start` and `end` count from the first byte of the slice. At most `MAX_OPEN_SLICES` exist at a time.
     """
 
     __slots__ = ("_mapping", "_start", "fd", "position", "size_bytes")
@@ -77,7 +77,7 @@ class FileSlice:
         _open_slices.add(self.fd)
 
     def __del__(self) -> None:
-        if self.fd >= 0:  # else there was no descriptor to be had
+        if self.fd >= 0:  # else no descriptor was available
             _open_slices.discard(self.fd)
             os.close(self.fd)
 
@@ -85,15 +85,15 @@ class FileSlice:
         return self.size_bytes
 
     def is_resident(self, start: int, end: int) -> bool:
-        """Whether sending these bytes waits for no disk."""
+        """Whether these bytes can be sent without waiting for the disk."""
         return self._mapping.is_resident(self._start + start, self._start + end)
 
     def begin_load(self, *, ahead_bytes: int) -> None:
-        """Ask for the bytes and some behind them without waiting for the disk, but for a thread. Raises OSError."""
+        """Request the bytes and some after them without waiting for the disk. For a thread. Raises OSError."""
         os.posix_fadvise(self.fd, self.position, self.size_bytes + ahead_bytes, os.POSIX_FADV_WILLNEED)
 
     def load(self, start: int, end: int) -> None:
-        """Bring bytes into the page cache and wait for them (for a thread). Raises OSError."""
+        """Read bytes into the page cache and wait for them (for a thread). Raises OSError."""
         position, left = self.position + start, end - start
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -106,42 +106,43 @@ class FileSlice:
 
 
 class Disk(Protocol):
-    """All calls may raise OSError. `fd` is what `open_append` or `open_read` gave. Paths are absolute."""
+    """All calls may raise OSError. `fd` is from `open_append` or `open_read`. Paths are absolute."""
 
     def open_append(self, path: str) -> int:
-        """Open for reading and appending; the file is made when it is missing."""
+        """Open for reading and appending; the file is created if it is missing."""
         ...
 
     def open_read(self, path: str) -> int: ...
     def duplicate(self, fd: int) -> int: ...
     def close(self, fd: int) -> None: ...
     def write(self, fd: int, content: Buffer, /) -> int:
-        """Append; may write less than asked for. Returns the number of bytes."""
+        """Append; may write less than requested. Returns the number of bytes written."""
         ...
 
     def pread(self, fd: int, size_bytes: int, position: int, /) -> bytes: ...
     def pread_resident(self, fd: int, size_bytes: int, position: int) -> bytes | bytearray | None:
-        """As `pread` but None when it would have to wait for the disk."""
+        """As `pread`, but None if it would have to wait for the disk."""
         ...
 
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
-        """Map from a page boundary; None where mapping is not to be had (the caller reads instead)."""
+        """Map from a page boundary; None if mapping is not available (the caller reads instead)."""
         ...
 
     def truncate(self, fd: int, size_bytes: int) -> None: ...
     def fsync(self, fd: int) -> None: ...
-    def let_go(self, fd: int, position: int, size_bytes: int) -> None:
-        """Begin to bring these bytes to the disk; those that are there already leave the page cache. A hint."""
+    def start_writeback(self, fd: int, position: int, size_bytes: int) -> None:
+        """Start to write these bytes to the disk; bytes that are already there are dropped from the page cache. A
+        hint."""
         ...
 
     def fsync_dir(self, path: str) -> None: ...
     def sync_all(self, path: str) -> None:
-        """Make everything on the file system of `path` durable at once."""
+        """Make everything on the file system of `path` durable."""
         ...
 
     def rename(self, source: str, target: str) -> None: ...
     def link(self, source: str, target: str) -> None:
-        """A second name for a file."""
+        """Create a second name for a file."""
         ...
 
     def unlink(self, path: str) -> None: ...
@@ -149,16 +150,16 @@ class Disk(Protocol):
     def mkdir(self, path: str) -> None: ...
     def rmdir(self, path: str) -> None: ...
     def stat(self, path: str) -> FileStat | None:
-        """None when there is no such file."""
+        """None if there is no such file."""
         ...
 
     def lock(self, path: str, note: bytes) -> int | None:
-        """Take the advisory lock of a file and write a note about the holder into it; None when somebody has it."""
+        """Lock a file and write a note about the holder into it; None if another process holds the lock."""
         ...
 
 
 class OsDisk:
-    """The real disk."""
+    """The operating system's disk."""
 
     close = staticmethod(os.close)
     duplicate = staticmethod(os.dup)
@@ -178,7 +179,7 @@ class OsDisk:
     def open_append(self, path: str) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         if hasattr(os, "posix_fadvise"):
-            # The loop reads through this descriptor: the system shall not begin to read megabytes ahead on its time.
+            # The loop reads through this descriptor: the kernel's readahead of megabytes would delay it.
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         return fd
 
@@ -196,7 +197,7 @@ class OsDisk:
         except OSError as error:
             if error.errno not in _NOT_SUPPORTED:
                 raise
-            self._nowait = 0  # a file system that can not say: from now on believe that it is fast
+            self._nowait = 0  # the file system does not support it: assume from now on that it is fast
             return os.pread(fd, size_bytes, position)
         if got == size_bytes:
             return buffer
@@ -208,7 +209,7 @@ class OsDisk:
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
         return OsMapping.make(fd, position, size_bytes)
 
-    def let_go(self, fd: int, position: int, size_bytes: int) -> None:
+    def start_writeback(self, fd: int, position: int, size_bytes: int) -> None:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, position, size_bytes, os.POSIX_FADV_DONTNEED)
 
@@ -241,7 +242,7 @@ class OsDisk:
     def lock(self, path: str, note: bytes) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            # Kafka locks with fcntl (java.nio), so both kinds are taken: either program sees the other.
+            # Kafka locks with fcntl (java.nio), so both kinds are locked: each program detects the other.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -309,12 +310,12 @@ class OsMapping:
         try:
             return FileSlice(self, fd, self._position + start, start, end - start)
         except OSError:
-            return None  # out of descriptors: nobody's data is at fault
+            return None  # no descriptor is left: the data is fine
 
     def is_resident(self, start: int, end: int) -> bool:
         first = start - start % PAGE_BYTES
         pages = (end - first + PAGE_BYTES - 1) // PAGE_BYTES
-        # Of one length for all: ctypes makes a type for each length and keeps it.
+        # The same length for all: ctypes creates a type for each length and keeps it.
         vector = ctypes.create_string_buffer(max(pages, _VECTOR_PAGES))
         if OsMapping._library().mincore(self._address + first, end - first, vector) != 0:
             return False
@@ -326,7 +327,7 @@ _RESIDENT: Final = bytes(value for value in range(256) if value & 1)
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
-    """The whole of a small file, or None when there is none."""
+    """The content of a small file, or None if there is none."""
     try:
         fd = disk.open_read(path)
     except FileNotFoundError:
@@ -343,14 +344,14 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 
 
 def write_all(disk: Disk, fd: int, content: Buffer) -> None:
-    """Append all of `content`; raises OSError with part of it written."""
+    """Append all of `content`. On OSError, part of it may be written."""
     view = memoryview(content).cast("B")
     while view:
         view = view[disk.write(fd, view) :]
 
 
 def replace_file(disk: Disk, path: str, content: Buffer, *, durable: bool = True) -> None:
-    """Write-temp, fsync, rename, fsync of the directory. Never leaves half a file at `path`."""
+    """Write a temporary file, fsync, rename, fsync the directory. `path` never holds a partial file."""
     temporary = path + ".tmp"
     with contextlib.suppress(FileNotFoundError):
         disk.unlink(temporary)

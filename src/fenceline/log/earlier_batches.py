@@ -1,11 +1,12 @@
-"""A batch that a producer sends again, of which a restarted node knows no more than that it lies before the last one.
+"""Finds a batch that a producer sends again, when a restarted node knows only that it lies before the last one.
 
-Owns the search in the log. A producer's snapshot holds its last batch only, so whoever opened the log from one knows
-one batch of a producer that may have had five on their way. Kafka then answers 45 (OUT_OF_ORDER_SEQUENCE_NUMBER) for
-the four before it, and clients that start a new epoch write them twice. Here the log is asked.
+Owns the search in the log. A producer snapshot holds the last batch of each producer only, while the producer may have
+had five in flight. Kafka then answers 45 (OUT_OF_ORDER_SEQUENCE_NUMBER) for the four before it, and clients that start
+a new epoch write them twice. Here the log is searched instead.
 
-It is looked at from the newest to the oldest, in steps, for `MOST_BYTES` at the most, and once for each producer that
-turns out to be wrong: an error stays cheap. Reads in place: it happens after restarts only, and a log's end is hot.
+It is searched from the newest to the oldest batch, in steps, for at most `MAX_SEARCH_BYTES`, and once for each producer
+whose batch is not found: an error stays cheap. It reads on the loop: this happens only after restarts, and the end of a
+log is in the page cache.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
     from fenceline.log.partition_log import PartitionLog
     from fenceline.records.batch import BatchHeader
 
-MOST_BYTES: Final = 16 << 20
+MAX_SEARCH_BYTES: Final = 16 << 20
 _STEPS: Final = (1_000, 10_000, 100_000)
-"""So many offsets before the oldest batch that is known."""
+"""How many offsets before the oldest known batch to search."""
 _READ_BYTES: Final = 1 << 20
 
 
 def find_earlier(log: PartitionLog, header: BatchHeader) -> BatchSeen | None:
-    """The batch of the log with the producer, epoch and sequences of `header`; None where there is none, or where five
-    newer ones are known (a producer has no more on their way). Raises StorageError."""
+    """The batch of the log with the producer, epoch and sequences of `header`; None if there is none, or if five newer
+    ones are known (a producer has at most five in flight). Raises StorageError."""
     producer = log.producers.get(header.producer_id)
     if producer is None or producer.epoch != header.producer_epoch or header.base_sequence < 0:
         return None
@@ -37,7 +38,7 @@ def find_earlier(log: PartitionLog, header: BatchHeader) -> BatchSeen | None:
         return None
     if not is_after(known[0].first_sequence, header.base_sequence):
         return None
-    end, left_bytes = known[0].first_offset, MOST_BYTES
+    end, left_bytes = known[0].first_offset, MAX_SEARCH_BYTES
     for step in _STEPS:
         start = max(log.log_start_offset, known[0].first_offset - step)
         offset = start

@@ -1,11 +1,11 @@
 """Which leader epoch starts at which offset, for one log (`epochs.md E13`-`E20`).
 
-Owns the ordered entries, nothing else: no file, no lock. `changed` tells the log that the checkpoint is behind. Entries
-that carry no batch yet may be lost in a crash; every other one can be read back from the batches themselves, so the
-checkpoint is written with the next flush and not at each assignment.
+Owns the ordered entries, nothing else: no file, no lock. `changed` means that the checkpoint is out of date. Entries
+without a batch may be lost in a crash; every other one can be read back from the batches, so the checkpoint is written
+with the next flush and not at each assignment.
 
-Where compaction took the first batches of an epoch, its start is told by no batch that is left: then the entry came
-from the log that this one is a copy of, and the checkpoint must have it (`is_precious`).
+If compaction removed the first batches of an epoch, no remaining batch shows its start. The entry then came from the
+log that this one was copied from, and the checkpoint must hold it (`has_unrecoverable_entries`).
 
 Invariant: epochs and start offsets both rise strictly from entry to entry.
 """
@@ -17,20 +17,20 @@ from collections.abc import Iterable
 from typing import Final
 
 UNDEFINED: Final = -1
-"""For an epoch that is not there, and for its end (E13)."""
+"""For an unknown epoch, and for its end (E13)."""
 
 
 class EpochCache:
-    __slots__ = ("_deleted_epoch", "_epochs", "_starts", "changed", "is_precious")
+    __slots__ = ("_deleted_epoch", "_epochs", "_starts", "changed", "has_unrecoverable_entries")
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self._deleted_epoch = UNDEFINED
-        """Of the last record that was deleted below the log start; no checkpoint has it."""
+        """Epoch of the last record that was deleted below the log start; no checkpoint holds it."""
         self.changed = False
-        self.is_precious = False
-        """It has been told what the batches do not tell."""
+        self.has_unrecoverable_entries = False
+        """It holds an entry that cannot be read back from the batches."""
         for epoch, start in entries:
             self.assign(epoch, start)
         self.changed = False
@@ -45,12 +45,12 @@ class EpochCache:
 
     @property
     def latest_epoch(self) -> int:
-        """-1 when the cache is empty."""
+        """-1 if the cache is empty."""
         return self._epochs[-1] if self._epochs else -1
 
     @property
     def latest_start(self) -> int:
-        """Where the latest epoch starts; -1 when the cache is empty."""
+        """Where the latest epoch starts; -1 if the cache is empty."""
         return self._starts[-1] if self._starts else -1
 
     @property
@@ -58,9 +58,10 @@ class EpochCache:
         return (self._epochs[0], self._starts[0]) if self._epochs else None
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Epoch `epoch` starts at `start_offset` (E14). Whether anything changed. Raises ValueError on negatives."""
+        """Epoch `epoch` starts at `start_offset` (E14). Returns whether anything changed. Raises ValueError on
+        negatives."""
         if epoch < 0 or start_offset < 0:
-            raise ValueError(f"leader epoch {epoch} at offset {start_offset}: neither may be negative")
+            raise ValueError(f"leader epoch {epoch} at offset {start_offset}: both must be non-negative")
         epochs, starts = self._epochs, self._starts
         if epochs and epoch == epochs[-1] and start_offset >= starts[-1]:
             return False
@@ -73,17 +74,16 @@ class EpochCache:
         return True
 
     def begin(self, epoch: int, first_offset: int, known: Iterable[tuple[int, int]] = ()) -> None:
-        """The first batch of `epoch` lies at `first_offset`. `known`: (epoch, start), oldest first, where it is known
-        better, also for epochs before it of which no batch is left.
-        """
+        """The first batch of `epoch` lies at `first_offset`. `known`: (epoch, start), oldest first, where better known
+        starts exist, also for earlier epochs without a batch."""
         for each, start in known:
             if self.latest_epoch < each <= epoch:
                 self.assign(each, min(start, first_offset))
-                self.is_precious = self.is_precious or each < epoch or start < first_offset
+                self.has_unrecoverable_entries = self.has_unrecoverable_entries or each < epoch or start < first_offset
         self.assign(epoch, first_offset)
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """(epoch, end offset) for an OffsetForLeaderEpoch look-up (E13); (-1, -1) when undefined."""
+        """(epoch, end offset) for an OffsetForLeaderEpoch request (E13); (-1, -1) if undefined."""
         epochs = self._epochs
         if epoch == UNDEFINED or not epochs:
             return (UNDEFINED, UNDEFINED)
@@ -97,12 +97,12 @@ class EpochCache:
         return (epochs[above - 1], self._starts[above])
 
     def epoch_for_offset(self, offset: int) -> int:
-        """Epoch of the last entry that starts at or before `offset` (E20); -1 when there is none."""
+        """Epoch of the last entry that starts at or before `offset` (E20); -1 if there is none."""
         found = bisect_right(self._starts, offset)
         return self._epochs[found - 1] if found else -1
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Drop what starts at or after `end_offset` (E15); negative: nothing happens."""
+        """Remove entries that start at or after `end_offset` (E15); does nothing if it is negative."""
         if end_offset < 0:
             return
         keep = bisect_left(self._starts, end_offset)
@@ -120,11 +120,12 @@ class EpochCache:
         self._starts[0] = start_offset
         self.changed = True
 
-    def deleted_as(self, epoch: int) -> bool:
-        """Whether a log whose record right below this one's start is of `epoch` has all that was deleted here.
+    def last_deleted_epoch_is(self, epoch: int) -> bool:
+        """Whether a log whose last record before this log's start has `epoch` contains everything that was deleted
+        here.
 
-        An epoch has one leader: a log with a record of it below our first record of that epoch had what we had there.
-        False where that is not known.
+        An epoch has one leader: a log with a record of it below our first record of that epoch had our records there.
+        False if that is unknown.
         """
         if self._deleted_epoch != UNDEFINED:
             return self._deleted_epoch == epoch

@@ -1,6 +1,6 @@
-"""Names of the files of one partition (`formats.md F4`), snapshots of the metadata among them (`snapshots.md N2`).
+"""Names of the files of one partition (`formats.md F4`), including metadata snapshots (`snapshots.md N2`).
 
-Owns what a name says: which segment, which offset. Never opens anything.
+Owns the segment and the offset that a name encodes. Never opens anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 EPOCH_FILE: Final = "leader-epoch-checkpoint"
 METADATA_FILE: Final = "partition.metadata"
 BOOTSTRAP_FILE: Final = "bootstrap.checkpoint"
-"""The first records of a cluster's metadata, beside `meta.properties`: a snapshot, too."""
+"""The first records of a cluster's metadata, next to `meta.properties`: also a snapshot."""
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIXES: Final = (".index", ".timeindex", ".txnindex")
@@ -30,27 +30,27 @@ def stem(directory: str, offset: int) -> str:
 
 
 def offset_in(name: str, suffix: str) -> int | None:
-    """The offset that a file is named after; None when it does not end so, or is named after no offset."""
+    """The offset in a file name; None if the name has another suffix or no offset."""
     digits = name[:OFFSET_DIGITS]
     return int(digits) if name.endswith(suffix) and digits.isdigit() else None
 
 
 def is_segment(name: str) -> bool:
-    """Whether it is a segment's `.log`, and nothing that is only called after one."""
+    """Whether it is a segment's `.log` file, and not a file with a suffix after it."""
     return len(name) == OFFSET_DIGITS + len(LOG_SUFFIX) and offset_in(name, LOG_SUFFIX) is not None
 
 
 def segment_bases(names: Iterable[str]) -> list[int]:
-    """Base offsets of the segments among a directory's names, rising."""
+    """Base offsets of the segments among a directory's names, ascending."""
     return sorted(int(name[:OFFSET_DIGITS]) for name in names if is_segment(name))
 
 
 def frozen_snapshot(name: str) -> tuple[int, int] | None:
-    """(end offset, epoch) of a frozen snapshot of the metadata, as its name says; None for any other name."""
+    """(end offset, epoch) in the name of a frozen metadata snapshot; None for any other name."""
     found = _FROZEN.fullmatch(name)
     return None if found is None else (int(found[1]), int(found[2]))
 
 
 def is_metadata_snapshot(name: str) -> bool:
-    """Whether it is a snapshot of the metadata, the one that a node begins with included."""
+    """Whether it is a metadata snapshot, including the bootstrap snapshot of a node."""
     return name == BOOTSTRAP_FILE or frozen_snapshot(name) is not None

@@ -1,9 +1,9 @@
-"""Where the files of each log began at the last clean stop, and how many there were: this node did not delete what is
-missing there since.
+"""The first segment and the number of segments of each log at the last clean shutdown: this node did not delete files
+that have been missing since.
 
-Owns `fenceline-first-segments`, beside the checkpoints. Kafka's checkpoint of log starts does not have a start that a
-segment file is named after. The file counts for the clean stop of one life, which is named by its broker epoch: after
-Apache Kafka has used the directory, or after a crash, retention may have moved the starts.
+Owns `fenceline-first-segments`, next to the checkpoints. Kafka's log-start checkpoint omits a start that equals the
+first segment's base offset. The file is valid for one clean shutdown, identified by its broker epoch: after Apache
+Kafka has used the directory, or after a crash, retention may have moved the starts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ FIRST_SEGMENTS: Final = "fenceline-first-segments"
 
 
 class SegmentsAtStop(NamedTuple):
-    """The segment files of one log: where the first begins, and their number (None: not written down)."""
+    """The segment files of one log: the first base offset and their number (None: not recorded)."""
 
     first_base: int
     files: int | None
 
 
 def read_first_segments(disk: Disk, path: str, broker_epoch: int) -> dict[TopicPartition, SegmentsAtStop]:
-    """Of the life whose clean mark has this epoch; nothing where that is not known. Raises OSError."""
+    """Of the shutdown with this broker epoch in its clean mark; empty if that is unknown. Raises OSError."""
     content = read_file(disk, f"{path}/{FIRST_SEGMENTS}")
     if content is None or broker_epoch < 0:
         return {}
@@ -45,7 +45,7 @@ def read_first_segments(disk: Disk, path: str, broker_epoch: int) -> dict[TopicP
 def write_first_segments(
     disk: Disk, path: str, broker_epoch: int, segments: Mapping[TopicPartition, SegmentsAtStop]
 ) -> None:
-    """Durable when it returns; before the clean mark is written. Raises OSError."""
+    """Durable on return; call it before the clean mark is written. Raises OSError."""
     rows = [
         [topic, index, base] if files is None else [topic, index, base, files]
         for (topic, index), (base, files) in sorted(segments.items())

@@ -1,8 +1,8 @@
-"""A flush as an object: made on the loop, run in a thread, completed on the loop.
+"""A flush as an object: created on the loop, run in a thread, completed on the loop.
 
-Owns what must be safe on the disk before a recovery point may move, and the order of it: batches, then what was derived
+Owns what must be safe on the disk before a recovery point may advance, and the order: batches, then the files derived
 from them (indexes and producer snapshots of sealed segments, the epoch checkpoint), then the directories. Never touches
-the log itself while it runs: everything it needs was copied or is sealed.
+the log while it runs: everything it needs was copied or is sealed.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from fenceline.log.segment import Segment
 
 @dataclass(slots=True)
 class FlushWork:
-    """Call it in a thread, then `done()` on the loop; when it raised StorageError, `failed(error)` on the loop."""
+    """Call it in a thread, then `complete()` on the loop; if it raised StorageError, `fail(error)` on the loop."""
 
     disk: Disk
     up_to_offset: int
     descriptors: list[int]
-    """Duplicates, closed by the run."""
+    """Duplicates; the run closes them."""
     sealed: list[Segment]
     snapshots: list[tuple[int, bytes]]
     files: list[tuple[str, bytes]]
     directories: list[str]
-    on_done: Callable[[FlushWork], None]
+    on_complete: Callable[[FlushWork], None]
     on_failed: Callable[[FlushWork, StorageError], None]
-    epochs_too: bool = False
-    id_too: bool = False
+    includes_epochs: bool = False
+    includes_topic_id: bool = False
     batches_safe: bool = False
-    """Whether every batch is on the disk; what is left then can be made anew from them."""
+    """Whether every batch is on the disk; the other files can be rebuilt from them."""
     _finished: bool = field(default=False)
     _abandoned: bool = field(default=False)
     _running: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> None:
-        """Blocks until everything is on the disk. Raises StorageError; the log must then be told by `failed`."""
+        """Blocks until everything is on the disk. Raises StorageError; the caller must then call `fail`."""
         with self._running:
             if not self._abandoned:
                 self._write()
 
     def abandon(self) -> None:
-        """The log takes the work back (it is cut, or closes): waits for a run under way, prevents a later one."""
+        """The log takes the work back (truncation or close): waits for a run in progress, prevents a later one."""
         with self._running:
             self._abandoned = True
             while self.descriptors:
@@ -62,7 +62,7 @@ class FlushWork:
                     self.disk.close(fd)
             self.batches_safe = True
             for segment in self.sealed:
-                # Compaction may have exchanged a segment whose indexes are saved: these files are its successor's.
+                # Compaction may have replaced a segment whose indexes are saved: these files belong to its successor.
                 if not segment.indexes_saved:
                     segment.save_indexes(durable=True)
             for path, content in self.files:
@@ -75,25 +75,25 @@ class FlushWork:
             while self.descriptors:
                 self.disk.close(self.descriptors.pop())
 
-    def done(self) -> None:
-        """The recovery point moves up to `up_to_offset`."""
-        assert not self._finished, "a flush ends once"
+    def complete(self) -> None:
+        """The recovery point advances to `up_to_offset`."""
+        assert not self._finished, "a flush completes once"
         self._finished = True
         if not self._abandoned:
-            self.on_done(self)
+            self.on_complete(self)
 
-    def failed(self, error: StorageError) -> None:
-        """The log goes offline: after a failed fsync nobody knows what the disk holds."""
-        assert not self._finished, "a flush ends once"
+    def fail(self, error: StorageError) -> None:
+        """The log goes offline: after a failed fsync the content of the disk is unknown."""
+        assert not self._finished, "a flush completes once"
         self._finished = True
         if not self._abandoned:
             self.on_failed(self, error)
 
     def run(self) -> None:
-        """All of it here and now (blocks). Raises StorageError."""
+        """Run and complete it at once (blocks). Raises StorageError."""
         try:
             self()
         except StorageError as error:
-            self.failed(error)
+            self.fail(error)
             raise
-        self.done()
+        self.complete()

@@ -1,8 +1,8 @@
 """The sparse indexes of one segment: offsets to positions, timestamps to offsets, aborted transactions.
 
 Owns their entries and their bytes on disk (`formats.md F4`); never reads a batch. An offset entry is (last offset of a
-batch, position where that batch starts), as Kafka writes it, so a look-up gives a position at or before the batch.
-Offsets are relative to the segment's base. Entries live in flat arrays; files are written whole, by slices in C.
+batch, position where that batch starts), as Kafka writes it, so a look-up returns a position at or before the batch.
+Offsets are relative to the segment's base. Entries are kept in flat arrays; files are written in one piece.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ABORTED: Final = struct.Struct(">hqqqq")
 
 
 class OffsetIndex:
-    """Relative last offsets and positions, both strictly rising."""
+    """Relative last offsets and positions, both strictly ascending."""
 
     __slots__ = ("offsets", "positions")
 
@@ -38,7 +38,7 @@ class OffsetIndex:
         return len(self.offsets) * OFFSET_ENTRY_BYTES
 
     def append(self, relative_offset: int, position: int) -> None:
-        # What look-ups bisect goes last: another thread may look while the loop appends.
+        # Append to the bisected array last: another thread may search it while the loop appends.
         self.positions.append(position)
         self.offsets.append(relative_offset)
 
@@ -61,7 +61,7 @@ class OffsetIndex:
         return self.positions[found - 1] if found else 0
 
     def truncate_to_position(self, position: int) -> None:
-        """Forget batches that start at or after `position`."""
+        """Remove batches that start at or after `position`."""
         keep = bisect_left(self.positions, position)
         del self.offsets[keep:], self.positions[keep:]
 
@@ -75,7 +75,7 @@ class OffsetIndex:
 
     @classmethod
     def decode(cls, content: bytes) -> OffsetIndex | None:
-        """None when the bytes are no index (wrong size, or entries that do not rise)."""
+        """None if the bytes are no index (wrong size, or entries not ascending)."""
         if len(content) % OFFSET_ENTRY_BYTES:
             return None
         words = array("i")
@@ -88,7 +88,7 @@ class OffsetIndex:
 
 
 class TimeIndex:
-    """Largest timestamp so far and the relative offset where it is; timestamps rise strictly."""
+    """Largest timestamp so far and its relative offset; timestamps rise strictly."""
 
     __slots__ = ("offsets", "timestamps")
 
@@ -104,7 +104,7 @@ class TimeIndex:
         return len(self.offsets) * TIME_ENTRY_BYTES
 
     def maybe_append(self, timestamp_ms: int, relative_offset: int) -> None:
-        """Kafka's rule: only a timestamp above the last one is worth an entry, and only with a later offset."""
+        """Kafka's rule: add an entry only for a higher timestamp, and only with a later offset."""
         if timestamp_ms < 0 or (self.timestamps and timestamp_ms <= self.timestamps[-1]):
             return
         if self.offsets and relative_offset < self.offsets[-1]:
@@ -125,11 +125,11 @@ class TimeIndex:
 
     @property
     def last(self) -> tuple[int, int]:
-        """(timestamp, relative offset) of the last entry, (-1, 0) when empty."""
+        """(timestamp, relative offset) of the last entry, (-1, 0) if empty."""
         return (self.timestamps[-1], self.offsets[-1]) if self.timestamps else (-1, 0)
 
     def truncate_to_offset(self, relative_offset: int) -> None:
-        """Forget entries at or after this offset."""
+        """Remove entries at or after this offset."""
         keep = bisect_left(self.offsets, relative_offset)
         del self.offsets[keep:], self.timestamps[keep:]
 
@@ -150,7 +150,7 @@ class TimeIndex:
 
     @classmethod
     def decode(cls, content: bytes) -> TimeIndex | None:
-        """None when the bytes are no time index."""
+        """None if the bytes are no time index."""
         if len(content) % TIME_ENTRY_BYTES:
             return None
         words = array("i")
@@ -182,7 +182,7 @@ def encode_aborted(entries: list[AbortedTransaction]) -> bytes:
 
 
 def decode_aborted(content: bytes) -> list[AbortedTransaction] | None:
-    """None when the bytes are no transaction index."""
+    """None if the bytes are no transaction index."""
     if len(content) % _ABORTED.size:
         return None
     found: list[AbortedTransaction] = []
@@ -194,7 +194,7 @@ def decode_aborted(content: bytes) -> list[AbortedTransaction] | None:
 
 
 def _without_zero_entries(content: bytes, entry_bytes: int) -> bytes:
-    """A preallocated file that was never trimmed ends in zeros: they are no entries."""
+    """Drop the zeros at the end of a preallocated file that was never trimmed: they are no entries."""
     entries = -(-len(content.rstrip(b"\0")) // entry_bytes)
     return content[: entries * entry_bytes]
 

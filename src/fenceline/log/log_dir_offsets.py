@@ -1,21 +1,21 @@
-"""What a log directory remembers of its logs: recovery points, log starts, high watermarks, and up to where they were
-compacted (`formats.md F2`); and of which directories it remembers that.
+"""The checkpointed offsets of a log directory: recovery points, log starts, high watermarks and compaction checkpoints
+(`formats.md F2`), and which partition directories they describe.
 
 Owns the four checkpoints and the one of incarnations, both as they are on the disk and as they will be written next.
 Decides nothing else, and reads nothing of a log except these offsets.
 
-Kafka keys the four files by the partition's name. A name comes back: a topic is deleted and made anew, a replica moves
-away and returns, a copy takes over. So every directory that Fenceline makes has an incarnation, an id of its own in
-`partition.metadata`, and `fenceline-incarnations` names the directory that the entries of a partition tell of. An entry
-counts for that directory and for no other (`are_of`). The order of the writes keeps this true after a crash between any
+Kafka keys the four files by the partition's name. A name can return: a topic is deleted and created again, a replica
+moves away and back, a copy replaces the log. So every directory that Fenceline creates has an incarnation, an id of its
+own in `partition.metadata`, and `fenceline-incarnations` names the directory that a partition's entries describe. An
+entry is valid for that directory only (`applies_to`). The order of the writes keeps this true after a crash between any
 two of them:
 
-1. what the disk says of a directory that has gone, or is another one now, loses its line in `fenceline-incarnations`;
-2. the four checkpoints that have changed;
-3. `fenceline-incarnations` with the directories that the four tell of now.
+1. the entry of a directory that was removed or replaced is deleted from `fenceline-incarnations`;
+2. the four checkpoints that have changed are written;
+3. `fenceline-incarnations` is written with the directories that the four now describe.
 
-Kafka ignores the file and the line. After its clean stop its entries count: it has written all of them anew, from open
-logs. After any other stop they count only for directories that `fenceline-incarnations` names.
+Kafka ignores the file and the line. After its clean shutdown its entries are valid: it has written all of them from
+open logs. After any other stop they are valid only for directories that `fenceline-incarnations` names.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ CLEANED: Final = "cleaner-offset-checkpoint"
 INCARNATIONS: Final = "fenceline-incarnations"
 
 
-class Known(NamedTuple):
-    """What the checkpoints say of one directory; `is_proven`: that they do tell of this one."""
+class KnownOffsets(NamedTuple):
+    """The checkpointed offsets of one directory; `describes_directory`: they do describe this one."""
 
     recovery_point: int
     log_start_offset: int
     high_watermark: int
-    is_proven: bool
+    describes_directory: bool
 
 
-UNKNOWN: Final = Known(0, 0, 0, False)
-"""Everything is checked from the start, the log begins where its files do, and nothing is known to be committed."""
+UNKNOWN: Final = KnownOffsets(0, 0, 0, False)
+"""The log is checked from its start, begins where its files do, and nothing is known to be committed."""
 
 
 class LogDirOffsets:
-    """Offsets by partition; what is in none of them is 0."""
+    """Offsets by partition; 0 for a partition without an entry."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -69,18 +69,18 @@ class LogDirOffsets:
         self.log_starts: dict[TopicPartition, int] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.cleaned: dict[TopicPartition, int] = {}
-        """From where on a log has not been compacted."""
+        """The offset from which a log has not been compacted."""
         self.incarnations: dict[TopicPartition, str] = {}
-        """Of which directory these tell (`DirectoryIdentity.text`)."""
+        """The directory that these entries describe (`DirectoryIdentity.text`)."""
         self.is_clean = False
-        """Whether a clean stop wrote what was read: then it tells of the directories that are there."""
+        """Whether a clean shutdown wrote the files: then they describe the existing directories."""
         self.rejected: list[str] = []
-        """Why entries were left out that were read."""
+        """Why some entries were skipped."""
         self._written: dict[str, dict[TopicPartition, int]] = {}
         self._written_incarnations: dict[TopicPartition, str] = {}
 
     def _all(self) -> tuple[tuple[str, dict[TopicPartition, int]], ...]:
-        # High watermarks before log starts: a log start above its high watermark is none (`of`).
+        # High watermarks before log starts: a log start above its high watermark is invalid (`of`).
         return (
             (RECOVERY_POINTS, self.recovery_points),
             (HIGH_WATERMARKS, self.high_watermarks),
@@ -89,9 +89,9 @@ class LogDirOffsets:
         )
 
     def read(self) -> dict[str, str]:
-        """Take over what is there; by name, why a file could not be read. Raises OSError.
+        """Read the files; returns the reason for each file that could not be read. Raises OSError.
 
-        Without recovery points everything is checked again, without the others they are found from the log.
+        Without recovery points every log is checked again; without the others the offsets are derived from the log.
         """
         damaged = {}
         for name, offsets in self._all():
@@ -109,35 +109,36 @@ class LogDirOffsets:
 
     @property
     def partitions(self) -> set[TopicPartition]:
-        """That are in any of the checkpoints."""
+        """Partitions with an entry in any checkpoint."""
         return {where for _, offsets in self._all() for where in offsets} | set(self.incarnations)
 
     # -- whose they are ------------------------------------------------------------------------------------------------
 
-    def are_of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> bool:
-        """Whether the entries of a partition tell of this directory: the rule of this module."""
+    def applies_to(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> bool:
+        """Whether the entries of a partition describe this directory: the rule of this module."""
         named = self.incarnations.get(topic_partition)
         if named == directory.text != "":
             return True
-        # A clean stop of Kafka, which names none, wrote all entries anew. A directory without an id is an operator's.
-        is_told = self.is_clean and directory.topic_id is not None and topic_partition in self.recovery_points
-        return is_told and (named is None or directory.incarnation is None)
+        # Kafka names no directory; its clean shutdown wrote all entries. A directory without an id was restored by
+        # hand.
+        is_kafkas = self.is_clean and directory.topic_id is not None and topic_partition in self.recovery_points
+        return is_kafkas and (named is None or directory.incarnation is None)
 
-    def of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> Known:
-        """What is known of the log in this directory."""
-        if not self.are_of(topic_partition, directory):
+    def of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> KnownOffsets:
+        """The known offsets of the log in this directory."""
+        if not self.applies_to(topic_partition, directory):
             return UNKNOWN
         high_watermark = self.high_watermarks.get(topic_partition)
         log_start = self.log_starts.get(topic_partition, 0)
         if high_watermark is not None and log_start > high_watermark:
-            log_start = 0  # nothing is deleted that is not committed: the line is damaged, or of an emptied log
-        return Known(self.recovery_points.get(topic_partition, 0), log_start, high_watermark or 0, True)
+            log_start = 0  # only committed records are deleted: the line is damaged, or of an emptied log
+        return KnownOffsets(self.recovery_points.get(topic_partition, 0), log_start, high_watermark or 0, True)
 
-    def claim(self, topic_partition: TopicPartition, directory: DirectoryIdentity | None) -> Known:
-        """As `of`, for the directory that is in use from now on; None: it does not exist yet. What tells of another one
-        is forgotten."""
+    def claim(self, topic_partition: TopicPartition, directory: DirectoryIdentity | None) -> KnownOffsets:
+        """As `of`, for the directory in use from now on; None: it does not exist yet. Entries of another one are
+        removed."""
         known = self.of(topic_partition, directory) if directory is not None else UNKNOWN
-        if not known.is_proven:
+        if not known.describes_directory:
             self.forget(topic_partition)
         elif directory is not None:
             self.incarnations.pop(topic_partition, None)
@@ -146,14 +147,14 @@ class LogDirOffsets:
         return known
 
     def safe_recovery_point(self, topic_partition: TopicPartition) -> int:
-        """The one on the disk; 0 when there is none that counts."""
+        """The one on the disk; 0 if there is no valid one."""
         named = self.incarnations.get(topic_partition)
         if named is None or self._written_incarnations.get(topic_partition) != named:
             return 0
         return self._written.get(RECOVERY_POINTS, {}).get(topic_partition, 0)
 
     def forget(self, topic_partition: TopicPartition) -> None:
-        """Its directory has gone, or has another name."""
+        """Its directory was deleted or renamed."""
         self.incarnations.pop(topic_partition, None)
         for _, offsets in self._all():
             offsets.pop(topic_partition, None)
@@ -161,11 +162,11 @@ class LogDirOffsets:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def note(self, topic_partition: TopicPartition, log: PartitionLog) -> None:
-        """Where a log stands now. One without a directory has nothing that outlives the process."""
+        """Record the current offsets of a log. A log without a directory has none that outlive the process."""
         if not log.is_written:
             return
         if self.cleaned.get(topic_partition, 0) > log.log_end_offset:
-            self.cleaned[topic_partition] = log.log_end_offset  # it was cut: what comes now is not compacted
+            self.cleaned[topic_partition] = log.log_end_offset  # it was truncated: new records are not compacted
         if topic_partition not in self.incarnations:
             self.incarnations[topic_partition] = log.identity.text  # the same until `claim` or `forget`
         self.recovery_points[topic_partition] = recovery_point_to_write(log)
@@ -176,7 +177,7 @@ class LogDirOffsets:
             self.log_starts.pop(topic_partition, None)
 
     def checkpoint_work(self, logs: Iterable[tuple[TopicPartition, PartitionLog]]) -> Callable[[], None]:
-        """Work for a thread that writes the checkpoints that have changed. It raises StorageError."""
+        """Work for a thread that writes the checkpoints that have changed. Raises StorageError."""
         lowered: list[tuple[PartitionLog, int]] = []
         for topic_partition, log in logs:
             self.note(topic_partition, log)
@@ -195,7 +196,7 @@ class LogDirOffsets:
             if len(kept) < len(before):
                 self._write_incarnations(kept)
             for name, offsets in due.items():
-                self._written.pop(name, None)  # until it is written nothing is known of the file
+                self._written.pop(name, None)  # until it is written, the content of the file is unknown
                 with self._writing(name) as path:
                     write_offsets(self._disk, path, offsets)
                 self._written[name] = offsets
@@ -221,6 +222,6 @@ class LogDirOffsets:
 
 
 def recovery_point_to_write(log: PartitionLog) -> int:
-    """The one that may count as durable. Nothing is safe of a log without records: the first batch that it takes may
-    begin below where it goes on, as the leader's log may start inside of a batch (`replicated.whole_batches`)."""
+    """The recovery point that may count as durable. A log without records has none: its first batch may begin below its
+    end offset, as the leader's log may start inside a batch (`follower_batches.validate_fetched`)."""
     return log.recovery_point if log.size_bytes else 0

@@ -1,8 +1,8 @@
-"""Keeps bytes that leave a log: `lost+found` inside of the partition's directory (`docs/decisions/006`).
+"""Keeps bytes that are removed from a log: `lost+found` inside the partition's directory (design.md section 3).
 
-Owns names and moves of evidence. Never reads, judges or deletes it: that is the losses room's. It lies inside of the
-partition's directory because Apache Kafka refuses a data directory with a folder that is no partition, but ignores
-folders inside of one.
+Owns the names and the moves of evidence. Never reads, judges or deletes it: the losses package does. It lies inside the
+partition's directory because Apache Kafka rejects a data directory with an unknown folder, but ignores folders inside a
+partition.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from fenceline.log.disk import Disk, write_all
 
 EVIDENCE_DIR: Final = "lost+found"
 INTENDED_SUFFIX: Final = ".intended"
-"""Of the file that says what a cut will take, until there is a receipt."""
+"""Of the file that describes an intended cut, until there is a receipt."""
 COPY_CHUNK_BYTES: Final = 1 << 20
 
 
 def evidence_in(disk: Disk, directory: str) -> list[str]:
-    """Names of what lies there. Raises OSError."""
+    """Names of the files there. Raises OSError."""
     try:
         return list(disk.listdir(f"{directory}/{EVIDENCE_DIR}"))
     except FileNotFoundError:
@@ -28,7 +28,7 @@ def evidence_in(disk: Disk, directory: str) -> list[str]:
 
 
 def keep_file(disk: Disk, directory: str, path: str) -> list[str]:
-    """Move a whole file there; returns its new path (none for an empty file, which is removed). Raises OSError."""
+    """Move a complete file there; returns its new path (none for an empty file, which is removed). Raises OSError."""
     found = disk.stat(path)
     if found is None:
         return []
@@ -50,7 +50,8 @@ def keep_link(disk: Disk, directory: str, path: str) -> list[str]:
 
 
 def keep_tail(disk: Disk, directory: str, path: str, position: int) -> list[str]:
-    """Copy a file's end there. A disk too full for evidence goes without it: service comes first. Returns its path."""
+    """Copy the end of a file there; returns the copy's path. On a full disk evidence is skipped: service comes
+    first."""
     try:
         target = _place(disk, directory, f"{os.path.basename(path)}.from-{position}")
         copy_range(disk, path, target, position, None)
@@ -61,7 +62,7 @@ def keep_tail(disk: Disk, directory: str, path: str, position: int) -> list[str]
 
 
 def copy_range(disk: Disk, source: str, target: str, start: int, end: int | None) -> None:
-    """Copy bytes of one file to a new one and fsync it; nothing is left of the target on an error. Raises OSError."""
+    """Copy bytes of one file to a new one and fsync it; the target is removed on an error. Raises OSError."""
     reader = disk.open_read(source)
     try:
         writer = disk.open_append(target)
@@ -86,7 +87,7 @@ def copy_range(disk: Disk, source: str, target: str, start: int, end: int | None
 
 
 def is_same(disk: Disk, one: str, other: str, size_bytes: int) -> bool:
-    """Whether both files begin with the same `size_bytes`, read anew. Raises OSError."""
+    """Whether both files begin with the same `size_bytes`, read from both. Raises OSError."""
     readers = disk.open_read(one), disk.open_read(other)
     try:
         for position in range(0, size_bytes, COPY_CHUNK_BYTES):
@@ -103,9 +104,9 @@ def is_same(disk: Disk, one: str, other: str, size_bytes: int) -> bool:
 def _place(disk: Disk, directory: str, name: str) -> str:
     folder = f"{directory}/{EVIDENCE_DIR}"
     disk.mkdir(folder)
-    taken = set(disk.listdir(folder))
+    existing = set(disk.listdir(folder))
     number = 0
-    while f"{name}.{number}" in taken:
+    while f"{name}.{number}" in existing:
         number += 1
     return f"{folder}/{name}.{number}"
 

@@ -1,7 +1,7 @@
-"""What a cut takes away, counted from the headers of the batches before they go.
+"""Counts what a truncation removes, from the headers of the batches before they are removed.
 
-Owns the walk over bytes that are about to leave a log, damaged ones too. Changes nothing; what the records were
-worth to somebody is for the losses room to say. Blocks on the disk: for a thread, or at start.
+Owns the scan of bytes that are about to leave a log, damaged ones too. Changes nothing; the losses package classifies
+the loss. Blocks on the disk: for a thread, or at start.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 
 from fenceline.errors import PeerError
 from fenceline.log.disk import Disk
-from fenceline.log.scan import BadBatch, next_whole_batch, scan
+from fenceline.log.scan import BadBatch, next_complete_batch, scan
 from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
 
-_MOST_OFFSETS: Final = 1 << 31
-"""Of one batch; more than that is damage."""
+_MAX_OFFSETS: Final = 1 << 31
+"""Of one batch; a higher value is damage."""
 
 
 class Piece(NamedTuple):
@@ -36,13 +36,13 @@ class LostBatches:
     records: int
     size_bytes: int
     leader_epochs: tuple[int, ...]
-    """Each once, in the order of the log."""
+    """Each once, in log order."""
     only_unanswered: bool = False
-    """Each batch is a control batch, or ends at one of the offsets that were named."""
+    """Each batch is a control batch, or ends at one of the given offsets."""
     unreadable_bytes: int = 0
-    """Of bytes that are no batch."""
+    """Bytes that are no batch."""
     newest_ms: int = -1
-    """The highest timestamp; -1 where none is known."""
+    """The highest timestamp; -1 if none is known."""
 
 
 def count_lost(
@@ -85,7 +85,7 @@ def count_lost(
 
 
 def _batches(disk: Disk, piece: Piece, next_offset: int, start_offset: int) -> Iterator[BatchHeader]:
-    """Headers of a piece; what is damaged is passed over, a batch whose end is torn off counts by its header."""
+    """Headers of a piece; damage is skipped, a batch with a torn end counts by its header."""
     fd = disk.open_read(piece.path)
     try:
         position = piece.start
@@ -103,17 +103,17 @@ def _batches(disk: Disk, piece: Piece, next_offset: int, start_offset: int) -> I
                 next_offset = header.next_offset
                 position += header.size_bytes
                 continue
-            whole = next_whole_batch(disk, fd, position, piece.end)
-            if whole is None:
+            next_position = next_complete_batch(disk, fd, position, piece.end)
+            if next_position is None:
                 return
-            position = whole
+            position = next_position
             next_offset = 0
     finally:
         disk.close(fd)
 
 
 def _header_of_damaged(content: bytes, next_offset: int) -> BatchHeader | None:
-    """What the header of a damaged batch says, where that can be."""
+    """The header of a damaged batch, if it is plausible."""
     if len(content) < BATCH_OVERHEAD:
         return None
     try:
@@ -123,8 +123,8 @@ def _header_of_damaged(content: bytes, next_offset: int) -> BatchHeader | None:
     is_likely = (
         header.size_bytes >= BATCH_OVERHEAD
         and header.base_offset >= next_offset
-        and 0 <= header.last_offset_delta < _MOST_OFFSETS
+        and 0 <= header.last_offset_delta < _MAX_OFFSETS
         and 0 <= header.record_count <= header.last_offset_delta + 1
-        and header.base_offset - next_offset < _MOST_OFFSETS
+        and header.base_offset - next_offset < _MAX_OFFSETS
     )
     return header if is_likely else None

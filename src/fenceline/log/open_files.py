@@ -1,11 +1,12 @@
-"""What all logs of a node keep open together: descriptors, mapped windows, big indexes. Bounded, oldest use out first.
+"""The open descriptors, mapped windows and large indexes of all logs of a node. Bounded; evicts the least recently
+used.
 
 Owns the limits and the windows. Never closes what a slice or a running piece of work still needs: slices keep their
-mapping alive by themselves, work holds a duplicate of its descriptor. Belongs to the loop; threads open their own.
+mapping alive, work holds a duplicate of its descriptor. Belongs to the loop; threads open their own.
 
-Reads of some size are slices of mapped windows: aligned stretches of a segment that overlap, so that a read of up to
-`WINDOW_OVERLAP_BYTES` never meets a window's end. Windows are small and few because mapped pages count as resident
-memory of the process, and mapping one again is cheap next to copying what is read through it.
+Larger reads are slices of mapped windows: aligned ranges of a segment that overlap, so that a read of up to
+`WINDOW_OVERLAP_BYTES` never crosses a window's end. Windows are small and few because mapped pages count as resident
+memory of the process, and mapping one again is cheap compared with copying the data.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ LOADS_KEPT: Final = 64
 
 
 class Releasable(Protocol):
-    """A segment as seen from here."""
+    """The part of a segment that is used here."""
 
     fd: int
     path: str
     recently_used: bool
 
     def release(self) -> None:
-        """Close the descriptor and let go of what can be read again."""
+        """Close the descriptor and release what can be read again."""
         ...
 
 
@@ -35,7 +36,7 @@ class OpenFiles:
     """`max_files` descriptors, `max_mapped_bytes` of windows."""
 
     def __init__(self, disk: Disk, *, max_files: int = 1024, max_mapped_bytes: int = 64 << 20) -> None:
-        assert max_files >= 1, "at least one segment must be open to be written"
+        assert max_files >= 1, "max_files must be at least 1"
         self.disk = disk
         self._max_files = max_files
         self._max_windows = max(1, max_mapped_bytes // (WINDOW_BYTES + WINDOW_OVERLAP_BYTES))
@@ -52,7 +53,7 @@ class OpenFiles:
         return len(self._windows)
 
     def open(self, segment: Releasable, *, create: bool = False) -> int:
-        """The segment's descriptor, opened when it is not; another one may be closed for it. Raises OSError."""
+        """The segment's descriptor, opened if needed; another one may be closed for it. Raises OSError."""
         if segment.fd >= 0:
             segment.recently_used = True
             return segment.fd
@@ -60,7 +61,7 @@ class OpenFiles:
         segment.fd = fd
         segment.recently_used = True
         self._open[segment] = None
-        # Second chance: whoever was used since the last round goes to the end of the queue once.
+        # Second chance: a segment used since the last round moves to the end of the queue once.
         rounds = 2 * len(self._open)
         while len(self._open) > self._max_files and rounds:
             rounds -= 1
@@ -76,7 +77,7 @@ class OpenFiles:
         return fd
 
     def close(self, segment: Releasable) -> None:
-        """Forget a segment: closed, deleted or replaced by another file."""
+        """Forget a segment that was closed, deleted or replaced by another file."""
         self._open.pop(segment, None)
         self._drop_windows(segment)
         if segment.fd >= 0:
@@ -84,7 +85,7 @@ class OpenFiles:
             segment.fd = -1
 
     def window(self, segment: Releasable, position: int) -> tuple[Mapping, int] | None:
-        """The window that holds this position and its own start; None where nothing can be mapped. Raises OSError."""
+        """The window that holds this position, and its start; None if mapping is not possible. Raises OSError."""
         number = position // WINDOW_BYTES
         key = (segment, number)
         found = self._windows.pop(key, None)
@@ -99,12 +100,12 @@ class OpenFiles:
         return found, number * WINDOW_BYTES
 
     def was_loaded(self, segment: Releasable, position: int) -> bool:
-        """Whether this position came from the disk with the segment's last load: nobody touched its pages since."""
+        """Whether this position was part of the segment's last load: its pages were not touched since."""
         start, end = self._loaded.get(segment, (0, 0))
         return start <= position < end
 
     def loaded(self, segment: Releasable, start: int, end: int) -> None:
-        """Remember where a segment was loaded last (from any thread)."""
+        """Record the last loaded range of a segment (from any thread)."""
         self._loaded.pop(segment, None)
         self._loaded[segment] = start, end
         while len(self._loaded) > LOADS_KEPT:

@@ -1,6 +1,6 @@
-"""Directories of partitions in a log directory: their names, and how they go away.
+"""Directories of partitions in a log directory: their names, and how they are removed.
 
-Owns the names that Apache Kafka gives them. Never decides which partitions ought to be there.
+Owns the names that Apache Kafka gives them. Never decides which partitions should be there.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _FUTURE_NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RemovedPartition:
-    """A partition directory that was renamed away; `delete()` removes it, in a thread. Raises OSError.
+    """A partition directory that was renamed for removal; `delete()` removes it, in a thread. Raises OSError.
 
-    `high_watermark`: the last that was known of it.
+    `high_watermark`: its last known one.
     """
 
     path: str
@@ -41,14 +41,14 @@ class RemovedPartition:
 
 
 def parse_partition_name(name: str) -> TopicPartition | None:
-    """The partition of a directory name; None for everything else, also for what is being deleted or stray."""
+    """The partition of a directory name; None for any other name, also of deleted or stray directories."""
     if name.startswith(EVIDENCE_DIR):
         return None
     return _matched(_PARTITION_NAME, name)
 
 
 def parse_future_name(name: str) -> TopicPartition | None:
-    """The partition of a directory that is to take the place of one elsewhere; None for everything else."""
+    """The partition of a directory that will replace one elsewhere; None for any other name."""
     return _matched(_FUTURE_NAME, name)
 
 
@@ -63,38 +63,38 @@ def _matched(pattern: re.Pattern[str], name: str) -> TopicPartition | None:
 
 
 def future_name(topic_partition: TopicPartition, unique: str) -> str:
-    """Of a partition's directory that is to take the place of another one. It may be longer than `NAME_LIMIT`."""
+    """Name of a copy's directory. It may be longer than `NAME_LIMIT`."""
     return f"{topic_partition.topic}-{topic_partition.partition}.{unique}{FUTURE_SUFFIX}"
 
 
 def unique_of_future(name: str) -> str:
-    """What makes the name of a copy's directory its own, as in `future_name`."""
+    """The unique part of the name of a copy's directory, as in `future_name`."""
     found = _FUTURE_NAME.fullmatch(name)
     assert found is not None, f"{name} is the directory of a copy"
     return found["unique"]
 
 
 def is_replaced_by(name: str, copy: str) -> bool:
-    """Whether a directory of this name was put away as the copy took its place (`future_log.FutureLog.replace`)."""
+    """Whether a directory with this name was renamed when the copy replaced it (`future_log.FutureLog.replace`)."""
     return name.endswith(f".{unique_of_future(copy)}{DELETE_SUFFIX}")
 
 
-def parse_put_away_name(name: str) -> TopicPartition | None:
-    """The partition of what `put_away_name` made; None for everything else. A very long topic's name is cut off."""
+def parse_removed_name(name: str) -> TopicPartition | None:
+    """The partition of a name made by `removed_name`; None for any other name. A very long topic name is truncated."""
     before, dot, rest = name.rpartition(".")
     if not dot or not rest.endswith((DELETE_SUFFIX, STRAY_SUFFIX)):
         return None
     return parse_partition_name(before)
 
 
-def put_away_name(topic_partition: TopicPartition, suffix: str, unique: str) -> str:
-    """A name of its own for a partition's directory that is being deleted, or is stray."""
+def removed_name(topic_partition: TopicPartition, suffix: str, unique: str) -> str:
+    """A unique name for a partition directory that is being deleted, or is stray."""
     ending = f"-{topic_partition.partition}.{unique}{suffix}"
     return topic_partition.topic[: NAME_LIMIT - len(ending)] + ending
 
 
 def remove_tree(disk: Disk, path: str) -> None:
-    """A directory with all that is in it. Raises OSError."""
+    """Remove a directory with all its contents. Raises OSError."""
     for name in disk.listdir(path):
         child = f"{path}/{name}"
         found = disk.stat(child)

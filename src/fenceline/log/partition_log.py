@@ -1,17 +1,17 @@
-"""One partition's log: append, epochs, end offsets. The face of this room towards replicas and coordinators.
+"""One partition's log: append, epochs, end offsets. The interface of this package for replicas and coordinators.
 
-Owns the offsets of one log and what an append does to them. Below it lie the look-ups (`readable_log.py`), the segments
-and the write (`segmented_log.py`) and what every append moves (`tail.py`); beside it are the checks of what a leader
-sent (`replicated.py`) and, on its private parts, flush and close (`saving.py`), `retention.py` and `truncation.py`;
-before it stands `recovery.py`.
+Owns the offsets of one log and how an append changes them. Its base classes hold the look-ups (`readable_log.py`), the
+segments and the write (`segmented_log.py`) and the state of the log's end (`tail.py`). Other modules hold the checks of
+fetched batches (`follower_batches.py`), opening (`recovery.py`) and, on its private parts, flush and close
+(`saving.py`), `retention.py` and `truncation.py`.
 
-Never knows who leads or who follows, and never waits for a disk on the loop but for the one write of an append and for
-opening a file: flushes, loads of what is not in the page cache, look-ups by time, deletion and truncation are for
-threads and say so.
+Never knows which replica leads. On the loop it waits for the disk only in the write of an append and when it opens a
+file: flushes, loads of what is not in the page cache, look-ups by time, deletion and truncation are for threads and say
+so.
 
-An append is: checks of the batch, checks of its producer, assignment in place, the write, bookkeeping in memory. Index
-entries stay in memory until the segment is sealed; the epoch checkpoint is written with the next flush (what a crash
-loses of both is read back from the batches; where these do not tell it, the flush is due at once).
+An append: check the batch, check its producer, assign offsets in place, write, update memory. Index entries stay in
+memory until the segment is sealed; the epoch checkpoint is written with the next flush. After a crash both are read
+back from the batches; epochs that cannot be read back are flushed at once.
 
 Invariants: log start <= high watermark <= log end; when an append begins, the recovery point on the disk is at or below
 the log end (`_check_recovery_point`).
@@ -30,30 +30,30 @@ from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk
 from fenceline.log.earlier_batches import find_earlier
 from fenceline.log.errors import CorruptLog
+from fenceline.log.failed_batches import FailedBatches
 from fenceline.log.flush import FlushWork
+from fenceline.log.follower_batches import validate_fetched
 from fenceline.log.lost_batches import Piece
 from fenceline.log.open_files import OpenFiles
 from fenceline.log.producer_state import Origin
 from fenceline.log.readable_log import ReadableLog
 from fenceline.log.recovery import load
 from fenceline.log.recovery_cut import RecoveryReport
-from fenceline.log.refused_batches import RefusedBatches
 from fenceline.log.replay import apply_to_producers, read_end_marker
-from fenceline.log.replicated import whole_batches
 from fenceline.log.retention import RemovedSegment
 from fenceline.log.scan import Found
 from fenceline.log.tail import NOT_PLAIN, BatchSeen
-from fenceline.log.truncation import Truncated, Unfinished
+from fenceline.log.truncation import Truncated, UnfinishedTruncation
 from fenceline.records.batch import BatchHeader, assign_in_place, iter_headers, read_header
 from fenceline.records.validate import ZSTD_SINCE_VERSION, validate_produced
 
 NEWEST_PRODUCE_VERSION: Final = 13
 NO_LIMIT: Final = 2**31 - 1
-"""Of a leader epoch, where the caller knows none."""
+"""Of a leader epoch, if the caller knows none."""
 
 
 class AppendInfo(NamedTuple):
-    """What an append did. Offsets are those of the older batch when `duplicate`."""
+    """The result of an append. Offsets are those of the earlier batch if `duplicate`."""
 
     base_offset: int
     last_offset: int
@@ -70,10 +70,10 @@ class PartitionLog(ReadableLog):
     __slots__ = (
         "__weakref__",
         "_high_watermark",
+        "failed_batches",
         "last_flush_ms",
         "recovery",
         "recovery_point",
-        "refused",
         "unfinished",
     )
 
@@ -89,7 +89,7 @@ class PartitionLog(ReadableLog):
         log_start_offset: int = 0,
         incarnation: UUID | None = None,
     ) -> None:
-        """An empty log; `PartitionLog.open` reads what is on the disk."""
+        """An empty log; `PartitionLog.open` reads the files on disk."""
         super().__init__(
             disk,
             directory,
@@ -103,13 +103,13 @@ class PartitionLog(ReadableLog):
         self._high_watermark = log_start_offset
         self.recovery_point = log_start_offset
         self.recovery: RecoveryReport | None = None
-        """What opening did; None for a log that was never written."""
+        """The result of opening; None for a log that was never written."""
         self.last_flush_ms = 0
-        self.refused = RefusedBatches()
-        """To be told by who asks for appends as a leader."""
-        self.unfinished: Unfinished | None = None
-        """A truncation that the disk refused in the middle, for a reason that passes: the log is nobody's until
-        `resume` and another one to there."""
+        self.failed_batches = FailedBatches()
+        """Kept by the code that appends as a leader."""
+        self.unfinished: UnfinishedTruncation | None = None
+        """A truncation that the disk interrupted, for a reason that may pass: the log is unusable until `resume` and a
+        new truncation to that offset."""
 
     @classmethod
     def open(
@@ -132,10 +132,10 @@ class PartitionLog(ReadableLog):
         only_torn: bool = False,
         before_cut: Callable[[CorruptLog], None] | None = None,
     ) -> PartitionLog:
-        """Open or recover (for a thread when there is something to recover). Raises CorruptLog.
+        """Open or recover (for a thread if recovery is needed). Raises CorruptLog.
 
-        `only_torn`: every append was fsynced before it counted, so recovery cuts nothing but the end of the last write,
-        unless `before_cut` allows it (`recovery.load`).
+        `only_torn`: every append was fsynced before it counted, so recovery cuts only the end of the last write, unless
+        `before_cut` allows more (`recovery.load`).
         """
         log = cls(
             disk,
@@ -173,7 +173,7 @@ class PartitionLog(ReadableLog):
             log._saved_complete_from = log.complete_from
         log._high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         log.producers.high_watermark_moved(log._high_watermark)
-        # What the life before wrote and did not flush: names of files, too.
+        # Data of the previous session that was not flushed, including file names.
         log._new_files = log.recovery_point < log.log_end_offset
         log._new_id = not clean and recovery_point == 0 and topic_id is not None and log._new_files
         return log
@@ -188,14 +188,14 @@ class PartitionLog(ReadableLog):
         return self._high_watermark
 
     def advance_high_watermark(self, offset: int) -> int:
-        """Set the high watermark, bounded by log start and log end (E29: it may go down). Returns what it is now."""
+        """Set the high watermark, bounded by log start and log end (E29: it may decrease). Returns the new value."""
         self._high_watermark = bounded = min(max(offset, self.log_start_offset), self.log_end_offset)
         self.producers.high_watermark_moved(bounded)
         return bounded
 
     @property
     def last_stable_offset(self) -> int:
-        """End of what read_committed readers may see: below the high watermark and every undecided transaction."""
+        """The read_committed limit: below the high watermark and every undecided transaction."""
         unstable = self.producers.first_unstable_offset
         if 0 <= unstable < self._high_watermark:
             return max(unstable, self.log_start_offset)
@@ -211,7 +211,7 @@ class PartitionLog(ReadableLog):
 
     @property
     def is_flushing(self) -> bool:
-        """Whether a flush is under way, or was made and has not begun."""
+        """Whether a flush is in progress, or was created and has not begun."""
         return self._flushing is not None
 
     @property
@@ -223,17 +223,18 @@ class PartitionLog(ReadableLog):
         """(epoch, end offset) by `epochs.md E13`."""
         return self.epochs.end_offset_for(epoch, self.log_end_offset)
 
-    def deleted_as(self, epoch: int) -> bool:
-        """Whether a log whose record right below this log's start is of `epoch` has all that was deleted here."""
-        return self.epochs.deleted_as(epoch)
+    def last_deleted_epoch_is(self, epoch: int) -> bool:
+        """Whether a log whose last record before this log's start has `epoch` contains everything that was deleted
+        here."""
+        return self.epochs.last_deleted_epoch_is(epoch)
 
-    def rely_on(self, offset: int, leader_epoch: int) -> None:
-        """Compaction has left out records, here or at the leader that they were fetched from, that have newer ones
-        up to `offset`."""
+    def raise_complete_from(self, offset: int, leader_epoch: int) -> None:
+        """Compaction removed records, here or at the leader they were fetched from, whose newer versions lie below
+        `offset`."""
         self.complete_from = self.complete_from.raised(offset, leader_epoch)
 
     def assign_epoch(self, epoch: int) -> None:
-        """A new leader epoch starts at the log end (E17). What the new leader's log lacks, the partition lacks: it is
+        """A new leader epoch starts at the log end (E17). Records missing here are missing in the partition: the log is
         complete from its end."""
         self.epochs.assign(epoch, self.log_end_offset)
         self.complete_from = self.complete_from.lowered(self.log_end_offset)
@@ -250,10 +251,10 @@ class PartitionLog(ReadableLog):
         version: int = NEWEST_PRODUCE_VERSION,
         transaction_version: int = 0,
     ) -> AppendInfo:
-        """Check one produced batch, give it offsets and epoch in place, write it. `records` must be writable.
+        """Check one produced batch, assign its offsets and epoch in place, write it. `records` must be writable.
 
-        Other origins than CLIENT may hand over several batches that this node built itself. Raises RecordsError and
-        PeerError with Kafka's codes (2, 10, 18, 32, 45, 47, 48, 52, 76, 87), StorageError (56) with the log unchanged.
+        Origins other than CLIENT may pass several batches that this node built. Raises RecordsError and PeerError with
+        Kafka's codes (2, 10, 18, 32, 45, 47, 48, 52, 76, 87), StorageError (56) with the log unchanged.
         """
         config = self.config
         latest_epoch = self.epochs.latest_epoch
@@ -283,8 +284,8 @@ class PartitionLog(ReadableLog):
         if size > config.segment_bytes:
             raise _too_large(size, config.segment_bytes)
         if header.producer_id >= 0:
-            if self.refused:
-                self.refused.check(header, self.producers, now_ms)
+            if self.failed_batches:
+                self.failed_batches.check(header, self.producers, now_ms)
             seen = self._seen_before(header, base)
             if seen is not None:
                 return AppendInfo(
@@ -302,7 +303,7 @@ class PartitionLog(ReadableLog):
         return AppendInfo(base, last, log_append_time_ms, self.log_start_offset, False, size)
 
     def _seen_before(self, header: BatchHeader, base: int) -> BatchSeen | None:
-        """Of a batch of a client: where it lies already. Raises PeerError."""
+        """For a client's batch: the earlier batch if it is a duplicate. Raises PeerError."""
         try:
             return self.producers.check(header, Origin.CLIENT, self.topic_partition, base)
         except PeerError as error:
@@ -316,7 +317,7 @@ class PartitionLog(ReadableLog):
     def _append_own(
         self, records: memoryview, leader_epoch: int, now_ms: int, origin: Origin, transaction_version: int
     ) -> AppendInfo:
-        """Batches of this node's own making: offsets count on from batch to batch."""
+        """Batches that this node built: offsets are assigned consecutively."""
         base = self.log_end_offset
         found: list[Found] = []
         next_offset = base
@@ -350,29 +351,30 @@ class PartitionLog(ReadableLog):
         now_ms: int = 0,
         epoch_starts: Sequence[tuple[int, int]] = (),
     ) -> AppendInfo:
-        """Write batches as the leader has them; a batch that is cut short at the end is left out.
+        """Write batches with the leader's offsets and epochs; an incomplete batch at the end is left out.
 
-        Every CRC is checked. Offsets must go on from the log end, gaps are allowed (compaction); epochs never go back
-        and are none above `leader_epoch` (`gaps.md G11`). `epoch_starts`: (epoch, start), oldest first, where that is
-        known from the leader; behind a gap the batches do not tell it. Raises RecordsError(2) on damage, InternalError
-        when the batches do not continue this log (E26), EpochStartUnknown, StorageError; the log is unchanged then.
+        Every CRC is checked. Offsets must continue from the log end, gaps are allowed (compaction); epochs never
+        decrease and none is above `leader_epoch` (`gaps.md G11`). `epoch_starts`: (epoch, start), oldest first, as far
+        as the leader reported them; after a gap the batches do not show them. Raises RecordsError(2) on damage,
+        InternalError if the batches do not continue this log (E26), EpochStartUnknown, StorageError; the log is
+        unchanged then.
         """
         plain_bytes = self.append_fetched(records, leader_epoch, now_ms)
         if plain_bytes != NOT_PLAIN:
             base = int.from_bytes(records[:8], "big")
             return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, plain_bytes)
-        found = whole_batches(self, records, leader_epoch, epoch_starts)
+        found = validate_fetched(self, records, leader_epoch, epoch_starts)
         if not found:
             return AppendInfo(-1, -1, -1, self.log_start_offset, False, 0)
-        base, taken = found[0].header.base_offset, found[-1].header.end_position
+        base, size_bytes = found[0].header.base_offset, found[-1].header.end_position
         if base < self.log_end_offset:
             self._check_recovery_point(base)
             self.truncate_fully_and_start_at(base)
-        self._append_batches(records[:taken], found, now_ms)
+        self._append_batches(records[:size_bytes], found, now_ms)
         for batch in found:
             if batch.header.leader_epoch > self.epochs.latest_epoch:
                 self.epochs.begin(batch.header.leader_epoch, batch.header.base_offset, epoch_starts)
-        return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, taken)
+        return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, size_bytes)
 
     def _append_batches(self, records: memoryview, found: list[Found], now_ms: int) -> None:
         config = self.config
@@ -399,8 +401,8 @@ class PartitionLog(ReadableLog):
 
     @property
     def first_stored_offset(self) -> int:
-        """Where the files begin. The log start may lie higher (DeleteRecords, a leader's log start), and what is below
-        it in the same segment need not be on the disk yet: the recovery point may start from here only."""
+        """Where the files begin. The log start may be higher (DeleteRecords, a leader's log start), and data below it
+        in the same segment may not be on the disk yet: the recovery point must start from here."""
         return self.segments[0].base_offset if self.segments else self.log_start_offset
 
     @property
@@ -408,15 +410,18 @@ class PartitionLog(ReadableLog):
         return self.log_end_offset - self.recovery_point
 
     def lower_recovery_point(self) -> None:
-        """All of the log is about to go: what a crash leaves of it is no damage. For a thread."""
+        """The complete log is about to be removed: what a crash leaves of it is no damage. For a thread."""
         saving.stop_flush(self)
         self.recovery_point = self.first_stored_offset
 
     def flush_due(self, now_ms: int) -> bool:
-        """Whether `flush.messages`, `flush.ms`, sealed segments, a new directory or epochs that are not to be read back
-        ask for a flush now.
-        """
-        if self.segments and (self._unsaved or self._new_id or self._has_precious_epochs) and self._flushing is None:
+        """Whether `flush.messages`, `flush.ms`, sealed segments, a new directory or epochs that cannot be read back
+        require a flush now."""
+        if (
+            self.segments
+            and (self._unsaved or self._new_id or self._has_unrecoverable_epochs)
+            and self._flushing is None
+        ):
             return True
         waiting = self.log_end_offset - self.recovery_point
         if not waiting or self._flushing is not None:
@@ -424,22 +429,24 @@ class PartitionLog(ReadableLog):
         return waiting >= self.config.flush_messages or now_ms - self.last_flush_ms >= self.config.flush_ms
 
     @property
-    def _has_precious_epochs(self) -> bool:
-        return self.epochs.is_precious and self.epochs.changed
+    def _has_unrecoverable_epochs(self) -> bool:
+        return self.epochs.has_unrecoverable_entries and self.epochs.changed
 
     def flush_work(self, now_ms: int = 0) -> FlushWork | None:
-        """Work that makes everything up to the log end durable; None when nothing is to do or one is under way."""
+        """Work that makes everything up to the log end durable; None if there is nothing to flush or a flush is in
+        progress."""
         return saving.flush_work(self, now_ms)
 
     def advance_log_start(self, offset: int) -> bool:
-        """Forget records below `offset` (DeleteRecords); segments go with the next retention. Whether it moved.
+        """Delete records below `offset` (DeleteRecords); segments are removed by the next retention. Returns whether
+        the start moved.
 
         Raises PeerError(OFFSET_OUT_OF_RANGE) above the high watermark.
         """
         return retention.advance_log_start(self, offset)
 
     def enforce_retention(self, now_ms: int, *, may_empty: bool = True) -> list[RemovedSegment]:
-        """Take out segments by log start, time and size, and forget idle producers. Raises StorageError.
+        """Remove segments by log start, time and size, and idle producers. Raises StorageError.
 
         Files are only renamed here; `RemovedSegment.delete` unlinks them, in a thread. Unless it `may_empty` the log,
         the last segment with records stays.
@@ -447,38 +454,39 @@ class PartitionLog(ReadableLog):
         return retention.enforce_retention(self, now_ms, may_empty=may_empty)
 
     def truncate_to(self, offset: int, *, keep_evidence: bool = True) -> Truncated:
-        """Cut the log back to end at `offset`, keeping what was cut (E18, E19). For a thread.
+        """Truncate the log to end at `offset`, keeping the truncated bytes (E18, E19). For a thread.
 
-        Raises StorageError: on a disk that is full nothing has changed, unless no evidence was to be kept.
+        Raises StorageError: on a full disk nothing has changed, unless evidence was not to be kept.
         """
         return truncation.truncate_to(self, offset, keep_evidence=keep_evidence)
 
     def truncate_fully_and_start_at(self, offset: int, *, keep_evidence: bool = True) -> Truncated:
-        """Empty the log; it goes on at `offset` (E19). For a thread. Raises StorageError."""
+        """Empty the log; it continues at `offset` (E19). For a thread. Raises StorageError."""
         return truncation.truncate_fully_and_start_at(self, offset, keep_evidence=keep_evidence)
 
     def resume(self) -> None:
-        """Of an unfinished truncation: the log is what its files are. For a thread. Raises StorageError."""
+        """After an unfinished truncation: reload the log from its files. For a thread. Raises StorageError."""
         truncation.resume(self)
 
     def pieces_from(self, offset: int) -> list[Piece]:
-        """Where the bytes lie that `truncate_to(offset)` cuts. For a thread. Raises OSError."""
+        """The byte ranges that `truncate_to(offset)` cuts. For a thread. Raises OSError."""
         return truncation.pieces_from(self, offset)
 
     def pieces_from_start(self) -> list[Piece]:
-        """As `pieces_from`, of all that is readable: where the bytes lie that `truncate_fully_and_start_at` cuts."""
+        """As `pieces_from`, for everything readable: the byte ranges that `truncate_fully_and_start_at` cuts."""
         return truncation.pieces_from_start(self)
 
     def end_after(self, offset: int) -> int:
-        """Where the log ends after `truncate_to(offset)`; 0 where nothing stays. For a thread. Raises OSError."""
+        """The log end after `truncate_to(offset)`; 0 if nothing stays. For a thread. Raises OSError."""
         return truncation.end_after(self, offset)
 
     def close(self, clean: bool = True) -> None:
-        """Flush everything if `clean`, let go of all files. For a thread. Raises StorageError when it can not."""
+        """Flush everything if `clean`, release all files. For a thread. Raises StorageError if that fails."""
         saving.close(self, clean)
 
 
 def _too_large(size: int, segment_bytes: int) -> PeerError:
     return PeerError(
-        ErrorCode.RECORD_LIST_TOO_LARGE, f"{size} bytes of batches do not fit a segment of at most {segment_bytes}"
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+        f"Message batch size is {size} bytes, which exceeds the segment size of {segment_bytes}",
     )

@@ -1,7 +1,7 @@
-"""Where the batches of one segment lie: from offsets to positions, from positions to sizes.
+"""Positions of the batches of one segment: from offsets to positions, from positions to sizes.
 
-Owns the search from an index entry over the headers of batches. Reads through a function that it is given, which may
-say that the bytes are not at hand; never waits by itself, and never changes anything.
+Owns the search from an index entry along the headers of batches. Reads through a given function, which may report that
+the bytes are not available; never waits by itself, and never changes anything.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ PEEK_BYTES: Final = 8 << 10
 EMPTY: Final = memoryview(b"")
 
 
-class IndexLies(Exception):
-    """An index entry does not meet the batch that it names: the index must be made anew."""
+class CorruptIndex(Exception):
+    """An index entry does not point to the batch that it names: rebuild the index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The readable part of one segment, as it was when the read began."""
+    """The readable part of one segment at the start of the read."""
 
     base_offset: int
     next_offset: int
@@ -50,7 +50,7 @@ def headers_from(read: Read, position: int, end: int) -> Iterator[tuple[int, Bat
 
 
 def find(read: Read, index: OffsetIndex, extent: Extent, offset: int) -> int:
-    """Position of the first batch that ends at or after `offset`; the extent's end when there is none."""
+    """Position of the first batch that ends at or after `offset`; the extent's end if there is none."""
     if offset >= extent.next_offset:
         return extent.size_bytes
     if offset == extent.last_batch_offset:
@@ -72,25 +72,25 @@ def find(read: Read, index: OffsetIndex, extent: Extent, offset: int) -> int:
             return extent.size_bytes
         header = peek_header(memoryview(read(indexed, BATCH_OVERHEAD)))
         if header.base_offset > offset and header.last_offset >= offset:
-            return indexed  # between two batches: compaction took the offset away
-    raise IndexLies
+            return indexed  # between two batches: compaction removed the offset
+    raise CorruptIndex
 
 
 def fit(read: Read, index: OffsetIndex, position: int, end: int, max_bytes: int, at_least_one: bool) -> int:
-    """How many bytes of whole batches from `position` fit; the first batch whole in any case if `at_least_one`."""
+    """How many bytes of complete batches from `position` fit; always the complete first batch if `at_least_one`."""
     if end - position <= max_bytes:
         return end - position
     boundary = min(index.boundary_at_or_before(position + max_bytes), end)
     if boundary > position:
         return boundary - position
-    taken = 0
+    size_bytes = 0
     for _, header in headers_from(read, position, end):
-        if taken + header.size_bytes > max_bytes:
-            if taken == 0 and at_least_one:
+        if size_bytes + header.size_bytes > max_bytes:
+            if size_bytes == 0 and at_least_one:
                 return header.size_bytes
             break
-        taken += header.size_bytes
-    return taken
+        size_bytes += header.size_bytes
+    return size_bytes
 
 
 def extent_of(segment: Segment) -> Extent:

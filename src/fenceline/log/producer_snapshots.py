@@ -23,7 +23,7 @@ def offsets_in(names: Iterable[str]) -> list[int]:
 
 
 def drop(disk: Disk, directory: str, names: Iterable[str], due: Callable[[int], bool]) -> None:
-    """Unlink those of the snapshots that are due by their offset. Raises OSError."""
+    """Unlink the snapshots whose offset `due` accepts. Raises OSError."""
     for offset in offsets_in(names):
         if due(offset):
             with contextlib.suppress(FileNotFoundError):

@@ -1,18 +1,18 @@
-"""What one log knows of the producers that wrote to it: sequences, epochs, open transactions.
+"""Producer state of one log: sequences, epochs, open transactions.
 
-Owns the checks of idempotent and transactional appends as Kafka 4.3.1 makes them, and the snapshot bytes of
-`formats.md F4`. Never touches a file and never changes on a batch that was refused: `check` looks, `record` applies
-what has been written. State always belongs to the log end offset.
+Owns the checks of idempotent and transactional appends as in Kafka 4.3.1, and the snapshot bytes of `formats.md F4`.
+Never touches a file and never changes on a rejected batch: `check` only checks, `record` applies a batch that has been
+written. The state always belongs to the log end offset.
 
-What a batch of a producer id meets, in this order (origin CLIENT):
+Checks of a batch with a producer id, in this order (origin CLIENT):
 - the first and last sequence of one of its last five batches in this epoch: a duplicate, answered with the old offset
 - an epoch below the last one seen: 47
 - a new epoch that does not start at sequence 0: 45
 - a sequence that does not follow the last one (2^31-1 is followed by 0): 45, where the log does not have that batch
   either (`earlier_batches`)
 - no transaction flag while its transaction is open: 48
-A producer that is not known may start with any sequence: its history was deleted or expired (Kafka 4.3.1 no longer
-answers 59 here). Coordinator appends carry no sequence, replicated ones were checked by the leader.
+An unknown producer may start with any sequence: its history was deleted or has expired (Kafka 4.3.1 no longer answers
+59 here). Coordinator appends have no sequence, replicated ones were checked by the leader.
 
 Rules: transactions.md X36, X38, X40, as far as there is no coordinator; formats.md F4.
 """
@@ -37,7 +37,7 @@ _ENTRY: Final = struct.Struct(">qhiqiqiq")
 
 
 class Origin(Enum):
-    """Who asks for an append, and so how much of it is checked."""
+    """The source of an append, which decides how much of it is checked."""
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
@@ -60,7 +60,7 @@ class CompletedTransaction(NamedTuple):
 
 
 class BadSnapshot(Exception):
-    """A producer snapshot's bytes are not what F4 says; the log replays its batches instead."""
+    """A producer snapshot's bytes do not match F4; the log replays its batches instead."""
 
 
 class ProducerStates:
@@ -70,14 +70,14 @@ class ProducerStates:
 
     def __init__(self) -> None:
         self._producers: dict[int, Producer] = {}
-        # first offset -> producer id, rising: transactions are entered at the log's end
+        # first offset -> producer id, ascending: transactions are added at the log end
         self._ongoing: dict[int, int] = {}
         # first offset -> offset of the marker; decided, but the marker may not be replicated yet
         self._unreplicated: dict[int, int] = {}
         self.snapshot_offset = -1
-        """End offset of the newest snapshot on disk; -1 when there is none."""
+        """End offset of the newest snapshot on disk; -1 if there is none."""
         self.without_earlier: set[int] = set()
-        """Producers for whose earlier batches the log was searched in vain (`earlier_batches`)."""
+        """Producers whose earlier batches were not found in the log (`earlier_batches`)."""
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -91,7 +91,7 @@ class ProducerStates:
     # -- checks -------------------------------------------------------------------------------------------------
 
     def check(self, header: BatchHeader, origin: Origin, where: object, end_offset: int) -> BatchSeen | None:
-        """Whether a data batch may be appended at `end_offset`; a batch seen before when it is a duplicate.
+        """Check that a data batch may be appended at `end_offset`; returns the earlier batch if it is a duplicate.
 
         `where` names the partition in messages. Raises PeerError 45, 47, 48.
         """
@@ -111,29 +111,31 @@ class ProducerStates:
                 if first != 0:
                     raise PeerError(
                         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                        f"Producer {producer.producer_id} starts epoch {epoch} in {where} at offset {end_offset} with "
-                        f"sequence {first} instead of 0 (last known epoch {producer.epoch})",
+                        f"Producer {producer.producer_id} starts epoch {epoch} in {where} at offset {end_offset} "
+                        f"with sequence {first} instead of 0 (last known epoch {producer.epoch})",
                     )
             elif not (first == producer.last_sequence + 1 or (first == 0 and producer.last_sequence == MAX_SEQUENCE)):
                 raise PeerError(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                    f"Producer {producer.producer_id} sent sequence {first} for {where} at offset {end_offset}, "
-                    f"but the last one was {producer.last_sequence}",
+                    f"Out of order sequence number for producer {producer.producer_id} at offset {end_offset} in "
+                    f"partition {where}: {first} (incoming seq. number), {producer.last_sequence} (current end "
+                    "sequence number)",
                 )
         if producer.transaction_first_offset >= 0 and not header.is_transactional:
             raise PeerError(
                 ErrorCode.INVALID_TXN_STATE,
-                f"Producer {producer.producer_id} wrote outside of its open transaction in {where} at {end_offset}",
+                f"Producer {producer.producer_id} wrote a non-transactional batch to {where} at offset {end_offset} "
+                "while its transaction is open",
             )
         return None
 
     def check_marker(
         self, header: BatchHeader, marker: EndMarker, where: object, end_offset: int, transaction_version: int
     ) -> None:
-        """Whether an end marker of the coordinator may be appended. Raises PeerError 47, 52.
+        """Check that an end marker of the coordinator may be appended. Raises PeerError 47, 52.
 
-        With transaction version 2 its epoch must be above the producer's, but for the repeat of a marker that has
-        ended the transaction already.
+        With transaction version 2 its epoch must be above the producer's, except for a repeat of the marker that ended
+        the transaction.
         """
         producer = self._producers.get(header.producer_id)
         if producer is None:
@@ -144,8 +146,9 @@ class ProducerStates:
         if producer.coordinator_epoch > marker.coordinator_epoch:
             raise PeerError(
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
-                f"Marker for producer {producer.producer_id} in {where} at offset {end_offset} comes from coordinator "
-                f"epoch {marker.coordinator_epoch}, but {producer.coordinator_epoch} has been seen",
+                f"Marker for producer {producer.producer_id} in {where} at offset {end_offset} has coordinator epoch "
+                f"{marker.coordinator_epoch}, which is older than the current coordinator epoch "
+                f"{producer.coordinator_epoch}",
             )
 
     @staticmethod
@@ -153,14 +156,14 @@ class ProducerStates:
         if epoch < producer.epoch or (strictly_newer and epoch == producer.epoch):
             raise PeerError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"Epoch {epoch} of producer {producer.producer_id} in {where} at offset {end_offset} is older than "
-                f"the last one seen, {producer.epoch}",
+                f"Epoch of producer {producer.producer_id} at offset {end_offset} in {where} is {epoch}, which is "
+                f"older than the last seen epoch {producer.epoch}",
             )
 
     # -- what has been written ----------------------------------------------------------------------------------
 
     def record(self, header: BatchHeader, base_offset: int) -> None:
-        """A data batch of a producer id is in the log, its first record at `base_offset`."""
+        """A data batch with a producer id is in the log, its first record at `base_offset`."""
         producer = self._producers.get(header.producer_id)
         if producer is None:
             producer = Producer(header.producer_id, header.producer_epoch, -1, header.max_timestamp, -1)
@@ -181,7 +184,7 @@ class ProducerStates:
             self._ongoing[base_offset] = producer.producer_id
 
     def record_marker(self, header: BatchHeader, marker: EndMarker, offset: int) -> CompletedTransaction | None:
-        """An end marker is in the log at `offset`; None when it ended nothing."""
+        """An end marker is in the log at `offset`; None if it ended no transaction."""
         producer = self._producers.get(header.producer_id)
         if producer is None:
             producer = Producer(header.producer_id, header.producer_epoch, -1, marker.timestamp_ms, -1)
@@ -202,27 +205,27 @@ class ProducerStates:
 
     @property
     def first_unstable_offset(self) -> int:
-        """First offset of a transaction that is open, or decided by a marker that may not be replicated; -1: none."""
+        """First offset of a transaction that is open, or decided by a marker that may not be replicated; -1 if none."""
         ongoing, decided = self._ongoing, self._unreplicated
         if not ongoing and not decided:
             return -1
         return min([*decided, *([next(iter(ongoing))] if ongoing else [])])
 
     def high_watermark_moved(self, high_watermark: int) -> None:
-        """Markers below the high watermark decide their transactions for readers too."""
+        """Markers below the high watermark decide their transactions for consumers, too."""
         if self._unreplicated:
             self._unreplicated = {first: at for first, at in self._unreplicated.items() if at >= high_watermark}
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers that wrote nothing for so long and have no open transaction. Returns how many."""
-        gone = [
+        """Remove producers that wrote nothing for that long and have no open transaction. Returns how many."""
+        expired = [
             producer.producer_id
             for producer in self._producers.values()
             if producer.transaction_first_offset < 0 and now_ms - producer.last_timestamp_ms >= expiration_ms
         ]
-        for producer_id in gone:
+        for producer_id in expired:
             del self._producers[producer_id]
-        return len(gone)
+        return len(expired)
 
     def clear(self) -> None:
         self._producers.clear()
@@ -233,7 +236,7 @@ class ProducerStates:
     # -- snapshots ----------------------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        """Snapshot version 1. Only the last batch of each producer survives in it, as in Kafka."""
+        """Snapshot version 1. It holds only the last batch of each producer, as in Kafka."""
         parts = [_COUNT.pack(len(self._producers))]
         for producer in self._producers.values():
             batches = producer.batches
@@ -254,7 +257,7 @@ class ProducerStates:
         return _HEAD.pack(SNAPSHOT_VERSION, crc32c(body)) + body
 
     def load(self, content: bytes, *, now_ms: int, expiration_ms: int) -> None:
-        """Replace everything by a snapshot. Raises BadSnapshot with nothing changed."""
+        """Replace all state by a snapshot's. Raises BadSnapshot with nothing changed."""
         try:
             version, crc = _HEAD.unpack_from(content)
             (count,) = _COUNT.unpack_from(content, _HEAD.size)
@@ -262,9 +265,9 @@ class ProducerStates:
         except struct.error as error:
             raise BadSnapshot(str(error)) from None
         if version != SNAPSHOT_VERSION:
-            raise BadSnapshot(f"version {version}")
+            raise BadSnapshot(f"unknown version {version}")
         if crc != crc32c(content[_HEAD.size :]) or count != len(rows):
-            raise BadSnapshot("checksum or count do not fit")
+            raise BadSnapshot("the checksum or the count is wrong")
         self.clear()
         for producer_id, epoch, last_sequence, last_offset, delta, timestamp_ms, coordinator_epoch, first in rows:
             if first < 0 and now_ms - timestamp_ms >= expiration_ms:

@@ -1,7 +1,7 @@
 """Look-ups in one log: batches by offset, offsets by time, aborted transactions by offset.
 
-Owns which segment answers, and the memory of where recent reads ended. Never waits for the disk on the loop: what is
-not in the page cache comes back as a read that a thread loads (`reading.py`); look-ups by time are for threads.
+Owns the choice of the segment, and a cache of where recent reads ended. Never waits for the disk on the loop: data
+outside the page cache is returned as a read that a thread loads (`reading.py`); look-ups by time are for threads.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ HINTS_KEPT: Final = 8
 
 
 class ReadableLog(SegmentedLog):
-    """See `partition_log.PartitionLog`, the only one that is made."""
+    """See `partition_log.PartitionLog`, the only subclass that is instantiated."""
 
     __slots__ = ()
 
     def read(self, offset: int, max_bytes: int, *, end_offset_exclusive: int, at_least_one: bool = True) -> LogRead:
-        """Whole batches from the one that holds `offset`, none of them at or past `end_offset_exclusive`.
+        """Complete batches starting with the one that contains `offset`, up to `end_offset_exclusive`.
 
-        At most `max_bytes`, but the first batch in any case if `at_least_one`. Raises PeerError(OFFSET_OUT_OF_RANGE)
-        outside of log start..log end (E11), StorageError.
+        At most `max_bytes`, but always the first batch if `at_least_one`. Raises PeerError(OFFSET_OUT_OF_RANGE) outside
+        of log start..log end (E11), StorageError.
         """
         log_end = self.log_end_offset
         if offset < self.log_start_offset or offset > log_end:
             raise PeerError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"Offset {offset} of {self.topic_partition} is outside of {self.log_start_offset}..{log_end}",
+                f"Offset {offset} of {self.topic_partition} is out of range {self.log_start_offset}..{log_end}",
             )
         end = min(end_offset_exclusive, log_end)
         if offset >= end:
@@ -56,26 +56,27 @@ class ReadableLog(SegmentedLog):
                 request = Request(offset, end, max_bytes, at_least_one, position)
                 try:
                     try:
-                        records, stored, position, whole = reading.read_now(self._files, segment, request)
+                        records, stored, position, reaches_end = reading.read_now(self._files, segment, request)
                     except NotResident:
-                        base_offset, behind = segment.base_offset, segments[number + 1 :]
-                        pending = reading.loader(self._files, segment, request, behind)
+                        base_offset, later_segments = segment.base_offset, segments[number + 1 :]
+                        pending = reading.loader(self._files, segment, request, later_segments)
                         return LogRead(offset, position=position, segment_base_offset=base_offset, loader=pending)
                 except OSError as error:
                     raise StorageError.of(f"reading {segment.path}", error) from error
                 if records or position < segment.size_bytes or number + 1 == len(segments):
                     break
-                # Compaction took what lay between here and the next segment.
+                # Compaction removed the offsets between here and the next segment.
                 segment.next_offset = min(segment.next_offset, offset)
             number += 1
             if segments[number].base_offset >= end:
                 return LogRead(offset)
-        if whole and end == segment.next_offset and segment is segments[-1]:
+        if reaches_end and end == segment.next_offset and segment is segments[-1]:
             self._hint(end, segment, position + len(records))
         return LogRead(offset, records, position=position, segment_base_offset=segment.base_offset, payload=stored)
 
     def read_newest(self, offset: int, max_bytes: int) -> bytes | bytearray | None:
-        """As `newest`, from where a read ended or the last batch begins; the next read goes on there. StorageError."""
+        """As `newest`, at the position where a read ended or the last batch begins; the next read continues there.
+        Raises StorageError."""
         hint = self._hints.get(offset)
         position = hint[1] if hint is not None and hint[0] is self.segments[-1] else -1
         try:
@@ -94,7 +95,7 @@ class ReadableLog(SegmentedLog):
         hints[offset] = (segment, position)
 
     def readable_bytes(self, offset: int, end_offset_exclusive: int) -> int:
-        """About how many bytes a read between two offsets would find; exact at the log's end, never a disk access."""
+        """Approximate bytes that a read between two offsets would return; exact at the log end, never a disk access."""
         end = min(end_offset_exclusive, self.log_end_offset)
         if offset < self.log_start_offset or offset >= end:
             return 0
@@ -114,18 +115,18 @@ class ReadableLog(SegmentedLog):
         return segment.index.floor(offset - segment.base_offset) if segment.index is not None else 0
 
     def offset_for_timestamp(self, timestamp_ms: int, *, end_offset_exclusive: int | None = None) -> FoundOffset | None:
-        """First record at or after a time, below the end given (L22, L23). For a thread. Raises StorageError."""
+        """First record at or after a timestamp, below the given end (L22, L23). For a thread. Raises StorageError."""
         end = self.log_end_offset if end_offset_exclusive is None else min(end_offset_exclusive, self.log_end_offset)
         return time_lookup.find_by_timestamp(self._disk, tuple(self.segments), timestamp_ms, self.log_start_offset, end)
 
     def offset_of_max_timestamp(self, *, end_offset_exclusive: int | None = None) -> FoundOffset | None:
-        """The record with the largest timestamp; None when there is none below the end (L20). For a thread."""
+        """The record with the largest timestamp; None if there is none below the end (L20). For a thread."""
         end = self.log_end_offset if end_offset_exclusive is None else min(end_offset_exclusive, self.log_end_offset)
         found = time_lookup.find_max_timestamp(self._disk, tuple(self.segments), self.log_start_offset)
         return found if found is not None and found.offset < end else None
 
     def aborted_to_load(self, offset: int, end_offset_exclusive: int) -> list[Segment]:
-        """Segments of which `aborted_transactions` of the same offsets would wait for the disk."""
+        """Segments whose aborted transactions must be read from disk before `aborted_transactions` of these offsets."""
         found: list[Segment] = []
         for segment in self.segments[self._segment_number(offset) :] if self.segments else ():
             if segment.aborted is None:
@@ -135,7 +136,7 @@ class ReadableLog(SegmentedLog):
         return found
 
     def aborted_transactions(self, offset: int, end_offset_exclusive: int) -> list[AbortedTransaction]:
-        """Aborted transactions that a read_committed reader of these offsets must know. Raises StorageError."""
+        """Aborted transactions that a read_committed consumer of these offsets needs. Raises StorageError."""
         found: list[AbortedTransaction] = []
         if not self.segments:
             return found

@@ -1,12 +1,11 @@
-"""Finds and reads batches of a log without ever waiting for the disk on the loop.
+"""Finds and reads batches of a log without waiting for the disk on the loop.
 
-Owns residency of one read, and where its bytes come from. Never changes the log.
-What is in the page cache comes back at once: slices of mapped windows from `MAP_FROM_BYTES` on, small copies below.
-What is not comes back as a `LogRead` that is not resident: its `load` does the whole look-up again in a thread, with a
-descriptor of its own, so that deletion and truncation meanwhile do it no harm (docs/how-it-works.md, "The way of a
-produce request").
+Owns the check whether a read is in the page cache, and the source of its bytes. Never changes the log. Data in the page
+cache is returned at once: as slices of mapped windows from `MAP_FROM_BYTES` on, as small copies below. For other data a
+`LogRead` is returned that is not resident: its `load` repeats the complete look-up in a thread, with a descriptor of
+its own, so that concurrent deletion and truncation are safe (docs/how-it-works.md, "A fetch").
 
-Who only passes records on takes what was just loaded as a `FileSlice`: nothing is copied, and nothing is touched.
+A caller that only sends records gets data that was just loaded as a `FileSlice`: nothing is copied or touched.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from fenceline.log.disk import PAGE_BYTES, FileSlice
 from fenceline.log.errors import StorageError
 from fenceline.log.index import OffsetIndex
 from fenceline.log.open_files import OpenFiles
-from fenceline.log.positions import EMPTY, Extent, IndexLies, Read, extent_of, find, fit
+from fenceline.log.positions import EMPTY, CorruptIndex, Extent, Read, extent_of, find, fit
 from fenceline.log.scan import BadBatch
 from fenceline.log.segment import Segment
 
 MAP_FROM_BYTES: Final = 64 << 10
 AHEAD_BYTES: Final = 4 << 20
-"""What a load begins to read behind what it was asked for."""
+"""Readahead of a load past the requested range."""
 
 _T = TypeVar("_T")
 
 
 class NotResident(Exception):
-    """The bytes are not in the page cache: a thread must fetch them."""
+    """The bytes are not in the page cache: a thread must read them."""
 
 
 class LogRead:
-    """Whole batches from the one that holds the asked offset on.
+    """Complete batches starting with the one that contains the requested offset.
 
-    When `resident` is False, `records` is empty and `load()` must be called once, in a thread; it returns the records.
-    Who only passes the records on calls `begin_load()` and `finish_load()` instead. `close()` a read that will not be
-    loaded.
+    If `resident` is False, `records` is empty and `load()` must be called once, in a thread; it returns the records. A
+    caller that only sends the records calls `begin_load()` and `finish_load()` instead. `close()` a read that will not
+    be loaded.
     """
 
     __slots__ = ("_loader", "_source", "offset", "payload", "position", "records", "resident", "segment_base_offset")
@@ -58,7 +57,7 @@ class LogRead:
         self.offset = offset
         self.records = records
         self.payload: memoryview | FileSlice = records if payload is None else payload
-        """The records, as what is best to send."""
+        """The records, in the form that is cheapest to send."""
         self.position = position
         self.segment_base_offset = segment_base_offset
         self.resident = loader is None
@@ -66,7 +65,7 @@ class LogRead:
         self._source = loader
 
     def is_from(self, segments: Sequence[Segment]) -> bool:
-        """Whether the segment that is to be loaded is one of these: retention or compaction may have taken its file."""
+        """Whether the segment to load is one of these: retention or compaction may have removed its file."""
         return self._source is None or any(each is self._source.segment for each in segments)
 
     def load(self) -> memoryview:
@@ -78,13 +77,15 @@ class LogRead:
         return self.records
 
     def begin_load(self) -> None:
-        """Find the records and begin to bring them into the page cache; small ones are read (blocks). StorageError."""
+        """Find the records and start to read them into the page cache; small ones are read at once (blocks). Raises
+        StorageError."""
         loader, self._loader = self._loader, None
         if loader is not None:
             self.payload = loader.run(loader.to_send)
 
     def finish_load(self) -> memoryview | FileSlice:
-        """Wait for what `begin_load` began; the payload. `records` stays empty (blocks). Raises StorageError."""
+        """Wait for the read that `begin_load` started; returns the payload. `records` stays empty (blocks). Raises
+        StorageError."""
         payload = self.payload
         if isinstance(payload, FileSlice):
             try:
@@ -96,7 +97,7 @@ class LogRead:
 
     @property
     def copied_bytes_limit(self) -> int:
-        """Most bytes of memory that a load to send takes where records can be sent from their file."""
+        """Maximum memory of a load to send if records can be sent from their file."""
         return 0 if self._loader is None else self._loader.copied_bytes_limit
 
     def close(self) -> None:
@@ -106,7 +107,7 @@ class LogRead:
 
 
 class Request(NamedTuple):
-    """One read of one segment; `position` is -1 when it must be looked up."""
+    """One read of one segment; `position` is -1 if it must be looked up."""
 
     offset: int
     end_offset: int
@@ -116,7 +117,7 @@ class Request(NamedTuple):
 
 
 class Resident(NamedTuple):
-    """What `read_now` found; `file` is there when the records can be sent without reading them."""
+    """Result of `read_now`; `file` is set if the records can be sent without reading them."""
 
     records: memoryview
     file: FileSlice | None
@@ -131,8 +132,8 @@ def read_now(files: OpenFiles, segment: Segment, request: Request) -> Resident:
         raise NotResident
     try:
         return _read_resident(files, segment, index, request)
-    except (IndexLies, PeerError):
-        raise NotResident from None  # the thread makes the index anew, or says what is wrong
+    except (CorruptIndex, PeerError):
+        raise NotResident from None  # the thread rebuilds the index, or reports the error
 
 
 def _read_resident(files: OpenFiles, segment: Segment, index: OffsetIndex, request: Request) -> Resident:
@@ -147,24 +148,24 @@ def _read_resident(files: OpenFiles, segment: Segment, index: OffsetIndex, reque
         return found
 
     extent = extent_of(segment)
-    position, size, whole = _locate(read, index, extent, request)
+    position, size, reaches_end = _locate(read, index, extent, request)
     if size == 0:
-        return Resident(EMPTY, None, position, whole)
+        return Resident(EMPTY, None, position, reaches_end)
     if size >= MAP_FROM_BYTES:
         mapped = files.window(segment, position)
         if mapped is not None:
             window, start = mapped
             room = start + window.size_bytes - position
             if size > room:
-                size, whole = fit(read, index, position, position + size, room, at_least_one=True), False
+                size, reaches_end = fit(read, index, position, position + size, room, at_least_one=True), False
             if size <= room:
                 first, last = position - start, position - start + size
                 if not window.is_resident(first, last):
                     raise NotResident
-                # What is hot goes out as fast from memory; pages that were never touched would hold the loop longer.
+                # Recently read data is as fast from memory; pages that were never touched would block the loop longer.
                 stored = window.file_slice(fd, first, last) if files.was_loaded(segment, position) else None
-                return Resident(window.slice(first, last), stored, position, whole)
-    return Resident(memoryview(read(position, size)), None, position, whole)
+                return Resident(window.slice(first, last), stored, position, reaches_end)
+    return Resident(memoryview(read(position, size)), None, position, reaches_end)
 
 
 def _locate(read: Read, index: OffsetIndex, extent: Extent, request: Request) -> tuple[int, int, bool]:
@@ -180,14 +181,14 @@ def _locate(read: Read, index: OffsetIndex, extent: Extent, request: Request) ->
 
 
 class _Loader:
-    """A read that goes on in a thread. Holds a descriptor of its own."""
+    """A read that continues in a thread. Holds a descriptor of its own."""
 
-    __slots__ = ("_behind", "_disk", "_extent", "_fd", "_files", "_request", "_segment")
+    __slots__ = ("_disk", "_extent", "_fd", "_files", "_later_segments", "_request", "_segment")
 
     def __init__(
-        self, files: OpenFiles, segment: Segment, fd: int, request: Request, behind: Sequence[Segment]
+        self, files: OpenFiles, segment: Segment, fd: int, request: Request, later_segments: Sequence[Segment]
     ) -> None:
-        self._behind = deque(behind)
+        self._later_segments = deque(later_segments)
         self._files = files
         self._disk = disk = files.disk
         self._segment = segment
@@ -197,7 +198,7 @@ class _Loader:
 
     @property
     def segment(self) -> Segment:
-        """The one that is read now."""
+        """The segment that is being read."""
         return self._segment
 
     @property
@@ -205,8 +206,8 @@ class _Loader:
         request = self._request
         return MAP_FROM_BYTES if request.at_least_one else min(request.max_bytes, MAP_FROM_BYTES)
 
-    def run(self, take: Callable[[OffsetIndex, int, int], _T]) -> _T:
-        """Find the records' place, and what `take` makes of (index, position, size)."""
+    def run(self, use: Callable[[OffsetIndex, int, int], _T]) -> _T:
+        """Find the position of the records, and return `use(index, position, size)`."""
         try:
             while True:
                 try:
@@ -214,31 +215,31 @@ class _Loader:
                     if index is None:
                         index = self._segment.indexes()[0]
                     position, size, _ = _locate(self._pread, index, self._extent, self._request)
-                except (IndexLies, PeerError):
+                except (CorruptIndex, PeerError):
                     index, time_index = self._segment.rebuild_indexes()
                     self._segment.index, self._segment.time_index = index, time_index
                     position, size, _ = _locate(self._pread, index, self._extent, self._request)
-                if size or position < self._extent.size_bytes or not self._go_on():
-                    return take(index, position, size)
+                if size or position < self._extent.size_bytes or not self._next_segment():
+                    return use(index, position, size)
         except OSError as error:
             raise StorageError.of(f"reading {self._segment.path}", error) from error
-        except (BadBatch, IndexLies, PeerError) as error:
-            raise StorageError(f"{self._segment.path} is damaged near offset {self._request.offset}: {error}") from None
+        except (BadBatch, CorruptIndex, PeerError) as error:
+            raise StorageError(f"{self._segment.path} is corrupt near offset {self._request.offset}: {error}") from None
         finally:
             self.close()
 
-    def _go_on(self) -> bool:
-        """With the next segment: compaction took what lay before that one. False where there is none."""
+    def _next_segment(self) -> bool:
+        """Continue with the next segment if compaction removed the offsets before it. False if there is none."""
         segment = self._segment
         segment.next_offset = min(segment.next_offset, self._request.offset)
-        while self._behind and self._behind[0].base_offset < self._request.end_offset:
-            segment = self._behind.popleft()
+        while self._later_segments and self._later_segments[0].base_offset < self._request.end_offset:
+            segment = self._later_segments.popleft()
             if not segment.size_bytes:
                 continue
             try:
                 fd = self._disk.open_read(segment.path)
             except FileNotFoundError:
-                return False  # it has gone meanwhile; whoever asks again finds what is there
+                return False  # the file was removed meanwhile; the next request finds the current one
             self._disk.close(self._fd)
             self._segment, self._extent, self._fd = segment, extent_of(segment), fd
             self._request = self._request._replace(position=-1)
@@ -265,11 +266,11 @@ class _Loader:
         window = self._disk.map(self._fd, position - before, before + size_bytes)
         stored = window.file_slice(self._fd, before, before + size_bytes) if window is not None else None
         if stored is None:
-            # Only memory is left, and that is promised up to here: the reader asks for the rest.
+            # Only memory is left, and this much of it is guaranteed: the reader requests the rest.
             end, at_least_one = position + size_bytes, self._request.at_least_one
             size_bytes = fit(self._pread, index, position, end, MAP_FROM_BYTES, at_least_one)
             if window is not None and size_bytes > MAP_FROM_BYTES:
-                # One batch, larger than what is promised: it leaves from the page cache by its mapping.
+                # One batch, larger than the guarantee: it is sent from the page cache by its mapping.
                 for start in range(0, size_bytes, MAP_FROM_BYTES):
                     self._pread(position + start, min(MAP_FROM_BYTES, size_bytes - start))
                 return window.slice(before, before + size_bytes)
@@ -287,7 +288,7 @@ class _Loader:
         self.close()
 
 
-def loader(files: OpenFiles, segment: Segment, request: Request, behind: Sequence[Segment] = ()) -> _Loader:
-    """`behind`: the segments that follow, where the offset may be one that compaction took from this one's end."""
+def loader(files: OpenFiles, segment: Segment, request: Request, later_segments: Sequence[Segment] = ()) -> _Loader:
+    """`later_segments`: the segments that follow, in case compaction removed the offset from the end of this one."""
     fd = segment.fd if segment.fd >= 0 else files.open(segment)
-    return _Loader(files, segment, fd, request, behind)
+    return _Loader(files, segment, fd, request, later_segments)

@@ -1,17 +1,17 @@
-"""Opens what is on the disk: finds the log's end, rebuilds what is derived, cuts what a crash tore.
+"""Opens a log's directory: finds the log end, rebuilds derived files, truncates what a crash left incomplete.
 
-Owns the decision what to trust. Never decides that damaged data is acceptable: bytes below the recovery point (or all
-of them after a clean stop) had been safe on the disk, so damage there is `CorruptLog` and the partition stays offline.
-Past the recovery point every CRC is checked, and the log ends before the first batch that is not whole; how it is cut
-there, and what becomes of the rest, is `recovery_cut`'s. Where the disk has no room for what must be written first the
-log stays as it is, and can be opened when there is some (`CorruptLog.refusal`).
+Owns the decision which data to trust. Never accepts damaged data: bytes below the recovery point (or all of them after
+a clean shutdown) were safe on the disk, so damage there is `CorruptLog` and the partition stays offline. Past the
+recovery point every CRC is checked, and the log ends before the first incomplete or damaged batch; `recovery_cut` owns
+how it is truncated and where the rest goes. If the disk has no room for what must be written first, the log stays
+unchanged and can be opened once there is room (`CorruptLog.transient_error`).
 
-- Trusted: sealed segments that end at or below the recovery point. Their indexes are read when they are needed.
-- Scanned: from the newest producer snapshot that can be trusted or the recovery point, whichever is lower; headers
-  below the recovery point, whole batches above. Scanning starts at an index entry where the index proves itself.
-- Epoch cache: entries at or past the recovery point are dropped and read back from the batches (E15, E17). Behind a gap
-  that compaction left, batches do not tell where their epoch begins: what the checkpoint says of it counts, as far as
-  it can be, and else the lowest offset that can be, so that no epoch before seems to be longer than it was.
+- Trusted: sealed segments that end at or below the recovery point. Their indexes are read on demand.
+- Scanned: from the newest trusted producer snapshot or the recovery point, whichever is lower; headers below the
+  recovery point, complete batches above. The scan starts at an index entry if the entry matches its batch.
+- Epoch cache: entries at or past the recovery point are dropped and read back from the batches (E15, E17). After a gap
+  left by compaction, batches do not show where their epoch begins: the checkpoint's entry counts if it is possible,
+  else the lowest possible offset, so that no earlier epoch seems longer than it was.
 
 Blocks on the disk: run it in a thread, or at start.
 """
@@ -37,13 +37,13 @@ from fenceline.log.compaction_bound import (
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
-from fenceline.log.errors import CorruptLog, passes
+from fenceline.log.errors import CorruptLog, is_transient
 from fenceline.log.file_names import EPOCH_FILE, LOG_SUFFIX, OFFSET_DIGITS, stem
 from fenceline.log.producer_state import BadSnapshot, ProducerStates
 from fenceline.log.recovery_cut import Cutting, RecoveryReport, restore_advice
-from fenceline.log.recovery_files import drop, look, near_end, resume, segments_of, tidy
+from fenceline.log.recovery_files import clean_up, drop, inspect, near_end, resume, segments_of
 from fenceline.log.replay import apply_to_producers
-from fenceline.log.scan import BadBatch, Found, ReadTwice, Unstable, scan
+from fenceline.log.scan import BadBatch, Found, ReadTwice, UnstableRead, scan
 from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
 from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
 
@@ -51,14 +51,14 @@ _DISK_ADVICE: Final = (
     "Check the disk and the file's permissions, then restart the node. Other partitions are not affected."
 )
 _WAIT_ADVICE: Final = (
-    "Make room on the disk, or raise the limit that the reason names. What a start could not open is opened then, else"
-    " restart the node. Other partitions are not affected."
+    "Free disk space, or raise the limit named above. A partition that was offline at start is then opened "
+    "automatically, else restart the node. Other partitions are not affected."
 )
 
 
 @dataclass(slots=True)
 class Loaded:
-    """What opening a directory found."""
+    """The result of opening a directory."""
 
     segments: list[Segment]
     log_start_offset: int
@@ -84,28 +84,28 @@ def load(
     knows_gaps: bool = False,
     only_torn: bool = False,
     before_cut: Callable[[CorruptLog], None] | None = None,
-    looks_only: bool = False,
+    read_only: bool = False,
 ) -> Loaded:
-    """Open the files of one partition. `clean`: a clean stop was the last thing that happened to them. `known_end`: up
-    to there records had been safe on the disk and committed. `first_segment`: where the files began at the clean stop,
-    where that is known. `knows_gaps`: no program compacts this log that does not write its `compaction_bound`.
+    """Open the files of one partition. `clean`: nothing has happened to them since a clean shutdown. `known_end`:
+    records up to there were safe on the disk and committed. `first_segment`: the first base offset at the clean
+    shutdown, if known. `knows_gaps`: every program that compacts this log writes its `compaction_bound`.
 
-    `before_cut`: called before whole batches of a log that is `only_torn` are cut; raises what it is given, or has
-    written down durably what was acknowledged. Without it nothing of the kind is cut.
+    `before_cut`: called before complete batches of an `only_torn` log are cut; it raises the error it is given, or has
+    durably recorded what was acknowledged. Without it such batches are never cut.
 
-    `looks_only`: no file changes, also none that a crash left half done; the segments end where the log would.
+    `read_only`: no file changes, not even those that a crash left unfinished; the segments end where the log would.
 
-    Raises CorruptLog, what `before_cut` raises, OperatorError where there is no room for what it allows to cut; any
-    OSError on the way becomes a CorruptLog.
+    Raises CorruptLog, whatever `before_cut` raises, OperatorError if there is no room for a cut that it allows; any
+    other OSError becomes a CorruptLog.
     """
     try:
         loader = _Loader(
-            disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut, looks_only, knows_gaps
+            disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut, read_only, knows_gaps
         )
         return loader.load(log_start_offset, known_end, first_segment, segment_count)
     except OSError as error:
-        what, advice = ("opened", _WAIT_ADVICE) if passes(error.errno) else ("read", _DISK_ADVICE)
-        reason = f"can not be {what}: {error.strerror or error}"
+        what, advice = ("opened", _WAIT_ADVICE) if is_transient(error.errno) else ("read", _DISK_ADVICE)
+        reason = f"cannot be {what}: {error.strerror or error}"
         raise CorruptLog(error.filename or directory, 0, reason, advice) from error
 
 
@@ -120,10 +120,10 @@ class _Loader:
         now_ms: int,
         only_torn: bool,
         before_cut: Callable[[CorruptLog], None] | None,
-        looks_only: bool,
+        read_only: bool,
         knows_gaps: bool,
     ) -> None:
-        self._looks_only = looks_only
+        self._read_only = read_only
         self._knows_gaps = knows_gaps
         self._disk = disk
         self._directory = directory
@@ -134,33 +134,33 @@ class _Loader:
         self._only_torn = only_torn
         self._report = RecoveryReport(clean)
         self._cutting = Cutting(
-            disk, directory, recovery_point, clean, now_ms, only_torn, before_cut, self._report, looks_only
+            disk, directory, recovery_point, clean, now_ms, only_torn, before_cut, self._report, read_only
         )
         self._producers = ProducerStates()
         self._epochs = EpochCache()
         self._checkpoint: list[tuple[int, int]] = []
-        """(epoch, start), as they were written down."""
-        self._end = 0  # where the batches that were found good end
+        """(epoch, start) as read from the checkpoint."""
+        self._end = 0  # end of the valid batches
         self._gap_from = 0  # as `_end`, also where the next segment begins later
-        self._lacks_records = False  # compaction left some out, in what is not known to be flushed
-        self._flushed_to = recovery_point  # also where compaction has been: it takes what is safe only
+        self._lacks_records = False  # compaction left some out, in the part that may not be flushed
+        self._flushed_to = recovery_point  # at least the end of the compacted part: compaction reads only what is safe
 
     def load(
         self, log_start_offset: int, known_end: int, first_segment: int | None, segment_count: int | None
     ) -> Loaded:
-        files = (look if self._looks_only else tidy)(self._disk, self._directory)
-        names, lone = files.names, files.lone
+        files = (inspect if self._read_only else clean_up)(self._disk, self._directory)
+        names, orphan_indexes = files.names, files.orphan_indexes
         segments = segments_of(self._disk, self._directory, files, self._now_ms)
         complete_from = self._complete_from(names, segments)
         if segments:
             if not self._only_torn:
-                self._look_for_vanished(segments, lone, log_start_offset, first_segment)
+                self._check_missing_segments(segments, orphan_indexes, log_start_offset, first_segment)
                 if not (self._clean and segment_count in (None, len(segments))):
-                    self._look_for_holes(segments, log_start_offset)
+                    self._check_holes(segments, log_start_offset)
             log_start_offset = max(log_start_offset, segments[0].base_offset)
-        if lone and not self._looks_only:
-            drop(self._disk, self._directory, names, lone)
-            self._disk.fsync_dir(self._directory)  # one that came back would tell of the same loss again
+        if orphan_indexes and not self._read_only:
+            drop(self._disk, self._directory, names, orphan_indexes)
+            self._disk.fsync_dir(self._directory)  # a file that reappears would be reported as lost again
         epochs_known = self._load_epochs(log_start_offset)
         end = log_start_offset
         if segments:
@@ -171,15 +171,15 @@ class _Loader:
             self._producers.clear()
             end = log_start_offset
         if end < known_end:
-            self._cutting.miss(end, known_end)
+            self._cutting.note_missing_end(end, known_end)
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(log_start_offset)
-        if not self._looks_only:
+        if not self._read_only:
             producer_snapshots.drop(self._disk, self._directory, names, lambda at: at > end)
         if not self._clean:
             self._epochs.changed = True
         if self._lacks_records and self._config.compacted:
-            # Where the newer ones lie was in memory only.
+            # The bound that shows where the newer ones lie was in memory only.
             complete_from = complete_from.raised(end + 1, self._epochs.latest_epoch)
         return Loaded(segments, log_start_offset, end, self._epochs, self._producers, self._report, complete_from)
 
@@ -196,31 +196,32 @@ class _Loader:
             known = known.raised(segments[-1].base_offset, -1)
         return known
 
-    # -- files that are gone ----------------------------------------------------------------------------------------
+    # -- missing files ----------------------------------------------------------------------------------------
 
-    def _look_for_vanished(
-        self, segments: list[Segment], lone: list[str], log_start_offset: int, first_segment: int | None
+    def _check_missing_segments(
+        self, segments: list[Segment], orphan_indexes: list[str], log_start_offset: int, first_segment: int | None
     ) -> None:
-        """Segment files that neither retention nor compaction nor a cut has taken. Raises CorruptLog where they lay
-        between others and had been safe; the first ones leave a note, and the log begins where the files do."""
-        vanished = sorted({int(name[:OFFSET_DIGITS]) for name in lone})
+        """Find segment files that neither retention nor compaction nor a truncation removed. Raises CorruptLog if they
+        lay between others and had been safe; missing first segments are recorded in a note, and the log starts where
+        the files do."""
+        vanished = sorted({int(name[:OFFSET_DIGITS]) for name in orphan_indexes})
         start = segments[0].base_offset
         began = min([base for base in (first_segment, *vanished) if base is not None], default=start)
         if max(began, log_start_offset) < start:
-            self._cutting.miss_start(max(began, log_start_offset), start)
+            self._cutting.note_missing_start(max(began, log_start_offset), start)
         bases = [segment.base_offset for segment in segments]
         for base in vanished:
             if start < base < bases[-1] and (self._clean or base < self._recovery_point):
                 number = bisect_right(bases, base)
                 end, _ = self._end_of(segments[number - 1])
-                if end <= base and not self._looks_only:
+                if end <= base and not self._read_only:
                     path = stem(self._directory, base) + LOG_SUFFIX
-                    raise _hole(path, "the segment file is gone and its index is there", end, bases[number])
+                    raise _hole(path, "the segment file is missing but its index exists", end, bases[number])
 
-    def _look_for_holes(self, segments: list[Segment], log_start_offset: int) -> None:
-        """A segment between others that has gone with its indexes, below the recovery point or after a clean stop, in a
-        log that is not compacted; past the recovery point the scan finds it. Reads the end of each segment: after a
-        crash, or where a clean stop had counted more files. Raises CorruptLog."""
+    def _check_holes(self, segments: list[Segment], log_start_offset: int) -> None:
+        """Find a segment between others that vanished with its indexes, below the recovery point or after a clean
+        shutdown, in a log that is not compacted; past the recovery point the scan finds it. Reads the end of each
+        segment: after a crash, or if the clean shutdown recorded more files. Raises CorruptLog."""
         if self._config.compacted or not self._knows_gaps:
             return
         for segment, following in pairwise(segments):
@@ -228,27 +229,27 @@ class _Loader:
                 break
             if following.base_offset <= log_start_offset:
                 continue
-            # No checksum is looked at: what is read twice is there.
+            # No checksum is checked: offsets that two reads return exist.
             end = self._hole_before(following, segment)
             if end is not None and end == self._hole_before(following, segment):
-                raise _hole(segment.path, "a segment file behind this one is gone", end, following.base_offset)
+                raise _hole(segment.path, "the segment file after this one is missing", end, following.base_offset)
 
     def _hole_before(self, following: Segment, segment: Segment) -> int | None:
-        """Where `segment` ends, if offsets that had been safe are missing behind it. Damage is met where it is read."""
+        """Where `segment` ends, if offsets that had been safe are missing after it. Damage is found when it is read."""
         end, is_whole = self._end_of(segment)
         was_safe = self._clean or end < self._recovery_point
         is_hole = is_whole and was_safe and end < following.base_offset
         return end if is_hole and following.base_offset > read_bound(self._disk, self._directory) else None
 
     def _end_of(self, segment: Segment) -> tuple[int, bool]:
-        """The offset behind its last batch, or where it is damaged; whether it is not."""
+        """The offset after its last batch, or of the damage; and whether it is undamaged."""
         position, end = near_end(segment)
         fd = self._disk.open_read(segment.path)
         try:
             for found in self._batches(self._disk, fd, segment, position, segment.size_bytes, end):
                 end = found.header.next_offset
         except BadBatch:
-            return end, False  # the scan meets it again where that counts
+            return end, False  # the scan finds it again where it matters
         finally:
             self._disk.close(fd)
         return end, True
@@ -256,7 +257,7 @@ class _Loader:
     # -- what is derived from the batches ---------------------------------------------------------------------------
 
     def _load_epochs(self, log_start_offset: int) -> bool:
-        """Whether the epoch checkpoint tells of all epochs from the log start on."""
+        """Whether the epoch checkpoint has all epochs from the log start on."""
         path = f"{self._directory}/{EPOCH_FILE}"
         try:
             entries = read_epochs(self._disk, path)
@@ -269,14 +270,14 @@ class _Loader:
         if self._clean:
             return bool(entries)
         if entries and entries[0][1] > log_start_offset:
-            # A crash came between this file and the checkpoint of a log start that had moved up: all are read anew.
+            # A crash came between this file and the checkpoint of a log start that had advanced: all are read again.
             self._epochs = EpochCache()
             return False
         self._epochs.truncate_from_end(self._recovery_point)
         return bool(entries)
 
     def _load_snapshot(self, names: set[str], log_start_offset: int) -> int:
-        """Producer state from the newest good snapshot; returns the offset from which batches must be replayed."""
+        """Producer state from the newest valid snapshot; returns the offset from which batches must be replayed."""
         for offset in producer_snapshots.offsets_in(names):
             if not self._clean and offset > self._recovery_point:
                 continue
@@ -294,7 +295,7 @@ class _Loader:
     # -- batches ------------------------------------------------------------------------------------------------
 
     def _scan(self, segments: list[Segment], replay_from: int, log_start_offset: int, epochs_known: bool) -> int:
-        """Walk what can not be trusted; returns the log end offset. Cuts `segments` where the log ends early."""
+        """Scan what cannot be trusted; returns the log end offset. Truncates `segments` if the log ends early."""
         start_offset = replay_from if self._clean else min(replay_from, self._recovery_point)
         if not epochs_known:
             start_offset = log_start_offset
@@ -306,14 +307,14 @@ class _Loader:
                 raise CorruptLog(
                     segment.path,
                     0,
-                    f"the segment starts below offset {self._end}, where the one before it ends",
+                    f"the segment starts below offset {self._end}, the end of the segment before it",
                     restore_advice("segment"),
                 )
             if number > first and self._gap(segment):
                 # Lost between two fsyncs: the end of one file but not the start of the next.
                 reason = f"offsets {self._end} to {segment.base_offset - 1} are missing"
                 if not self._only_torn:
-                    self._cutting.miss_between(self._end, segment.base_offset)
+                    self._cutting.note_missing_range(self._end, segment.base_offset)
                 self._cutting.cut(
                     segments, number - 1, self._end, BadBatch(segments[number - 1].size_bytes, reason, torn=False)
                 )
@@ -322,7 +323,7 @@ class _Loader:
             try:
                 self._scan_segment(segment, start_offset, replay_from, last=number == len(segments) - 1)
             except BadBatch as bad:
-                self._look_again(segment, bad)
+                self._confirm_damage(segment, bad)
                 self._cutting.cut(segments, number, self._end, bad)
                 break
         return self._end
@@ -330,7 +331,7 @@ class _Loader:
     def _batches(
         self, disk: Disk | ReadTwice, fd: int, segment: Segment, start: int, end: int, next_offset: int
     ) -> Iterator[Found]:
-        """As `scan` of a segment of this log."""
+        """As `scan`, for a segment of this log."""
         return scan(
             disk,
             fd,
@@ -343,36 +344,36 @@ class _Loader:
         )
 
     def _confirm(self, segment: Segment, fd: int, found: Found) -> None:
-        """A batch begins an epoch or leaves a gap; no checksum covers either. Raises CorruptLog when it is another one
-        when it is read again.
-        """
+        """Read a batch again that begins an epoch or leaves a gap, as no checksum covers either. Raises CorruptLog if
+        the second read differs."""
         header = found.header
         try:
             again = peek_header(self._disk.pread(fd, BATCH_OVERHEAD, found.position))
         except PeerError:
             again = None
         if again is None or (again.base_offset, again.leader_epoch) != (header.base_offset, header.leader_epoch):
-            raise _unstable(segment, found.position, f"the batch at offset {header.base_offset} is another each time")
+            raise _unstable(
+                segment, found.position, f"the batch at offset {header.base_offset} differs when it is read again"
+            )
 
-    def _look_again(self, segment: Segment, bad: BadBatch) -> None:
-        """What a crash has torn is bad in the same way each time it is read; a disk that reads wrong now and then must
-        not make a log lose what it holds. Raises CorruptLog.
-        """
+    def _confirm_damage(self, segment: Segment, bad: BadBatch) -> None:
+        """Read a bad place again: a torn write is bad in the same way each time, while a disk with read errors must not
+        make a log lose its records. Raises CorruptLog."""
         found = self._disk.stat(segment.path)
         fd = self._disk.open_read(segment.path)
         try:
             end = found.size_bytes if found is not None else bad.position
             for _ in self._batches(ReadTwice(self._disk), fd, segment, bad.position, end, self._end):
                 break
-            told = "it is whole"
+            second_reason = "it is valid"
         except BadBatch as again:
-            told = again.reason
-        except Unstable:
-            told = "the bytes are others"
+            second_reason = again.reason
+        except UnstableRead:
+            second_reason = "the bytes differ"
         finally:
             self._disk.close(fd)
-        if told != bad.reason:
-            raise _unstable(segment, bad.position, f"{bad.reason}; read again, {told}")
+        if second_reason != bad.reason:
+            raise _unstable(segment, bad.position, f"{bad.reason}; on a second read {second_reason}")
 
     def _gap(self, segment: Segment) -> bool:
         """Whether offsets past the recovery point are missing before a segment. Compaction leaves gaps, crashes too."""
@@ -383,7 +384,7 @@ class _Loader:
         return not self._config.compacted
 
     def _scan_segment(self, segment: Segment, start_offset: int, replay_from: int, *, last: bool) -> None:
-        """Walk one segment. On BadBatch the segment's `size_bytes` and `next_offset` are those of its good part."""
+        """Scan one segment. On BadBatch the segment's `size_bytes` and `next_offset` are those of its valid part."""
         file_bytes = segment.size_bytes
         trusted = self._clean or (segment.sealed and segment.next_offset <= self._recovery_point)
         keep_indexes = trusted and not last
@@ -426,7 +427,7 @@ class _Loader:
             segment.indexes_saved = self._clean
 
     def _starts_in_gap(self, header: BatchHeader) -> list[tuple[int, int]]:
-        """Where its epoch, and those of which nothing is left, begin in the gap before a batch."""
+        """Where its epoch, and earlier epochs without a batch, begin in the gap before a batch."""
         if header.base_offset == self._gap_from:
             return []
         written = [(epoch, start) for epoch, start in self._checkpoint if start >= self._gap_from]
@@ -435,14 +436,14 @@ class _Loader:
 
 
 def _hole(path: str, what: str, start: int, end: int) -> CorruptLog:
-    """Offsets from `start` to `end` between two segments had been safe on the disk."""
+    """Offsets from `start` to `end` between two segments were safe on the disk."""
     return CorruptLog(
         path,
         0,
         f"{what}: offsets {start} to {end - 1} are missing, and had been safe on the disk",
-        f"{restore_advice('segment')} Or, to serve the partition without these offsets: stop the node, remove the"
-        f" .index and .timeindex files that have no .log file of their number, write {end} into the file {BOUND_FILE}"
-        " of the partition's directory unless it has a higher number, start.",
+        f"{restore_advice('segment')} Or, to serve the partition without these offsets: stop the node, remove the "
+        f".index and .timeindex files without a .log file of the same number, write {end} into the file {BOUND_FILE} "
+        "of the partition's directory unless it has a higher number, and start the node.",
     )
 
 
@@ -451,6 +452,6 @@ def _unstable(segment: Segment, position: int, reason: str) -> CorruptLog:
         segment.path,
         position,
         reason,
-        "The disk gives other bytes each time it is read; nothing was cut off. Check the disk (dmesg, smartctl) and its"
-        " cables, then start again.",
+        "The disk returns different bytes on each read; nothing was truncated. Check the disk (dmesg, smartctl) and "
+        "its cables, then start the node again.",
     )

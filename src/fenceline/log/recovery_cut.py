@@ -1,11 +1,10 @@
-"""Where recovery lets a log end: whether it may be cut there, and where what is cut goes.
+"""Truncation by recovery: whether a log may be cut, and where the cut bytes go.
 
-Owns the order: the note first (`recovery_note`), then the evidence, then the cut. Recovery takes records out of a log
-nowhere else. Never cuts what had been safe on the disk, below the recovery point or after a clean stop: that is
-`CorruptLog`. What is cut goes into the partition's
-`lost+found`, unless it is the torn end of one write, with nothing whole behind it. A log that is fsynced before it
-counts (`only_torn`) is not cut before a whole batch, which may have been acknowledged, unless `before_cut` has seen to
-that.
+Owns the order: the note first (`recovery_note`), then the evidence, then the cut. No other part of recovery removes
+records. Never cuts data that was safe on the disk, below the recovery point or after a clean shutdown: that is
+`CorruptLog`. Cut bytes go into the partition's `lost+found`, except the torn end of one write with no complete batch
+after it. A log that is fsynced before it counts (`only_torn`) is not cut before a complete batch, which may have been
+acknowledged, unless `before_cut` allows it.
 """
 
 from __future__ import annotations
@@ -20,28 +19,29 @@ from fenceline.log.errors import CorruptLog
 from fenceline.log.lost_and_found import EVIDENCE_DIR, INTENDED_SUFFIX, evidence_in, keep_file, keep_tail
 from fenceline.log.lost_batches import LostBatches, Piece, count_lost
 from fenceline.log.recovery_note import RecoveryNote, write_note
-from fenceline.log.scan import LOOK_BEHIND_BYTES, BadBatch, next_whole_batch
+from fenceline.log.scan import SEARCH_BYTES, BadBatch, next_complete_batch
 from fenceline.log.segment import Segment
 
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening a log did. `evidence` are the files that now hold what was cut."""
+    """The result of opening a log. `evidence`: the files that now hold the cut bytes."""
 
     clean: bool
     scanned_bytes: int = 0
     torn_bytes: int = 0
-    """The torn end of one write, with nothing whole behind it."""
+    """The torn end of one write, with no complete batch after it."""
     cut_bytes: int = 0
-    """All else that is gone from the log."""
+    """All other bytes that were removed from the log."""
     reason: str = ""
     evidence: list[str] = field(default_factory=list)
 
 
 class Cutting:
-    """Of one log, as it is opened; its `report` says what was done. For the other arguments see `recovery.load`.
+    """Truncation of one log while it is opened; `report` holds the result. For the other arguments see `recovery.load`.
 
-    `looks_only`: the log ends in memory where it would be cut, and the disk stays unchanged."""
+    `read_only`: the log ends in memory where it would be cut, and the disk stays unchanged.
+    """
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class Cutting:
         only_torn: bool,
         before_cut: Callable[[CorruptLog], None] | None,
         report: RecoveryReport,
-        looks_only: bool = False,
+        read_only: bool = False,
     ) -> None:
-        self._looks_only = looks_only
+        self._read_only = read_only
         self._disk = disk
         self._directory = directory
         self._recovery_point = recovery_point
@@ -66,13 +66,13 @@ class Cutting:
         self._report = report
 
     def cut(self, segments: list[Segment], number: int, end: int, bad: BadBatch) -> None:
-        """The log ends at offset `end`, inside of segment `number`: keep the evidence, drop what follows.
+        """End the log at offset `end`, inside segment `number`: keep the evidence, drop the rest.
 
-        Raises CorruptLog, OperatorError, OSError, what `before_cut` raises.
+        Raises CorruptLog, OperatorError, OSError, whatever `before_cut` raises.
         """
         segment = segments[number]
         if self._clean or end < self._recovery_point:
-            known = "after a clean stop" if self._clean else f"below the recovery point {self._recovery_point}"
+            known = "after a clean shutdown" if self._clean else f"below the recovery point {self._recovery_point}"
             raise CorruptLog(
                 segment.path,
                 bad.position,
@@ -80,18 +80,18 @@ class Cutting:
                 restore_advice("partition"),
             )
         following = segments[number + 1 :]
-        whole_follows = any(later.size_bytes for later in following) or _whole_follows(segment, bad.position)
-        if self._only_torn and whole_follows:
+        batch_follows = any(later.size_bytes for later in following) or _complete_batch_follows(segment, bad.position)
+        if self._only_torn and batch_follows:
             damage = CorruptLog(
                 segment.path,
                 bad.position,
-                f"{bad.reason}, and whole batches follow (offset {end})",
+                f"{bad.reason}, and complete batches follow (offset {end})",
                 restore_advice("partition"),
             )
             if self._before_cut is None:
                 raise damage
             self._before_cut(damage)
-        if self._looks_only:
+        if self._read_only:
             del segments[number + 1 :]
             segment.size_bytes, segment.sealed = bad.position, False
             return
@@ -103,23 +103,23 @@ class Cutting:
             pieces = [Piece(segment.path, bad.position, bad.position + tail_bytes)]
             pieces += [Piece(later.path, 0, later.size_bytes) for later in following]
             lost = count_lost(self._disk, pieces, start_offset=end)
-            torn = bad.torn and not whole_follows
+            torn = bad.torn and not batch_follows
             others = tuple(evidence_in(self._disk, self._directory))
             write_note(self._disk, self._directory, RecoveryNote(lost, report.reason, torn, self._now_ms, others))
-        if bad.torn and not whole_follows:
+        if bad.torn and not batch_follows:
             report.torn_bytes += tail_bytes
         elif tail_bytes:
             report.cut_bytes += tail_bytes
             kept = keep_tail(self._disk, self._directory, segment.path, bad.position)
-            if self._only_torn and whole_follows and not kept:
+            if self._only_torn and batch_follows and not kept:
                 raise OperatorError(
-                    f"{segment.path}: what follows byte {bad.position} can not be kept in {EVIDENCE_DIR}, so it is not"
-                    " cut.",
-                    "Make room on the disk, and check that it is healthy; then start the node again.",
+                    f"{segment.path}: the bytes from position {bad.position} on cannot be moved to {EVIDENCE_DIR}, "
+                    "so the log was not truncated.",
+                    "Free disk space and check that the disk is healthy; then start the node again.",
                 )
             report.evidence += kept
         moved: list[str] = []
-        # From the last to the first: what a crash leaves of it is cut at the same place, with the same note.
+        # Last to first: after a crash the rest is cut at the same place, with the same note.
         for later in reversed(following):
             report.cut_bytes += later.size_bytes
             moved[:0] = keep_file(self._disk, self._directory, later.path)
@@ -139,9 +139,9 @@ class Cutting:
         segment.indexes_saved = False
 
     def empty(self, segments: list[Segment], end: int, log_start_offset: int) -> None:
-        """The log ends below its log start: records were deleted further than what survived a crash. What survived was
-        deleted as well, so nothing of it may be shown again; the note says so. Raises OSError."""
-        if self._looks_only:
+        """The log ends below its log start: records were deleted further than what survived a crash. The surviving
+        records were deleted as well, so they must not be served again; the note records this. Raises OSError."""
+        if self._read_only:
             segments.clear()
             return
         report, first = self._report, segments[0]
@@ -153,7 +153,7 @@ class Cutting:
                 others = tuple(evidence_in(self._disk, self._directory))
                 note = RecoveryNote(lost, report.reason, False, self._now_ms, others, log_start_offset)
                 write_note(self._disk, self._directory, note)
-        # From the last to the first: what a crash leaves of it is still a log.
+        # Last to first: what a crash leaves is still a log.
         for segment in reversed(segments):
             report.cut_bytes += segment.size_bytes
             report.evidence[:0] = keep_file(self._disk, self._directory, segment.path)
@@ -161,39 +161,39 @@ class Cutting:
         forget_bounds(self._disk, self._directory)
         segments.clear()
 
-    def miss(self, end: int, known_end: int) -> None:
-        """The files end at offset `end`, and whole records up to `known_end` had been safe and committed: of a file or
-        its end nothing is left. Raises CorruptLog after a clean stop, OSError."""
-        reason = f"the log ends at offset {end}, and what followed up to {known_end} had been safe on the disk"
+    def note_missing_end(self, end: int, known_end: int) -> None:
+        """The files end at offset `end`, but complete records up to `known_end` were safe and committed: a file or its
+        end is lost without a trace. Raises CorruptLog after a clean shutdown, OSError."""
+        reason = f"the log ends at offset {end}, but the records up to {known_end} had been safe on the disk"
         if self._clean:
-            raise CorruptLog(self._directory, 0, f"{reason}, after a clean stop", restore_advice("partition"))
-        if self._looks_only:
+            raise CorruptLog(self._directory, 0, f"{reason}, after a clean shutdown", restore_advice("partition"))
+        if self._read_only:
             return
         names = tuple(evidence_in(self._disk, self._directory))
         if any(name.endswith(INTENDED_SUFFIX) for name in names):
-            return  # a cut was under way, which is looked into and told
+            return  # a truncation was in progress; it is examined and reported
         lost = LostBatches(end, known_end, known_end - end, 0, ())
         self._report.reason = self._report.reason or f"{self._directory}: {reason}"
         note = RecoveryNote(lost, f"{self._directory}: {reason}", False, self._now_ms, names, is_missing=True)
         write_note(self._disk, self._directory, note)
 
-    def miss_start(self, start: int, end: int) -> None:
-        """The first segment files are gone, with the offsets from `start` to `end`, and the log begins behind them, as
-        in Apache Kafka. Raises OSError."""
-        self._miss_files(start, end, "the first segment files of the log are gone")
+    def note_missing_start(self, start: int, end: int) -> None:
+        """The first segment files are missing, with the offsets from `start` to `end`; the log starts after them, as in
+        Apache Kafka. Raises OSError."""
+        self._note_missing_files(start, end, "the first segment files of the log are missing")
 
-    def miss_between(self, start: int, end: int) -> None:
-        """Offsets between two segments are missing, past the recovery point: the log is cut there, and of these nothing
-        is left. Raises OSError."""
+    def note_missing_range(self, start: int, end: int) -> None:
+        """Offsets between two segments are missing, past the recovery point: the log is cut there, and nothing is left
+        of these. Raises OSError."""
         if not (self._clean or start < self._recovery_point):
-            self._miss_files(start, end, "what lay between two segment files is gone")
+            self._note_missing_files(start, end, "the range between two segment files is missing")
 
-    def _miss_files(self, start: int, end: int, what: str) -> None:
-        if self._looks_only:
+    def _note_missing_files(self, start: int, end: int, what: str) -> None:
+        if self._read_only:
             return
         names = tuple(evidence_in(self._disk, self._directory))
         if any(name.endswith(INTENDED_SUFFIX) for name in names):
-            return  # a cut was under way, which is looked into and told
+            return  # a truncation was in progress; it is examined and reported
         reason = f"{self._directory}: {what}, with offsets {start} to {end - 1}"
         self._report.reason = self._report.reason or reason
         lost = LostBatches(start, end, end - start, 0, ())
@@ -201,19 +201,19 @@ class Cutting:
         write_note(self._disk, self._directory, note)
 
 
-def _whole_follows(segment: Segment, position: int) -> bool:
-    """Whether a batch that was written whole lies behind a bad place of a file; looked for within bounds."""
+def _complete_batch_follows(segment: Segment, position: int) -> bool:
+    """Whether a completely written batch follows a bad place of a file; the search is bounded."""
     fd = segment.disk.open_read(segment.path)
     try:
-        return next_whole_batch(segment.disk, fd, position, position + 1 + LOOK_BEHIND_BYTES) is not None
+        return next_complete_batch(segment.disk, fd, position, position + 1 + SEARCH_BYTES) is not None
     finally:
         segment.disk.close(fd)
 
 
 def restore_advice(what: str) -> str:
-    """What an operator can do for a "segment" or "partition" whose damage recovery does not cut away."""
+    """Remedies for a "segment" or "partition" whose damage recovery does not truncate."""
     return (
-        f"This partition is offline, the others are served. Restore the {what} from another replica or a backup; or, "
-        "to go on without the damaged part, stop the node, move the partition's directory away and start again: "
-        "what it holds is then lost to this node."
+        f"This partition is offline, the others are served. Restore the {what} from another replica or a backup. Or, "
+        "to continue without the damaged part, stop the node, move the partition's directory away and start the node "
+        "again: its records are then lost to this node."
     )

@@ -1,6 +1,6 @@
-"""The files of a partition's directory as recovery finds them: what a crash left half done, and the segments.
+"""The files of a partition's directory at recovery: operations that a crash left unfinished, and the segments.
 
-Owns which files stay, and where a segment's own index lets its scan begin. Never reads a record, and cuts nothing off.
+Owns which files stay, and where a segment's own index lets its scan begin. Never reads a record, and truncates nothing.
 """
 
 from __future__ import annotations
@@ -28,55 +28,57 @@ from fenceline.records.batch import BATCH_OVERHEAD, peek_header
 
 
 class Files(NamedTuple):
-    """A partition's directory as it is, or will be, once what a crash left half done is finished."""
+    """A partition's directory as it is, or will be, once unfinished operations are completed."""
 
     names: set[str]
-    lone: list[str]
-    """Of them, indexes of segments whose file is gone although nothing here has removed it: for `drop`.
+    orphan_indexes: list[str]
+    """Those of `names` that are indexes without a segment file, although nothing here removed that file: for `drop`.
 
-    What removes a segment file leaves it under another name until its indexes have gone (retention, compaction, also
-    Apache Kafka's), or removes the ones behind it first (cuts)."""
+    Retention and compaction, also Apache Kafka's, keep a removed segment file under another name until its indexes are
+    removed; truncation removes the indexes first.
+    """
     swapped: Mapping[str, str]
-    """By name, what the file is called while it is only looked at; empty once that is finished."""
+    """By name, the current name of the file while the directory is only inspected; empty once the renames are
+    dropped."""
 
 
-def tidy(disk: Disk, directory: str) -> Files:
-    """Finish what a crash has left half done, remove what only that left behind. Raises CorruptLog, OSError."""
-    kept, done, removed, lone = _sorted(finish_swaps(disk, directory, disk.listdir(directory)))
+def clean_up(disk: Disk, directory: str) -> Files:
+    """Complete operations that a crash left unfinished, and remove leftover files. Raises CorruptLog, OSError."""
+    kept, dropped, removed, orphan_indexes = _sorted(finish_swaps(disk, directory, disk.listdir(directory)))
     # The indexes first: without its `.deleted` a segment would seem to have vanished.
-    drop(disk, directory, kept, [name for name in lone if name[:OFFSET_DIGITS] in removed])
-    drop(disk, directory, kept, done)
-    return Files(kept, [name for name in lone if name in kept], {})
+    drop(disk, directory, kept, [name for name in orphan_indexes if name[:OFFSET_DIGITS] in removed])
+    drop(disk, directory, kept, dropped)
+    return Files(kept, [name for name in orphan_indexes if name in kept], {})
 
 
-def look(disk: Disk, directory: str) -> Files:
-    """What `tidy` would leave. Changes nothing. Raises CorruptLog, OSError."""
+def inspect(disk: Disk, directory: str) -> Files:
+    """What `clean_up` would leave. Changes nothing. Raises CorruptLog, OSError."""
     names = set(disk.listdir(directory))
     swapped: dict[str, str] = {}
     found = unfinished_swaps(disk, directory, names)
     if found is not None:
         swapped = {name.removesuffix(SWAP_SUFFIX): name for name in found.swaps}
         names = names.difference(found.dropped, found.covered, found.swaps).union(swapped)
-    kept, _, removed, lone = _sorted(names)
-    gone = {name for name in lone if name[:OFFSET_DIGITS] in removed}
-    return Files(kept - gone, [name for name in lone if name not in gone], swapped)
+    kept, _, removed, orphan_indexes = _sorted(names)
+    removed_indexes = {name for name in orphan_indexes if name[:OFFSET_DIGITS] in removed}
+    return Files(kept - removed_indexes, [name for name in orphan_indexes if name not in removed_indexes], swapped)
 
 
 def _sorted(names: Iterable[str]) -> tuple[set[str], list[str], set[str], list[str]]:
-    """Names that stay, and that go; numbers of segments that were removed; indexes that have no segment file."""
+    """Names to keep, names to remove, numbers of removed segments, and indexes without a segment file."""
     kept: set[str] = set()
-    done: list[str] = []
+    dropped: list[str] = []
     for name in names:
-        (done.append if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")) else kept.add)(name)
-    removed = {name[:OFFSET_DIGITS] for name in done if name.endswith(LOG_SUFFIX + DELETED_SUFFIX)}
-    lone = sorted(
+        (dropped.append if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")) else kept.add)(name)
+    removed = {name[:OFFSET_DIGITS] for name in dropped if name.endswith(LOG_SUFFIX + DELETED_SUFFIX)}
+    orphan_indexes = sorted(
         name
         for name in kept
         if name.endswith(INDEX_SUFFIXES)
         and name[:OFFSET_DIGITS].isdigit()
         and name[:OFFSET_DIGITS] + LOG_SUFFIX not in kept
     )
-    return kept, done, removed, lone
+    return kept, dropped, removed, orphan_indexes
 
 
 def drop(disk: Disk, directory: str, names: set[str], dropped: Iterable[str]) -> None:
@@ -88,7 +90,7 @@ def drop(disk: Disk, directory: str, names: set[str], dropped: Iterable[str]) ->
 
 
 def segments_of(disk: Disk, directory: str, files: Files, now_ms: int) -> list[Segment]:
-    """The segments of these files, in order. Nothing is read: each is taken to end where its file does."""
+    """The segments of these files, in order. Nothing is read: each is assumed to end where its file does."""
     segments: list[Segment] = []
     for base in segment_bases(files.names):
         segment = Segment(disk, directory, base, now_ms)
@@ -111,10 +113,10 @@ def segments_of(disk: Disk, directory: str, files: Files, now_ms: int) -> list[S
 
 
 def resume(segment: Segment, start_offset: int) -> tuple[int, int]:
-    """Where scanning may start inside of a segment: (position, offset of the batch there). Loads the index so far.
+    """Where scanning may start inside a segment: (position, offset of the batch there). Loads the index up to there.
 
-    Only an index whose last kept entry meets the very batch that it names is believed; none of a segment that is yet to
-    take another's place, as its name is still that of the other's. Raises OSError.
+    An index is trusted only if its last kept entry matches the batch that it names; the index of a segment that has yet
+    to replace another is not, as its name still belongs to the other. Raises OSError.
     """
     disk = segment.disk
     segment.index, segment.time_index = OffsetIndex(), TimeIndex()
@@ -152,8 +154,8 @@ def resume(segment: Segment, start_offset: int) -> tuple[int, int]:
 
 
 def near_end(segment: Segment) -> tuple[int, int]:
-    """Where to begin to look for the end of a segment: (position, offset of the batch there), by the last entry of its
-    index file where that meets the very batch that it names, else the first batch. Raises OSError."""
+    """Where to start the search for the end of a segment: (position, offset of the batch there), by the last entry of
+    its index file if that matches the batch it names, else the first batch. Raises OSError."""
     disk, path = segment.disk, segment.stem + ".index"
     found = disk.stat(path)
     if found is None or found.size_bytes < OFFSET_ENTRY_BYTES or found.size_bytes % OFFSET_ENTRY_BYTES:
@@ -173,5 +175,7 @@ def near_end(segment: Segment) -> tuple[int, int]:
         return 0, segment.base_offset
     finally:
         disk.close(fd)
-    is_met = header.last_offset == segment.base_offset + index.offsets[-1] and header.base_offset >= segment.base_offset
-    return (position, header.base_offset) if is_met else (0, segment.base_offset)
+    matches = (
+        header.last_offset == segment.base_offset + index.offsets[-1] and header.base_offset >= segment.base_offset
+    )
+    return (position, header.base_offset) if matches else (0, segment.base_offset)

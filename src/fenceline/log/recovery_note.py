@@ -1,7 +1,7 @@
-"""A note beside the evidence, written before recovery cuts a log: what is lost by that, and why.
+"""A note next to the evidence, written before recovery truncates a log: what is lost, and why.
 
-Owns the note's name and form. It is there before the first byte goes, so that no crash on the way hides a loss; who
-makes a receipt of it removes it. Where the disk takes no note nothing is cut.
+Owns the note's name and form. It exists before the first byte is removed, so that no crash hides a loss; the code that
+writes the receipt removes it. If the disk cannot store the note, nothing is cut.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ NOTE_SUFFIX: Final = ".note"
 
 @dataclass(frozen=True, slots=True)
 class RecoveryNote:
-    """`torn`: the end of one write, with nothing whole behind it. `others`: what lay in `lost+found` before.
-    `deleted_below`: the log start, where all of this lay below it; else 0. `is_missing`: nothing was cut, the files end
-    before what had been safe; `is_untold`: whole files are gone, which no cut can have told before. `is_set_aside`: the
-    directory was set aside with them, and its last checkpoint has `known_high_watermark`."""
+    """`torn`: the end of one write, with no complete batch after it. `others`: files that were in `lost+found` before.
+    `deleted_below`: the log start, if all of this lay below it; else 0. `is_missing`: nothing was cut, the files end
+    before data that was safe. `is_untold`: complete files are lost, which no truncation can have reported before.
+    `is_set_aside`: the directory was set aside with them, and its last checkpoint has `known_high_watermark`."""
 
     lost: LostBatches
     reason: str
@@ -38,10 +38,10 @@ class RecoveryNote:
 
 
 def write_note(disk: Disk, directory: str, note: RecoveryNote) -> None:
-    """Durable when it returns. Raises OSError: nothing may be cut then.
+    """Durable on return. Raises OSError: nothing may be cut then.
 
-    The note of a recovery that was interrupted stays, as it tells more; what has been deleted since is not among its
-    `others` any more, since its name is free for what the next attempt keeps.
+    The note of an interrupted recovery stays, as it holds more; evidence deleted since is removed from its `others`,
+    because the next attempt may reuse the name.
     """
     folder = f"{directory}/{EVIDENCE_DIR}"
     path = f"{folder}/{NOTE_PREFIX}{note.lost.start_offset}{NOTE_SUFFIX}"
@@ -53,12 +53,12 @@ def write_note(disk: Disk, directory: str, note: RecoveryNote) -> None:
     if before != note:
         replace_file(disk, path, json.dumps(asdict(note)).encode())
     else:
-        # It may have its name in memory only, where a kill came between the two.
+        # Its name may exist in memory only, if the process was killed between the two.
         disk.fsync_dir(folder)
 
 
 def read_note(disk: Disk, path: str) -> RecoveryNote | None:
-    """None for what is no note. Raises OSError."""
+    """None if the file is no note. Raises OSError."""
     try:
         fields = json.loads(read_file(disk, path) or b"")
         lost = fields.pop("lost")

@@ -1,6 +1,6 @@
-"""What a batch that is in the log changes beside it: its producer's state, the segment's aborted transactions.
+"""The state that a batch in the log changes: its producer's state, the segment's aborted transactions.
 
-Owns nothing: the same for a batch that was just written and for one that is read back. Never refuses a batch.
+Owns nothing: the same code for a batch that was just written and for one that is read back. Never rejects a batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fenceline.records.decode import decode_batch
 
 
 def read_end_marker(header: BatchHeader, content: memoryview) -> EndMarker | None:
-    """The end marker of a control batch; None when it has another kind of control record, or none."""
+    """The end marker of a control batch; None if it has another kind of control record, or none."""
     records = decode_batch(content, header._replace(position=0))
     if not records:
         return None
@@ -22,7 +22,7 @@ def read_end_marker(header: BatchHeader, content: memoryview) -> EndMarker | Non
 
 
 def apply_to_producers(producers: ProducerStates, segment: Segment, found: Found) -> None:
-    """A batch that is in the log changes its producer's state and the segment's aborted transactions."""
+    """Apply a batch that is in the log to its producer's state and to the segment's aborted transactions."""
     header = found.header
     if header.producer_id < 0:
         return

@@ -1,7 +1,7 @@
-"""The start of a log: DeleteRecords moves it, retention takes out the segments below it.
+"""The start of a log: DeleteRecords moves it, retention removes the segments below it.
 
-Owns which segments are due and the order in which their files go. What goes was asked for, so it is unlinked and not
-kept. Works on the private parts of a `PartitionLog` and on nothing else.
+Owns which segments are due and the order in which their files are removed. The deletion was requested, so the files are
+unlinked and not kept as evidence. Works on the private parts of a `PartitionLog` and on nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _Due = Callable[[Segment, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class RemovedSegment:
-    """A segment that has left the log; `delete()` unlinks its files, in a thread, after `file.delete.delay.ms`."""
+    """A segment that was removed from the log; `delete()` unlinks its files, in a thread, after
+    `file.delete.delay.ms`."""
 
     base_offset: int
     next_offset: int
@@ -35,7 +36,7 @@ class RemovedSegment:
     paths: tuple[str, ...]
 
     def delete(self) -> None:
-        """Raises OSError; files that are gone already are fine."""
+        """Raises OSError; files that do not exist any more are ignored."""
         for path in self.paths:
             with contextlib.suppress(FileNotFoundError):
                 self.disk.unlink(path)
@@ -45,8 +46,8 @@ def advance_log_start(log: PartitionLog, offset: int) -> bool:
     if offset > log.high_watermark:
         raise PeerError(
             ErrorCode.OFFSET_OUT_OF_RANGE,
-            f"Records of {log.topic_partition} can be deleted up to the high watermark {log.high_watermark}, "
-            f"not up to {offset}",
+            f"Records of {log.topic_partition} can be deleted up to the high watermark {log.high_watermark}, not up "
+            f"to {offset}",
         )
     if offset <= log.log_start_offset:
         return False
@@ -57,7 +58,7 @@ def advance_log_start(log: PartitionLog, offset: int) -> bool:
 
 
 def enforce_retention(log: PartitionLog, now_ms: int, *, may_empty: bool) -> list[RemovedSegment]:
-    """Kafka's order: what lies below the log start, then by time, then by size. Stops at the high watermark, and before
+    """Kafka's order: segments below the log start, then by time, then by size. Stops at the high watermark, and before
     the last records unless it `may_empty` the log."""
     log.producers.expire(now_ms, log.config.producer_id_expiration_ms)
     if not log.segments:
@@ -97,28 +98,28 @@ def _remove_while(log: PartitionLog, now_ms: int, reason: str, due: _Due) -> lis
         segment = segments[count]
         last = count + 1 == len(segments)
         after = log.log_end_offset if last else segments[count + 1].base_offset
-        is_empty = last and not segment.size_bytes  # one that compaction has emptied goes like any other
+        is_empty = last and not segment.size_bytes  # one that compaction has emptied is removed like any other
         if after > log.high_watermark or is_empty or not due(segment, after):
             break
         count += 1
     if count == 0:
         return []
     if count == len(segments):
-        # Everything goes: the log needs an empty segment to go on in, or the log end would be forgotten.
+        # All segments are due: the log needs an empty one to continue, or its end offset would be lost.
         try:
             log._start_segment(log.log_end_offset, now_ms)
         except OSError:
-            # A full disk has no room for the empty segment: what goes before it makes some.
+            # A full disk has no room for the empty segment: removing the ones before it makes room.
             count -= 1
             if count == 0:
                 raise
-    gone = segments[:count]
+    removed = segments[:count]
     del segments[:count], log._bases[:count]
     start = segments[0].base_offset
     if start > log.log_start_offset:
         log.log_start_offset = start
         log.epochs.truncate_from_start(start)
-    return [_retire(log, segment, reason) for segment in gone]
+    return [_retire(log, segment, reason) for segment in removed]
 
 
 def _retire(log: PartitionLog, segment: Segment, reason: str) -> RemovedSegment:

@@ -1,7 +1,7 @@
-"""What of a log is safe on the disk: flushes while it runs, and everything at its close.
+"""What a log has made durable: flushes while it is open, and everything when it is closed.
 
-Owns what a flush must bring to the disk (`flush.FlushWork` does it) and what the log remembers of it. Works on the
-private parts of a `PartitionLog` and on nothing else.
+Owns what a flush must write (`flush.FlushWork` does it) and the log's record of it. Works on the private parts of a
+`PartitionLog` and on nothing else.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
         snapshots=snapshots,
         files=derived,
         directories=[log.directory, log.directory.rpartition("/")[0]] if log._new_files else [],
-        on_done=lambda work: _flushed(log, work, complete_from),
+        on_complete=lambda work: _flushed(log, work, complete_from),
         on_failed=lambda work, error: _flush_failed(log, work, error),
-        epochs_too=log.epochs.changed,
-        id_too=log._new_id,
+        includes_epochs=log.epochs.changed,
+        includes_topic_id=log._new_id,
     )
     log._flushing = work
     log._new_files = log._new_id = False
@@ -82,30 +82,30 @@ def _flushed(log: PartitionLog, work: FlushWork, complete_from: CompleteFrom) ->
 
 
 def _flush_failed(log: PartitionLog, work: FlushWork, error: StorageError) -> None:
-    _take_back(log, work)
+    _requeue(log, work)
     if not (error.disk_full and work.batches_safe):
-        # A failed fsync may have dropped the pages: going on would acknowledge what the disk does not hold.
+        # A failed fsync may have dropped the pages: to continue would acknowledge data that the disk does not hold.
         log.offline = StorageError(
-            f"{log.topic_partition} takes no more records: {error.message}. Check the disk, then restart the node",
+            f"{log.topic_partition} is offline for writes: {error.message}. Check the disk, then restart the node",
             error.errno,
         )
 
 
-def _take_back(log: PartitionLog, work: FlushWork) -> None:
-    """What a flush did not bring to the disk is due again."""
+def _requeue(log: PartitionLog, work: FlushWork) -> None:
+    """Whatever a failed or cancelled flush did not write is due again."""
     log._flushing = None
     log._unsaved = [segment for segment in work.sealed if segment in log.segments] + log._unsaved
     log._unsaved_snapshots = work.snapshots + log._unsaved_snapshots
-    log.epochs.changed = log.epochs.changed or work.epochs_too
+    log.epochs.changed = log.epochs.changed or work.includes_epochs
     log._new_files = log._new_files or bool(work.directories)
-    log._new_id = log._new_id or work.id_too
+    log._new_id = log._new_id or work.includes_topic_id
 
 
 def stop_flush(log: PartitionLog) -> None:
     work = log._flushing
     if work is not None:
         work.abandon()
-        _take_back(log, work)
+        _requeue(log, work)
 
 
 def _drop_old_snapshots(log: PartitionLog) -> None:
@@ -134,8 +134,8 @@ def is_dirty(log: PartitionLog) -> bool:
 
 
 def close(log: PartitionLog, clean: bool) -> None:
-    """After a clean close the directory is as Kafka leaves one: indexes, epochs and a producer snapshot at the end.
-    Nothing is appended to a closed log: the next start would take it for flushed."""
+    """After a clean close the directory is as Kafka leaves it: indexes, epochs and a producer snapshot at the end.
+    Nothing is appended to a closed log: the next start would assume that it is flushed."""
     try:
         if clean and is_dirty(log):
             save_all(log, durable=True)
@@ -149,7 +149,7 @@ def close(log: PartitionLog, clean: bool) -> None:
 
 
 def save_all(log: PartitionLog, *, durable: bool) -> None:
-    """Everything that only memory or the page cache holds, on the loop's state as it is now. Raises StorageError."""
+    """Write everything that is only in memory or the page cache, in the loop's current state. Raises StorageError."""
     disk = log._disk
     try:
         stop_flush(log)
@@ -176,12 +176,12 @@ def save_all(log: PartitionLog, *, durable: bool) -> None:
 
 
 def _segments_with_indexes(log: PartitionLog) -> list[Segment]:
-    """Whose index files a closed log has."""
+    """Segments whose index files a closed log has."""
     return [segment for segment in log.segments if segment.sealed or segment is log.segments[-1]]
 
 
 def saved(log: PartitionLog) -> None:
-    """What `save_all` wrote is durable now."""
+    """The data that `save_all` wrote is durable now."""
     log.producers.snapshot_offset = log.log_end_offset
     log.epochs.changed = False
     log._saved_complete_from = log.complete_from
@@ -191,7 +191,7 @@ def saved(log: PartitionLog) -> None:
 
 
 def save_together(disk: Disk, path: str, logs: Sequence[PartitionLog]) -> StorageError | None:
-    """Many logs of one file system at once: write them all, then one sync of it instead of several for each."""
+    """Save many logs of one file system at once: write them all, then sync the file system once."""
     try:
         for log in logs:
             save_all(log, durable=False)

@@ -1,8 +1,8 @@
-"""One segment: its `.log` file, its sparse indexes, and what is known of its end.
+"""One segment: its `.log` file, its sparse indexes, and the state of its end.
 
-Owns the bytes of a segment's files and the moment an index entry is due. Never decides when to
-roll, delete or recover. The indexes of a segment that is being written live in memory and reach the disk when it is
-sealed or closed; a crash before that costs a rebuild, never data.
+Owns the bytes of a segment's files and the moment an index entry is due. Never decides when to roll, delete or recover.
+The indexes of the active segment are kept in memory and written when it is sealed or closed; a crash before that costs
+a rebuild, never data.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SMALL_INDEX_BYTES: Final = 512
 class Segment(SegmentTail):
     """Offsets `base_offset` up to `next_offset`, bytes 0 up to `size_bytes`.
 
-    `next_offset` of a sealed segment that was not read since the start is the base of the one after it.
-    Invariant: the file has at least `size_bytes` bytes, and they are whole batches.
+    `next_offset` of a sealed segment that was not read since the start is the base of the one after it. Invariant: the
+    file has at least `size_bytes` bytes, and they are complete batches.
     """
 
     __slots__ = ("__weakref__", "aborted", "disk", "is_retired", "path", "sealed")
@@ -48,15 +48,15 @@ class Segment(SegmentTail):
         self.aborted: list[AbortedTransaction] | None = []
         self.sealed = False
         self.is_retired = False
-        """Retention has taken it: its files go."""
+        """Retention or compaction removed it: its files will be deleted."""
 
     @property
     def stem(self) -> str:
-        """Path of its files without their suffix, also once `.log` is followed by what says that it goes."""
+        """Path of its files without their suffix, also once another suffix follows `.log`."""
         return self.path.rpartition(LOG_SUFFIX)[0]
 
     def release(self) -> None:
-        """Close the descriptor; indexes that are worth it go too, onto the disk if they are not there (OpenFiles)."""
+        """Close the descriptor and release large indexes, writing them to the disk if needed (OpenFiles)."""
         if self.fd >= 0:
             self.disk.close(self.fd)
             self.fd = -1
@@ -65,7 +65,7 @@ class Segment(SegmentTail):
                 try:
                     self.save_indexes(durable=False)
                 except OSError:
-                    return  # a full disk: the index stays in memory
+                    return  # the disk is full: the index stays in memory
             self.index = None
             self.time_index = None
 
@@ -79,7 +79,7 @@ class Segment(SegmentTail):
         self.sealed = True
 
     def indexes(self) -> tuple[OffsetIndex, TimeIndex]:
-        """Both indexes, read or rebuilt when they are not in memory. May wait for the disk then. Raises OSError."""
+        """Both indexes, read or rebuilt if they are not in memory, which may wait for the disk. Raises OSError."""
         index, time_index = self.index, self.time_index
         if index is None or time_index is None:
             index, time_index = self.load_indexes()
@@ -87,7 +87,7 @@ class Segment(SegmentTail):
         return index, time_index
 
     def load_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
-        """Read both index files, or rebuild them from the batches when one is missing or no index. For a thread."""
+        """Read both index files, or rebuild them from the batches if one is missing or invalid. For a thread."""
         content = read_file(self.disk, self.stem + ".index")
         times = read_file(self.disk, self.stem + ".timeindex")
         if content is not None and times is not None:
@@ -119,19 +119,19 @@ class Segment(SegmentTail):
         return index, time_index
 
     def save_indexes(self, *, durable: bool) -> None:
-        """Write the index files beside the log; they count as saved where that is durable. Raises OSError."""
+        """Write the index files; they count as saved if that is durable. Raises OSError."""
         try:
             self._write_indexes(durable)
         finally:
             if self.is_retired:
-                # On the loop, meanwhile. Indexes without a segment file are what one that vanished leaves.
+                # Retired on the loop meanwhile. Recovery takes indexes without a segment file for a lost segment.
                 self.delete_index_files()
 
     def _write_indexes(self, durable: bool) -> None:
         index, time_index = self.indexes()
         times = time_index
         if not self.sealed and self.max_timestamp_ms >= 0:
-            # The file of a segment that goes on gets the closing entry, the copy in memory does not.
+            # The file of the active segment gets the closing entry, the copy in memory does not.
             times = TimeIndex()
             times.timestamps, times.offsets = time_index.timestamps[:], time_index.offsets[:]
             times.maybe_append(self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset)
@@ -156,9 +156,9 @@ class Segment(SegmentTail):
     # -- facts --------------------------------------------------------------------------------------------------
 
     def largest_timestamp_ms(self) -> int:
-        """Of the records, or of the file where they have none: what retention by time goes by.
+        """The largest timestamp of the records, or the file's if they have none: used by retention by time.
 
-        A segment from before the start is asked once, by the last entry of its time index. Raises OSError.
+        For a segment from before the start, the last entry of its time index is read once. Raises OSError.
         """
         if self.max_timestamp_ms < 0 and self.size_bytes:
             self._read_largest_timestamp()
@@ -168,7 +168,7 @@ class Segment(SegmentTail):
         return found.modified_ms if found is not None else self.created_ms
 
     def first_batch_timestamp_ms(self) -> int:
-        """The largest one of the first batch; -1 where there is none. Read once. Raises OSError, BadBatch."""
+        """The largest timestamp of the first batch; -1 if there is none. Read once. Raises OSError, BadBatch."""
         if self.first_timestamp_ms < 0 and self.size_bytes:
             fd = self.disk.open_read(self.path)
             try:

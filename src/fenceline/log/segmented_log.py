@@ -1,10 +1,10 @@
-"""A log as files: the directory, its segments one behind the other, and the write at the end of the last one.
+"""A log as files: the directory, its ordered segments, and the write at the end of the last one.
 
-Owns when a segment is full, how the next one begins, and what of it is not on the disk yet. Never looks into a batch.
-A log without records has no directory and no open file.
+Owns when a segment is full, how the next one begins, and which parts are not on the disk yet. Never reads inside a
+batch. A log without records has no directory and no open file.
 
-Invariants: segments lie one behind the other and the last one is the only one that is written; everything in memory
-belongs to bytes that were written whole.
+Invariants: segments are ordered and only the last one is written; all state in memory belongs to bytes that were
+completely written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fenceline.log.tail import WRITE_BYTES, LogTail
 
 
 class SegmentedLog(LogTail):
-    """See `partition_log.PartitionLog`, the only one that is made."""
+    """See `partition_log.PartitionLog`, the only subclass that is instantiated."""
 
     segments: list[Segment]
 
@@ -74,36 +74,37 @@ class SegmentedLog(LogTail):
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self.incarnation = incarnation
-        """Of the directory; None where it was not made by Fenceline, or belongs to no `LogDir`."""
+        """Of the directory; None if Fenceline did not create it, or if it belongs to no `LogDir`."""
         self.jitter_ms: Callable[[int], int] | None = None
         """Draws a segment's share of `segment.jitter.ms`; None: no jitter."""
         self.on_sealed: Callable[[TopicPartition], None] | None = None
-        """Hears that a segment takes no more records."""
+        """Called when a segment is sealed."""
         self.complete_from = CompleteFrom()
-        """Cut below it, the log may lack records that other replicas have (`compaction_bound`)."""
+        """A log truncated below it may lack records that other replicas have (`compaction_bound`)."""
         self._saved_complete_from = CompleteFrom()
-        """As the disk has it."""
+        """The value on the disk."""
         self.times_emptied = 0
         """Since it was opened."""
         self._bases: list[int] = []
-        """Of the segments, for bisecting."""
+        """Base offsets of the segments, for bisecting."""
         self._unsaved: list[Segment] = []
         """Sealed segments whose indexes are not on the disk."""
         self._unsaved_snapshots: list[tuple[int, bytes]] = []
         self._new_files = False
         """Whether the directory has entries that were not synced."""
         self._new_id = False
-        """Whether a loss of power may take the topic id: then nobody would know whose the batches are."""
+        """Whether a power loss could remove the topic id; it would then be unknown which topic the batches belong to.
+        """
         self._flushing: FlushWork | None = None
         self._hints: dict[int, tuple[Segment, int]] = {}
-        """Where recent reads ended: offset to segment and position. Forgotten when segments go."""
+        """Where recent reads ended: offset to segment and position. Cleared when segments are removed."""
 
     @property
     def identity(self) -> DirectoryIdentity:
-        """Of the directory, as its `partition.metadata` says or will say."""
+        """Of the directory, as its `partition.metadata` has or will have it."""
         return DirectoryIdentity(self.topic_id, self.incarnation)
 
-    def owe_identity(self) -> None:
+    def mark_identity_unsaved(self) -> None:
         """`partition.metadata` is missing or damaged: the next flush of a log with a segment writes it."""
         self._new_id = self._new_id or self.topic_id is not None
 
@@ -112,7 +113,7 @@ class SegmentedLog(LogTail):
         return self._bases[-1] if self._bases else self.log_end_offset
 
     def _adopt(self, loaded: Loaded) -> None:
-        """Take what was found on the disk for the whole log."""
+        """Use the files found on the disk as the complete log."""
         self.segments = loaded.segments
         self._bases = [segment.base_offset for segment in loaded.segments]
         self._unsaved = [segment for segment in loaded.segments[:-1] if not segment.indexes_saved]
@@ -151,7 +152,7 @@ class SegmentedLog(LogTail):
         )
 
     def maybe_roll(self, now_ms: int) -> bool:
-        """Seal the active segment when it is older than `segment.ms` by the clock. Raises StorageError."""
+        """Seal the active segment if it is older than `segment.ms` by the clock. Raises StorageError."""
         if not self.segments or not self.segments[-1].size_bytes:
             return False
         segment = self.segments[-1]
@@ -198,7 +199,7 @@ class SegmentedLog(LogTail):
     # -- writing ------------------------------------------------------------------------------------------------
 
     def _write(self, payload: memoryview, last: int, newest_ms: int, now_ms: int) -> Segment:
-        """Write at the end of the segment that takes the batch. Raises StorageError with nothing changed."""
+        """Write at the end of the active or a new segment. Raises StorageError with nothing changed."""
         if self.offline is not None:
             raise self.offline
         self._check_recovery_point(self.log_end_offset)
@@ -206,7 +207,7 @@ class SegmentedLog(LogTail):
         try:
             segment = self.segments[-1] if self.segments else None
             if segment is None or self._roll_due(segment, size, last, newest_ms, now_ms):
-                # A gap in front of the batch belongs to the segment, unless that could not count so far.
+                # A gap before the batch belongs to the segment, unless relative offsets cannot span it.
                 segment = self._start_segment(max(self.log_end_offset, last - MAX_RELATIVE_OFFSET), now_ms)
             fd = segment.fd if segment.fd >= 0 else self._files.open(segment)
         except OSError as error:
@@ -221,23 +222,24 @@ class SegmentedLog(LogTail):
         return segment
 
     def _check_recovery_point(self, base: int) -> None:
-        """The durable recovery point never lies beyond where an append begins: a crash that tears it would find bytes
-        missing that had been safe. Raises StorageError, which passes with the next checkpoint."""
+        """The durable recovery point must not exceed the base offset of an append: after a crash that tears it, bytes
+        would be missing that were marked as safe. Raises StorageError, which passes with the next checkpoint."""
         if self.durable_recovery_point > base:
             raise StorageError(
-                f"{self.topic_partition} takes records at offset {base} when the next checkpoint is written: the one on"
-                f" the disk has the recovery point {self.durable_recovery_point}",
+                f"{self.topic_partition} accepts records at offset {base} after the next checkpoint: the checkpoint "
+                f"on the disk has recovery point {self.durable_recovery_point}",
                 errno.EAGAIN,
             )
 
     def _write_failed(self, segment: Segment, reason: OSError) -> StorageError:
-        """Cut back a partial write: bytes past `size_bytes` were never shown to anybody. Only here a file shrinks."""
+        """Remove a partial write: bytes past `size_bytes` were never visible to a reader. Only this code shrinks a
+        file."""
         try:
             self._disk.truncate(segment.fd, segment.size_bytes)
         except OSError as error:
             self.offline = StorageError(
-                f"{segment.path} can not be cut back to {segment.size_bytes} bytes ({error.strerror}) after a failed "
-                f"write ({reason.strerror}): the partition takes no more records until the node is restarted",
+                f"{segment.path} cannot be truncated to {segment.size_bytes} bytes ({error.strerror}) after a failed "
+                f"write ({reason.strerror}): the partition is offline for writes until the node is restarted",
                 error.errno or 0,
             )
             return self.offline

@@ -1,8 +1,8 @@
 """Records in a directory that is set aside although its partition stays on this node: noted, and kept as evidence.
 
-Owns the order: the note first, durably, then the segment files move to the directory's `lost+found`, from the last to
-the first. A crash between any two steps leaves a directory that is set aside by the next start, with the same note.
-Never decides what is set aside and never renames the directory. Blocks on the disk: for a thread.
+Owns the order: the note first, durably, then the segment files move to the directory's `lost+found`, last to first.
+After a crash between any two steps the next start sets the directory aside again, with the same note. Never decides
+what is set aside and never renames the directory. Blocks on the disk: for a thread.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from fenceline.log.disk import Disk
 from fenceline.log.file_names import INDEX_SUFFIXES, LOG_SUFFIX, OFFSET_DIGITS, segment_bases, stem
 from fenceline.log.lost_and_found import evidence_in, keep_file
 from fenceline.log.lost_batches import Piece, count_lost
-from fenceline.log.recovery_files import drop, tidy
+from fenceline.log.recovery_files import clean_up, drop
 from fenceline.log.recovery_note import RecoveryNote, write_note
 
 
 def keep_records(
     disk: Disk, directory: str, start_offset: int, reason: str, *, high_watermark: int, now_ms: int
 ) -> RecoveryNote | None:
-    """Count the records from `start_offset` on, write that down, move the segments that hold them. None: it has none.
+    """Count the records from `start_offset` on, write the note, move the segments that hold them. None if there are
+    none.
 
-    `high_watermark`: of the last checkpoint, where that tells of this directory; else 0. Raises OSError, CorruptLog:
-    nothing has moved then that no note tells.
+    `high_watermark`: of the last checkpoint, if that describes this directory; else 0. Raises OSError, CorruptLog:
+    every file that was moved is covered by a note.
     """
-    names = tidy(disk, directory).names
+    names = clean_up(disk, directory).names
     bases = segment_bases(names)
     bases = bases[max(0, bisect_right(bases, start_offset) - 1) :]
     paths = [stem(directory, base) + LOG_SUFFIX for base in bases]

@@ -1,4 +1,4 @@
-"""Chooses the tail of logs: Cython when it was built and fits, else the pure-Python twin.
+"""Chooses the tail of logs: Cython if a matching build exists, else the pure-Python twin.
 
 `FENCELINE_PURE_PYTHON=1` forces the twin. Owns nothing else; import the classes from here.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     IS_NATIVE: bool
 else:
-    # Its checks are the compiled kernel's: one is not used without the other.
+    # Its checks are those of the compiled kernel: never use one without the other.
     _chosen = (compiled("fenceline.log._tail", _tail_py.ABI) if kernel.IS_NATIVE else None) or _tail_py
     IS_NATIVE = _chosen is not _tail_py
     LogTail = _chosen.LogTail

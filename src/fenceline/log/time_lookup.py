@@ -1,6 +1,6 @@
-"""Look-ups of offsets by time. All of them may wait for the disk and belong into a thread.
+"""Look-ups of offsets by time. All of them may wait for the disk and must run in a thread.
 
-Owns which record answers a time (`list_offsets.md L20`, `L22`, `L23`). Never looks at what is past the segments given.
+Owns which record matches a timestamp (`list_offsets.md L20`, `L22`, `L23`). Never reads past the given segments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fenceline.records.decode import decode_batch
 
 
 class FoundOffset(NamedTuple):
-    """Answer to a look-up by time; `leader_epoch` is the batch's, -1: none (`list_offsets.md L20`, `L22`)."""
+    """Result of a look-up by time; `leader_epoch` is the batch's, -1 if none (`list_offsets.md L20`, `L22`)."""
 
     offset: int
     timestamp: int
@@ -41,7 +41,7 @@ def find_by_timestamp(
         except OSError as error:
             raise StorageError.of(f"searching {segment.path}", error) from error
         except BadBatch as error:
-            raise StorageError(f"{segment.path} is damaged at byte {error.position}: {error.reason}") from None
+            raise StorageError(f"{segment.path} is corrupt at byte {error.position}: {error.reason}") from None
         if found is not None:
             return found if found.offset < end_offset else None
     return None
@@ -67,7 +67,7 @@ def _first_record(
 
 
 def find_max_timestamp(disk: Disk, segments: Sequence[Segment], start_offset: int) -> FoundOffset | None:
-    """First record that has the largest timestamp of all (L20); None when no record has one. Raises StorageError."""
+    """First record with the largest timestamp (L20); None if no record has one. Raises StorageError."""
     best: Segment | None = None
     for segment in segments:
         try:

@@ -1,11 +1,11 @@
-"""The end of a log goes back: to an offset, or to nothing. What is cut moves to `lost+found` (decision 006).
+"""Truncates a log, to an offset or completely. The truncated bytes move to `lost+found` (decision 006).
 
-Owns the order in which files change, so that a crash between any two steps leaves a log that opens and no byte gone.
-Never decides that a log must be cut, and never says what was lost by it: it tells offsets, bytes and where they are.
-What needs room on the disk comes first: a disk that is full refuses a cut before anything has changed. Only who finds
-no room for evidence, and says so, cuts without it. Where the disk refuses something in the middle the log is offline;
-if that may pass, until `resume`, which takes the files as a restart would.
-Works on the private parts of a `PartitionLog` and on nothing else.
+Owns the order in which files change, so that after a crash between any two steps the log opens and no byte is lost.
+Never decides that a log must be truncated, and never judges the loss: it returns offsets, bytes and where they are.
+Steps that need disk space come first: a full disk rejects a truncation before anything has changed. Evidence is left
+out only at the caller's explicit request. If the disk fails in the middle, the log is offline; if the error may pass,
+only until `resume`, which reads the files as a restart would. Works on the private parts of a `PartitionLog` and on
+nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fenceline.log import producer_snapshots, saving
 from fenceline.log.checkpoints import encode_epochs
 from fenceline.log.compaction_bound import CompleteFrom, forget_bounds, lower_bound, write_complete_from
 from fenceline.log.disk import Disk, replace_file
-from fenceline.log.errors import CorruptLog, StorageError, passes
+from fenceline.log.errors import CorruptLog, StorageError, is_transient
 from fenceline.log.file_names import EPOCH_FILE
 from fenceline.log.lost_and_found import copy_range, is_same, keep_file, keep_link
 from fenceline.log.lost_batches import Piece
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 _KEPT_SUFFIX: Final = ".kept.tmp"
 _COPIES: Final = 3
-"""Attempts to copy what stays."""
+"""Attempts to copy the part that stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """What a truncation cut: offsets [from, to), bytes of `.log` files, and where these bytes are now."""
+    """The result of a truncation: offsets [from, to), bytes of `.log` files, and where these bytes are now."""
 
     from_offset: int
     to_offset: int
@@ -47,8 +47,8 @@ class Truncated:
     evidence: tuple[str, ...]
 
 
-class Unfinished(NamedTuple):
-    """How far a truncation was to go that has begun."""
+class UnfinishedTruncation(NamedTuple):
+    """The target of a truncation that has begun."""
 
     offset: int
     keeps_evidence: bool
@@ -60,21 +60,21 @@ def truncate_to(log: PartitionLog, offset: int, *, keep_evidence: bool = True) -
         log.epochs.truncate_from_end(end)  # E18: an epoch that started here but wrote nothing
         return Truncated(end, end, 0, ())
     if not log.segments or offset <= max(log.segments[0].base_offset, log.log_start_offset):
-        # Records below the log start are deleted: nothing that could be read stays.
+        # Records below the log start are deleted: no readable record stays.
         return truncate_fully_and_start_at(log, offset, keep_evidence=keep_evidence)
     try:
         return _truncate(log, offset, keep_evidence)
     except OSError as error:
         raise _stopped(
-            log, Unfinished(offset, keep_evidence), f"truncating {log.topic_partition} to {offset}", error
+            log, UnfinishedTruncation(offset, keep_evidence), f"truncating {log.topic_partition} to {offset}", error
         ) from error
     except CorruptLog as error:
-        raise _not_opened(log, Unfinished(offset, keep_evidence), error) from error
+        raise _not_opened(log, UnfinishedTruncation(offset, keep_evidence), error) from error
 
 
-def _stopped(log: PartitionLog, truncation: Unfinished, what: str, error: OSError) -> StorageError:
-    """In the middle. The files are as a crash would leave them, and memory is not what they are."""
-    if passes(error.errno):
+def _stopped(log: PartitionLog, truncation: UnfinishedTruncation, what: str, error: OSError) -> StorageError:
+    """The disk failed in the middle. The files are as a crash would leave them, and memory does not match them."""
+    if is_transient(error.errno):
         log.unfinished = truncation
         log.offline = StorageError.of(what, error)
     else:
@@ -82,9 +82,9 @@ def _stopped(log: PartitionLog, truncation: Unfinished, what: str, error: OSErro
     return log.offline
 
 
-def _not_opened(log: PartitionLog, truncation: Unfinished, error: CorruptLog) -> StorageError:
-    what = f"{log.topic_partition} can not be opened after truncation"
-    if isinstance(error.__cause__, OSError) and passes(error.__cause__.errno):
+def _not_opened(log: PartitionLog, truncation: UnfinishedTruncation, error: CorruptLog) -> StorageError:
+    what = f"{log.topic_partition} cannot be opened after truncation"
+    if isinstance(error.__cause__, OSError) and is_transient(error.__cause__.errno):
         return _stopped(log, truncation, what, error.__cause__)
     log.unfinished = None
     log.offline = StorageError(f"{what}: {error.message}")
@@ -104,7 +104,7 @@ def resume(log: PartitionLog) -> None:
 
 
 def pieces_from(log: PartitionLog, offset: int) -> list[Piece]:
-    """Where the bytes lie that a truncation to `offset` cuts, oldest first. For a thread. Raises OSError."""
+    """The byte ranges that a truncation to `offset` cuts, oldest first. For a thread. Raises OSError."""
     if not log.segments or offset >= log.log_end_offset:
         return []
     if offset <= log.segments[0].base_offset:
@@ -117,7 +117,7 @@ def pieces_from(log: PartitionLog, offset: int) -> list[Piece]:
 
 
 def pieces_from_start(log: PartitionLog) -> list[Piece]:
-    """All segments that may have records at the log start or above, oldest first: what lies below was deleted before,
+    """All segments that may have records at or above the log start, oldest first: those below were deleted before,
     damaged or not."""
     if not log.segments:
         return []
@@ -130,8 +130,8 @@ def pieces_from_start(log: PartitionLog) -> list[Piece]:
 
 
 def end_after(log: PartitionLog, offset: int) -> int:
-    """Where the log ends when it has been truncated to `offset`: before it, where compaction took what lay there. 0
-    where nothing stays, or where that can not be read. For a thread. Raises OSError."""
+    """The log end after a truncation to `offset`: lower if compaction removed the offsets before it. 0 if nothing
+    stays, or if it cannot be read. For a thread. Raises OSError."""
     if offset >= log.log_end_offset:
         return log.log_end_offset
     if not log.segments or offset <= log.segments[0].base_offset:
@@ -155,10 +155,10 @@ def end_after(log: PartitionLog, offset: int) -> int:
 
 
 def _place_of(log: PartitionLog, offset: int) -> tuple[int, int]:
-    """Which segment is the last that stays, and how many of its bytes."""
+    """The last segment that stays, and how many of its bytes."""
     number = bisect_left(log._bases, offset + 1) - 1
     if log._bases[number] == offset and number > 0:
-        number -= 1  # the cut falls between two segments: the one before stays whole
+        number -= 1  # the cut falls between two segments: the one before stays complete
         return number, log.segments[number].size_bytes
     return number, _position_of(log, log.segments[number], offset)
 
@@ -172,7 +172,7 @@ def _truncate(log: PartitionLog, offset: int, keep_evidence: bool) -> Truncated:
     copy = kept.path + _KEPT_SUFFIX if position < kept.size_bytes else ""
     try:
         if offset < log.complete_from.offset:
-            # `lower_bound` below takes away what compaction has written of it.
+            # `lower_bound` below removes compaction's own record of it.
             write_complete_from(disk, directory, log.complete_from)
         if keep_evidence:
             _copy_start(disk, kept.path, copy, position)
@@ -214,11 +214,11 @@ def _copy_start(disk: Disk, path: str, copy: str, size_bytes: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(copy)
         copy_range(disk, path, copy, 0, size_bytes)
-        # A single wrong bit of one read would take the place of what is safe and committed.
+        # A single wrong bit of one read would replace safe, committed data.
         if is_same(disk, path, copy, size_bytes):
             return
     disk.unlink(copy)
-    raise OSError(errno.EIO, "what is read twice is not the same", path)
+    raise OSError(errno.EIO, "two reads return different bytes", path)
 
 
 def _position_of(log: PartitionLog, segment: Segment, offset: int) -> int:
@@ -248,7 +248,9 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence
             replace_file(log._disk, f"{log.directory}/{EPOCH_FILE}", encode_epochs(()))
             forget_bounds(log._disk, log.directory)
     except OSError as error:
-        raise _stopped(log, Unfinished(offset, keep_evidence), f"emptying {log.topic_partition}", error) from error
+        raise _stopped(
+            log, UnfinishedTruncation(offset, keep_evidence), f"emptying {log.topic_partition}", error
+        ) from error
     log.segments, log._bases = [], []
     log.complete_from = log._saved_complete_from = CompleteFrom()
     log.times_emptied += 1
@@ -259,17 +261,19 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence
     log.log_start_offset = log.log_end_offset = log.recovery_point = offset
     log.advance_high_watermark(offset)
     if written or offset:
-        # An empty segment: its name remembers where the log goes on, also of a log that had no directory.
+        # An empty segment: its name holds the offset where the log continues, also for a log without a directory.
         try:
             log._start_segment(offset, log.last_flush_ms)
             log._disk.fsync_dir(log.directory)
         except OSError as error:
-            raise _stopped(log, Unfinished(offset, keep_evidence), f"emptying {log.topic_partition}", error) from error
+            raise _stopped(
+                log, UnfinishedTruncation(offset, keep_evidence), f"emptying {log.topic_partition}", error
+            ) from error
     return Truncated(start, end, cut_bytes, tuple(evidence))
 
 
 def _forget_files(log: PartitionLog) -> None:
-    """No descriptor, window or hint of the old files may be used any more; a flush under way counts for nothing."""
+    """Drop all descriptors, windows and hints of the old files; a flush in progress does not count."""
     saving.stop_flush(log)
     log._hints.clear()
     log._unsaved, log._unsaved_snapshots = [], []
@@ -278,7 +282,7 @@ def _forget_files(log: PartitionLog) -> None:
 
 
 def _reload(log: PartitionLog, offset: int) -> None:
-    """Memory anew from the files that are left; everything in them is whole."""
+    """Rebuild memory from the remaining files; everything in them is complete."""
     high_watermark, complete_from = log.high_watermark, log.complete_from
     recovery_point = min(log.recovery_point, offset)
     loaded = load(

@@ -1,7 +1,7 @@
 """Verifies log directories without a broker: every file of every partition, and replicas against each other.
 
-Owns the order of the work: places, then each by itself, then the comparison of those that are replicas of one
-partition. Reads only, and is safe beside a running node. Blocks: not for the loop.
+Owns the order of the work: find the places, verify each by itself, then compare the replicas of each partition. Reads
+only, and is safe while the node is running. Blocks: not for the loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def find_places(disk: Disk, paths: Sequence[str]) -> Places:
-    """What all the paths hold; what is named twice counts once. Raises OperatorError, OSError."""
+    """Everything to verify in these paths; a duplicate counts once. Raises OperatorError, OSError."""
     everything = Places()
     seen = set()
     for path in paths:
@@ -48,9 +48,9 @@ def find_places(disk: Disk, paths: Sequence[str]) -> Places:
 
 
 def groups_of(places: Places, *, compare_replicas: bool = True) -> list[list[Place]]:
-    """What is to be verified together: each place by itself, and last the replicas of each partition that has several.
+    """The groups to verify: each place by itself, and last the replicas of each partition that has several.
 
-    Metadata logs are replicas, too: all voters hold the same.
+    Metadata logs are replicas, too: all voters hold the same records.
     """
     replicas: dict[TopicPartition, list[Place]] = defaultdict(list)
     for place in places.found:
@@ -62,19 +62,20 @@ def groups_of(places: Places, *, compare_replicas: bool = True) -> list[list[Pla
 
 
 def _replica_of(place: Place) -> TopicPartition | None:
-    return place.topic_partition if isinstance(place, PartitionPlace) and not place.put_away else None
+    return place.topic_partition if isinstance(place, PartitionPlace) and not place.is_removed else None
 
 
 def size_of_group(disk: Disk, group: Sequence[Place]) -> int:
-    """About how many bytes progress will be told of: those that a comparison reads again count again."""
+    """Approximate total bytes of the progress reports; bytes that a comparison reads again count again."""
     sizes = [size_of(disk, place) for place in group]
     return sum(sizes) + (sum(sizes) - max(sizes) if len(group) > 1 else 0)
 
 
 def verify_group(disk: Disk, group: Sequence[Place], settings: Settings) -> list[Report]:
-    """A report for each place of one of `groups_of`. Replicas are compared with the one whose history is newest.
+    """A report for each place of one group of `groups_of`. Replicas are compared with the one that has the newest
+    history.
 
-    Where one of them was compacted, the others may have its gaps: a replica that fetched them has no word of it.
+    If one of them was compacted, the others may have its gaps: a replica that fetched them has no record of that.
     """
     if any(isinstance(place, PartitionPlace) and place.cleaned for place in group):
         group = [replace(place, cleaned=True) if isinstance(place, PartitionPlace) else place for place in group]
@@ -88,7 +89,7 @@ def verify_group(disk: Disk, group: Sequence[Place], settings: Settings) -> list
 
 
 def verify_places(disk: Disk, places: Places, settings: Settings, *, compare_replicas: bool = True) -> Iterator[Report]:
-    """A report for each place, of one group after the other; holds no more of them than a group has."""
+    """A report for each place, one group after the other; keeps only one group's reports in memory."""
     yield from places.reports
     for group in groups_of(places, compare_replicas=compare_replicas):
         yield from verify_group(disk, group, settings)
@@ -108,7 +109,7 @@ def _compare(disk: Disk, reference: Report, report: Report, settings: Settings) 
             Kind.UNREADABLE,
             error.filename or report.path,
             f"could not be compared with {reference.path}: {error.strerror or error}",
-            "A node that runs deletes and cuts segments: verify again.",
+            "A running node deletes and truncates segments: verify again.",
         )
         return
     if finding is not None:

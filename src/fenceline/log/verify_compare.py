@@ -1,8 +1,8 @@
-"""Compares replicas of one partition: the first offset from which on they tell different histories (KIP-101).
+"""Compares replicas of one partition: the first offset from which their histories differ (KIP-101).
 
-Owns the comparison of two logs batch by batch: offsets, leader epoch, checksum. Leaves the records alone: the checksum
-stands for them. What lies above every high watermark that is known may differ, since nobody was promised it: the
-follower's next fetch cuts it. Reads only; keeps two windows.
+Owns the comparison of two logs batch by batch: offsets, leader epoch, checksum. Does not compare records: the checksum
+covers them. Data above every known high watermark may differ, as it was never acknowledged: the follower's next fetch
+truncates it. Reads only; keeps two windows.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from fenceline.log.verify_findings import Finding, Kind, Report, Severity
 from fenceline.log.verify_segment import Rows, SegmentWalk
 
 _CUT_ADVICE: Final = (
-    "Above the high watermark nothing was promised: the follower cuts this off, with a receipt, when it next fetches."
+    "Records above the high watermark are not committed: the follower truncates them, with a receipt, on its next "
+    "fetch."
 )
 _COMMITTED_ADVICE: Final = (
-    "Acknowledged records differ. After an unclean election the new leader's history counts, and the others cut theirs"
-    " when they fetch: see `fenceline losses list`. If both replicas were in sync, move the wrong one's directory away"
-    " while its node is stopped."
+    "Acknowledged records differ. After an unclean election the new leader's history counts, and the others truncate "
+    "theirs when they fetch: see `fenceline losses list`. If both replicas were in sync, stop the node with the "
+    "wrong replica and move that directory away."
 )
 _CONTENT_ADVICE: Final = (
-    "Same offsets of the same epoch must be the same bytes: one of the replicas was changed outside of the protocol."
-    " Find out which one is right before a node starts from it."
+    "Batches with the same offsets and epoch must be identical: one of the replicas was changed outside of the "
+    "protocol. Find out which one is right before a node starts from it."
 )
 
 
@@ -47,9 +48,8 @@ Progress = Callable[[int], None]
 
 
 class _Batches:
-    """The batches of a verified partition directory that can be believed, up to its end then: one after the other, or
-    many at once where another log has the same. Every step raises OSError.
-    """
+    """The valid batches of a verified partition directory, up to its end at that time: one after the other, or many at
+    once if the other log has the same. Every step raises OSError."""
 
     def __init__(self, disk: Disk, report: Report, progress: Progress | None = None) -> None:
         self._end_offset = report.end_offset
@@ -75,7 +75,7 @@ class _Batches:
             self._at = 0
 
     def same_as(self, other: _Batches, columns: Sequence[str]) -> int:
-        """How many batches from here on are surely the same, at least."""
+        """A lower bound of the number of identical batches from here on."""
         if self._rows is None or other._rows is None:
             return 0
         mine, theirs = ([log._rows.column(name)[log._at :] for name in columns] for log in (self, other) if log._rows)
@@ -96,12 +96,12 @@ def _rows_of(disk: Disk, report: Report, progress: Progress | None) -> Iterator[
             continue
         due = max(due, base)
         walk = SegmentWalk(disk, path, end=found.size_bytes, next_offset=due, check_crc=report.damaged)
-        told = 0
+        reported = 0
         for step in walk:
             if progress is not None:
-                progress(walk.position - told)
-                told = walk.position
-            if isinstance(step, Rows):  # a flaw was said when the log was verified
+                progress(walk.position - reported)
+                reported = walk.position
+            if isinstance(step, Rows):  # a flaw was reported when the log was verified
                 yield step, path
         due = max(due, walk.next_offset)
 
@@ -109,7 +109,7 @@ def _rows_of(disk: Disk, report: Report, progress: Progress | None) -> Iterator[
 def compare(disk: Disk, one: Report, other: Report, progress: Progress | None = None) -> Finding | None:
     """The first difference between two replicas up to the shorter one's end, or None. Raises OSError.
 
-    `progress` is told how many bytes of `other` more have been read.
+    `progress` is called with the number of further bytes of `other` that were read.
     """
     if one.topic_id is not None and other.topic_id is not None and one.topic_id != other.topic_id:
         return Finding(
@@ -118,8 +118,9 @@ def compare(disk: Disk, one: Report, other: Report, progress: Progress | None = 
             other.path,
             -1,
             -1,
-            f"is of another topic of that name than {one.path}: id {other.topic_id}, not {one.topic_id}",
-            "They are no replicas of each other: an older topic was not cleaned away, or directories were mixed up.",
+            f"belongs to another topic of that name than {one.path}: id {other.topic_id}, not {one.topic_id}",
+            "They are not replicas of each other: an older topic was not deleted completely, or directories were "
+            "mixed up.",
         )
     start = max(one.start_offset, other.start_offset)
     compacted = one.compacted or other.compacted or one.damaged or other.damaged
@@ -147,7 +148,7 @@ def compare(disk: Disk, one: Report, other: Report, progress: Progress | None = 
 def _divergence(one: Report, other: Report, left: BatchAt, right: BatchAt, offset: int) -> Finding:
     known = [report.high_watermark for report in (one, other) if report.high_watermark is not None]
     committed = not known or offset < max(known)
-    behind = (one.end_offset - offset, other.end_offset - offset)
+    lengths = (one.end_offset - offset, other.end_offset - offset)
     watermark = f"; the high watermark is {max(known)}" if known else ""
     return Finding(
         Kind.DIVERGENCE,
@@ -156,8 +157,8 @@ def _divergence(one: Report, other: Report, left: BatchAt, right: BatchAt, offse
         right.position,
         offset,
         f"differs from {left.path} (byte {left.position}) from offset {offset} on: epoch {right.leader_epoch} here,"
-        f" epoch {left.leader_epoch} there; {behind[1]} offsets here and {behind[0]} there are"
-        f" behind that point{watermark}",
+        f" epoch {left.leader_epoch} there; {lengths[1]} offsets here and {lengths[0]} there are"
+        f" after that point{watermark}",
         _COMMITTED_ADVICE if committed else _CUT_ADVICE,
     )
 
@@ -178,5 +179,6 @@ def _content(one: Report, other: Report, left: BatchAt, right: BatchAt) -> Findi
 
 
 def reference_of(reports: list[Report]) -> Report:
-    """The replica that the others are compared with: as an election would have it, the newest epoch, then the end."""
+    """The replica that the others are compared with, as an election would choose: the newest epoch, then the highest
+    end."""
     return max(reports, key=lambda report: (report.runs[-1].epoch if report.runs else -1, report.end_offset))

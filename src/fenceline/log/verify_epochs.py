@@ -1,4 +1,4 @@
-"""Whether the leader-epoch checkpoint and the batches of a log tell the same history (`epochs.md E13`-`E16`).
+"""Checks that the leader-epoch checkpoint and the batches of a log agree (`epochs.md E13`-`E16`).
 
 Owns the comparison. An epoch may have no batch; every batch's epoch must have an entry, unless the log was not closed.
 """
@@ -18,18 +18,17 @@ if TYPE_CHECKING:
     from fenceline.log.verify_places import PartitionPlace
 
 _ADVICE: Final = (
-    "Compare with the other replicas. Where the batches are right, stop the node and remove the checkpoint: the next"
-    " start reads the epochs from the log."
+    "Compare with the other replicas. If the batches are right, stop the node and remove the checkpoint: the next "
+    "start reads the epochs from the log."
 )
 
 
 def check_epochs(disk: Disk, place: PartitionPlace, report: Report, content_before: bytes | None) -> None:
-    """`content_before`: of the checkpoint, before the batches were read. Where a node that runs has changed it since,
-    what does not fit is a note. Raises OSError.
-    """
+    """`content_before`: the checkpoint's content before the batches were read. If a running node has changed it since,
+    a mismatch is a note. Raises OSError."""
     path = f"{place.path}/{EPOCH_FILE}"
     findings = report.findings
-    unsettled = Severity.ERROR if place.closed else Severity.NOTE
+    open_severity = Severity.ERROR if place.closed else Severity.NOTE
     try:
         entries = read_epochs(disk, path)
     except (BadCheckpoint, UnicodeDecodeError) as error:
@@ -38,7 +37,7 @@ def check_epochs(disk: Disk, place: PartitionPlace, report: Report, content_befo
     if any(epoch < 0 or start < 0 for epoch, start in entries) or any(
         later[0] <= earlier[0] or later[1] <= earlier[1] for earlier, later in pairwise(entries)
     ):
-        findings.error(Kind.EPOCH_CHECKPOINT, path, "epochs or offsets do not rise from line to line", _ADVICE)
+        findings.error(Kind.EPOCH_CHECKPOINT, path, "epochs or offsets do not increase from line to line", _ADVICE)
         return
     changed = not place.closed and read_file(disk, path) != content_before
     wrong = Severity.NOTE if changed else Severity.ERROR
@@ -56,24 +55,24 @@ def check_epochs(disk: Disk, place: PartitionPlace, report: Report, content_befo
         known, at_end = cache.epoch_for_offset(first), cache.epoch_for_offset(run.last_offset)
         if known == at_end == run.epoch:
             continue
-        offset, told = (first, known) if known != run.epoch else (run.last_offset, at_end)
-        behind = run.epoch > cache.latest_epoch and told == cache.latest_epoch
-        findings.say(
-            unsettled if behind else wrong,
+        offset, stored = (first, known) if known != run.epoch else (run.last_offset, at_end)
+        is_outdated = run.epoch > cache.latest_epoch and stored == cache.latest_epoch
+        findings.add_new(
+            open_severity if is_outdated else wrong,
             Kind.EPOCH_CHECKPOINT,
             run.path,
-            f"the batch at offset {offset} is of epoch {run.epoch}; {EPOCH_FILE} says"
-            + (f" {told} for it" if told >= 0 else " nothing of it"),
+            f"the batch at offset {offset} has epoch {run.epoch}; {EPOCH_FILE} has"
+            + (f" {stored} for it" if stored >= 0 else " no entry for it"),
             _ADVICE,
             position=run.position,
             offset=offset,
         )
     if cache.latest_start > report.end_offset:
-        findings.say(
-            unsettled,
+        findings.add_new(
+            open_severity,
             Kind.EPOCH_CHECKPOINT,
             path,
-            f"epoch {cache.latest_epoch} starts at {cache.latest_start}, past the log's end at {report.end_offset}",
+            f"epoch {cache.latest_epoch} starts at {cache.latest_start}, past the log end at {report.end_offset}",
             _ADVICE,
             offset=cache.latest_start,
         )

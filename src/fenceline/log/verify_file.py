@@ -1,7 +1,6 @@
 """Verifies one file by itself: a segment, evidence in `lost+found`, a snapshot of the metadata log.
 
-Owns what can be said without the files around it. What is wrong with evidence is a note: it is there because something
-was wrong.
+Owns the checks that need no other file. Damage in evidence is a note: the file is there because something was wrong.
 """
 
 from __future__ import annotations
@@ -24,16 +23,17 @@ from fenceline.records.decode import decode_batch
 
 _FOOTER: Final = 4
 _SNAPSHOT_ADVICE: Final = (
-    "See `fenceline snapshot verify`. Move the file away if the log reaches back to an older snapshot, or if other"
-    " voters have their metadata."
+    "See `fenceline snapshot verify`. Move the file away if the log reaches back to an older snapshot, or if other "
+    "voters have their metadata."
 )
 _EVIDENCE_ADVICE: Final = (
-    "This was cut off its log, perhaps for that reason. What is whole in it can be had: `fenceline losses export`."
+    "This was cut from its log, perhaps for that reason. Its complete batches can be exported: `fenceline losses "
+    "export`."
 )
 
 
 def verify_file(disk: Disk, place: FilePlace, settings: Settings) -> Report:
-    """Look at every byte of a file. What can not be read is a finding, too."""
+    """Check every byte of a file. A read error is a finding, too."""
     report = Report(place.path, place.topic_partition)
     name = os.path.basename(place.path)
     try:
@@ -46,17 +46,17 @@ def verify_file(disk: Disk, place: FilePlace, settings: Settings) -> Report:
             _Segment(disk, place, settings, report).run(size_bytes)
     except FileNotFoundError:
         report.findings.note(
-            Kind.GONE, place.path, "is not there any more", "A node that runs removes what it needs no longer."
+            Kind.GONE, place.path, "does not exist any more", "A running node removes files that it no longer needs."
         )
     except OSError as error:
         report.findings.error(
-            Kind.UNREADABLE, place.path, f"can not be read: {error.strerror or error}", "Look at the disk."
+            Kind.UNREADABLE, place.path, f"cannot be read: {error.strerror or error}", "Check the disk."
         )
     return report
 
 
 class _Segment:
-    """One pass over a segment, and what is seen on the way."""
+    """One pass over a segment, and its results."""
 
     def __init__(self, disk: Disk, place: FilePlace, settings: Settings, report: Report) -> None:
         self._disk = disk
@@ -86,32 +86,32 @@ class _Segment:
         walk = SegmentWalk(self._disk, self._path, end=size_bytes, next_offset=due)
         for step in walk:
             if isinstance(step, Rows):
-                self._take(step, due)
+                self._process(step, due)
             else:
                 self._complete = False
                 self._records.missed()
                 severity = self._torn_severity if step.torn else self._severity
-                _tell(step, self._path, severity, report, _EVIDENCE_ADVICE if self._is_evidence else "")
+                _report(step, self._path, severity, report, _EVIDENCE_ADVICE if self._is_evidence else "")
             due = walk.next_offset
             if self._settings.progress is not None:
                 self._settings.progress(walk.position - report.size_bytes)
             report.size_bytes = walk.position
         report.end_offset = walk.next_offset
         if self._gaps and self._complete and not self._holes and not self._settings.allow_gaps:
-            self._tell_gaps()
+            self._report_gaps()
         if self._index is not None:
             self._index.finish(self._path, complete=self._complete)
 
-    def _take(self, rows: Rows, due: int) -> None:
+    def _process(self, rows: Rows, due: int) -> None:
         totals = rows.totals
         self._report.batches += rows.count
         self._report.records += totals["records"]
         self._holes += totals["holes"]
         if totals["gaps"]:
             row = totals["first_gap_row"]
-            behind = rows.value("last_offset", row - 1) + 1 if row else due
+            previous_end = rows.value("last_offset", row - 1) + 1 if row else due
             if not self._gaps:
-                self._first_gap = behind, rows.value("base_offset", row), rows.value("position", row)
+                self._first_gap = previous_end, rows.value("base_offset", row), rows.value("position", row)
             self._gaps += totals["gaps"]
         if self._index is not None:
             self._index.see(rows)
@@ -120,23 +120,22 @@ class _Segment:
         if self._records.wanted:
             self._records.see(rows, self._path)
 
-    def _tell_gaps(self) -> None:
+    def _report_gaps(self) -> None:
         start, end, position = self._first_gap
         more = f", and more in {self._gaps - 1} places" if self._gaps > 1 else ""
-        self._report.findings.say(
+        self._report.findings.add_new(
             self._severity,
             Kind.GAP,
             self._path,
             f"offsets {start} to {end - 1} are missing{more}",
-            "In a compacted topic this is as it should be (--allow-gaps). In any other one, compare with the other"
-            " replicas.",
+            "This is normal in a compacted topic (--allow-gaps). In any other topic, compare with the other replicas.",
             position=position,
             offset=start,
         )
 
 
 def _first_offset(disk: Disk, path: str) -> int:
-    """What the first batch says, if it can be one: evidence may begin in the middle of a segment."""
+    """The offset in the first batch, if it is plausible: evidence may begin in the middle of a segment."""
     fd = disk.open_read(path)
     try:
         return max(peek_header(disk.pread(fd, BATCH_OVERHEAD, 0)).base_offset, 0)
@@ -147,13 +146,13 @@ def _first_offset(disk: Disk, path: str) -> int:
 
 
 def _snapshot(disk: Disk, place: FilePlace, settings: Settings, report: Report, size_bytes: int, epoch: int) -> None:
-    """Whole batches without a gap, of the epoch in the name, with a footer at the end (`gaps.md G24`)."""
+    """Complete batches without a gap, of the epoch in the name, with a footer at the end (`gaps.md G24`)."""
     walk = SegmentWalk(disk, place.path, end=size_bytes)
     has_footer, complete = False, True
     for step in walk:
         if isinstance(step, Flaw):
             complete = False
-            _tell(step, place.path, Severity.ERROR, report)
+            _report(step, place.path, Severity.ERROR, report)
             continue
         report.batches += step.count
         report.records += step.totals["records"]
@@ -162,7 +161,7 @@ def _snapshot(disk: Disk, place: FilePlace, settings: Settings, report: Report, 
             report.findings.error(
                 Kind.METADATA_SNAPSHOT,
                 place.path,
-                f"records are missing in front of number {step.value('base_offset', row)}",
+                f"records are missing before number {step.value('base_offset', row)}",
                 _SNAPSHOT_ADVICE,
                 position=step.value("position", row),
             )
@@ -171,7 +170,7 @@ def _snapshot(disk: Disk, place: FilePlace, settings: Settings, report: Report, 
             report.findings.error(
                 Kind.METADATA_SNAPSHOT,
                 place.path,
-                f"has batches of epoch {other[0]}, its name says {epoch}",
+                f"has batches of epoch {other[0]}, but its name has epoch {epoch}",
                 _SNAPSHOT_ADVICE,
             )
         has_footer = _is_footer(step.content(step.count - 1))
@@ -181,7 +180,7 @@ def _snapshot(disk: Disk, place: FilePlace, settings: Settings, report: Report, 
     report.end_offset = walk.next_offset
     if complete and not has_footer:
         report.findings.error(
-            Kind.METADATA_SNAPSHOT, place.path, "ends without a footer: it is not whole", _SNAPSHOT_ADVICE
+            Kind.METADATA_SNAPSHOT, place.path, "ends without a footer: it is incomplete", _SNAPSHOT_ADVICE
         )
 
 
@@ -196,10 +195,10 @@ def _is_footer(content: memoryview) -> bool:
     return bool(records) and int.from_bytes((records[-1].key or b"")[2:4], "big") == _FOOTER
 
 
-def _tell(flaw: Flaw, path: str, severity: Severity, report: Report, advice: str = "") -> None:
+def _report(flaw: Flaw, path: str, severity: Severity, report: Report, advice: str = "") -> None:
     offset = flaw.header.base_offset if flaw.header is not None else -1
     for problem in flaw.problems:
-        report.findings.say(
+        report.findings.add_new(
             severity,
             problem.kind,
             path,

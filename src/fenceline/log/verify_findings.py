@@ -1,7 +1,7 @@
-"""What verification says: findings, and reports that hold them. Owns their shapes and words of order; looks at nothing.
+"""The results of verification: findings, and reports that hold them. Owns their types; checks nothing.
 
-A finding is an `ERROR` when something that ought to be there is missing, damaged or contradicts itself, and a `NOTE`
-when it is worth knowing and harmless: leftovers that a start clears away, files that lag behind on a running node.
+A finding is an `ERROR` if something is missing, damaged or contradictory, and a `NOTE` if it is harmless but worth
+knowing: leftovers that a start removes, files that are behind on a running node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uuid import UUID
 from fenceline.ids import TopicPartition
 
 MAX_FINDINGS: Final = 1000
-"""Kept for one partition; what comes after is counted."""
+"""Kept for one partition; further ones are only counted."""
 
 
 class Severity(StrEnum):
@@ -23,7 +23,7 @@ class Severity(StrEnum):
 
 
 class Kind(StrEnum):
-    """What a finding is about."""
+    """The subject of a finding."""
 
     TORN = "torn"
     DAMAGED = "damaged"
@@ -54,9 +54,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`position`: byte in the file, -1 when it is about the whole of it. `offset`: in the log, -1 when there is none.
+    """`position`: byte in the file, -1 if it concerns the complete file. `offset`: in the log, -1 if there is none.
 
-    `advice` tells what to do about it.
+    `advice`: the remedy.
     """
 
     kind: Kind
@@ -69,7 +69,7 @@ class Finding:
 
 
 class Findings:
-    """Collects; keeps `MAX_FINDINGS` and counts all."""
+    """Collects findings; keeps `MAX_FINDINGS` and counts all."""
 
     def __init__(self) -> None:
         self.kept: list[Finding] = []
@@ -90,7 +90,7 @@ class Findings:
     def note(self, kind: Kind, path: str, message: str, advice: str, *, position: int = -1, offset: int = -1) -> None:
         self.add(Finding(kind, Severity.NOTE, path, position, offset, message, advice))
 
-    def say(
+    def add_new(
         self,
         severity: Severity,
         kind: Kind,
@@ -117,12 +117,12 @@ class EpochRun:
     last_offset: int
     path: str
     position: int
-    """Of the first of them."""
+    """Of the first batch."""
 
 
 @dataclass(slots=True)
 class Report:
-    """Of one partition directory, or of one file where `topic_partition` says nothing."""
+    """Of one partition directory, or of one file if `topic_partition` is empty."""
 
     path: str
     topic_partition: TopicPartition | None = None
@@ -139,6 +139,6 @@ class Report:
     compacted: bool = False
     """Whether offsets may be missing."""
     damaged: bool = False
-    """Not every batch could be read or believed: what rests on all of them is not said."""
+    """Not every batch could be read or trusted: checks that need all of them are skipped."""
     runs: list[EpochRun] = field(default_factory=list)
     findings: Findings = field(default_factory=Findings)

@@ -1,7 +1,7 @@
-"""Compares the index files of a segment with its batches, as the batches go by.
+"""Compares the index files of a segment with its batches during the scan.
 
-Owns what each entry promises to a look-up (`formats.md F4`), and the words where it is not kept. An index is made from
-the log and never the other way round, so a wrong one loses no record: look-ups may miss some, or read too much.
+Owns what each entry promises to a look-up (`formats.md F4`), and the messages for violations. An index is built from
+the log, so a wrong one loses no record: look-ups may miss some, or read too much.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from fenceline.log.producer_state import BadSnapshot, ProducerStates
 from fenceline.log.verify_findings import Finding, Findings, Kind, Severity
 from fenceline.log.verify_segment import Rows
 
-_REBUILD: Final = "Stop the node and remove the file: the next start makes it anew from the log."
+_REBUILD: Final = "Stop the node and remove the file: the next start rebuilds it from the log."
 _NEVER: Final = 1 << 62
 Index = TypeVar("Index", OffsetIndex, TimeIndex)
 
 
 class IndexCheck:
-    """Of one segment. `see` every window of batches in order, then `finish`, which tells what was found.
+    """Of one segment. Call `see` for every window of batches in order, then `finish`, which reports the results.
 
-    `severity` is that of what a start of the node puts right by itself: in the newest segment of a log that was not
-    closed, a note.
+    `severity`: a note in the newest segment of a log that was not closed, because the node's next start repairs it.
     """
 
     def __init__(self, disk: Disk, stem: str, base_offset: int, severity: Severity, findings: Findings) -> None:
@@ -47,7 +46,7 @@ class IndexCheck:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def _read(self, disk: Disk, suffix: str, kind: Kind, index: type[Index]) -> Index:
-        """What the file holds; an empty index where it is missing or can not be read, which is noted."""
+        """The file's content; an empty index if it is missing or invalid, which is noted."""
         path = self._stem + suffix
         content = read_file(disk, path)
         if content is None:
@@ -55,7 +54,7 @@ class IndexCheck:
             return index()
         found = index.decode(content)
         if found is None:
-            self._say(kind, path, f"{len(content)} bytes whose entries do not rise, or are cut short")
+            self._report(kind, path, f"{len(content)} bytes that are truncated or not in ascending order")
             return index()
         return found
 
@@ -66,7 +65,7 @@ class IndexCheck:
             return []
         entries = decode_aborted(content)
         if entries is None:
-            self._say(Kind.TRANSACTION_INDEX, path, f"{len(content)} bytes that are no transaction index")
+            self._report(Kind.TRANSACTION_INDEX, path, f"{len(content)} bytes that are not a transaction index")
             return []
         return [(entry.producer_id, entry.last_offset) for entry in entries]
 
@@ -90,10 +89,10 @@ class IndexCheck:
             position, offset = entries[at], self._base_offset + offsets[at]
             row = bisect_left(positions, position, row)
             if row == count or positions[row] != position:
-                self._wrong_index(at, offset, f"leads to byte {position} of the log, where no batch begins")
+                self._wrong_index(at, offset, f"points to byte {position} of the log, where no batch begins")
             elif bases[row] > offset:
                 self._wrong_index(
-                    at, offset, f"leads to byte {position} of the log, behind offset {offset}: it is not found"
+                    at, offset, f"points to byte {position} of the log, after offset {offset}: look-ups miss it"
                 )
 
     def _see_times(self, rows: Rows) -> None:
@@ -114,15 +113,16 @@ class IndexCheck:
         stamp = self._times.timestamps[at]
         if self._max_timestamp > stamp:
             self._wrong_time(
-                at, offset, f"says {stamp}, but a record before has {self._max_timestamp}: look-ups by time miss it"
+                at,
+                offset,
+                f"has timestamp {stamp}, but an earlier record has {self._max_timestamp}: look-ups by time miss it",
             )
         elif stamp > highest:
-            self._wrong_time(at, offset, f"says {stamp}, but no record up to there is later than {highest}")
+            self._wrong_time(at, offset, f"has timestamp {stamp}, but no record up to there is later than {highest}")
 
     def finish(self, log_path: str, *, complete: bool) -> None:
-        """At the end of the segment. Unless it is `complete`, and all its batches were seen, nothing is told: damage of
-        the log would be told twice.
-        """
+        """At the end of the segment. Reports nothing unless it is `complete` and all its batches were seen: damage of
+        the log would be reported twice."""
         if not complete:
             return
         if self._index_at < len(self._index):
@@ -130,28 +130,28 @@ class IndexCheck:
             self._wrong_index(
                 at,
                 self._base_offset + self._index.offsets[at],
-                f"leads to byte {self._index.positions[at]}, past the end of the log",
+                f"points to byte {self._index.positions[at]}, past the end of the log",
                 more=len(self._index) - at - 1,
             )
         if self._time_at < len(self._times):
             at = self._time_at
             offset = self._base_offset + self._times.offsets[at]
-            self._wrong_time(at, offset, "is about an offset past the end of the segment")
+            self._wrong_time(at, offset, "is for an offset past the end of the segment")
         for producer_id, offset in self._aborted:
             if (producer_id, offset) not in self._markers:
-                self._say(
+                self._report(
                     Kind.TRANSACTION_INDEX,
                     self._stem + ".txnindex",
-                    f"says that a transaction of producer {producer_id} was aborted at offset {offset}, where"
-                    f" {log_path} has no such marker",
+                    f"has a transaction of producer {producer_id} aborted at offset {offset}, but {log_path} has no "
+                    "such marker",
                     offset=offset,
                 )
         for finding in self._found:
             self._findings.add(finding)
 
     def _wrong_index(self, at: int, offset: int, words: str, *, more: int = 0) -> None:
-        also = f" ({more} more entries are)" if more else ""
-        self._say(
+        also = f" ({more} more entries do)" if more else ""
+        self._report(
             Kind.OFFSET_INDEX,
             self._stem + ".index",
             f"entry {at} for offset {offset} {words}{also}",
@@ -160,7 +160,7 @@ class IndexCheck:
         )
 
     def _wrong_time(self, at: int, offset: int, words: str) -> None:
-        self._say(
+        self._report(
             Kind.TIME_INDEX,
             self._stem + ".timeindex",
             f"entry {at} for offset {offset} {words}",
@@ -168,12 +168,12 @@ class IndexCheck:
             offset=offset,
         )
 
-    def _say(self, kind: Kind, path: str, message: str, *, position: int = -1, offset: int = -1) -> None:
+    def _report(self, kind: Kind, path: str, message: str, *, position: int = -1, offset: int = -1) -> None:
         self._found.append(Finding(kind, self._severity, path, position, offset, message, _REBUILD))
 
 
 def check_producer_snapshot(disk: Disk, stem: str, findings: Findings) -> None:
-    """The checksum of a `.snapshot` file and that it can be read. Raises OSError."""
+    """Check the checksum and the form of a `.snapshot` file. Raises OSError."""
     path = stem + SNAPSHOT_SUFFIX
     content = read_file(disk, path)
     if content is None:
@@ -184,6 +184,6 @@ def check_producer_snapshot(disk: Disk, stem: str, findings: Findings) -> None:
         findings.error(
             Kind.PRODUCER_SNAPSHOT,
             path,
-            f"no snapshot of producers: {error}",
+            f"not a producer snapshot: {error}",
             "Stop the node and remove the file: the next start reads the producers from the log.",
         )

@@ -1,8 +1,8 @@
-"""Verifies one partition directory: its segments as one log, and every file beside them that speaks of it.
+"""Verifies one partition directory: its segments as one log, and every other file that describes it.
 
-Owns what the parts must say of each other: segments that follow one another, offsets without gaps where nothing was
-compacted, the epoch checkpoint and the batches, checkpoints and the log's end. Reads only. What a running node or a
-crash leaves unfinished, and the next start puts right, is a note; where the log was closed it is an error.
+Owns the checks across files: contiguous segments, no gaps unless the log was compacted, the epoch checkpoint and the
+batches, checkpoints and the log end. Reads only. Something that a running node or a crash left unfinished, and that the
+next start repairs, is a note; if the log was closed it is an error.
 """
 
 from __future__ import annotations
@@ -44,20 +44,22 @@ GROWTH_TRIES: Final = 20
 _COMPACTED_TOPICS: Final = frozenset((CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, LOSSES_TOPIC))
 _PART_SUFFIX: Final = ".part"
 _LEFTOVERS: Final = {
-    DELETED_SUFFIX: ("is due for deletion", "The node removes it, after file.delete.delay.ms or at its start."),
-    CLEANED_SUFFIX: ("was being written by a compaction", "The next start of the node removes it."),
-    _PART_SUFFIX: ("was being written", "The node goes on with it, or removes it at its next start."),
-    SWAP_SUFFIX: ("is the result of a compaction that is to take the place of segments", "The next start finishes it."),
+    DELETED_SUFFIX: ("is due for deletion", "The node removes it after file.delete.delay.ms or at its start."),
+    CLEANED_SUFFIX: ("is the unfinished output of a compaction", "The next start of the node removes it."),
+    _PART_SUFFIX: ("is a partly written file", "The node finishes it, or removes it at its next start."),
+    SWAP_SUFFIX: (
+        "is the output of a compaction that is about to replace "
+        "segments", "The next start completes the replacement."),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much is looked at.
+    """What to check.
 
-    `deep`: decompress every batch and read its records. `sequences`: also whether each producer's numbers go on.
-    `allow_gaps`: believe that every topic is compacted. `progress` is told how many bytes more have been read.
-    `wait`: sleeps, between two looks at a file that may grow.
+    `deep`: decompress every batch and read its records. `sequences`: also check that each producer's sequences are
+    contiguous. `allow_gaps`: treat every topic as compacted. `progress` is called with the number of further bytes
+    read. `wait`: sleeps between two checks of a file that may grow.
     """
 
     deep: bool = False
@@ -68,24 +70,24 @@ class Settings:
 
 
 def verify_partition(disk: Disk, place: PartitionPlace, settings: Settings) -> Report:
-    """Look at every file of a partition directory. What can not be read is a finding, too."""
+    """Check every file of a partition directory. A read error is a finding, too."""
     report = Report(place.path, place.topic_partition, high_watermark=place.high_watermark)
     try:
         _Verifier(disk, place, settings, report).run()
     except FileNotFoundError as error:
-        report.findings.say(
+        report.findings.add_new(
             Severity.ERROR if place.closed else Severity.NOTE,
             Kind.GONE,
             error.filename or place.path,
-            "is not there any more",
-            "A node that runs removes partitions that are deleted or go elsewhere. Verify again when in doubt.",
+            "does not exist any more",
+            "A running node removes partitions that are deleted or reassigned. Verify again when in doubt.",
         )
     except OSError as error:
         report.findings.error(
             Kind.UNREADABLE,
             error.filename or place.path,
-            f"can not be read: {error.strerror or error}",
-            "Run as a user who may read it, and look at the disk.",
+            f"cannot be read: {error.strerror or error}",
+            "Run as a user with read permission, and check the disk.",
         )
     return report
 
@@ -107,7 +109,7 @@ class _Verifier:
         self._compacted_to = 0
         self._missing_indexes: list[str] = []
         self._records = RecordChecks(settings.deep, settings.sequences, self._findings)
-        self._unsettled = Severity.ERROR if place.closed else Severity.NOTE
+        self._open_severity = Severity.ERROR if place.closed else Severity.NOTE
 
     def run(self) -> None:
         names = sorted(self._disk.listdir(self._place.path))
@@ -116,7 +118,7 @@ class _Verifier:
         epochs_before = read_file(self._disk, f"{self._place.path}/{EPOCH_FILE}")
         for base, following in zip_longest(bases, bases[1:]):
             self._segment(base, following)
-        self._tell_missing_indexes()
+        self._report_missing_indexes()
         self._report.segments = len(bases)
         self._report.end_offset = max(self._next_offset, 0)
         self._report.start_offset = max(bases[0] if bases else 0, self._place.log_start_offset)
@@ -124,7 +126,7 @@ class _Verifier:
             name.endswith((LOG_SUFFIX + CLEANED_SUFFIX, LOG_SUFFIX + SWAP_SUFFIX)) for name in names
         )
         self._names(names, bases)
-        self._tell_gaps()
+        self._report_gaps()
         if not self._report.damaged:
             verify_epochs.check_epochs(self._disk, self._place, self._report, epochs_before)
             self._checkpoints(stem(self._place.path, bases[-1]) + LOG_SUFFIX if bases else self._place.path)
@@ -132,25 +134,25 @@ class _Verifier:
     # -- segments -----------------------------------------------------------------------------------------------
 
     def _segment(self, base: int, following: int | None) -> None:
-        """`following`: where the next segment begins, None for the newest one."""
+        """`following`: base offset of the next segment, None for the newest one."""
         last = following is None
         path = stem(self._place.path, base) + LOG_SUFFIX
         found = self._disk.stat(path)
         if found is None:
-            self._gone(path)
+            self._report_removed(path)
             return
         if self._next_offset > base:
             self._findings.error(
                 Kind.SEGMENTS,
                 path,
-                f"is named after offset {base}, but the segment before it ends at {self._next_offset}",
-                "Compare with the other replicas; the node refuses to load such a log.",
+                f"has base offset {base}, but the segment before it ends at {self._next_offset}",
+                "Compare with the other replicas; the node does not load such a log.",
                 offset=base,
             )
         elif 0 <= self._next_offset < base and not self._was_compacted_to(base):
             self._note_gaps(1, base - self._next_offset, self._next_offset, base, path, 0)
         saved = self._has_saved_indexes(following)
-        severity = Severity.ERROR if saved else self._unsettled
+        severity = Severity.ERROR if saved else self._open_severity
         index = IndexCheck(self._disk, path.removesuffix(LOG_SUFFIX), base, severity, self._findings)
         if saved and found.size_bytes:
             self._missing_indexes += index.missing
@@ -165,7 +167,7 @@ class _Verifier:
         try:
             complete = self._walk(walk, path, index, last=last)
         except FileNotFoundError:
-            self._gone(path)
+            self._report_removed(path)
             return
         self._next_offset, self._epoch = max(walk.next_offset, base), walk.leader_epoch
         index.finish(path, complete=complete)
@@ -175,14 +177,14 @@ class _Verifier:
         known = self._place.recovery_point
         return self._place.closed or (following is not None and known is not None and following <= known)
 
-    def _tell_missing_indexes(self) -> None:
+    def _report_missing_indexes(self) -> None:
         if self._missing_indexes:
             more = len(self._missing_indexes) - 1
             self._findings.note(
                 Kind.OFFSET_INDEX,
                 self._missing_indexes[0],
-                f"is missing, and {more} more index files of this log" if more else "is missing",
-                "The node makes it anew from the log.",
+                f"is missing, as are {more} more index files of this log" if more else "is missing",
+                "The node rebuilds it from the log.",
             )
 
     def _walk(self, walk: SegmentWalk, path: str, index: IndexCheck, *, last: bool) -> bool:
@@ -193,7 +195,7 @@ class _Verifier:
             before = walk.position
             match step:
                 case Rows():
-                    self._take(step, path, index, due)
+                    self._process(step, path, index, due)
                     before = step.value("position", 0)
                 case Flaw():
                     complete = False
@@ -205,13 +207,13 @@ class _Verifier:
                 self._settings.progress(walk.position - before)
         return complete
 
-    def _take(self, rows: Rows, path: str, index: IndexCheck, due: int) -> None:
+    def _process(self, rows: Rows, path: str, index: IndexCheck, due: int) -> None:
         report, totals = self._report, rows.totals
         report.batches += rows.count
         report.records += totals["records"]
         self._holes += totals["holes"]
         if totals["gaps"] and not self._was_compacted_to(rows.value("base_offset", rows.count - 1)):
-            self._look_at_gaps(rows, path, due)
+            self._check_gaps(rows, path, due)
         self._add_runs(rows, path)
         index.see(rows)
         if totals["control_batches"]:
@@ -228,7 +230,7 @@ class _Verifier:
             severity = (
                 Severity.NOTE if harmless or (problem.kind is Kind.GONE and not self._place.closed) else Severity.ERROR
             )
-            self._findings.say(
+            self._findings.add_new(
                 severity, problem.kind, path, problem.message, problem.advice, position=flaw.position, offset=offset
             )
         if header is not None:
@@ -239,14 +241,14 @@ class _Verifier:
         if flaw.problems and not (flaw.torn and last):
             self._report.damaged = True
 
-    def _gone(self, path: str) -> None:
+    def _report_removed(self, path: str) -> None:
         self._report.damaged = True
-        self._findings.say(
-            self._unsettled,
+        self._findings.add_new(
+            self._open_severity,
             Kind.GONE,
             path,
-            "is not there any more",
-            "Retention deletes segments of a node that runs. Verify again when in doubt.",
+            "does not exist any more",
+            "Retention deletes segments of a running node. Verify again when in doubt.",
         )
 
     def _watch(self, path: str) -> Callable[[int], int]:
@@ -268,7 +270,7 @@ class _Verifier:
         start = 0
         while start < rows.count:
             epoch = epochs[start]
-            # Epochs of plain batches never go back: the last one tells whether there is a change.
+            # Epochs of plain batches never decrease: the last one shows whether there is a change.
             end = rows.count if epochs[-1] == epoch else _first_after(epochs, epoch, start)
             self._add_run(epoch, bases[start], lasts[end - 1], path, positions[start])
             start = end
@@ -286,8 +288,8 @@ class _Verifier:
         self._gaps += count
         self._missing_offsets += missing
 
-    def _look_at_gaps(self, rows: Rows, path: str, due: int) -> None:
-        """`due`: the offset at which the first row should begin."""
+    def _check_gaps(self, rows: Rows, path: str, due: int) -> None:
+        """`due`: the expected base offset of the first row."""
         bases, lasts = rows.column("base_offset"), rows.column("last_offset")
         for row in range(rows.totals["first_gap_row"], rows.count):
             start = lasts[row - 1] + 1 if row else due
@@ -295,17 +297,15 @@ class _Verifier:
                 self._note_gaps(1, bases[row] - start, start, bases[row], path, rows.value("position", row))
 
     def _was_compacted_to(self, offset: int) -> bool:
-        """Whether a compaction, here or where the records were fetched from, may have left out what lies below. The
-        files are read again for each offset above what they have told: a node that runs raises it before it compacts.
-        """
+        """Whether a compaction, here or on the leader the records were fetched from, may have removed offsets below.
+        The files are read again for each offset above their last value: a running node raises it before it compacts."""
         if offset > self._compacted_to:
             disk, path = self._disk, self._place.path
             self._compacted_to = max(read_bound(disk, path), read_complete_from(disk, path).offset)
         return offset <= self._compacted_to
 
-    def _tell_gaps(self) -> None:
-        """What lies above all that compaction has left out is missing, unless a node compacts without telling how far:
-        Apache Kafka."""
+    def _report_gaps(self) -> None:
+        """Gaps above the compaction bound are losses, unless Apache Kafka compacts the log: it writes no bound."""
         place = self._place
         compacts = bool(
             self._settings.allow_gaps
@@ -323,8 +323,8 @@ class _Verifier:
             Kind.GAP,
             path,
             f"offsets {start} to {end - 1} are missing{more}",
-            "In a compacted topic this is as it should be (--allow-gaps). In any other one, compare with the other"
-            " replicas: batches are lost, or an offset is damaged, which no checksum covers.",
+            "This is normal in a compacted topic (--allow-gaps). In any other topic, compare with the other "
+            "replicas: batches are lost, or an offset, which no checksum covers, is damaged.",
             position=position,
             offset=start,
         )
@@ -363,15 +363,15 @@ class _Verifier:
     def _checkpoints(self, path: str) -> None:
         """`path`: of the newest segment, where the log ends."""
         place, end = self._place, self._report.end_offset
-        said = (("high watermark", place.high_watermark), ("recovery point", place.recovery_point))
-        for what, offset in said:
+        checkpointed = (("high watermark", place.high_watermark), ("recovery point", place.recovery_point))
+        for what, offset in checkpointed:
             if offset is not None and offset > end:
-                self._findings.say(
-                    self._unsettled,
+                self._findings.add_new(
+                    self._open_severity,
                     Kind.OFFSET_CHECKPOINT,
                     path,
-                    f"ends at offset {end}, but its {what} was {offset}: records that were there are gone",
-                    "Compare with the other replicas, and see `fenceline losses list` for what was cut off.",
+                    f"ends at offset {end}, but its {what} was {offset}: records in between are lost",
+                    "Compare with the other replicas, and see `fenceline losses list` for records that were truncated.",
                     offset=end,
                 )
         point = place.recovery_point
@@ -379,10 +379,10 @@ class _Verifier:
             self._findings.error(
                 Kind.OFFSET_CHECKPOINT,
                 path,
-                f"ends at offset {end}, but was closed with its end at {point}: the offset of a batch is damaged, which"
-                " no checksum covers, or batches were added",
-                "Compare with the other replicas. Where one of them has the batches, remove the partition's"
-                " directory while the node is stopped: it is fetched again.",
+                f"ends at offset {end}, but it was closed with its end at {point}: the offset of a batch, which no "
+                "checksum covers, is damaged, or batches were added",
+                "Compare with the other replicas. If one of them has the batches, stop the node and remove the "
+                "partition's directory: it is then fetched again.",
                 offset=point,
             )
 

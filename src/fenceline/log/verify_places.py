@@ -1,6 +1,6 @@
-"""What a path holds that can be verified: data directories, partition directories, evidence, single files.
+"""Finds what can be verified at a path: data directories, partition directories, evidence, single files.
 
-Owns how they are told apart, and what a data directory's checkpoints say of its partitions. Opens no segment.
+Owns how they are recognized, and what a data directory's checkpoints say about its partitions. Opens no segment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fenceline.log.log_dir import CLEAN_FILE
 from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, INCARNATIONS, LOG_STARTS, RECOVERY_POINTS
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.meta_properties import META_FILE
-from fenceline.log.partition_dir import parse_put_away_name, partition_of
+from fenceline.log.partition_dir import parse_removed_name, partition_of
 from fenceline.log.verify_findings import Kind, Report
 
 _SEGMENT_LIKE: Final = re.compile(r"\d{20}\.log(\.deleted|\.cleaned|\.swap|\.\d+|\.from-\d+\.\d+)?")
@@ -34,10 +34,10 @@ _SEGMENT_LIKE: Final = re.compile(r"\d{20}\.log(\.deleted|\.cleaned|\.swap|\.\d+
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlace:
-    """A partition directory. `closed`: the node was stopped in order, or this is a copy away from any data directory.
+    """A partition directory. `closed`: the node was shut down cleanly, or this is a copy outside of any data directory.
 
-    Offsets are those of the data directory's checkpoints: None where they say nothing. The high watermark of the
-    metadata log is at least the end of its newest snapshot.
+    Offsets are those of the data directory's checkpoints: None without an entry. The high watermark of the metadata log
+    is at least the end of its newest snapshot.
     """
 
     path: str
@@ -46,12 +46,12 @@ class PartitionPlace:
     high_watermark: int | None = None
     recovery_point: int | None = None
     log_start_offset: int = 0
-    """At least: without a checkpoint of a node that was stopped in order, records may have been deleted beyond it."""
+    """A lower bound: without a checkpoint of a clean shutdown, records may have been deleted beyond it."""
     log_start_is_exact: bool = False
     cleaned: bool = False
-    """Whether a compaction has gone over it here."""
-    put_away: bool = False
-    """Being deleted, stray, or on its way to another directory: no replica of its partition."""
+    """Whether it was compacted here."""
+    is_removed: bool = False
+    """Being deleted, stray, or moving to another directory: not a replica of its partition."""
 
     @property
     def topic(self) -> str:
@@ -60,9 +60,8 @@ class PartitionPlace:
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """A file by itself. `evidence`: it was cut off a log, and may well be damaged. `being_written`: a node that was not
-    stopped in order may write to it.
-    """
+    """A single file. `evidence`: it was cut from a log, and may be damaged. `being_written`: a node that was not shut
+    down cleanly may write to it."""
 
     path: str
     topic_partition: TopicPartition | None
@@ -82,11 +81,11 @@ class Places:
 
 
 def places_at(disk: Disk, path: str) -> Places:
-    """Raises OperatorError where there is nothing to verify, OSError."""
+    """Raises OperatorError if there is nothing to verify, OSError."""
     path = os.path.abspath(path)
     found = disk.stat(path)
     if found is None:
-        raise OperatorError(f"There is no {path}", "Name a data directory, a partition's directory or a segment file.")
+        raise OperatorError(f"{path} does not exist", "Give a data directory, a partition directory or a segment file.")
     places = Places()
     if not found.is_directory:
         places.found.append(_file(disk, path))
@@ -101,13 +100,13 @@ def places_at(disk: Disk, path: str) -> Places:
             _add_data_dir(disk, child, places)
     if not places.found and not places.reports and not _is_data_dir(disk, path):
         raise OperatorError(
-            f"{path} holds no log", "Name a node's data directory, a partition's directory, or a file of one."
+            f"{path} contains no log", "Give a node's data directory, a partition directory, or a file of one."
         )
     return places
 
 
 class _Facts:
-    """What the files of a data directory say. What can not be read is a finding of `report`."""
+    """The contents of a data directory's files. A file that cannot be read is a finding of `report`."""
 
     def __init__(self, disk: Disk, path: str, report: Report) -> None:
         self.is_data_dir = _is_data_dir(disk, path)
@@ -126,19 +125,19 @@ class _Facts:
                     Kind.OFFSET_CHECKPOINT,
                     f"{path}/{name}",
                     str(error).removeprefix(f"{path}/{name}: "),
-                    "The node finds these offsets anew at its start; what was above them is checked again.",
+                    "The node determines these offsets again at its start, and checks the records above them.",
                 )
             except OSError as error:
                 self._offsets[name] = {}
                 report.findings.error(
                     Kind.UNREADABLE,
                     f"{path}/{name}",
-                    f"can not be read: {error.strerror or error}",
-                    "Run as a user who may read it, and look at the disk.",
+                    f"cannot be read: {error.strerror or error}",
+                    "Run as a user with read permission, and check the disk.",
                 )
 
     def _read_incarnations(self, report: Report) -> dict[TopicPartition, str] | None:
-        """None: nothing says whose the offsets are."""
+        """None: it is unknown which directories the offsets describe."""
         path = f"{self._path}/{INCARNATIONS}"
         try:
             return read_incarnations(self._disk, path)
@@ -147,19 +146,19 @@ class _Facts:
                 Kind.OFFSET_CHECKPOINT,
                 path,
                 str(error).removeprefix(f"{path}: "),
-                "After an unclean stop the node checks every log from its start.",
+                "After an unclean shutdown the node checks every log from its start.",
             )
         except OSError as error:
             report.findings.error(
                 Kind.UNREADABLE,
                 path,
-                f"can not be read: {error.strerror or error}",
-                "Run as a user who may read it, and look at the disk.",
+                f"cannot be read: {error.strerror or error}",
+                "Run as a user with read permission, and check the disk.",
             )
         return {}
 
-    def _are_of(self, path: str, where: TopicPartition) -> bool:
-        """Whether the checkpoints tell of this directory, or, where nothing says so, of its name."""
+    def _apply_to(self, path: str, where: TopicPartition) -> bool:
+        """Whether the checkpoints describe this directory, or, if that is unknown, its name."""
         if self._incarnations is None or where.topic == METADATA_TOPIC:
             return True
         try:
@@ -170,15 +169,15 @@ class _Facts:
         return named == found.text or (self.closed and (named is None or found.incarnation is None))
 
     def _snapshot_end(self, path: str) -> int:
-        """Of the metadata log no high watermark is written down; snapshots hold nothing but what is committed."""
+        """The metadata log has no high watermark checkpoint; its snapshots hold only committed records."""
         frozen = [found for name in self._disk.listdir(path) if (found := frozen_snapshot(name)) is not None]
         return max((end_offset for end_offset, _ in frozen), default=0)
 
-    def place(self, path: str, where: TopicPartition | None, *, put_away: bool) -> PartitionPlace:
-        is_told = where is not None and self._are_of(path, where)
+    def place(self, path: str, where: TopicPartition | None, *, is_removed: bool) -> PartitionPlace:
+        is_known = where is not None and self._apply_to(path, where)
 
         def known(name: str) -> int | None:
-            return self._offsets[name].get(where) if where is not None and is_told else None
+            return self._offsets[name].get(where) if where is not None and is_known else None
 
         high_watermark = known(HIGH_WATERMARKS)
         is_metadata = where is not None and where.topic == METADATA_TOPIC
@@ -188,15 +187,15 @@ class _Facts:
             path,
             where,
             closed=self.closed,
-            high_watermark=None if put_away else high_watermark,
-            recovery_point=None if put_away else known(RECOVERY_POINTS),
-            log_start_offset=(not put_away and known(LOG_STARTS)) or 0,
+            high_watermark=None if is_removed else high_watermark,
+            recovery_point=None if is_removed else known(RECOVERY_POINTS),
+            log_start_offset=(not is_removed and known(LOG_STARTS)) or 0,
             # The metadata log's start is in no checkpoint (gaps.md G31).
-            log_start_is_exact=not (put_away or is_metadata)
+            log_start_is_exact=not (is_removed or is_metadata)
             and self.closed
             and self._disk.stat(f"{self._path}/{LOG_STARTS}") is not None,
             cleaned=where is not None and where in self._offsets[CLEANED],
-            put_away=put_away,
+            is_removed=is_removed,
         )
 
 
@@ -216,13 +215,13 @@ def _add_data_dir(disk: Disk, path: str, places: Places) -> None:
 def _add_partition(disk: Disk, path: str, facts: _Facts, places: Places) -> None:
     name = os.path.basename(path)
     plain = partition_of(name)
-    put_away = plain is None or "." in name.removeprefix(plain.topic)
-    where = plain or parse_put_away_name(name)
-    places.found.append(facts.place(path, where, put_away=put_away))
+    is_removed = plain is None or "." in name.removeprefix(plain.topic)
+    where = plain or parse_removed_name(name)
+    places.found.append(facts.place(path, where, is_removed=is_removed))
     try:
         names = sorted(disk.listdir(path))
     except OSError:
-        return  # said when the partition is verified
+        return  # reported when the partition is verified
     places.found += [FilePlace(f"{path}/{each}", where, evidence=False) for each in names if is_metadata_snapshot(each)]
     if EVIDENCE_DIR in names:
         _add_evidence(disk, path, places, own=False)
@@ -240,7 +239,7 @@ def _add_evidence(disk: Disk, partition_path: str, places: Places, *, own: bool)
 def _file(disk: Disk, path: str) -> FilePlace:
     name, parent = os.path.basename(path), os.path.dirname(path)
     if not _SEGMENT_LIKE.fullmatch(name) and not is_metadata_snapshot(name) and not name.endswith(LOG_SUFFIX):
-        raise OperatorError(f"{path} is no segment", "Name a .log file, a .checkpoint file, or a directory.")
+        raise OperatorError(f"{path} is not a segment", "Give a .log file, a .checkpoint file, or a directory.")
     if os.path.basename(parent) == EVIDENCE_DIR:
         parent = os.path.dirname(parent)
         being_written = False
@@ -252,8 +251,8 @@ def _file(disk: Disk, path: str) -> FilePlace:
 
 
 def _partition_in(name: str) -> TopicPartition | None:
-    """Of a directory's name, also of one that was put away."""
-    return partition_of(name) or parse_put_away_name(name)
+    """By a directory's name, also a deleted or stray one."""
+    return partition_of(name) or parse_removed_name(name)
 
 
 def _is_data_dir(disk: Disk, path: str) -> bool:
@@ -286,7 +285,7 @@ def _data_dirs_below(disk: Disk, path: str) -> list[str]:
 
 
 def size_of(disk: Disk, place: Place) -> int:
-    """About what there is to read; 0 where that can not be seen."""
+    """Approximate bytes to read; 0 if that is unknown."""
     try:
         if isinstance(place, FilePlace):
             names = [place.path]

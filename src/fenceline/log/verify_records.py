@@ -1,7 +1,7 @@
-"""What verification sees only inside of batches: records, markers of transactions, the numbers of producers.
+"""Verification inside batches: records, transaction markers, producer sequences.
 
-Owns the deep look, which decompresses and reads everything. Keeps nothing of the records; of at most `MAX_PRODUCERS`
-producers it keeps the last number.
+Owns the deep check, which decompresses and reads everything. Keeps no records; keeps the last sequence of at most
+`MAX_PRODUCERS` producers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fenceline.records.sequences import MAX_SEQUENCE
 MAX_PRODUCERS: Final = 100_000
 _CONTROL: Final = 0x20
 _WRITER: Final = (
-    "The checksum is right, so the batch came so from its writer: find out which producer wrote it. Consumers stop"
-    " here; they can go on behind it."
+    "The checksum is right, so the producer wrote the batch in this form: find out which producer it was. Consumers"
+    " stop here; they can skip the batch."
 )
 
 
@@ -50,11 +50,11 @@ class RecordChecks:
                 self._see_records(rows, row, path)
 
     def missed(self) -> None:
-        """Batches could not be read: nobody knows what their producers' last numbers were."""
+        """Batches could not be read: their producers' last sequences are unknown."""
         self._producers.clear()
 
     def markers(self, rows: Rows, aborted: Callable[[int, int], None]) -> None:
-        """Tell where transactions were aborted: producer and offset of the marker."""
+        """Call `aborted` with producer and marker offset for each aborted transaction."""
         attributes = rows.column("attributes")
         for row in range(rows.count):
             if not attributes[row] & _CONTROL:
@@ -64,7 +64,7 @@ class RecordChecks:
             try:
                 records = decode_batch(content, header)
             except PeerError:
-                continue  # said by the deep look
+                continue  # reported by the deep check
             for record in records:
                 marker = decode_end_marker(record.key, record.value, record.timestamp)
                 if marker is not None and not marker.commit:
@@ -82,11 +82,11 @@ class RecordChecks:
                     header.base_timestamp, None, Record,
                 )  # fmt: skip
         except PeerError as error:
-            self._findings.say(
+            self._findings.add_new(
                 self._severity,
                 Kind.RECORDS,
                 path,
-                f"the records of the batch at offset {header.base_offset} can not be read: {error.message}",
+                f"the records of the batch at offset {header.base_offset} cannot be read: {error.message}",
                 _WRITER,
                 position=rows.value("position", row),
                 offset=header.base_offset,
@@ -103,14 +103,14 @@ class RecordChecks:
             due = (last + 1) & MAX_SEQUENCE if epoch == known_epoch else 0
             unknown = last < 0 and epoch == known_epoch
             if epoch < known_epoch or (first != due and not unknown):
-                self._findings.say(
+                self._findings.add_new(
                     self._severity,
                     Kind.SEQUENCE,
                     path,
-                    f"producer {producer_id} epoch {epoch} wrote sequence {first} at offset {bases[row]}, where"
-                    f" {due} of epoch {max(epoch, known_epoch)} was due",
-                    "In a compacted topic this is as it should be. In any other one records may be missing, or twice"
-                    " there: compare with the other replicas.",
+                    f"producer {producer_id} epoch {epoch} wrote sequence {first} at offset {bases[row]}, but "
+                    f"sequence {due} of epoch {max(epoch, known_epoch)} was expected",
+                    "This is normal in a compacted topic. In any other topic records may be missing or duplicated: "
+                    "compare with the other replicas.",
                     position=rows.value("position", row),
                     offset=bases[row],
                 )

@@ -1,10 +1,10 @@
-"""Goes through one segment file and gives every byte of it: as plain batches, or as a flaw that says what is wrong.
+"""Reads every byte of one segment file: yields plain batches, or flaws that describe the damage.
 
-Owns the walk, the way back to a batch boundary behind damage, and the words about damage. Never stops at the first
-flaw, never changes a file, and knows nothing but this file: what it means for the partition is `verify_partition.py`'s.
+Owns the scan, the search for a batch boundary after damage, and the messages for damage. Never stops at the first flaw,
+never changes a file, and knows only this file: `verify_partition.py` owns the meaning for the partition.
 
 Reads in windows of `WINDOW_BYTES`, so that the checksum finds the bytes in the processor's cache and a segment of any
-size costs bounded memory. Does not map the file: a broker may shorten it meanwhile, which would end this process.
+size needs bounded memory. Does not map the file: a broker may shorten it meanwhile, which would kill this process.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from fenceline.records.batch_scan import COLUMNS, TOTALS, scan_plain
 from fenceline.records.crc import crc32c
 
 WINDOW_BYTES: Final = 1 << 20
-BELIEVED_BYTES: Final = 16 << 20
-"""Of a batch that claims to be larger, the checksum is looked at before memory is taken for it."""
+MAX_UNVERIFIED_BYTES: Final = 16 << 20
+"""The checksum of a batch that claims to be larger is checked before memory is allocated for it."""
 LARGEST_WINDOW_BYTES: Final = 256 << 20
-"""Larger batches are checked piece by piece, and their records can not be looked at."""
+"""Larger batches are checked piece by piece, and their records cannot be read."""
 ROWS: Final = 4096
-"""Batches described at a time, at most."""
-FEWEST_ROWS: Final = 16
-"""A small file has room for no more batches than it can hold, and for these that are written meanwhile."""
+"""Maximum number of batches per step."""
+MIN_ROWS: Final = 16
+"""Minimum, so that a small file has room for batches that are written meanwhile."""
 MAGIC_POSITION: Final = 16
-GROWTHS: Final = 10
-"""How often the end of a file is looked at again while somebody writes to it."""
+MAX_GROWTH_CHECKS: Final = 10
+"""How often the end of a growing file is checked again."""
 _COLUMN: Final = {name: index for index, name in enumerate(COLUMNS)}
 _UNUSED_ATTRIBUTES: Final = ~0x7F
 _HIGHEST_OFFSET: Final = (1 << 63) - 1
 
 
 class Rows:
-    """Plain batches of one window. Valid until the next step of the walk: columns and bytes are views."""
+    """Plain batches of one window. Valid until the next step: columns and bytes are views."""
 
     __slots__ = ("_columns", "_content", "_content_position", "count", "totals")
 
@@ -56,12 +56,12 @@ class Rows:
         self._columns = columns
         self.count = count
         self.totals = totals
-        """By TOTALS."""
+        """Named by TOTALS."""
         self._content = content
         self._content_position = content_position
 
     def column(self, name: str) -> memoryview:
-        """Of COLUMNS; items are int."""
+        """One of COLUMNS; items are int."""
         start = _COLUMN[name] * (len(self._columns) // len(COLUMNS))
         return self._columns[start : start + self.count]
 
@@ -87,10 +87,10 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """Bytes `position` up to `end_position` that are no plain batch.
+    """Bytes `position` up to `end_position` that are not a plain batch.
 
-    `header`: what the bytes say of a batch that fills them; None where there is none. `torn`: the file ends within
-    what a write began. `crc_ok`: None where there is no batch to check.
+    `header`: the batch header in these bytes; None if there is none. `torn`: the file ends within an unfinished write.
+    `crc_ok`: None if there is no batch to check.
     """
 
     position: int
@@ -100,24 +100,24 @@ class Flaw:
     crc_ok: bool | None
     torn: bool
     content: memoryview | None = None
-    """The batch, where it is whole and its checksum is right."""
+    """The batch, if it is complete and its checksum is right."""
 
 
 _RESTORE: Final = (
-    "Other replicas may have it whole: compare with `fenceline verify`, then move this directory away while the node"
-    " is stopped, so that it is copied again from the leader."
+    "Other replicas may have it intact: compare with `fenceline verify`, then stop the node and move this directory "
+    "away, so that it is copied again from the leader."
 )
 _TORN_ADVICE: Final = (
-    "A crash leaves this, and the next start of the node cuts it off. If the node is running and the file does not"
-    " grow, restart it."
+    "A crash leaves this, and the next start of the node truncates it. If the node is running and the file does not "
+    "grow, restart it."
 )
 
 
 class SegmentWalk:
-    """One pass over one file. `next_offset` and `leader_epoch` say what is due; both may be set between steps.
+    """One pass over one file. `next_offset` and `leader_epoch` are the expected values; both may be set between steps.
 
-    `grow` is asked when the file ends within a batch: it is given the size that is known and gives a larger one once
-    there is one, or the same one when nobody writes. Without it the end is what it is.
+    `grow` is called if the file ends within a batch: it gets the known size and returns a larger one once there is one,
+    or the same if the file does not grow. Without it the size is final.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class SegmentWalk:
         self._grow = grow
         self._growths = 0
         self._window_bytes = window_bytes
-        rows = min(ROWS, (end - start) // BATCH_OVERHEAD + FEWEST_ROWS)
+        rows = min(ROWS, (end - start) // BATCH_OVERHEAD + MIN_ROWS)
         self._rows = array("q", bytes(8 * rows * len(COLUMNS)))
         self._columns = memoryview(self._rows)
         self._totals = array("q", bytes(8 * len(TOTALS)))
@@ -189,20 +189,20 @@ class SegmentWalk:
             yield flaw
 
     def _due(self, rest: memoryview) -> int:
-        """How many bytes must be there to judge what comes next: no more than the file has."""
+        """How many bytes are needed to check the next batch, at most up to the end of the file."""
         left = self.end - self.position
         if len(rest) < min(BATCH_OVERHEAD, left):
             return min(self._window_bytes, left)
         if len(rest) >= BATCH_OVERHEAD:
             size = _size_in(rest)
             if rest[MAGIC_POSITION] == MAGIC and len(rest) < size <= min(left, LARGEST_WINDOW_BYTES):
-                if size > BELIEVED_BYTES and self._long_crc(self.position, size) != peek_header(rest).crc:
+                if size > MAX_UNVERIFIED_BYTES and self._long_crc(self.position, size) != peek_header(rest).crc:
                     return 0
                 return max(size, min(self._window_bytes, left))
         return 0
 
     def _grown(self) -> bool:
-        if self._grow is None or self._growths >= GROWTHS:
+        if self._grow is None or self._growths >= MAX_GROWTH_CHECKS:
             return False
         self._growths += 1
         size = self._grow(self.end)
@@ -223,7 +223,7 @@ class SegmentWalk:
     # -- what is wrong --------------------------------------------------------------------------------------------
 
     def _flaw(self, rest: memoryview) -> Flaw:
-        """Of what lies at `position`; `rest` begins there and has a whole header unless the file ends."""
+        """Of the bytes at `position`; `rest` begins there and has a complete header unless the file ends."""
         position, left = self.position, self.end - self.position
         if left < BATCH_OVERHEAD:
             return self._torn(f"the file ends with {left} bytes, too few for a batch")
@@ -235,7 +235,7 @@ class SegmentWalk:
         if magic != MAGIC:
             if fits and self._is_boundary(position + size):
                 kind = Kind.OLD_FORMAT if magic in (0, 1) else Kind.DAMAGED
-                return self._one(size, kind, f"a batch with magic {magic}, where {MAGIC} is due")
+                return self._one(size, kind, f"a batch with magic {magic}, expected {MAGIC}")
             return self._lost(f"no batch begins here: magic {magic}, length {size - LENGTH_PREFIX}")
         if not fits:
             beyond = size > left
@@ -245,29 +245,31 @@ class SegmentWalk:
         crc = crc32c(rest[CRC_COVERS_FROM:size]) if len(rest) >= size else self._long_crc(position, size)
         if crc != header.crc:
             if not self._is_boundary(position + size):
-                return self._lost(f"neither the checksum nor the length ({size} bytes) of the batch here are right")
+                return self._lost(f"the checksum or the length ({size} bytes) of the batch here is wrong")
             self.next_offset = _within(max(self.next_offset, _sane_next(header, self.next_offset)))
             offset = f"at offset {header.base_offset}"
             problem = Problem(
-                Kind.CRC, f"the checksum of the batch {offset} is {crc:#010x}, stored is {header.crc:#010x}", _RESTORE
+                Kind.CRC,
+                f"the checksum of the batch {offset} is {crc:#010x}, but {header.crc:#010x} is stored",
+                _RESTORE,
             )
             return Flaw(position, position + size, (problem,), header, False, torn=False)
         problems = tuple(self._out_of_place(header))
-        whole = rest[:size] if len(rest) >= size else None
+        content = rest[:size] if len(rest) >= size else None
         self.next_offset = _within(header.base_offset + max(header.last_offset_delta, 0) + 1)
         self.leader_epoch = header.leader_epoch
-        return Flaw(position, position + size, problems, header, True, torn=False, content=whole)
+        return Flaw(position, position + size, problems, header, True, torn=False, content=content)
 
     def _out_of_place(self, header: BatchHeader) -> Iterator[Problem]:
         base, delta = header.base_offset, header.last_offset_delta
         if base < self.next_offset:
             yield Problem(
-                Kind.OFFSETS, f"a batch at offset {base}, where {self.next_offset} or a later one is due", _RESTORE
+                Kind.OFFSETS, f"a batch at offset {base}, where {self.next_offset} or a later one is expected", _RESTORE
             )
         if header.leader_epoch < self.leader_epoch:
             yield Problem(
                 Kind.EPOCHS,
-                f"the batch at offset {base} is of epoch {header.leader_epoch}, the one before of {self.leader_epoch}",
+                f"the batch at offset {base} has epoch {header.leader_epoch}, the one before it {self.leader_epoch}",
                 _RESTORE,
             )
         try:
@@ -284,7 +286,7 @@ class SegmentWalk:
                 _RESTORE,
             )
         if base + delta >= _HIGHEST_OFFSET:
-            yield Problem(Kind.HEADER, f"the batch at offset {base} ends past the last offset there can be", _RESTORE)
+            yield Problem(Kind.HEADER, f"the batch at offset {base} ends past the highest possible offset", _RESTORE)
 
     def _one(self, size: int, kind: Kind, message: str) -> Flaw:
         return Flaw(self.position, self.position + size, (Problem(kind, message, _RESTORE),), None, None, torn=False)
@@ -305,31 +307,31 @@ class SegmentWalk:
             chunk = bytes(self._read(position, self._window_bytes))
             if not chunk:
                 break
-            behind = chunk.lstrip(b"\0")
-            if behind:
-                return position + len(chunk) - len(behind)
+            rest = chunk.lstrip(b"\0")
+            if rest:
+                return position + len(chunk) - len(rest)
             position += len(chunk)
         return self.end
 
     def _lost(self, message: str, *, torn: bool = False, search_from: int | None = None) -> Flaw:
-        """No batch: up to the next whole one, or to the end."""
-        found = self._next_whole(self.position + 1 if search_from is None else search_from)
+        """Bytes that are no batch: up to the next complete one, or to the end."""
+        found = self._next_complete(self.position + 1 if search_from is None else search_from)
         if found is None and torn:
             return self._torn(message)
         end = self.end if found is None else found
-        behind = "no whole batch follows" if found is None else f"the next whole batch begins at byte {found}"
-        problem = Problem(Kind.DAMAGED, f"{message}; {behind}", _RESTORE)
+        following = "no complete batch follows" if found is None else f"the next complete batch begins at byte {found}"
+        problem = Problem(Kind.DAMAGED, f"{message}; {following}", _RESTORE)
         return Flaw(self.position, end, (problem,), None, None, torn=False)
 
-    def _next_whole(self, position: int) -> int | None:
-        """Where the next batch with a right checksum begins that may stand here."""
+    def _next_complete(self, position: int) -> int | None:
+        """Position of the next batch with a valid checksum and plausible offsets."""
         while self.end - position >= BATCH_OVERHEAD:
             window = self._read(position, self._window_bytes)
             text = bytes(window)
             at = text.find(MAGIC, MAGIC_POSITION)
             while at >= 0 and at - MAGIC_POSITION + BATCH_OVERHEAD <= len(text):
                 start = at - MAGIC_POSITION
-                if self._is_whole(window[start:], position + start):
+                if self._is_complete(window[start:], position + start):
                     return position + start
                 at = text.find(MAGIC, at + 1)
             if len(text) < BATCH_OVERHEAD or position + len(text) >= self.end:
@@ -337,7 +339,7 @@ class SegmentWalk:
             position += len(text) - BATCH_OVERHEAD + 1
         return None
 
-    def _is_whole(self, rest: memoryview, position: int) -> bool:
+    def _is_complete(self, rest: memoryview, position: int) -> bool:
         size = _size_in(rest)
         if not BATCH_OVERHEAD <= size <= self.end - position:
             return False
@@ -377,18 +379,18 @@ def _size_in(rest: memoryview) -> int:
 
 
 def _within(offset: int) -> int:
-    """The nearest one that can be: what a damaged batch says may be anything."""
+    """The nearest valid offset: a damaged batch may hold any value."""
     return min(max(offset, 0), _HIGHEST_OFFSET)
 
 
 def _sane_next(header: BatchHeader, next_offset: int) -> int:
-    """Behind a damaged batch: what it says, if it can be believed."""
+    """The offset after a damaged batch: its own value, if plausible."""
     believable = header.base_offset == next_offset and 0 <= header.record_count == header.last_offset_delta + 1
     return header.next_offset if believable else next_offset
 
 
 def _shorter(position: int, end: int) -> Flaw:
     problem = Problem(
-        Kind.GONE, "the file has become shorter while it was read", "Verify again; a node that runs cuts its logs."
+        Kind.GONE, "the file has become shorter while it was read", "Verify again; a running node truncates its logs."
     )
     return Flaw(position, end, (problem,), None, None, torn=False)

@@ -1,11 +1,11 @@
-"""Gives memory back while a log takes in much that nobody reads soon: a follower that is far behind.
+"""Limits the page cache of a log that receives much data that is not read soon: a follower that is far behind.
 
-Owns which stretch of a segment is on its way to the disk, and which may leave the page cache. Never decides whose log
-that is, and promises nothing of durability: that is `flush.py`'s.
+Owns which ranges of a segment are written back early, and which may leave the page cache. Never decides which log that
+is, and guarantees no durability: that is `flush.py`'s.
 
-Left to itself the system keeps all of it: so much becomes dirty that every write of the process waits for the disk in
-the end, what others read is driven out, and each page is one that was not in use before, which can cost ten times the
-copy (`docs/decisions/013-replication-speed.md`).
+Without it the kernel keeps all of the data: so many pages become dirty that every write of the process waits for the
+disk, data that others read is evicted, and each page is a new one, which can cost ten times the copy
+(`docs/decisions/013-replication-speed.md`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from fenceline.log.segment import Segment
 
 PIECE_BYTES: Final = 4 << 20
-"""What begins its way to the disk at a time, at least."""
+"""Minimum size of one write-back."""
 KEPT_BYTES: Final = 16 << 20
-"""The newest of a segment stay in memory: they are on their way to the disk, and the next reader wants these."""
+"""The newest bytes of a segment stay in memory: they are being written back, and the next reader wants them."""
 AGAIN_BYTES: Final = 8 << 20
-"""So much of what was to leave before is told again: it may not have been on the disk yet."""
+"""This much of the evicted range is hinted again: it may not have been on the disk yet."""
 
 
 class WriteBehind:
-    """Of one log; what it held when this was made is left alone."""
+    """Of one log; existing data is left alone."""
 
     __slots__ = ("_begun", "_first", "_log", "_segment")
 
@@ -39,13 +39,13 @@ class WriteBehind:
         self._segment: Segment | None = None
         self._first = 0
         self._begun = 0
-        """Up to here the segment is on its way."""
-        segment = self._look()
+        """Write-back has started up to here."""
+        segment = self._active_segment()
         if segment is not None:
             self._first = self._begun = segment.size_bytes
 
-    def _look(self) -> Segment | None:
-        """The segment that is written."""
+    def _active_segment(self) -> Segment | None:
+        """The active segment."""
         segments = self._log.segments
         segment = segments[-1] if segments else None
         if segment is not self._segment:
@@ -55,13 +55,13 @@ class WriteBehind:
 
     def due(self) -> Callable[[], None] | None:
         """After an append: work for a thread, once enough was written. One at a time."""
-        segment = self._look()
+        segment = self._active_segment()
         if segment is None or segment.fd < 0 or segment.size_bytes < self._begun + PIECE_BYTES:
             return None
         try:
             fd = segment.disk.duplicate(segment.fd)
         except OSError:
-            return None  # out of descriptors: it can wait
+            return None  # no descriptor is left: it can wait
         begun, self._begun = self._begun, segment.size_bytes
         leaves_from = max(self._first, begun - KEPT_BYTES - AGAIN_BYTES)
         return partial(_run, segment.disk, fd, begun, self._begun, leaves_from)
@@ -70,10 +70,10 @@ class WriteBehind:
 def _run(disk: Disk, fd: int, begun: int, written: int, leaves_from: int) -> None:
     leaves_to = written - KEPT_BYTES
     try:
-        # Hints: a disk that does not take them tells what is wrong with it when it is written.
+        # Hints: a disk error shows up when data is written.
         with contextlib.suppress(OSError):
-            disk.let_go(fd, begun, written - begun)
+            disk.start_writeback(fd, begun, written - begun)
             if leaves_to > leaves_from:
-                disk.let_go(fd, leaves_from, leaves_to - leaves_from)
+                disk.start_writeback(fd, leaves_from, leaves_to - leaves_from)
     finally:
         disk.close(fd)

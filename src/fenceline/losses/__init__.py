@@ -1,5 +1,5 @@
-"""What logs lose: counted before it goes, kept as evidence, told by receipts.
+"""Losses of log records: counted before they are removed, kept as evidence, reported by receipts.
 
-Owns receipts and the files beside the evidence, through the `Disk` interface. Never hides or guesses anything: what is
-not known is said to be not known. No event loop, no clock, no network: `fenceline.node.loss_*` delivers.
+Owns receipts and the files next to the evidence, through the `Disk` interface. Never hides or guesses anything: unknown
+facts are reported as unknown. No event loop, no clock, no network: `fenceline.node.loss_*` delivers receipts.
 """

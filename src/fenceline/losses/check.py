@@ -1,4 +1,4 @@
-"""Checks receipts against the logs themselves: a receipt must equal the difference.
+"""Checks receipts against the logs themselves: receipts must equal the difference.
 
 Owns the comparison, for tests and simulations. Never used by a node.
 """
@@ -14,7 +14,7 @@ from fenceline.records.batch import BatchHeader, iter_headers
 
 
 class Stored(NamedTuple):
-    """One batch as a log has it. `crc` covers the records: two batches are the same where all of it is."""
+    """One stored batch. `crc` covers the records: two batches are equal if all fields are."""
 
     base_offset: int
     next_offset: int
@@ -36,7 +36,7 @@ class Stored(NamedTuple):
 
 
 def stored_batches(log: PartitionLog) -> list[Stored]:
-    """All batches from log start to log end. Reads the log: not while somebody cuts it. Raises StorageError."""
+    """All batches from log start to log end. Reads the log: not during a truncation. Raises StorageError."""
     found: list[Stored] = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:
@@ -54,19 +54,19 @@ def lost_between(before: Sequence[Stored], after: Iterable[Stored]) -> list[Stor
 
 
 def readable_from(log_start: int, batch: Stored) -> Stored:
-    """What counts of a batch in a log that begins inside of it. Its size stays: bytes are cut whole."""
+    """The readable part of a batch in a log that starts inside it. Its size stays: batches are cut as a unit."""
     if batch.base_offset >= log_start:
         return batch
-    gone = min(log_start - batch.base_offset, batch.record_count)
-    return batch._replace(base_offset=log_start, record_count=batch.record_count - gone)
+    deleted = min(log_start - batch.base_offset, batch.record_count)
+    return batch._replace(base_offset=log_start, record_count=batch.record_count - deleted)
 
 
 def complaints(receipts: Sequence[Receipt], lost: Sequence[Stored], *, log_start: int = 0) -> list[str]:
-    """What receipts of one partition say that is not so, or do not say; empty where they equal the difference.
+    """Errors and omissions in the receipts of one partition; empty if they equal the difference.
 
-    `lost`: what is gone, by `lost_between`. Receipts are taken together: no lost batch may be in none of them or in
-    two, and each must have the offsets, epochs, records and bytes of its batches. `log_start`: where the log began
-    before the loss (DeleteRecords moves it into a batch).
+    `lost`: the lost batches, by `lost_between`. Each lost batch must be in exactly one receipt, and each receipt must
+    have the offsets, epochs, records and bytes of its batches. `log_start`: the log start before the loss
+    (DeleteRecords may move it into a batch).
     """
     found: list[str] = []
     left = [readable_from(log_start, batch) for batch in lost]
@@ -78,18 +78,18 @@ def complaints(receipts: Sequence[Receipt], lost: Sequence[Stored], *, log_start
         ]
         left = [batch for batch in left if batch not in mine]
         if not mine:
-            found.append(f"receipt {receipt.id} of {receipt} tells of batches that are not lost")
+            found.append(f"receipt {receipt.id} of {receipt} reports batches that are not lost")
             continue
         epochs = tuple(dict.fromkeys(batch.leader_epoch for batch in mine))
-        for what, told, true in (
+        for what, reported, true in (
             ("starts at", receipt.start_offset, mine[0].base_offset),
             ("ends at", receipt.end_offset_exclusive, mine[-1].next_offset),
             ("has records", receipt.records, sum(batch.record_count for batch in mine)),
             ("has bytes", receipt.size_bytes, sum(batch.size_bytes for batch in mine)),
             ("has epochs", receipt.leader_epochs, epochs),
         ):
-            if told != true:
-                found.append(f"receipt {receipt.id} of {receipt} {what} {told}, the difference {true}")
+            if reported != true:
+                found.append(f"receipt {receipt.id} of {receipt} {what} {reported}, but the difference has {true}")
     if left:
-        found.append(f"no receipt tells of offsets {left[0].base_offset} to {left[-1].next_offset - 1}")
+        found.append(f"no receipt reports offsets {left[0].base_offset} to {left[-1].next_offset - 1}")
     return found

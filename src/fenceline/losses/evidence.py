@@ -1,4 +1,4 @@
-"""The lost records themselves, read from the evidence of a receipt.
+"""Reads the lost records from the evidence of a receipt.
 
 Owns which batches of the kept files belong to the loss. Never changes evidence. Blocks on the disk: for commands and
 threads.
@@ -10,28 +10,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fenceline.log.disk import Disk
-from fenceline.log.scan import BadBatch, next_whole_batch, scan
+from fenceline.log.scan import BadBatch, next_complete_batch, scan
 from fenceline.losses.receipt import Receipt
 from fenceline.records.batch import BatchHeader, crc_is_valid, read_header
 
 
 @dataclass(slots=True)
 class EvidenceReader:
-    """Reads once; what could not be read is known afterwards."""
+    """Reads once; afterwards the unreadable parts are known."""
 
     disk: Disk
     receipt: Receipt
     paths: tuple[str, ...]
     damaged_batches: int = 0
-    """Batches of the loss that are not whole."""
+    """Batches of the loss that are incomplete."""
     _seen: set[tuple[int, int]] = field(default_factory=set)
 
     def batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Header (at position 0) and bytes of each whole batch of the loss, each once. Raises OSError."""
+        """Header (at position 0) and bytes of each complete batch of the loss, each once. Raises OSError."""
         for path in self.paths:
             found = self.disk.stat(path)
             if found is None:
-                raise FileNotFoundError(2, "the evidence is not there", path)
+                raise FileNotFoundError(2, "the evidence does not exist", path)
             yield from self._batches_of(path, found.size_bytes)
 
     def _batches_of(self, path: str, size_bytes: int) -> Iterator[tuple[BatchHeader, memoryview]]:
@@ -42,7 +42,7 @@ class EvidenceReader:
             while position < size_bytes:
                 try:
                     for found in scan(
-                        self.disk, fd, position, size_bytes, next_offset=0, crc_from_offset=None, whole=True
+                        self.disk, fd, position, size_bytes, next_offset=0, crc_from_offset=None, full_content=True
                     ):
                         if found.header.next_offset <= receipt.start_offset:
                             continue
@@ -60,16 +60,16 @@ class EvidenceReader:
                 except BadBatch as bad:
                     self.damaged_batches += 1
                     position = bad.position
-                whole = next_whole_batch(self.disk, fd, position, size_bytes)
-                if whole is None:
+                next_position = next_complete_batch(self.disk, fd, position, size_bytes)
+                if next_position is None:
                     return
-                position = whole
+                position = next_position
         finally:
             self.disk.close(fd)
 
 
 def places(receipt: Receipt, data_dir: str | None) -> tuple[str, ...]:
-    """Where the evidence is: as the node named it, or below a data directory that lies elsewhere now."""
+    """Paths of the evidence: as the node recorded them, or below a data directory that was moved."""
     if data_dir is None:
         return receipt.evidence
     # The directory may have been set aside under another name than the partition's.

@@ -1,12 +1,12 @@
-"""Receipts as files: beside the evidence of one partition, in its `lost+found`.
+"""Receipts as files: next to the evidence of one partition, in its `lost+found`.
 
-Owns their names and states, and makes each durable before it counts. Decides nothing about what they say.
+Owns their names and states, and makes each durable before it counts. Does not interpret their content.
 
-| file                    | means                                                                           |
-|-------------------------|---------------------------------------------------------------------------------|
-| `receipt-ID.intended`   | the log is about to be cut; what that takes is said, whether it was done is not |
-| `receipt-ID.due`        | a loss that the ledger does not have yet, or not as it is now                   |
-| `receipt-ID.told`       | the ledger has it; the file says whose the evidence is                          |
+| file                    | meaning                                                                           |
+|-------------------------|-----------------------------------------------------------------------------------|
+| `receipt-ID.intended`   | a truncation is about to start, and will remove this; its result is not known yet |
+| `receipt-ID.due`        | a loss that the ledger does not have yet, or not in this form                     |
+| `receipt-ID.told`       | the ledger has it; the file records which receipt the evidence belongs to         |
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from typing import Final
 from fenceline.log.disk import Disk, read_file, replace_file
 from fenceline.log.lost_and_found import EVIDENCE_DIR, INTENDED_SUFFIX
 from fenceline.log.recovery_note import NOTE_PREFIX, NOTE_SUFFIX
-from fenceline.losses.receipt import Receipt, decode, document, encode, of_document
+from fenceline.losses.receipt import Receipt, decode, document, encode, from_document
 
 PREFIX: Final = "receipt-"
 OUTBOX_PREFIX: Final = "fenceline-loss-"
 INTENDED: Final = INTENDED_SUFFIX
 DUE: Final = ".due"
-TOLD: Final = ".told"
+REPORTED: Final = ".told"
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A cut that is about to happen. `receipt`: what it says when all of it happens."""
+    """A truncation that is about to happen. `receipt`: its receipt if it is executed completely."""
 
     receipt: Receipt
     log_start_offset: int
-    """Before it."""
+    """Before the truncation."""
     log_end_offset: int
     high_watermark: int
-    begins_anew: bool
+    truncates_fully: bool
     others: tuple[str, ...]
-    """What lay in `lost+found` before."""
+    """Files that were in `lost+found` before."""
     kept_end_offset: int = 0
-    """Where the log ends when all of it has happened; 0: nothing stays, or that is not known."""
-    is_whole: bool = False
-    """The leader has all that goes; a crash in the middle tells nothing either."""
+    """Log end after the complete truncation; 0: nothing stays, or it is unknown."""
+    is_lossless: bool = False
+    """The leader has everything that is removed; a crash in the middle needs no receipt either."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """`evidence`: paths of all files that are evidence, whoever's."""
+    """`evidence`: paths of all evidence files, of any receipt."""
 
     receipts: tuple[Receipt, ...]
     evidence: tuple[str, ...]
-    is_unsettled: bool
-    """As `ReceiptFolder.is_unsettled`."""
+    is_pending: bool
+    """As `ReceiptFolder.is_pending`."""
 
 
 class Receipts:
-    """Receipts in one folder, as files. For a thread; everything may raise OSError."""
+    """Receipts in one folder, as files. For a thread; all methods may raise OSError."""
 
     def __init__(self, disk: Disk, path: str, prefix: str) -> None:
         self.disk = disk
@@ -66,36 +66,36 @@ class Receipts:
         self._prefix = prefix
 
     def is_known(self, receipt_id: str) -> bool:
-        return any(self.disk.stat(self._file(receipt_id, state)) is not None for state in (DUE, TOLD))
+        return any(self.disk.stat(self._file(receipt_id, state)) is not None for state in (DUE, REPORTED))
 
-    def owe(self, receipt: Receipt) -> None:
-        """To be told, as it is now. Durable when it returns."""
+    def mark_due(self, receipt: Receipt) -> None:
+        """Mark the receipt as due in its current form. Durable on return."""
         self.disk.mkdir(self.path)
         replace_file(self.disk, self._file(receipt.id, DUE), encode(receipt))
         with contextlib.suppress(FileNotFoundError):
-            self.disk.unlink(self._file(receipt.id, TOLD))
+            self.disk.unlink(self._file(receipt.id, REPORTED))
 
     def due(self) -> list[Receipt]:
         return self._receipts(self._names(), DUE)
 
-    def told(self, receipt: Receipt, *, is_needed: bool = False) -> None:
-        """The ledger has it as it is; what has no evidence left is not kept any longer, unless it `is_needed`."""
+    def mark_reported(self, receipt: Receipt, *, is_needed: bool = False) -> None:
+        """The ledger has the receipt in this form; one without evidence is deleted, unless it `is_needed`."""
         path = self._file(receipt.id, DUE)
-        if read_if_there(self.disk, path) != encode(receipt):
-            return  # something else is to be told of it by now
+        if read_if_exists(self.disk, path) != encode(receipt):
+            return  # a newer form is due by now
         if receipt.evidence or is_needed:
-            self.disk.rename(path, self._file(receipt.id, TOLD))
+            self.disk.rename(path, self._file(receipt.id, REPORTED))
         else:
             self.disk.unlink(path)
 
     def contents(self) -> Contents:
-        """All of it, as of one look."""
+        """All of it, from one directory listing."""
         names = self._names()
-        return Contents((*self._receipts(names, DUE), *self._receipts(names, TOLD)), (), is_unsettled=False)
+        return Contents((*self._receipts(names, DUE), *self._receipts(names, REPORTED)), (), is_pending=False)
 
     def drop(self, receipt_id: str) -> None:
         """It is kept elsewhere."""
-        for state in (DUE, TOLD):
+        for state in (DUE, REPORTED):
             with contextlib.suppress(FileNotFoundError):
                 self.disk.unlink(self._file(receipt_id, state))
 
@@ -103,7 +103,7 @@ class Receipts:
         found = []
         for name in names:
             if name.startswith(self._prefix) and name.endswith(state):
-                content = read_if_there(self.disk, f"{self.path}/{name}")
+                content = read_if_exists(self.disk, f"{self.path}/{name}")
                 with contextlib.suppress(ValueError):
                     if content is not None:
                         found.append(decode(content))
@@ -120,10 +120,11 @@ class Receipts:
 
 
 class Outbox(Receipts):
-    """Receipts that belong to no partition's folder, or whose folder goes: beside the checkpoints of a log directory.
+    """Receipts that belong to no partition's folder, or whose folder is removed: next to the checkpoints of a log
+    directory.
 
-    They are files, since Apache Kafka takes every folder there for a partition. Their evidence, where they have any,
-    lies in directories that are set aside.
+    They are files, as Apache Kafka takes every folder there for a partition. Their evidence, if any, lies in
+    directories that are set aside.
     """
 
     def __init__(self, disk: Disk, log_dir: str) -> None:
@@ -138,20 +139,20 @@ class ReceiptFolder(Receipts):
         self.directory = directory
 
     def evidence(self) -> list[str]:
-        """Names of files that are evidence."""
-        return [name for name in self._names() if not is_paper(name)]
+        """Names of evidence files."""
+        return [name for name in self._names() if not is_receipt_file(name)]
 
     @property
-    def is_unsettled(self) -> bool:
-        """Whether there is a cut of which it is not known yet what it took."""
-        return _is_unsettled(self._names())
+    def is_pending(self) -> bool:
+        """Whether there is a truncation whose result is not determined yet."""
+        return _is_pending(self._names())
 
     def notes(self) -> list[str]:
-        """Paths of what recovery left."""
+        """Paths of recovery's notes."""
         return [f"{self.path}/{name}" for name in self._names() if _is_note(name)]
 
     def intend(self, intent: Intent) -> None:
-        """Durable when it returns."""
+        """Durable on return."""
         self.disk.mkdir(self.path)
         self.disk.fsync_dir(self.directory)
         fields = {
@@ -159,10 +160,10 @@ class ReceiptFolder(Receipts):
             "log_start_offset": intent.log_start_offset,
             "log_end_offset": intent.log_end_offset,
             "high_watermark": intent.high_watermark,
-            "begins_anew": intent.begins_anew,
+            "begins_anew": intent.truncates_fully,
             "others": list(intent.others),
             "kept_end_offset": intent.kept_end_offset,
-            "is_whole": intent.is_whole,
+            "is_whole": intent.is_lossless,
         }
         replace_file(self.disk, self._file(intent.receipt.id, INTENDED), json.dumps(fields).encode())
 
@@ -173,7 +174,7 @@ class ReceiptFolder(Receipts):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 fields = json.loads(read_file(self.disk, f"{self.path}/{name}") or b"")
                 yield Intent(
-                    of_document(fields["receipt"]),
+                    from_document(fields["receipt"]),
                     int(fields["log_start_offset"]),
                     int(fields["log_end_offset"]),
                     int(fields["high_watermark"]),
@@ -184,22 +185,22 @@ class ReceiptFolder(Receipts):
                 )
 
     def drop_intent(self, receipt_id: str) -> None:
-        """Durable when it returns: one that came back would tell of the log as it is by then."""
+        """Durable on return: an intent that reappears would describe the log as it is by then."""
         self.disk.unlink(self._file(receipt_id, INTENDED))
         self.disk.fsync_dir(self.path)
 
     def contents(self) -> Contents:
-        """All of it, as of one look."""
+        """All of it, from one directory listing."""
         names = self._names()
         return Contents(
-            (*self._receipts(names, DUE), *self._receipts(names, TOLD)),
-            tuple(f"{self.path}/{name}" for name in names if not is_paper(name)),
-            _is_unsettled(names),
+            (*self._receipts(names, DUE), *self._receipts(names, REPORTED)),
+            tuple(f"{self.path}/{name}" for name in names if not is_receipt_file(name)),
+            _is_pending(names),
         )
 
 
-def read_if_there(disk: Disk, path: str) -> bytes | None:
-    """None where another thread has taken it away. Raises OSError."""
+def read_if_exists(disk: Disk, path: str) -> bytes | None:
+    """None if another thread has removed it. Raises OSError."""
     try:
         return read_file(disk, path)
     except FileNotFoundError:
@@ -210,11 +211,11 @@ def _is_note(name: str) -> bool:
     return name.startswith(NOTE_PREFIX) and name.endswith(NOTE_SUFFIX)
 
 
-def _is_unsettled(names: Sequence[str]) -> bool:
-    """What was being written when a crash came (`.tmp`) stands for nothing."""
+def _is_pending(names: Sequence[str]) -> bool:
+    """A file that was being written during a crash (`.tmp`) does not count."""
     return any(_is_note(name) or (name.startswith(PREFIX) and name.endswith(INTENDED)) for name in names)
 
 
-def is_paper(name: str) -> bool:
-    """Whether a file in `lost+found` is written about evidence, and none itself."""
+def is_receipt_file(name: str) -> bool:
+    """Whether a file in `lost+found` describes evidence, and is none itself."""
     return name.startswith((PREFIX, NOTE_PREFIX))

@@ -1,7 +1,7 @@
-"""How long evidence is kept, and how it goes: by age, by bytes, when the disk is full, with its partition.
+"""Retention of evidence, and how it is deleted: by age, by bytes, on a full disk, with its partition.
 
-Owns the order in which evidence goes, oldest loss first. A receipt never points at evidence that is gone without saying
-so: it is told again, with the reason. Blocks on the disk: for a thread. Everything may raise OSError.
+Owns the order of deletion, oldest loss first. A receipt never names deleted evidence without saying so: it is reported
+again, with the reason. Blocks on the disk: for a thread. All functions may raise OSError.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from fenceline.losses.receipt import Receipt
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NOT_THERE: Final = (0, -1)
-BY_AGE: Final = "The evidence was older than fenceline.lost.retention.ms and is deleted."
-BY_BYTES: Final = "There was more evidence than fenceline.lost.retention.bytes; this one is deleted."
-BY_FULL_DISK: Final = "The disk was full: the evidence is deleted, so that partitions could be served."
-GONE: Final = "The evidence is not there any more: the disk was full, or somebody else deleted it."
+BY_AGE: Final = "The evidence was older than fenceline.lost.retention.ms and was deleted."
+BY_BYTES: Final = "The evidence exceeded fenceline.lost.retention.bytes; this part was deleted."
+BY_FULL_DISK: Final = "The disk was full; the evidence was deleted to keep partitions in service."
+GONE: Final = "The evidence does not exist any more: the disk was full, or it was deleted by hand."
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
-    """`kept_bytes`: of all evidence that is left. `changed`: receipts that are to be told again, and where they lie."""
+class SweepResult:
+    """`kept_bytes`: of all remaining evidence. `changed`: receipts to report again, and their folders."""
 
     kept_bytes: int
     changed: tuple[tuple[Receipts, Receipt], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What a full disk took. `changed`: receipts that are to be told again, and where they lie."""
+class FreedSpace:
+    """The result of freeing space on a full disk. `changed`: receipts to report again, and their folders."""
 
     freed: bool
     changed: tuple[tuple[Receipts, Receipt], ...]
@@ -42,74 +42,74 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Evidence of one loss; `receipt` None: of none that is known."""
+    """Evidence of one loss; `receipt` is None if none is known."""
 
     folder: Receipts
     receipt: Receipt | None
     paths: tuple[str, ...]
     time_ms: int
     size_bytes: int
-    is_gone: bool = False
-    """None of it is there any more."""
+    is_missing: bool = False
+    """None of it exists any more."""
 
 
-def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: int, max_bytes: int) -> Swept:
-    """Delete what is too old, then the oldest until what is left is not too much; limits below 0 are none.
+def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: int, max_bytes: int) -> SweepResult:
+    """Delete evidence that is too old, then the oldest until the rest is within the limit; negative limits are off.
 
-    `folders`: all of one log directory. One whose log is being cut, or was by recovery, keeps what no receipt names
-    yet.
+    `folders`: all of one log directory. A folder with a pending truncation or recovery keeps evidence that no receipt
+    names yet.
     """
     kept = _collect(disk, folders)
     total = sum(each.size_bytes for each in kept)
     changed: list[tuple[Receipts, Receipt]] = []
     for each in kept:
-        if each.receipt is not None and each.is_gone:
+        if each.receipt is not None and each.is_missing:
             changed.append((each.folder, without_evidence(each.receipt, GONE)))
-            each.folder.owe(changed[-1][1])
+            each.folder.mark_due(changed[-1][1])
             continue
         too_old = 0 <= max_age_ms < now_ms - each.time_ms
         if not too_old and not 0 <= max_bytes < total:
             continue
         if each.receipt is not None:
-            # The word before the deed: no receipt ever names what is not there.
+            # Receipt before deletion: no receipt ever names missing evidence.
             changed.append((each.folder, without_evidence(each.receipt, BY_AGE if too_old else BY_BYTES)))
-            each.folder.owe(changed[-1][1])
+            each.folder.mark_due(changed[-1][1])
         _unlink(disk, each.paths)
         total -= each.size_bytes
-    return Swept(total, tuple(changed))
+    return SweepResult(total, tuple(changed))
 
 
-def make_room(disk: Disk, folders: Iterable[Receipts]) -> Room:
-    """Delete the oldest evidence of a disk that is full, and as much more as it takes to say so.
+def make_room(disk: Disk, folders: Iterable[Receipts]) -> FreedSpace:
+    """Delete the oldest evidence on a full disk, enough to also record the deletion.
 
-    What no receipt names stays: of a loss that nobody has been told of it is all there is.
+    Evidence that no receipt names stays: it is the only record of its loss.
     """
     changed: list[tuple[Receipts, Receipt]] = []
-    unsaid: list[tuple[Receipts, Receipt]] = []
+    unwritten: list[tuple[Receipts, Receipt]] = []
     freed = False
     for each in _collect(disk, folders):
         if each.receipt is None or not each.size_bytes:
             continue
-        # There may be no room for the word before the deed; what stays unsaid is said by the next sweep.
+        # There may be no room to write the receipt first; the next sweep then writes it.
         _unlink(disk, each.paths)
         freed = True
-        unsaid.append((each.folder, without_evidence(each.receipt, BY_FULL_DISK)))
+        unwritten.append((each.folder, without_evidence(each.receipt, BY_FULL_DISK)))
         try:
-            while unsaid:
-                folder, receipt = unsaid[0]
-                folder.owe(receipt)
+            while unwritten:
+                folder, receipt = unwritten[0]
+                folder.mark_due(receipt)
                 changed.append((folder, receipt))
-                del unsaid[0]
+                del unwritten[0]
         except OSError as error:
             if error.errno not in FULL:
                 raise
             continue
         break
-    return Room(freed, tuple(changed))
+    return FreedSpace(freed, tuple(changed))
 
 
 def without_evidence(receipt: Receipt, note: str) -> Receipt:
-    """What is said of a loss from now on."""
+    """The receipt after its evidence was deleted."""
     return replace(receipt, evidence=(), evidence_note=note)
 
 
@@ -123,17 +123,17 @@ def _collect(disk: Disk, folders: Iterable[Receipts]) -> list[_Kept]:
     """All evidence, the oldest loss first."""
     found: list[_Kept] = []
     named: set[str] = set()
-    looked_at = [(folder, folder.contents()) for folder in folders]
-    for folder, contents in looked_at:
+    folder_contents = [(folder, folder.contents()) for folder in folders]
+    for folder, contents in folder_contents:
         for receipt in contents.receipts:
             if receipt.evidence:
                 named.update(receipt.evidence)
                 stats = [_stat(disk, path) for path in receipt.evidence]
                 size = sum(stat[0] for stat in stats)
-                is_gone = all(stat == _NOT_THERE for stat in stats)
-                found.append(_Kept(folder, receipt, receipt.evidence, receipt.time_ms, size, is_gone))
-    for folder, contents in looked_at:
-        if not contents.is_unsettled:
+                is_missing = all(stat == _NOT_THERE for stat in stats)
+                found.append(_Kept(folder, receipt, receipt.evidence, receipt.time_ms, size, is_missing))
+    for folder, contents in folder_contents:
+        if not contents.is_pending:
             for path in contents.evidence:
                 if path not in named:
                     size, modified_ms = _stat(disk, path)

@@ -1,10 +1,10 @@
-"""The loss receipt: which offsets of which partition are gone from where, what they were worth, and why.
+"""The loss receipt: which offsets of which partition were lost where, whether they were acknowledged, and why.
 
-Owns its fields, its id and its two forms: the document on disk and in the ledger topic, and the fourteen fields that
-programs are shown. Decides nothing.
+Owns its fields, its id and its two forms: the document on disk and in the ledger topic, and the fourteen fields of
+`fenceline losses list --json`. Decides nothing.
 
-A receipt's id is drawn from what it says and never changes, so that it can be delivered twice and counts once. What is
-said later of the same loss (its evidence went) has the same id; the last one said counts.
+A receipt's id is derived from its content and never changes, so that a receipt can be delivered twice and count once. A
+later receipt of the same loss (its evidence was deleted) has the same id; the last one counts.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from uuid import UUID
 
 from fenceline.ids import decode_uuid, encode_uuid
 
-NOBODY: Final = -1
+NO_NODE: Final = -1
 """No leader, or none that is known."""
 
 
 class LossClass(StrEnum):
-    """What the records were worth to who wrote them. A range of several classes has the worst."""
+    """Whether the records were acknowledged to their producers. A range of several classes has the worst."""
 
     COMMITTED = "committed"
     """Below a high watermark that the replica knew: acknowledged to acks=all, and readable."""
     MAYBE_ACKNOWLEDGED = "maybe_acknowledged"
-    """Above it. Who wrote with acks=1 was told that it is written, and the high watermark may have been higher."""
+    """Above it. Producers with acks=1 got an acknowledgement, and the high watermark may have been higher."""
     NEVER_ACKNOWLEDGED = "never_acknowledged"
-    """Nobody was told that they are written."""
+    """No producer got an acknowledgement."""
     EXPIRED = "expired"
-    """Retention or a deletion took them before somebody who had not read them yet."""
+    """Retention or a deletion removed them before a consumer that had not read them yet."""
 
 
 class Cause(StrEnum):
-    """Why. The first four are a follower's, in the words of `fenceline.replica.follower.Cause`."""
+    """Why they were lost. The first four are a follower's, named as in `fenceline.replica.follower.Cause`."""
 
     DIVERGENCE = "divergence"
     LEADER_IS_SHORTER = "leader_is_shorter"
@@ -67,21 +67,21 @@ class Receipt:
     size_bytes: int
     loss_class: LossClass
     known_by: str
-    """How the class is known."""
+    """How the class was determined."""
     cause: Cause
     reason: str
     replica: int
-    """Node whose log lost them; the group's coordinator where the class is expired."""
+    """Node whose log lost them; for class expired, the group's coordinator."""
     leader: int
     leader_epoch: int
-    """Of the leader in which the log was cut."""
+    """Leader epoch of the truncation."""
     time_ms: int
     evidence: tuple[str, ...] = ()
     """Files on the replica's disk that hold the lost batches."""
     evidence_note: str = ""
-    """Why there is no evidence, or not all of it."""
+    """Why there is no evidence, or only part of it."""
     group: str = ""
-    """Whose offset was passed, where the class is expired."""
+    """The group whose committed offset was passed, for class expired."""
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition} offsets {self.start_offset} to {self.end_offset_exclusive - 1}"
@@ -96,7 +96,7 @@ def receipt_id(
     end_offset_exclusive: int,
     cause: Cause,
     replica: int,
-    leader_epoch: int = NOBODY,
+    leader_epoch: int = NO_NODE,
     time_ms: int = 0,
     group: str = "",
 ) -> str:
@@ -117,7 +117,7 @@ def receipt_id(
 
 
 def identified(receipt: Receipt) -> Receipt:
-    """With the id that follows from what it says of the loss and of the moment."""
+    """With the id that follows from the loss and its time."""
     found = receipt_id(
         topic=receipt.topic,
         topic_id=receipt.topic_id,
@@ -132,8 +132,8 @@ def identified(receipt: Receipt) -> Receipt:
     return replace(receipt, id=found)
 
 
-def shown(receipt: Receipt) -> dict[str, Any]:
-    """The fields that programs are shown by `fenceline losses list --json`."""
+def summary_fields(receipt: Receipt) -> dict[str, Any]:
+    """The fields of `fenceline losses list --json`."""
     return {
         "topic": receipt.topic,
         "topic_id": encode_uuid(receipt.topic_id) if receipt.topic_id is not None else None,
@@ -153,10 +153,10 @@ def shown(receipt: Receipt) -> dict[str, Any]:
 
 
 def document(receipt: Receipt) -> dict[str, Any]:
-    """Everything that a receipt says."""
+    """All fields of a receipt."""
     return {
         "id": receipt.id,
-        **shown(receipt),
+        **summary_fields(receipt),
         "known_by": receipt.known_by,
         "reason": receipt.reason,
         "leader_epoch": receipt.leader_epoch,
@@ -172,15 +172,15 @@ def encode(receipt: Receipt) -> bytes:
 
 
 def decode(content: bytes) -> Receipt:
-    """Inverse of `encode`; fields of later versions are passed over. Raises ValueError."""
+    """Inverse of `encode`; unknown fields of later versions are ignored. Raises ValueError."""
     try:
-        return of_document(json.loads(content))
+        return from_document(json.loads(content))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no loss receipt: {error!r}") from None
+        raise ValueError(f"not a loss receipt: {error!r}") from None
 
 
-def of_document(fields: Mapping[str, Any]) -> Receipt:
-    """Raises ValueError, KeyError or TypeError for what is no receipt."""
+def from_document(fields: Mapping[str, Any]) -> Receipt:
+    """Raises ValueError, KeyError or TypeError if it is not a receipt."""
     return Receipt(
         id=str(fields["id"]),
         topic=str(fields["topic"]),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import encode_uuid
-from fenceline.log.errors import StorageError, passes
+from fenceline.log.errors import StorageError, is_transient
 from fenceline.metadata.features import MV_DIRECTORIES
 from fenceline.node.logs import Logger
 
@@ -49,7 +49,7 @@ class DirectoryFailures:
 
     def suspect(self, log_dir: LogDir, error: OSError | StorageError) -> None:
         """The system refused something in this directory. Any thread."""
-        if error.errno and not passes(error.errno):
+        if error.errno and not is_transient(error.errno):
             reason = error.message if isinstance(error, StorageError) else error.strerror or str(error)
             self._loop.call_soon_threadsafe(self._suspect, log_dir, reason)
 
@@ -75,7 +75,7 @@ class DirectoryFailures:
         try:
             await self._loop.run_in_executor(self._broker.disk_threads, log_dir.probe)
         except OSError as error:
-            if not passes(error.errno):
+            if not is_transient(error.errno):
                 await self._failed(log_dir, reason)
 
     async def _failed(self, log_dir: LogDir, reason: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from fenceline.log.errors import CorruptLog
 from fenceline.log.future_log import REST_BYTES, FutureLog
 from fenceline.log.partition_dir import DELETE_SUFFIX
-from fenceline.losses.carrying import Carried, carry, is_complete
+from fenceline.losses.moved_evidence import CopiedEvidence, copy_evidence, is_complete
 from fenceline.metadata.features import MV_DIRECTORIES
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class DirectoryMove:
         self._on_caught_up = on_caught_up
         self.path = path
         self.future: FutureLog | None = None
-        self.carried: Carried | None = None
+        self.carried: CopiedEvidence | None = None
         self.ends = False
         self.keeps_files = False
         self.failures = 0
@@ -73,7 +73,7 @@ class DirectoryMove:
 
     def delete_copy(self, path: str) -> None:
         """A copy that nobody needs, and nobody has open. Raises StorageError."""
-        removed = self.target.put_away_at(path, self.where, DELETE_SUFFIX)
+        removed = self.target.rename_for_removal(path, self.where, DELETE_SUFFIX)
         if removed is not None:
             self._broker.delete_later(removed.delete, 0)
 
@@ -91,15 +91,15 @@ class DirectoryMove:
             await self._open(replica)
             return 0.0
         future = self.future
-        end = future.to_drop(current)
+        end = future.truncation_target(current)
         if end is not None:
             await self.thread(future.drop, end, current.log_start_offset)
             if future.log.durable_recovery_point > future.log.log_end_offset:
                 await broker.checkpoint()
             return 0.0
-        future.follow_start(current)
+        future.follow_offsets(current)
         if current.readable_bytes(future.log.log_end_offset, current.log_end_offset) > REST_BYTES // 2:
-            stretch = future.next_stretch(current)
+            stretch = future.next_range(current)
             pause_ms = self._quota.pause_ms(broker.clock.monotonic_ms())
             if stretch is not None and pause_ms:
                 return min(pause_ms / 1000, _LONGEST_PAUSE_S)
@@ -133,13 +133,13 @@ class DirectoryMove:
         source = future.source
         if replica.log.is_written:
             if not future.log.is_written:
-                await self.thread(future.begin_at, replica.log.log_start_offset, self._broker.clock.now_ms())
+                await self.thread(future.start_at, replica.log.log_start_offset, self._broker.clock.now_ms())
                 return 0.0
             carried = self.carried
             if carried is None or not is_complete(carried, source.disk, replica.log.directory):
                 named = self.target.partition_path(self.where)
                 self.carried = await self.thread(
-                    carry, source.disk, replica.log.directory, self.target.disk, future.log.directory, named
+                    copy_evidence, source.disk, replica.log.directory, self.target.disk, future.log.directory, named
                 )
                 self._quota.passed(self.carried.size_bytes, self._broker.clock.monotonic_ms())
                 # What is being cut, or has not been settled, is waited for.
@@ -168,7 +168,7 @@ class DirectoryMove:
                     return _LOOK_S
                 current = replica.log
                 if (
-                    future.take_rest(current, clock.now_ms())
+                    future.append_rest(current, clock.now_ms())
                     and future.log.recovery_point >= current.recovery_point
                     and not flushes.is_flushing(replica)
                     and self._is_recorded()
@@ -183,9 +183,9 @@ class DirectoryMove:
     async def _copy_rest(self, future: FutureLog, replica: Replica) -> None:
         """As little as it is, so that next to nothing is left for the loop."""
         for _ in range(_ATTEMPTS):
-            if replica.is_being_cut or future.to_drop(replica.log) is not None:
+            if replica.is_being_cut or future.truncation_target(replica.log) is not None:
                 return
-            stretch = future.next_stretch(replica.log)
+            stretch = future.next_range(replica.log)
             if stretch is None:
                 return
             await self.thread(future.copy, stretch, self._broker.clock.now_ms())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.errors import ErrorCode, FencelineError, PeerError
 from fenceline.ids import TopicPartition
-from fenceline.log.errors import StorageError, passes
+from fenceline.log.errors import StorageError, is_transient
 from fenceline.log.future_log import FutureLog
 from fenceline.log.partition_dir import NAME_LIMIT, RemovedPartition, future_name
 from fenceline.metadata.image import ConfigResourceType
@@ -216,7 +216,7 @@ class DirectoryMoves:
             self._broker.directory_failures.suspect(move.target, error)
             self._failed(move, error.message)
         except OSError as error:
-            if passes(error.errno):
+            if is_transient(error.errno):
                 return self._full(move, error.strerror or str(error))
             return self._unreadable(move, error.strerror or str(error), error)
         except PeerError as error:
@@ -274,7 +274,7 @@ class DirectoryMoves:
     ) -> None:
         """What the log was is deleted when what it is now is safe on the disk."""
         try:
-            await move.thread(future.settle_names)
+            await move.thread(future.sync_renames)
             await self._broker.checkpoint()
         except (OSError, StorageError) as error:
             log.error("a move is not safe on the disk yet", partition=str(move.where), reason=str(error))

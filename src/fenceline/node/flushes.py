@@ -129,14 +129,14 @@ class LogFlushes:
         ended = self._under_way.pop(replica)
         error = running.exception()
         if error is None:
-            work.done()
+            work.complete()
         elif isinstance(error, StorageError):
-            work.failed(error)
+            work.fail(error)
             self._replicas.storage_failed(replica, error)
         else:
             # Our bug; those who wait raise it.
             bug = error
-            work.failed(StorageError(str(bug)))
+            work.fail(StorageError(str(bug)))
             ended.set_exception(bug)
             self._end(replica, lambda outcome: outcome.set_exception(bug))
             self._replicas.thread_ended(replica)

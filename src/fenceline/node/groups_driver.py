@@ -20,12 +20,12 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_messages import (
-    ConsumerHeartbeatAnswer,
     ConsumerHeartbeatRequest,
+    ConsumerHeartbeatResponse,
     DescribedConsumerGroup,
 )
 from fenceline.groups.coordinator import GroupCoordinator
-from fenceline.groups.messages import Answer, Append, Duty, WentBack
+from fenceline.groups.messages import Answer, Append, Duty, OffsetRewound
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.errors import StorageError
@@ -120,39 +120,39 @@ class GroupsDriver:
 
     # --- requests ----------------------------------------
 
-    def join(self, request: messages.JoinRequest) -> Reply[messages.JoinAnswer]:
+    def join(self, request: messages.JoinRequest) -> Reply[messages.JoinResponse]:
         return self._submit(lambda ticket, now: self.coordinator.join(ticket, request, now))
 
-    def sync(self, request: messages.SyncRequest) -> Reply[messages.SyncAnswer]:
+    def sync(self, request: messages.SyncRequest) -> Reply[messages.SyncResponse]:
         return self._submit(lambda ticket, now: self.coordinator.sync(ticket, request, now))
 
-    def heartbeat(self, request: messages.HeartbeatRequest) -> Reply[messages.HeartbeatAnswer]:
+    def heartbeat(self, request: messages.HeartbeatRequest) -> Reply[messages.HeartbeatResponse]:
         return self._submit(lambda ticket, now: self.coordinator.heartbeat(ticket, request, now))
 
-    def consumer_heartbeat(self, request: ConsumerHeartbeatRequest) -> Reply[ConsumerHeartbeatAnswer]:
+    def consumer_heartbeat(self, request: ConsumerHeartbeatRequest) -> Reply[ConsumerHeartbeatResponse]:
         return self._submit(lambda ticket, now: self.coordinator.consumer_heartbeat(ticket, request, now))
 
     def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
         """Raises PeerError."""
         return self.coordinator.describe_consumer_group(group_id)
 
-    def leave(self, request: messages.LeaveRequest) -> Reply[messages.LeaveAnswer]:
+    def leave(self, request: messages.LeaveRequest) -> Reply[messages.LeaveResponse]:
         return self._submit(lambda ticket, now: self.coordinator.leave(ticket, request, now))
 
-    def commit(self, request: messages.CommitRequest) -> Reply[messages.CommitAnswer]:
+    def commit(self, request: messages.CommitRequest) -> Reply[messages.CommitResponse]:
         return self._submit(lambda ticket, now: self.coordinator.commit(ticket, request, now))
 
-    def fetch_offsets(self, request: messages.FetchOffsetsRequest) -> Reply[messages.FetchOffsetsAnswer]:
+    def fetch_offsets(self, request: messages.FetchOffsetsRequest) -> Reply[messages.FetchOffsetsResponse]:
         return self._submit(lambda ticket, now: self.coordinator.fetch_offsets(ticket, request))
 
-    def delete_offsets(self, request: messages.DeleteOffsetsRequest) -> Reply[messages.DeleteOffsetsAnswer]:
+    def delete_offsets(self, request: messages.DeleteOffsetsRequest) -> Reply[messages.DeleteOffsetsResponse]:
         return self._submit(lambda ticket, now: self.coordinator.delete_offsets(ticket, request, now))
 
-    def delete_groups(self, group_ids: Iterable[str]) -> list[Reply[messages.DeleteGroupsAnswer]]:
+    def delete_groups(self, group_ids: Iterable[str]) -> list[Reply[messages.DeleteGroupsResponse]]:
         """One reply for each partition that is concerned."""
         return [self._delete_of_one_partition(names) for names in self.coordinator.by_partition(group_ids).values()]
 
-    def _delete_of_one_partition(self, group_ids: Sequence[str]) -> Reply[messages.DeleteGroupsAnswer]:
+    def _delete_of_one_partition(self, group_ids: Sequence[str]) -> Reply[messages.DeleteGroupsResponse]:
         return self._submit(lambda ticket, now: self.coordinator.delete_groups(ticket, group_ids, now))
 
     def list_groups(self, states: frozenset[str], types: frozenset[str]) -> list[messages.ListedGroup]:
@@ -180,13 +180,13 @@ class GroupsDriver:
             match duty:
                 case Answer(ticket, outcome):
                     cast("Reply[messages.Outcome]", ticket).put(outcome)
-                case WentBack():
+                case OffsetRewound():
                     self._tell_rewind(duty)
                 case Append():
                     queue.extend(self._start_append(duty))
         self._arm_timer()
 
-    def _tell_rewind(self, duty: WentBack) -> None:
+    def _tell_rewind(self, duty: OffsetRewound) -> None:
         self.rewinds += 1
         log.warning(
             "group went back",

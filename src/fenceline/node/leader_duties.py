@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fenceline.errors import FencelineError
 from fenceline.log.compaction_bound import CompleteFrom
-from fenceline.log.errors import EpochStartUnknown, NotSettled, StorageError
+from fenceline.log.errors import EpochStartUnknown, StorageError, TruncationPending
 from fenceline.log.write_behind import WriteBehind
 from fenceline.node.logs import Logger
 from fenceline.records.errors import RecordsError, corrupt
@@ -138,7 +138,7 @@ class Duties:
             self._not_taken(replica, state, str(error))
             return
         if appended.base_offset < duty.high_watermark and replica.config.compacted:
-            replica.log.rely_on(duty.high_watermark, state.leader_epoch)
+            replica.log.raise_complete_from(duty.high_watermark, state.leader_epoch)
         replica.learn(duty.high_watermark, duty.log_start_offset)
         quota = self._fetchers.quota
         if quota.is_active and quota.covers(state.topic, state.index):
@@ -274,7 +274,7 @@ class Duties:
         while True:
             try:
                 await loop.run_in_executor(executor, self._host.cut_log, replica, duty, self._leader_id)
-            except NotSettled as error:
+            except TruncationPending as error:
                 if self._fetchers.is_closed or replica.is_leaving:
                     raise
                 self._host.storage_failed(replica, error)

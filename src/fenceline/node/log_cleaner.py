@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Final
 from fenceline.config.effective import effective_broker_config
 from fenceline.log import compaction, compaction_swap
 from fenceline.log.compaction import Compaction, Limits, Uncleanable
+from fenceline.log.compaction_facts import segment_facts
 from fenceline.log.compaction_plan import Due, LogFacts, NotDue, Verdict, dirtiest, judge
-from fenceline.log.compaction_survey import segment_facts
 from fenceline.log.compaction_swap import Replacement
-from fenceline.log.errors import StorageError, passes
+from fenceline.log.errors import StorageError, is_transient
 from fenceline.log.scan import BadBatch
 from fenceline.node.cleaning import Cleaning
 from fenceline.node.logs import Logger
@@ -328,7 +328,7 @@ class LogCleaner:
             return
         where = replica.topic_partition
         # A segment that is not there was taken out by retention meanwhile.
-        if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and passes(error.errno)):
+        if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and is_transient(error.errno)):
             log.warning("compaction put off", partition=str(where), reason=error.strerror)
             self._waiting[replica] = self._broker.clock.now_ms() + self._backoff_ms()
             return

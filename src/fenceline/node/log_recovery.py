@@ -39,23 +39,23 @@ async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]
     found: dict[LogDir, list[TopicPartition]] = {}
     copies: list[tuple[LogDir, ExistingPartition]] = []
     places = broker.partitions.places
-    condemned: list[RemovedPartition] = []
+    pending_deletions: list[RemovedPartition] = []
     for log_dir in broker.log_dirs:
         with _suspecting(broker, log_dir):
-            condemned += log_dir.condemned()
+            pending_deletions += log_dir.pending_deletions()
             if not is_known:
                 found[log_dir] = await broker.loop.run_in_executor(broker.disk_threads, places.settle, log_dir)
     for log_dir in tuple(broker.log_dirs):
         with _suspecting(broker, log_dir):
             settled = await broker.loop.run_in_executor(broker.disk_threads, places.settle_copies, log_dir)
             copies += [(log_dir, copy) for copy in settled]
-    for removed in condemned:  # they have told which copy took whose place
+    for removed in pending_deletions:  # they have told which copy took whose place
         broker.delete_later(partial(broker.losses.delete_partition, removed), 0)
     late: dict[LogDir, list[TopicPartition]] = {}
     for log_dir in broker.log_dirs:
         with _suspecting(broker, log_dir):
             # Opened before anything is served: what is gone has a note then, and its receipt.
-            if gone := log_dir.begun_late():
+            if gone := log_dir.missing_first_segments():
                 late[log_dir] = gone
     checked = [found.get(log_dir, []) for log_dir in unclean]
     # Asked for now, so that the operator reads why they are offline, and another replica leads.
@@ -70,7 +70,7 @@ async def take_back_recovery_points(broker: Broker) -> None:
     After its losses have their receipts, which are classed by the high watermark of the checkpoint that was found.
     Where there is no room the next checkpoint says so.
     """
-    if any(log_dir.has_gone_back() for log_dir in broker.log_dirs if not log_dir.clean):
+    if any(log_dir.has_truncated_log() for log_dir in broker.log_dirs if not log_dir.clean):
         with suppress(StorageError):
             await broker.checkpoint()
 

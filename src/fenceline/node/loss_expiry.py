@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fenceline.errors import PeerError
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
 from fenceline.ids import NO_LEADER, TopicPartition
-from fenceline.losses.receipt import NOBODY, Cause, LossClass, Receipt, receipt_id
+from fenceline.losses.receipt import NO_NODE, Cause, LossClass, Receipt, receipt_id
 from fenceline.node.logs import Logger
 from fenceline.node.loss_keeper import LossKeeper
 from fenceline.node.peer_connection import NoSuchVersion, PeerConnection, open_peer
@@ -180,7 +180,7 @@ class LossExpiry:
                 start_offset=start_offset,
                 end_offset_exclusive=end_offset_exclusive,
                 cause=cause,
-                replica=NOBODY,  # the next coordinator may tell of it, too
+                replica=NO_NODE,  # the next coordinator may tell of it, too
                 group=slot.group_id,
             ),
             topic=topic.name,

@@ -19,7 +19,7 @@ from fenceline.log.log_dir import LogDir
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.partition_dir import RemovedPartition, parse_partition_name
 from fenceline.log.set_aside import keep_records
-from fenceline.losses import put_away, quarantine
+from fenceline.losses import quarantine, removed_partitions
 from fenceline.losses.cutting import Cut, cut_log
 from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
 from fenceline.losses.receipt import Cause, LossClass, Receipt
@@ -146,7 +146,7 @@ class LossKeeper:
     def _take_up(self, log_dir: LogDir) -> None:
         for topic_partition, path in _with_evidence(log_dir):
             folder = ReceiptFolder(log_dir.disk, path)
-            if folder.is_unsettled:
+            if folder.is_pending:
                 self._unsettled.settle(log_dir, topic_partition)
             for receipt in folder.due():
                 self._owes(folder, receipt)
@@ -173,10 +173,14 @@ class LossKeeper:
     def _take_along(self, log_dir: LogDir, removed: RemovedPartition, *, with_evidence: bool) -> None:
         """Before a directory goes: its receipts go to the outbox, to be told from there. Raises OSError."""
         outbox = Outbox(log_dir.disk, log_dir.path)
-        for receipt in put_away.settle(removed, replica=self._broker.node_id, now_ms=self._broker.clock.now_ms()):
+        for receipt in removed_partitions.resolve_pending(
+            removed, replica=self._broker.node_id, now_ms=self._broker.clock.now_ms()
+        ):
             self._lost(ReceiptFolder(removed.disk, removed.path), receipt)
         with self._lock:
-            rescued = put_away.rescue(removed, log_dir.path, with_evidence=with_evidence, is_kept=self._is_kept)
+            rescued = removed_partitions.move_receipts_to_outbox(
+                removed, log_dir.path, with_evidence=with_evidence, is_kept=self._is_kept
+            )
         for receipt in rescued:
             self._owes(outbox, receipt)
 
@@ -202,7 +206,7 @@ class LossKeeper:
                 if error.errno not in quarantine.FULL or not has_records:
                     raise
                 if not self._make_room(removed.path):
-                    put_away.drop_records(removed)
+                    removed_partitions.delete_records(removed)
                     has_records = False
         removed.delete()
 
@@ -210,7 +214,7 @@ class LossKeeper:
         """The leader has all records of a replica that was moved away. `keeps_evidence`: the receipts of its older
         losses name what lies in this directory. Raises OSError."""
         if keeps_evidence and removed.disk.stat(f"{removed.path}/{EVIDENCE_DIR}") is not None:
-            put_away.drop_log(removed)
+            removed_partitions.delete_log(removed)
         else:
             self.delete_partition(removed)
 
@@ -226,7 +230,7 @@ class LossKeeper:
             now_ms=self._broker.clock.now_ms(),
         )
         self._take_along(log_dir, removed, with_evidence=True)
-        put_away.drop_log(removed)
+        removed_partitions.delete_log(removed)
 
     def _is_kept(self, receipt: Receipt) -> bool:
         """By a replica that is here: what is deleted is where it has moved from, or a copy."""
@@ -245,7 +249,7 @@ class LossKeeper:
         log_dir = next(iter(self._broker.log_dirs))
         outbox = Outbox(log_dir.disk, log_dir.path)
         for receipt in receipts:
-            outbox.owe(receipt)
+            outbox.mark_due(receipt)
             self._lost(outbox, receipt)
 
     async def sweep(self) -> None:
@@ -289,7 +293,7 @@ class LossKeeper:
                     continue  # more is to be said of it by now
                 del self._due[receipt.id]
                 try:
-                    folder.told(receipt, is_needed=self._is_needed(folder, receipt))
+                    folder.mark_reported(receipt, is_needed=self._is_needed(folder, receipt))
                 except OSError as error:
                     # It is delivered again after the next start, and counts once.
                     log.warning("receipt not marked as delivered", receipt=receipt.id, reason=str(error))

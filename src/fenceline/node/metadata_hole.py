@@ -19,7 +19,7 @@ from fenceline.errors import OperatorError, PeerError
 from fenceline.log.disk import Disk
 from fenceline.log.errors import CorruptLog
 from fenceline.log.file_names import LOG_SUFFIX, offset_in
-from fenceline.log.scan import LOOK_BEHIND_BYTES, BadBatch, Found, ReadTwice, Unstable, find_whole_batch, scan
+from fenceline.log.scan import SEARCH_BYTES, BadBatch, Found, ReadTwice, UnstableRead, find_complete_batch, scan
 from fenceline.node import promised_end, snapshot_files
 from fenceline.node.logs import Logger
 from fenceline.quorum.control_records import KRaftVoters, Voter, decode_control
@@ -51,7 +51,7 @@ def promise_what_follows(
     """
     try:
         found = what_is_whole(disk, directory)
-    except Unstable:
+    except UnstableRead:
         raise damage from None
     voters = found.voters or snapshot_files.voters_of_damaged(disk, f"{directory}/{newest.file_name}")
     if not others_have_it(voters):
@@ -80,8 +80,8 @@ def promise_what_follows(
 
 
 def what_is_whole(disk: Disk, directory: str) -> WhatIsWhole:
-    """Of all segments, before and behind every damaged place. Raises OSError, and Unstable where the disk gives other
-    bytes each time: no checksum covers epoch and offset of a batch."""
+    """Of all segments, before and behind every damaged place. Raises OSError, and UnstableRead where the disk gives
+    other bytes each time: no checksum covers epoch and offset of a batch."""
     end = NOTHING
     voters: tuple[Voter, ...] = ()
     for found in _whole_batches(disk, directory):
@@ -107,17 +107,17 @@ def _whole_batches_of(disk: ReadTwice, fd: int, size_bytes: int) -> Iterator[Fou
     position = 0
     while position < size_bytes:
         try:
-            yield from scan(disk, fd, position, size_bytes, next_offset=0, crc_from_offset=0, whole=True)
+            yield from scan(disk, fd, position, size_bytes, next_offset=0, crc_from_offset=0, full_content=True)
             return
         except BadBatch as bad:
             position = bad.position + 1
         while position < size_bytes:
-            content = disk.pread(fd, LOOK_BEHIND_BYTES, position)
-            whole = find_whole_batch(memoryview(content))
+            content = disk.pread(fd, SEARCH_BYTES, position)
+            whole = find_complete_batch(memoryview(content))
             if whole is not None:
                 position += whole
                 break
-            position += max(1, LOOK_BEHIND_BYTES // 2)
+            position += max(1, SEARCH_BYTES // 2)
 
 
 def _voters_in(batch: memoryview) -> tuple[Voter, ...]:

@@ -100,7 +100,7 @@ def _open_log(
             " topics that are unknown then are set aside as -stray, not deleted.",
         ) from error
     if not _has_topic_id(disk, directory):
-        log.owe_identity()
+        log.mark_identity_unsaved()
     return log
 
 
@@ -138,9 +138,9 @@ class LogFlush:
     def end(self, error: StorageError | None) -> StorageError | None:
         """The thread is done and raised `error`, or nothing. What a full disk has put off to the next flush."""
         if error is None and self._put_off is None:
-            self._work.done()
+            self._work.complete()
         else:
-            self._work.failed(error or self._put_off or StorageError("flush ended without a reason"))
+            self._work.fail(error or self._put_off or StorageError("flush ended without a reason"))
         return self._put_off if error is None else None
 
 

@@ -197,7 +197,7 @@ class Producing:
         """The disk did not take the records."""
         self._broker.storage_trouble.refused(replica.topic_partition, replica.log.log_end_offset, error)
         if partition.records is not None:
-            replica.log.refused.refused(peek_header(partition.records), error, self.clock.now_ms())
+            replica.log.failed_batches.add(peek_header(partition.records), error, self.clock.now_ms())
         self.metrics.failed_produce_partitions += 1
         return _failed(partition, error.code, error.message)
 

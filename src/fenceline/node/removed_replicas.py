@@ -23,12 +23,12 @@ from uuid import UUID
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import NO_LEADER
 from fenceline.log.agreement import AgreementSearch, EpochsOfLog
+from fenceline.log.duplicate_logs import inspect_log
 from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import CorruptLog
 from fenceline.log.log_dir_offsets import UNKNOWN
 from fenceline.log.partition_dir import RemovedPartition
 from fenceline.log.partition_log import NO_LIMIT, PartitionLog
-from fenceline.log.twin_logs import survey
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node.logs import Logger
 from fenceline.node.peer_connection import ConnectionLost, NoSuchVersion, PeerConnection, open_peer
@@ -333,4 +333,4 @@ async def agreed_end_with(known: EpochsOfLog, ask: Callable[[int], Awaitable[Epo
 
 def _survey(replica: RemovedReplica) -> EpochsOfLog:
     """In a thread: reads all of it. Raises CorruptLog, OSError."""
-    return survey(replica.removed.disk, replica.removed.path, UNKNOWN, clean=False)
+    return inspect_log(replica.removed.disk, replica.removed.path, UNKNOWN, clean=False)

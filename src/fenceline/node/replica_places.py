@@ -17,18 +17,18 @@ from uuid import UUID
 from fenceline.errors import OperatorError
 from fenceline.ids import METADATA_TOPIC, TopicPartition, encode_uuid
 from fenceline.log.agreement import agreed_end
-from fenceline.log.errors import CorruptLog, StorageError, passes
+from fenceline.log.duplicate_logs import longer_log
+from fenceline.log.errors import CorruptLog, StorageError, is_transient
 from fenceline.log.partition_dir import is_replaced_by
 from fenceline.log.set_aside import keep_records
-from fenceline.log.twin_logs import the_longer
 from fenceline.metadata.features import MV_DIRECTORIES
 from fenceline.metadata.image import LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
+    from fenceline.log.duplicate_logs import LogInspection
     from fenceline.log.log_dir import ExistingPartition, LogDir
     from fenceline.log.log_dirs import LogDirs
-    from fenceline.log.twin_logs import Survey
     from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
 
 log = Logger("replicas")
@@ -187,7 +187,7 @@ class ReplicaPlaces:
     def _new_place(self, topic_partition: TopicPartition, partition: PartitionImage) -> LogDir:
         """For a replica that has no files in any directory that can be looked into."""
         recorded = partition.directory_of(self._node_id)
-        place = self._log_dirs.by_id(recorded) or self._log_dirs.emptiest()
+        place = self._log_dirs.by_id(recorded) or self._log_dirs.least_loaded()
         if place is None:
             raise OfflinePlace("all log directories are offline")
         preferred = self._take_preferred(topic_partition)
@@ -238,7 +238,7 @@ class ReplicaPlaces:
         if holder is None:
             holder = self._log_dirs.by_id(recorded)
             if holder is None and recorded == UNASSIGNED_DIRECTORY:
-                holder = self._log_dirs.emptiest()
+                holder = self._log_dirs.least_loaded()
             if holder is None:
                 return  # it gets its place when it is opened
             holder = self._take_preferred(topic_partition) or holder
@@ -358,7 +358,7 @@ class ReplicaPlaces:
         first, second = surveys
         if isinstance(first, CorruptLog) or isinstance(second, CorruptLog):
             return _not_comparable(topic_partition, [(one, first), (other, second)])
-        longer = the_longer(first, second)
+        longer = longer_log(first, second)
         if longer is not None:
             kept = one if longer is first else other
             return kept, f"the replica lies in {kept.path}, and has all of it", None
@@ -389,7 +389,7 @@ class ReplicaPlaces:
             self.not_noted[topic_partition] = NotNoted(log_dir, reason, lost_from, error.message, False)
             return
         except OSError as error:
-            if not passes(error.errno):
+            if not is_transient(error.errno):
                 raise
             refusal = error.strerror or str(error)
             self.not_noted[topic_partition] = NotNoted(log_dir, reason, lost_from, refusal, True)
@@ -454,16 +454,16 @@ def _may_be_elected(node_id: int, partition: PartitionImage) -> bool:
     return node_id in (*partition.isr, *partition.elr, *partition.last_known_elr)
 
 
-def _survey(log_dir: LogDir, topic_partition: TopicPartition) -> Survey | CorruptLog:
+def _survey(log_dir: LogDir, topic_partition: TopicPartition) -> LogInspection | CorruptLog:
     """Raises OSError."""
     try:
-        return log_dir.survey(topic_partition)
+        return log_dir.inspect_log(topic_partition)
     except CorruptLog as error:
         return error
 
 
 def _not_comparable(
-    topic_partition: TopicPartition, surveys: Sequence[tuple[LogDir, Survey | CorruptLog]]
+    topic_partition: TopicPartition, surveys: Sequence[tuple[LogDir, LogInspection | CorruptLog]]
 ) -> CorruptLog:
     """At least one of the logs of a partition is damaged where it had been safe on the disk."""
     found = [

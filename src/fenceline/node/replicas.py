@@ -17,7 +17,7 @@ from uuid import UUID
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import NO_LEADER, TopicPartition
 from fenceline.log.config import LogConfig
-from fenceline.log.errors import CorruptLog, StorageError, passes
+from fenceline.log.errors import CorruptLog, StorageError, is_transient
 from fenceline.log.partition_dir import RemovedPartition
 from fenceline.log.partition_log import NO_LIMIT, PartitionLog
 from fenceline.metadata.image import ConfigResourceType, LeaderRecoveryState
@@ -331,7 +331,7 @@ class Replicas:
         if topic is None:
             return None
         config = self._config_of(topic.name)
-        return partial(log_dir.open_apart, topic_partition, topic.id, config, self._clock.now_ms())
+        return partial(log_dir.open_detached, topic_partition, topic.id, config, self._clock.now_ms())
 
     def let_go(self, topic_partition: TopicPartition, *, is_back: bool) -> None:
         """That thread has ended. `is_back`: what kept the partition out of service has passed."""
@@ -427,7 +427,7 @@ class Replicas:
         """A flush or a read met the disk's trouble: where it will not pass by itself, the partition goes offline."""
         if self.open_by_name.get(replica.topic_partition) is not replica:
             return  # deleted meanwhile, perhaps created anew: its files are gone with reason
-        if passes(error.errno) and replica.log.offline is None:
+        if is_transient(error.errno) and replica.log.offline is None:
             log.warning("disk access failed", partition=str(replica.topic_partition), reason=error.message)
         else:
             self.set_offline(replica.topic_partition, error.message)

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from fenceline.ids import TopicPartition
-from fenceline.log.errors import CorruptLog, passes
+from fenceline.log.errors import CorruptLog, is_transient
 from fenceline.log.log_dir import LogDir
 from fenceline.log.partition_log import PartitionLog
-from fenceline.losses.cutting import settle
+from fenceline.losses.cutting import resolve_pending
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.quarantine import FULL
 from fenceline.losses.receipt import Receipt
@@ -68,7 +68,7 @@ class UnsettledPartitions:
     def take_up(self, log_dir: LogDir) -> None:
         """After recovery: what it could not open waits for room."""
         for topic_partition, error in log_dir.offline.items():
-            if error.refusal is not None:
+            if error.transient_error is not None:
                 self._wait(log_dir, topic_partition)
 
     def settle(self, log_dir: LogDir, topic_partition: TopicPartition) -> None:
@@ -80,7 +80,7 @@ class UnsettledPartitions:
             self._write_receipts(_waiting(log_dir, topic_partition), partition_log)
         except OSError as error:
             advice = "Check the disk, then restart the node. The other partitions are served."
-            if passes(error.errno):
+            if is_transient(error.errno):
                 self._wait(log_dir, topic_partition)
                 advice = "Make room on the disk: the partition is served then. The others are, no restart is needed."
             self._broker.partitions.set_offline(
@@ -107,7 +107,7 @@ class UnsettledPartitions:
             except CorruptLog as error:
                 self._give_up(topic_partition, error.message, error.advice)
             except OSError as error:
-                if not passes(error.errno):
+                if not is_transient(error.errno):
                     self._give_up(topic_partition, str(error), "Check the disk, then restart the node.")
             finally:
                 partitions.let_go(topic_partition, is_back=is_settled)
@@ -138,7 +138,7 @@ class UnsettledPartitions:
             if opened is None:
                 return False  # the topic has gone, and this goes with it
             partition_log = await broker.loop.run_in_executor(broker.disk_threads, self._open, waiting, opened)
-            log_dir.take_in(partition_log)
+            log_dir.add_open_log(partition_log)
             tell_recovery(partition_log)
         await broker.loop.run_in_executor(broker.disk_threads, self._settle_late, waiting, partition_log)
         await take_back_recovery_points(broker)
@@ -158,9 +158,9 @@ class UnsettledPartitions:
                 waiting.log_dir.probe()  # a log is not read through each second where not even this finds room
                 return opened()
             except CorruptLog as error:
-                if error.refusal is None:
+                if error.transient_error is None:
                     raise
-                refusal = error.refusal
+                refusal = error.transient_error
             except OSError as error:
                 refusal = error
             if refusal.errno not in FULL or not self._make_room(waiting.folder.path):
@@ -177,7 +177,7 @@ class UnsettledPartitions:
         log_dir, folder, high_watermark = waiting
         while True:
             try:
-                receipts = settle(
+                receipts = resolve_pending(
                     log_dir.disk, partition_log, replica=self._broker.node_id, high_watermark=high_watermark
                 )
                 break

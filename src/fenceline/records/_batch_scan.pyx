@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Goes through whole batches in C speed: twin of `_batch_scan_py`, which documents the function; equal results."""
+"""Scans complete batches in Cython: twin of `_batch_scan_py`, which documents the function; equal results."""
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.memoryview cimport PyMemoryView_FromMemory

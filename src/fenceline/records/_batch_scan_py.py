@@ -1,8 +1,7 @@
-"""Goes through whole batches that lie one behind the other, in Python: twin of `_batch_scan.pyx`, slower and equal.
+"""Scans adjacent complete batches in pure Python: slower twin of `_batch_scan.pyx` with the same results.
 
-Owns what makes a batch plain: nothing about it, nor about its place behind the one before, needs a word. `scan_plain`
-stops in front of the first batch that is not, and leaves it to the caller to find out why; so neither twin has
-messages. Never looks at the records themselves.
+Owns what makes a batch plain: neither the batch nor its position needs a message. `scan_plain` stops before the first
+batch that is not plain, and the caller finds out why; so neither twin has messages. Never reads the records themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 ABI: Final = 2
-"""Raised with every change of this interface, so that a stale build of the other twin is noticed."""
+"""Raised with every change of this interface, so that a stale build of the other twin is not used."""
 
 COLUMNS: Final = (
     "position",
@@ -36,10 +35,10 @@ COLUMNS: Final = (
     "record_count",
     "highest_timestamp",
 )
-"""Of a batch; all are int64. `highest_timestamp` is the highest of its own and of those before it in the same scan."""
+"""Of a batch; all are int64. `highest_timestamp` is the highest of the batch and those before it in the same scan."""
 TOTALS: Final = ("records", "gaps", "missing_offsets", "first_gap_row", "holes", "control_batches")
-"""Of a scan. A gap lies between two batches, a hole within one that has fewer records than offsets. `first_gap_row`
-is -1 when there is no gap."""
+"""Of a scan. A gap lies between two batches, a hole within one that has fewer records than offsets. `first_gap_row` is
+-1 if there is no gap."""
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _HIGHEST_OFFSET: Final = (1 << 63) - 2
@@ -60,10 +59,11 @@ def scan_plain(
     leader_epoch: int,
     check_crc: bool,
 ) -> int:
-    """Describe the plain batches of `content[start:end]` in `rows`; returns how many there are.
+    """Describe the plain batches of `content[start:end]` in `rows`; returns their number.
 
-    `rows` has equally many places for each of COLUMNS, one column behind the other, and ends the scan when it is full.
-    `position` is what `start` counts as; `next_offset` and `leader_epoch` are the lowest that the first batch may have.
+    `rows` has room for the same number of values per column, one column after the other, and ends the scan when it is
+    full. `position` is the file position of `start`; `next_offset` and `leader_epoch` are the lowest that the first
+    batch may have.
     """
     totals[:] = array("q", (0, 0, 0, -1, 0, 0))
     capacity = len(rows) // len(COLUMNS)

@@ -1,7 +1,7 @@
 """Batches to columns and columns to batches, in pure Python: the second half of the Cython kernel's twin.
 
-Owns the layout of the buffers that `arrow.py` hands to Arrow (little-endian int32 offsets, validity bits with the
-lowest bit first). Knows nothing of pyarrow. See `_kernel_py` for what both twins promise.
+Owns the layout of the buffers that `arrow.py` passes to Arrow (little-endian int32 offsets, validity bits with the
+lowest bit first). Knows nothing of pyarrow. See `_kernel_py` for the contract of both twins.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 BytesBuffers = tuple["Buffer | None", "Buffer", "Buffer"]
 """Validity bits (None: no nulls), int32 offsets, data."""
 BytesColumn = tuple[int, int, "Buffer | None", "Buffer", "Buffer | None"]
-"""Rows, array offset (rows to leave out in front), validity bits, int32 offsets, data."""
+"""Rows, array offset (rows to skip at the start), validity bits, int32 offsets, data."""
 HeaderColumn = tuple[BytesColumn, BytesColumn, BytesColumn]
 """The lists (their offsets count headers, no data), all names, all values."""
 
@@ -41,7 +41,7 @@ if sys.byteorder != "little":
 
 
 class Columns(NamedTuple):
-    """The buffers of `rows` records, as Arrow lays them out: int64 offsets and timestamps, int32 the other numbers."""
+    """The buffers of `rows` records in Arrow's layout: int64 offsets and timestamps, int32 for the other numbers."""
 
     rows: int
     topics: Buffer
@@ -98,9 +98,9 @@ class _Bytes:
 
 
 class ColumnBuilder:
-    """Collects the records of batches as columns. A batch that can not be read leaves it as it was.
+    """Collects the records of batches as columns. An unreadable batch leaves it unchanged.
 
-    `timestamp_scale` is what a millisecond counts: 1, 1_000 (microseconds) or 1_000_000.
+    `timestamp_scale` is the number of units in a millisecond: 1, 1_000 (microseconds) or 1_000_000.
     """
 
     def __init__(self, with_headers: bool, timestamp_scale: int) -> None:
@@ -117,12 +117,12 @@ class ColumnBuilder:
 
     @property
     def size_bytes(self) -> int:
-        """About what the columns take."""
+        """Approximate size of the columns."""
         columns = (self._keys, self._values, self._names, self._contents)
         return self.rows * 40 + sum(len(column.data) for column in columns)
 
     def has_room_for(self, payload_bytes: int) -> bool:
-        """Whether records of `payload_bytes` surely fit: a column is addressed by int32."""
+        """Whether records of `payload_bytes` certainly fit: a column is addressed by int32."""
         most = max(len(self._keys.data), len(self._values.data), self.rows)
         if self._with_headers:
             most = max(
@@ -131,7 +131,7 @@ class ColumnBuilder:
         return most + payload_bytes <= _MAX_COLUMN_BYTES
 
     def expect(self, rows: int, value_bytes: int) -> None:
-        """A hint, not a limit: about so much more is coming. Saves the native twin from growing step by step."""
+        """A hint, not a limit: about this much more will be appended. Saves the native twin repeated growth."""
 
     def append(
         self,
@@ -150,10 +150,10 @@ class ColumnBuilder:
         leader_epoch: int,
         timestamp_type: int,
     ) -> int:
-        """Take those of the `count` records in `buf[start:end]` whose offset lies in the range; give their number.
+        """Append those of the `count` records in `buf[start:end]` whose offset lies in the range; returns their number.
 
-        Raises RecordsError: CORRUPT_MESSAGE; INVALID_TIMESTAMP when one does not fit the unit; MESSAGE_TOO_LARGE when
-        there is no room (`has_room_for`).
+        Raises RecordsError: CORRUPT_MESSAGE; INVALID_TIMESTAMP if one does not fit the unit; MESSAGE_TOO_LARGE if there
+        is no room (`has_room_for`).
         """
         view = records_slice(buf, start, end, count)
         check_offsets(base_offset, last_offset_delta)
@@ -300,10 +300,10 @@ def encode_columns(
     values: BytesColumn | None,
     headers: HeaderColumn | None,
 ) -> tuple[bytearray, int, int, int]:
-    """Encode rows from `start_row` on behind `room_before` zero bytes until `max_size_bytes` would be passed.
+    """Encode rows from `start_row` on after `room_before` zero bytes, up to `max_size_bytes`.
 
-    At least one row is taken. `timestamps` are int64 milliseconds. Gives the bytes, the row behind the last one, the
-    base timestamp (the first row's) and the highest. Raises ValueError on columns that contradict themselves.
+    Always encodes at least one row. `timestamps` are int64 milliseconds. Returns the bytes, the row after the last one,
+    the base timestamp (the first row's) and the highest. Raises ValueError on inconsistent columns.
     """
     for column in (keys, values, None if headers is None else headers[0]):
         if column is not None and end_row > column[0]:

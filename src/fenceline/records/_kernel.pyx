@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The records of a batch in C speed: twin of `_kernel_py`, which documents the functions; equal results, no twin knows more.
+"""The records of a batch in Cython: twin of `_kernel_py`, which documents the functions; equal results.
 
 Memory safety rests on three rules. Every read goes through `_varint`, `_varlong` or `_span` (`_record.pxd`), which know
-the end of the record; a record's end is checked against the end of the batch first. Space for the columns is reserved before a batch
-is parsed, from its size, since no column can get more bytes than the batch has (names of headers: three times as
-many, because a byte that is no UTF-8 becomes U+FFFD). What a batch added counts only after all of it was good.
+the end of the record; a record's end is checked against the end of the batch first. Space for the columns is reserved
+from a batch's size before the batch is parsed, since no column can get more bytes than the batch has (names of headers:
+three times as many, because an invalid UTF-8 byte becomes U+FFFD). The values of a batch count only once all of it was
+valid.
 """
 
 cimport cython

@@ -1,10 +1,10 @@
-"""The records of a batch, in pure Python: twin of the Cython kernel (`_kernel.pyx`), slower and equal.
+"""The records of a batch, in pure Python: slower twin of the Cython kernel (`_kernel.pyx`) with the same results.
 
 Owns the layout of a record (varints, key, value, headers) and of the columns that records become. Every length is
-checked against the end of its record and of the batch before a byte is read. Whatever the bytes are, the outcome is a
-result or RecordsError(CORRUPT_MESSAGE); a `ColumnBuilder` that raised is as it was before the call.
+checked against the end of its record and of the batch before a byte is read. For any input the outcome is a result or
+RecordsError(CORRUPT_MESSAGE); a `ColumnBuilder` that raised is unchanged.
 
-Both twins give equal results for equal input, errors included; change them together and run the same tests on both.
+Both twins return equal results for equal input, errors included; change them together and run the same tests on both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 ABI: Final = 6
-"""Raised with every change of this interface, so that a stale build of the other twin is noticed."""
+"""Raised with every change of this interface, so that a stale build of the other twin is not used."""
 IS_NATIVE: Final = False
 
 _INT64_MAX: Final = (1 << 63) - 1
@@ -33,14 +33,14 @@ Row = tuple[int, "bytes | None", "bytes | None", Sequence[tuple[str, "bytes | No
 
 
 class Walk(NamedTuple):
-    """What a leader needs to know of the records of one batch."""
+    """The facts about the records of one batch that a leader needs."""
 
     contiguous: bool
     """The offset deltas are 0, 1, 2, ..."""
     min_timestamp: int
     max_timestamp: int
     first_without_key: int
-    """Index of the first record without a key, -1 when all have one."""
+    """Index of the first record without a key, -1 if all have one."""
 
 
 def _fail(index: int, what: str) -> NoReturn:
@@ -48,7 +48,7 @@ def _fail(index: int, what: str) -> NoReturn:
 
 
 def _varint(view: bytes, position: int, end: int, index: int) -> tuple[int, int]:
-    """A zigzag varint of at most 5 bytes (32 bits) and the position behind it."""
+    """A zigzag varint of at most 5 bytes (32 bits) and the position after it."""
     raw = shift = 0
     while True:
         if position >= end:
@@ -65,7 +65,7 @@ def _varint(view: bytes, position: int, end: int, index: int) -> tuple[int, int]
 
 
 def _varlong(view: bytes, position: int, end: int, index: int) -> tuple[int, int]:
-    """A zigzag varint of at most 10 bytes (64 bits) and the position behind it."""
+    """A zigzag varint of at most 10 bytes (64 bits) and the position after it."""
     raw = shift = 0
     while True:
         if position >= end:
@@ -96,7 +96,7 @@ class ParsedRecord(NamedTuple):
 
 
 def parse_record(view: bytes, position: int, end: int, index: int) -> tuple[ParsedRecord, int]:
-    """The record at `position` and the position behind it."""
+    """The record at `position` and the position after it."""
     length, position = _varint(view, position, end, index)
     if length < 0 or length > end - position:
         _fail(index, "its length goes past the end of the batch")
@@ -154,7 +154,7 @@ def check_delta(delta: int, previous: int, last_offset_delta: int, index: int) -
 def walk(buf: Buffer, start: int, end: int, count: int, base_timestamp: int) -> Walk:
     """Check the `count` records in `buf[start:end]`, which they must fill exactly.
 
-    Raises RecordsError(CORRUPT_MESSAGE) on any structure that is not a record's.
+    Raises RecordsError(CORRUPT_MESSAGE) on any malformed structure.
     """
     view = records_slice(buf, start, end, count)
     position, contiguous, without_key = 0, True, -1
@@ -184,8 +184,8 @@ def decode(
 ) -> list[T]:
     """A `record_type` (offset, timestamp, key, value, headers) for each of the `count` records in `buf[start:end]`.
 
-    `fixed_timestamp` replaces the records' own (log append time). Raises RecordsError(CORRUPT_MESSAGE), also when the
-    offsets do not rise or go past `last_offset_delta` unless `check_deltas` is off.
+    `fixed_timestamp` replaces the records' own (log append time). Raises RecordsError(CORRUPT_MESSAGE), also if the
+    offsets do not increase or exceed `last_offset_delta` unless `check_deltas` is off.
     """
     view = records_slice(buf, start, end, count)
     check_offsets(base_offset, last_offset_delta)
@@ -249,13 +249,13 @@ def decode_rows(
 
 
 def check_offsets(base_offset: int, last_offset_delta: int) -> None:
-    """Raise RecordsError(CORRUPT_MESSAGE) when the offsets of a batch would not be those of a log."""
+    """Raise RecordsError(CORRUPT_MESSAGE) if the offsets of a batch are not valid in a log."""
     if base_offset < 0 or last_offset_delta < 0 or base_offset > _INT64_MAX - last_offset_delta - 1:
         raise corrupt(f"a batch can not have the base offset {base_offset} and the last delta {last_offset_delta}")
 
 
 def decode_name(raw: bytes) -> str:
-    """A header's name; what is no UTF-8 becomes U+FFFD, as in Kafka's own clients."""
+    """A header's name; invalid UTF-8 becomes U+FFFD, as in Kafka's own clients."""
     return raw.decode("utf-8", "replace")
 
 
@@ -298,7 +298,7 @@ def append_record(
 
 
 def encode(out: bytearray, rows: Sequence[Row], base_timestamp: int, first_delta: int = 0) -> tuple[int, int]:
-    """Append all `rows` (timestamp, key, value, headers) to `out`; give the lowest and highest timestamp.
+    """Append all `rows` (timestamp, key, value, headers) to `out`; returns the lowest and highest timestamp.
 
     `rows` must not be empty.
     """

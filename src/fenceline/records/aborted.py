@@ -1,7 +1,7 @@
-"""Which batches a read_committed reader leaves out.
+"""Which batches a read_committed consumer skips.
 
-Owns the rule by which a Fetch answer's list of aborted transactions and the markers in the log together hide batches
-(KIP-98). Never looks at records of clients, only at the key of a control record.
+Owns the rule by which the aborted transactions of a Fetch response and the markers in the log hide batches (KIP-98).
+Never reads client records, only the key of a control record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 AbortedTransaction = tuple[int, int]
-"""Producer id and the first offset of the transaction, as in a Fetch answer."""
+"""Producer id and the first offset of the transaction, as in a Fetch response."""
 
 _CONTROL_KEY: Final = struct.Struct(">hh")
 
@@ -46,7 +46,7 @@ def control_type(buf: Buffer, header: BatchHeader) -> int:
 
 
 class AbortedTransactions:
-    """Feed it every batch of one partition in order; it says which ones belong to aborted transactions."""
+    """Pass it every batch of one partition in order; it reports which ones belong to aborted transactions."""
 
     __slots__ = ("_aborting", "_waiting")
 

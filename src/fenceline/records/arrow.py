@@ -1,8 +1,8 @@
 """Record batches as Arrow columns, and Arrow columns as record batches.
 
-Owns the columns' names and types. Client side only: the server never imports this (it needs pyarrow). No Python
-object is made per row: the kernel fills and reads the buffers of the columns. Control batches never become rows, nor
-does what a reader leaves out (offsets outside of its range, aborted transactions).
+Owns the columns' names and types. Client side only: the server never imports this (it needs pyarrow). No Python object
+is created per row: the kernel fills and reads the buffers of the columns. Control batches and skipped records (offsets
+outside the range, aborted transactions) never become rows.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ def arrow_schema(
 
 
 class ArrowDecoder:
-    """Collects fetched batches as columns; `finish` gives what was collected as one RecordBatch.
+    """Collects fetched batches as columns; `finish` returns them as one RecordBatch.
 
-    Options: `empty_headers_as_null` gives a record without headers null instead of an empty list (Spark's Kafka source
-    does); `check_crc` checks every batch; `max_decompressed_bytes` bounds what one compressed batch may come to.
+    Options: `empty_headers_as_null` makes the headers of a record without headers null instead of an empty list (as
+    Spark's Kafka source); `check_crc` checks every batch; `max_decompressed_bytes` limits the size of one decompressed
+    batch.
     """
 
     def __init__(
@@ -105,11 +106,11 @@ class ArrowDecoder:
 
     @property
     def size_bytes(self) -> int:
-        """About what the columns collected so far take."""
+        """Approximate size of the columns collected so far."""
         return self._builder.size_bytes
 
     def expect(self, row_count: int, value_bytes: int) -> None:
-        """A hint: about so much more is coming."""
+        """A hint: about this much more will be appended."""
         self._builder.expect(row_count, value_bytes)
 
     def append(
@@ -122,10 +123,10 @@ class ArrowDecoder:
         end_offset_exclusive: int = NO_END_OFFSET,
         aborted: Iterable[AbortedTransaction] = (),
     ) -> int:
-        """Take the records of `records` (batches, the last may be torn) whose offsets lie in the range.
+        """Append the records of `records` (batches, the last may be incomplete) whose offsets lie in the range.
 
-        Gives the offset behind the last whole batch, at most `end_offset_exclusive`: where the next fetch goes on.
-        Raises RecordsError naming topic, partition and batch; batches before the bad one stay collected.
+        Returns the offset after the last complete batch, at most `end_offset_exclusive`: where the next fetch
+        continues. Raises RecordsError naming topic, partition and batch; batches before the bad one stay collected.
         """
         hidden = AbortedTransactions(aborted)
         topic_index = self._topics.setdefault(topic, len(self._topics))
@@ -169,7 +170,7 @@ class ArrowDecoder:
         )
 
     def finish(self) -> pa.RecordBatch:
-        """What was collected, in the order of the `append`s; the decoder is empty afterwards."""
+        """The collected records, in the order of the `append` calls; the decoder is empty afterwards."""
         columns = self._builder.finish()
         topics, self._topics = self._topics, {}
         return pa.RecordBatch.from_arrays(
@@ -199,7 +200,7 @@ class ArrowDecoder:
                 return self._headers_array(columns)
 
     def _headers_array(self, columns: Columns) -> pa.Array:
-        assert columns.headers is not None, "headers are a column only when they were asked for"
+        assert columns.headers is not None, "headers are a column only if requested"
         count, offsets, names, values = columns.headers
         pairs = pa.StructArray.from_arrays(
             [_bytes_array(pa.string(), count, names), _bytes_array(pa.binary(), count, values)],
@@ -241,9 +242,9 @@ def batches_to_arrow(
 ) -> pa.RecordBatch:
     """The records of all chunks (topic, partition, batches) in order; the options are those of `ArrowDecoder`.
 
-    The three sequences hold one entry a chunk: the range of offsets to take and the aborted transactions to leave out
-    (none given: all records). Raises RecordsError: CORRUPT_MESSAGE; MESSAGE_TOO_LARGE when a column would come to more
-    than 2 GiB; INVALID_TIMESTAMP when a timestamp does not fit `timestamp_unit`.
+    The three sequences hold one entry per chunk: the range of offsets and the aborted transactions to skip (none given:
+    all records). Raises RecordsError: CORRUPT_MESSAGE; MESSAGE_TOO_LARGE if a column would exceed 2 GiB;
+    INVALID_TIMESTAMP if a timestamp does not fit `timestamp_unit`.
     """
     decoder = ArrowDecoder(**options)
     chunks = list(chunks)
@@ -276,7 +277,7 @@ def arrow_to_batches(
     """The rows as produced batches, in order, each of up to `max_batch_bytes` before compression (at least one row).
 
     `key` and `value` name columns of (large) binary or string, `timestamp` one of timestamps or of int64 milliseconds
-    (nulls take `default_timestamp_ms`), `headers` one of lists of structs with "key" and "value". With a producer id
+    (nulls become `default_timestamp_ms`), `headers` one of lists of structs with "key" and "value". With a producer id
     the sequences of the batches count up from `base_sequence`. Raises TypeError on other column types, KeyError on
     missing columns, ValueError on a header without a name.
     """
@@ -337,13 +338,13 @@ def _bytes_column(column: pa.Array) -> BytesColumn:
     large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if large or pa.types.is_binary_view(kind) or pa.types.is_string_view(kind) or pa.types.is_fixed_size_binary(kind):
         return _bytes_column(column.cast(pa.binary()))
-    raise TypeError(f"keys and values are columns of binary or string, not of {kind}: cast or encode them first")
+    raise TypeError(f"keys and values must be columns of binary or string, not of {kind}: cast or encode them first")
 
 
 def _header_column(column: pa.Array) -> HeaderColumn:
     kind = column.type
     if not (pa.types.is_list(kind) and pa.types.is_struct(kind.value_type)):
-        raise TypeError(f"headers are a column of list<struct<key: string, value: binary>>, not of {kind}")
+        raise TypeError(f"headers must be a column of list<struct<key: string, value: binary>>, not of {kind}")
     bits, offsets = column.buffers()[:2]
     pairs = column.values
     if pairs.null_count:
@@ -362,7 +363,7 @@ def _milliseconds(column: pa.Array, default_ms: int) -> pa.Buffer | memoryview:
             column = pc.floor_temporal(column, unit="millisecond") if _has_negative(column) else column
         column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
     elif not pa.types.is_int64(column.type):
-        raise TypeError(f"timestamps are a column of timestamp or of int64 milliseconds, not of {column.type}")
+        raise TypeError(f"timestamps must be a column of timestamp or of int64 milliseconds, not of {column.type}")
     if column.null_count:
         column = column.cast(pa.int64()).fill_null(default_ms)
     values = column.buffers()[1]

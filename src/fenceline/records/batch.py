@@ -1,8 +1,8 @@
 """Record batch v2 as a view: header, CRC, and the changes a leader makes in place.
 
-Owns the layout of the 61 bytes in front of the records. Never looks at the records themselves and never copies them:
-every function takes the buffer and a position in it. What lies before the CRC (base offset, length, leader epoch,
-magic) can be changed without touching it; everything from the attributes on is covered by it.
+Owns the layout of the 61 bytes before the records. Never reads or copies the records themselves: every function takes
+the buffer and a position in it. The fields before the CRC (base offset, length, leader epoch, magic) can be changed
+without it; the CRC covers everything from the attributes on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LENGTH_PREFIX: Final = 12
 """Base offset and length field: the bytes that the length field does not count."""
 MAGIC: Final = 2
 CRC_COVERS_FROM: Final = 21
-"""Where the bytes under the CRC start, counted from the batch's start."""
+"""Start of the bytes under the CRC, relative to the batch's start."""
 NO_TIMESTAMP: Final = -1
 NO_PRODUCER_ID: Final = -1
 NO_SEQUENCE: Final = -1
@@ -78,13 +78,13 @@ _CODECS: Final[dict[int, Codec]] = {codec.value: codec for codec in Codec}
 class BatchHeader(NamedTuple):
     """The header of one batch that starts at `position` of some buffer. Offsets and timestamps as stored.
 
-    Only structure has been checked (length, magic): counts, deltas and codec are what the bytes say.
+    Only the structure was checked (length, magic): counts, deltas and codec may be invalid.
     """
 
     position: int
     base_offset: int
     size_bytes: int
-    """The whole batch, the 12 bytes of base offset and length included."""
+    """The complete batch, including the 12 bytes of base offset and length."""
     leader_epoch: int
     magic: int
     crc: int
@@ -99,7 +99,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def codec(self) -> Codec:
-        """Raises RecordsError(CORRUPT_MESSAGE) for the ids 5 to 7, which mean nothing."""
+        """Raises RecordsError(CORRUPT_MESSAGE) for the undefined ids 5 to 7."""
         codec = _CODECS.get(self.attributes & _CODEC_MASK)
         if codec is None:
             raise corrupt(f"unknown compression codec {self.attributes & _CODEC_MASK}")
@@ -119,7 +119,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def has_delete_horizon(self) -> bool:
-        """The base timestamp is not the first record's but the time after which tombstones may go (KIP-534)."""
+        """The base timestamp is not the first record's but the delete horizon of tombstones (KIP-534)."""
         return self.attributes & _DELETE_HORIZON_BIT != 0
 
     @property
@@ -132,22 +132,22 @@ class BatchHeader(NamedTuple):
 
     @property
     def end_position(self) -> int:
-        """The position just behind the batch in its buffer."""
+        """The position right after the batch in its buffer."""
         return self.position + self.size_bytes
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record; wraps to 0 after 2^31 - 1. -1 when the batch has no sequence."""
+        """Sequence of the last record; wraps to 0 after 2^31 - 1. -1 if the batch has no sequence."""
         if self.base_sequence < 0:
             return NO_SEQUENCE
         return (self.base_sequence + self.last_offset_delta) & MAX_SEQUENCE
 
 
 def read_header(buf: Buffer, position: int = 0) -> BatchHeader:
-    """The header of the batch at `position`, which must lie in `buf` whole.
+    """The header of the batch at `position`, which must lie in `buf` completely.
 
-    Raises RecordsError(CORRUPT_MESSAGE) when it does not, or when the length or the magic can not be a batch's.
-    The CRC is not checked: `crc_is_valid`.
+    Raises RecordsError(CORRUPT_MESSAGE) if it does not, or if the length or the magic is invalid. The CRC is not
+    checked: `crc_is_valid`.
     """
     available = memoryview(buf).nbytes - position
     if position < 0 or available < BATCH_OVERHEAD:
@@ -183,11 +183,10 @@ def _unpack(buf: Buffer, position: int) -> BatchHeader:
 def iter_headers(
     buf: Buffer, position: int = 0, end: int | None = None, *, allow_partial_tail: bool = False
 ) -> Iterator[BatchHeader]:
-    """The headers of the batches that lie one behind the other in `buf[position:end]`.
+    """The headers of the adjacent batches in `buf[position:end]`.
 
-    A batch that goes past the end raises RecordsError(CORRUPT_MESSAGE), or with `allow_partial_tail` ends the
-    iteration: fetch answers and files after a crash may stop in the middle of a batch. A batch that is there but
-    nonsense raises in both cases.
+    A batch that exceeds the end raises RecordsError(CORRUPT_MESSAGE), or with `allow_partial_tail` ends the iteration:
+    fetch responses and files after a crash may stop in the middle of a batch. An invalid batch raises in both cases.
     """
     size = memoryview(buf).nbytes
     end = size if end is None else min(end, size)
@@ -212,12 +211,12 @@ def compute_crc(buf: Buffer, position: int, size_bytes: int) -> int:
 
 
 def crc_is_valid(buf: Buffer, header: BatchHeader) -> bool:
-    """Whether the batch's bytes are those that its CRC was made of."""
+    """Whether the stored CRC matches the batch's bytes."""
     return compute_crc(buf, header.position, header.size_bytes) == header.crc
 
 
 def check_crc(buf: Buffer, header: BatchHeader) -> None:
-    """Raise RecordsError(CORRUPT_MESSAGE) unless the CRC fits."""
+    """Raise RecordsError(CORRUPT_MESSAGE) unless the CRC matches."""
     computed = compute_crc(buf, header.position, header.size_bytes)
     if computed != header.crc:
         raise corrupt(
@@ -226,18 +225,18 @@ def check_crc(buf: Buffer, header: BatchHeader) -> None:
 
 
 def assign_in_place(buf: Buffer, position: int, base_offset: int, leader_epoch: int) -> None:
-    """Write what the leader decides; both fields lie before the CRC, which stays true."""
+    """Write the fields that the leader assigns; both lie before the CRC, which stays valid."""
     _put_offset(buf, position, base_offset)
     _put_int32(buf, position + LENGTH_PREFIX, leader_epoch)
 
 
 def set_log_append_time(buf: Buffer, position: int, timestamp_ms: int) -> None:
-    """Make `timestamp_ms` the timestamp of every record of the batch; renews the CRC."""
+    """Make `timestamp_ms` the timestamp of every record of the batch; recomputes the CRC."""
     _set_times(buf, position, timestamp_ms, TimestampType.LOG_APPEND_TIME)
 
 
 def set_create_time(buf: Buffer, position: int, max_timestamp_ms: int) -> None:
-    """Keep the records' own timestamps and correct the header's maximum; renews the CRC."""
+    """Keep the records' own timestamps and correct the header's maximum; recomputes the CRC."""
     _set_times(buf, position, max_timestamp_ms, TimestampType.CREATE_TIME)
 
 
@@ -270,12 +269,12 @@ def write_header(
     base_sequence: int,
     record_count: int,
 ) -> None:
-    """Write the 61 bytes in front of the records that already lie at `position + 61`, then the CRC over all.
+    """Write the 61 bytes before the records that already lie at `position + 61`, then the CRC over all.
 
-    Raises RecordsError(MESSAGE_TOO_LARGE) when the length does not fit an int32.
+    Raises RecordsError(MESSAGE_TOO_LARGE) if the length does not fit an int32.
     """
     if size_bytes - LENGTH_PREFIX > 0x7FFFFFFF:
-        raise RecordsError(ErrorCode.MESSAGE_TOO_LARGE, f"a batch can not have {size_bytes} bytes")
+        raise RecordsError(ErrorCode.MESSAGE_TOO_LARGE, f"a batch cannot have {size_bytes} bytes")
     attributes = codec | (timestamp_type << 3) | (transactional << 4) | (control << 5)
     _HEADER.pack_into(
         buf, position, base_offset, size_bytes - LENGTH_PREFIX, leader_epoch, MAGIC, 0, attributes, last_offset_delta,
@@ -287,11 +286,11 @@ def write_header(
 def rewrite_header(
     content: Buffer, *, records: int, max_timestamp: int | None = None, horizon_ms: int | None = None
 ) -> bytearray:
-    """A batch of which records were taken out: `content` is its header as it was, and what is left, encoded.
+    """A batch from which records were removed: `content` is its old header and the remaining records, encoded.
 
-    Offsets, epoch, producer and sequences stay. Without a record it is an empty batch, as Kafka keeps the last one of a
-    producer: not compressed, without a delete horizon. `horizon_ms`: the records' timestamps count from there now
-    (KIP-534). `max_timestamp`: None where it stays as it was.
+    Offsets, epoch, producer and sequences stay. Without records it is an empty batch, as Kafka keeps the last one of a
+    producer: not compressed, without a delete horizon. `horizon_ms`: the new base of the records' timestamps (KIP-534).
+    `max_timestamp`: None if unchanged.
     """
     out = bytearray(content)
     header = peek_header(out)

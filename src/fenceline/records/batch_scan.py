@@ -1,4 +1,4 @@
-"""Chooses the scan over batches: Cython when it was built and fits, else the pure-Python twin. Owns nothing else."""
+"""Chooses the batch scan: Cython if a matching build exists, else the pure-Python twin. Owns nothing else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Building record batches.
 
-Owns the way from (timestamp, key, value, headers) to the bytes of one batch. Never decides offsets or epochs beyond
-writing what it is told: producers leave them at 0 and -1, the leader assigns them.
+Owns the encoding of (timestamp, key, value, headers) as one batch. Never assigns offsets or epochs, only writes the
+given ones: producers leave them at 0 and -1, the leader assigns them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Row = tuple[int, "bytes | None", "bytes | None", Headers]
 """Timestamp in ms, key, value, headers."""
 
 MAX_RECORD_OVERHEAD: Final = 21
-"""The most that a record takes beside key, value and headers."""
+"""Maximum size of a record without key, value and headers."""
 
 
 class Record(NamedTuple):
@@ -52,7 +52,7 @@ def build_batch(
     control: bool = False,
     timestamp_type: TimestampType = TimestampType.CREATE_TIME,
 ) -> bytearray:
-    """One batch of `records`, of which there must be at least one; offsets rise by one from `base_offset`."""
+    """One batch of `records`, at least one; offsets increase by one from `base_offset`."""
     if not records:
         raise ValueError("a batch needs at least one record")
     base_timestamp = records[0][0]
@@ -94,7 +94,8 @@ def finish_batch(
     record_count: int,
     last_offset_delta: int | None = None,
 ) -> bytearray:
-    """Make a batch of `out`: 61 bytes of room, then the encoded records. Compresses them and writes the header."""
+    """Turn `out` (61 bytes of room, then the encoded records) into a batch. Compresses the records and writes the
+    header."""
     if codec is not Codec.NONE:
         with memoryview(out) as view:
             packed = compress(codec, view[BATCH_OVERHEAD:], level)
@@ -123,7 +124,7 @@ def finish_batch(
 class BatchBuilder:
     """A batch that grows record by record up to `max_size_bytes` (uncompressed, header included).
 
-    The first record is always taken: whether it is too large is the broker's to say.
+    The first record is always accepted: the broker decides whether it is too large.
     """
 
     __slots__ = ("_base_timestamp", "_max_timestamp", "_out", "max_size_bytes", "record_count")
@@ -137,11 +138,11 @@ class BatchBuilder:
 
     @property
     def size_bytes(self) -> int:
-        """What the batch would take uncompressed."""
+        """The uncompressed size of the batch."""
         return len(self._out)
 
     def try_append(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Headers = ()) -> bool:
-        """Take the record, or leave the builder as it is and return False when there is no room for it."""
+        """Append the record, or return False with the builder unchanged if there is no room for it."""
         out = self._out
         before = len(out)
         if not self.record_count:

@@ -1,9 +1,9 @@
 """The codecs of a record batch: bytes to bytes, bounded.
 
-Owns the framings that Kafka's clients expect: xerial framing for snappy (raw snappy is read too, librdkafka writes
-it), LZ4 frames of independent 64 KiB blocks (Kafka's reader refuses linked ones), gzip, zstd. `decompress` never
-holds more than `max_size_bytes` of output, whatever the input claims. gzip is the standard library's: as fast as
-cramjam's, and it can stop at a limit.
+Owns the framings that Kafka's clients expect: xerial framing for snappy (raw snappy is read too, librdkafka writes it),
+LZ4 frames of independent 64 KiB blocks (Kafka's reader rejects linked ones), gzip, zstd. `decompress` never holds more
+than `max_size_bytes` of output, whatever the input claims. gzip is the standard library's: as fast as cramjam's, and it
+can stop at a limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 DEFAULT_MAX_SIZE_BYTES: Final = 256 * 1024 * 1024
-"""The largest decompressed batch that is accepted where the caller names no limit."""
+"""The largest decompressed batch that is accepted if the caller gives no limit."""
 
 LEVELS: Final = {Codec.GZIP: (1, 9, -1), Codec.LZ4: (1, 17, 9), Codec.ZSTD: (-131072, 22, 3)}
 """Lowest, highest and default level of each codec that has levels (Kafka's `compression.<codec>.level`)."""
@@ -57,8 +57,8 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
 def decompress(codec: Codec, data: Buffer, max_size_bytes: int = DEFAULT_MAX_SIZE_BYTES) -> bytes:
     """The inverse of `compress`.
 
-    Raises RecordsError: CORRUPT_MESSAGE when `data` is not what the codec says, MESSAGE_TOO_LARGE when it would come
-    to more than `max_size_bytes`.
+    Raises RecordsError: CORRUPT_MESSAGE if `data` is invalid for the codec, MESSAGE_TOO_LARGE if the output would
+    exceed `max_size_bytes`.
     """
     return bytes(decompress_view(codec, data, max_size_bytes))
 
@@ -87,14 +87,14 @@ def decompress_view(codec: Codec, data: Buffer, max_size_bytes: int = DEFAULT_MA
 
 def _too_large(max_size_bytes: int) -> RecordsError:
     return RecordsError(
-        ErrorCode.MESSAGE_TOO_LARGE, f"the records come to more than the allowed {max_size_bytes} bytes decompressed"
+        ErrorCode.MESSAGE_TOO_LARGE, f"the decompressed records exceed the limit of {max_size_bytes} bytes"
     )
 
 
 def _into(module: Any, data: memoryview, bound: int, max_size_bytes: int) -> memoryview:
-    """Decompress into a buffer of the size that the input's own structure allows at most.
+    """Decompress into a buffer of the maximum size that the input's structure allows.
 
-    The buffer is zeroed lazily by the operating system: what is not written takes no memory.
+    The operating system zeroes the buffer lazily: unwritten pages use no memory.
     """
     import cramjam
 
@@ -104,7 +104,7 @@ def _into(module: Any, data: memoryview, bound: int, max_size_bytes: int) -> mem
     except cramjam.DecompressionError as error:
         if bound > max_size_bytes:
             raise _too_large(max_size_bytes) from error
-        raise corrupt(f"the records can not be decompressed: {error}") from error
+        raise corrupt(f"the records cannot be decompressed: {error}") from error
     return memoryview(output)[:written]
 
 
@@ -118,16 +118,16 @@ def _decompress_gzip(data: memoryview, max_size_bytes: int) -> memoryview:
     while True:
         member = zlib.decompressobj(31)
         try:
-            # One byte more than allowed tells "exactly full" from "more to come".
+            # One byte more than allowed distinguishes "exactly full" from "more follows".
             part = member.decompress(rest, room + 1)
         except zlib.error as error:
-            raise corrupt(f"the records can not be decompressed: {error}") from error
+            raise corrupt(f"the records cannot be decompressed: {error}") from error
         if len(part) > room:
             raise _too_large(max_size_bytes)
         parts.append(part)
         room -= len(part)
         if not member.eof:
-            raise corrupt("the records can not be decompressed: the gzip stream is cut short")
+            raise corrupt("the records cannot be decompressed: the gzip stream is truncated")
         rest = member.unused_data
         if not rest:
             return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
@@ -153,12 +153,12 @@ def _decompress_snappy(data: memoryview, max_size_bytes: int) -> memoryview:
         blocks = []
         position = len(_XERIAL_HEADER)
         if data.nbytes < position:
-            raise corrupt("the snappy framing is cut short")
+            raise corrupt("the snappy framing is truncated")
         while position < data.nbytes:
             size = int.from_bytes(data[position : position + 4], "big")
             position += 4
             if size > data.nbytes - position:
-                raise corrupt("a snappy block goes past the end of the records")
+                raise corrupt("a snappy block exceeds the end of the records")
             blocks.append(data[position : position + size])
             position += size
     sizes = [_snappy_size(block) for block in blocks]
@@ -169,7 +169,7 @@ def _decompress_snappy(data: memoryview, max_size_bytes: int) -> memoryview:
 
 
 def _snappy_size(block: memoryview) -> int:
-    """What the block claims to come to, checked against what snappy can reach (21 bytes out of one, about)."""
+    """The size that the block claims, checked against snappy's maximum ratio (about 21 to 1)."""
     size = shift = 0
     for index in range(min(5, block.nbytes)):
         byte = block[index]
@@ -192,7 +192,7 @@ def _snappy_blocks(blocks: list[memoryview], sizes: list[int], total: int) -> me
         try:
             written = cramjam.snappy.decompress_raw_into(block, target[position : position + size])
         except cramjam.DecompressionError as error:
-            raise corrupt(f"the records can not be decompressed: {error}") from error
+            raise corrupt(f"the records cannot be decompressed: {error}") from error
         if written != size:
             raise corrupt(f"a snappy block holds {written} bytes instead of {size}")
         position += size
@@ -223,7 +223,7 @@ def _compress_lz4(data: memoryview, level: int | None) -> bytes:
 
 
 def _lz4_bound(data: memoryview) -> int:
-    """The most that the frames in `data` can come to: their blocks times the block size. Raises when cut short."""
+    """The maximum output of the frames in `data`: number of blocks times block size. Raises if truncated."""
     bound = position = 0
     size = data.nbytes
     while position < size:
@@ -241,7 +241,7 @@ def _lz4_bound(data: memoryview) -> int:
         block_checksum = 4 if flags & 0x10 else 0
         while True:
             if size - position < 4:
-                raise corrupt("the LZ4 frame is cut short")
+                raise corrupt("the LZ4 frame is truncated")
             length = int.from_bytes(data[position : position + 4], "little")
             position += 4
             if length == 0:
@@ -250,7 +250,7 @@ def _lz4_bound(data: memoryview) -> int:
             bound += block_bytes
         position += 4 if flags & 0x04 else 0
     if position != size:
-        raise corrupt("the LZ4 frame is cut short")
+        raise corrupt("the LZ4 frame is truncated")
     return bound
 
 
@@ -258,7 +258,7 @@ def _lz4_bound(data: memoryview) -> int:
 
 
 def _zstd_bound(data: memoryview) -> int:
-    """The most that the frames in `data` can come to, from their block headers (RFC 8878). Raises when cut short."""
+    """The maximum output of the frames in `data`, from their block headers (RFC 8878). Raises if truncated."""
     bound = position = 0
     size = data.nbytes
     while position < size:
@@ -275,7 +275,7 @@ def _zstd_bound(data: memoryview) -> int:
         last = False
         while not last:
             if size - position < 3:
-                raise corrupt("the zstd frame is cut short")
+                raise corrupt("the zstd frame is truncated")
             block = int.from_bytes(data[position : position + 3], "little")
             last = bool(block & 1)
             kind, length = (block >> 1) & 3, block >> 3
@@ -285,5 +285,5 @@ def _zstd_bound(data: memoryview) -> int:
             bound += _ZSTD_BLOCK_BYTES if kind == 2 else length
         position += 4 if flags & 0x04 else 0
     if position != size:
-        raise corrupt("the zstd frame is cut short")
+        raise corrupt("the zstd frame is truncated")
     return bound

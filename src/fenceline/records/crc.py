@@ -1,8 +1,8 @@
 """CRC-32C, by the C extension of the package `crc32c`.
 
-Owns where the function comes from. The package's own `__init__` asks importlib.metadata for its version, which imports
-email, zipfile and shutil on the way: a twentieth of a node's start for a string that nobody reads. So the extension is
-loaded by itself where it can be found, and through the package where not.
+Owns the import of the function. The package's own `__init__` reads its version from importlib.metadata, which imports
+email, zipfile and shutil: a twentieth of a node's start time for an unused string. So the extension is loaded directly
+if it can be found, and through the package otherwise.
 """
 
 from __future__ import annotations
@@ -28,4 +28,4 @@ def _extension() -> Callable[..., int]:
 
 
 crc32c: Final = _extension()
-"""CRC-32C of a buffer; a second argument is the CRC of what lies in front of it."""
+"""CRC-32C of a buffer; a second argument is the CRC of the bytes before it."""

@@ -1,7 +1,7 @@
 """Reading the records of batches as Python values.
 
-Owns the way from a batch's bytes to `Record`s; for columns see `arrow.py`. Never guesses: what can not be read raises
-RecordsError(CORRUPT_MESSAGE). The CRC is the caller's to check (`batch.check_crc`).
+Owns the decoding of a batch's bytes to `Record`s; for columns see `arrow.py`. Never guesses: unreadable bytes raise
+RecordsError(CORRUPT_MESSAGE). The caller checks the CRC (`batch.check_crc`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T", bound=tuple)  # type: ignore[type-arg]
 def records_of(
     buf: Buffer, header: BatchHeader, max_size_bytes: int = DEFAULT_MAX_SIZE_BYTES
 ) -> tuple[Buffer, int, int]:
-    """Where the uncompressed records of a batch lie: (buffer, start, end). Decompresses when needed, bounded."""
+    """The uncompressed records of a batch as (buffer, start, end). Decompresses if needed, bounded."""
     start = header.position + BATCH_OVERHEAD
     codec = header.codec
     if codec is Codec.NONE:

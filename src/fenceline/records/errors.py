@@ -1,6 +1,6 @@
-"""The one exception of the `records` room.
+"""The exception of the `records` package.
 
-Owns the shape of a refusal: a Kafka error code, a sentence, and where it applies the records that are to blame.
+Owns its content: a Kafka error code, a message, and the invalid records if the error concerns single records.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ class RecordsError(PeerError):
     """Bytes that are not an acceptable record batch.
 
     `record_errors` holds (index of the record in its batch, reason) as the Produce response (version 8 and later)
-    carries them; it is empty when the batch as a whole is refused. `is_framing`: the bytes are no single batch of a
-    format that the request's version may carry, which Kafka finds before it looks at the partition's log.
+    returns them; it is empty if the complete batch is rejected. `is_framing`: the bytes are not a single batch of a
+    format that the request's version allows, which Kafka detects before it accesses the partition's log.
     """
 
     def __init__(
@@ -32,5 +32,5 @@ class RecordsError(PeerError):
 
 
 def corrupt(message: str) -> RecordsError:
-    """A `RecordsError` with CORRUPT_MESSAGE: the bytes contradict themselves."""
+    """A `RecordsError` with CORRUPT_MESSAGE: the bytes are inconsistent."""
     return RecordsError(ErrorCode.CORRUPT_MESSAGE, message)

@@ -1,4 +1,4 @@
-"""Chooses the kernel: Cython when it was built and fits, else the pure-Python twin.
+"""Chooses the kernel: Cython if a matching build exists, else the pure-Python twin.
 
 `FENCELINE_PURE_PYTHON=1` forces the twin. Owns nothing else; import the functions from here.
 """

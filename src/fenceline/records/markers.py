@@ -1,6 +1,6 @@
 """Control batches that end a transaction (KIP-98), as a log stores them.
 
-Owns their bytes. Never decides a transaction.
+Owns their bytes. Never decides the outcome of a transaction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ABORT: Final = 0
 
 
 def abort_marker(producer_id: int, producer_epoch: int, coordinator_epoch: int, timestamp_ms: int) -> bytearray:
-    """A batch of one record that aborts the open transaction of a producer; offset and leader epoch are open."""
+    """A batch of one record that aborts a producer's open transaction; offset and leader epoch are still unset."""
     key = _KEY.pack(_VERSION, _ABORT)
     value = _VALUE.pack(_VERSION, max(coordinator_epoch, 0))
     return build_batch(

@@ -1,6 +1,6 @@
 """Sequence numbers of producers: they count records, and wrap to 0 after 2^31 - 1 (KIP-98).
 
-Owns which of two comes later. Never knows what a producer has sent or a log has taken.
+Owns their order. Never knows which sequences were sent or appended.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ _HALF: Final = 1 << 30
 
 
 def is_after(one: int, other: int) -> bool:
-    """Whether the sequence `one` comes after `other`: less than half the way round ahead of it. Neither is negative."""
+    """Whether the sequence `one` comes after `other`: less than half the cycle ahead of it. Neither is negative."""
     return 0 < (one - other) & MAX_SEQUENCE < _HALF

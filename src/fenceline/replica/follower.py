@@ -59,7 +59,7 @@ class FollowedLog(EpochsOfLog, Protocol):
     def latest_epoch_start(self) -> int: ...
     @property
     def complete_from(self) -> CompleteFrom: ...
-    def deleted_as(self, epoch: int) -> bool: ...
+    def last_deleted_epoch_is(self, epoch: int) -> bool: ...
 
 
 class Phase(Enum):
@@ -166,7 +166,7 @@ class FollowerState:
         log_start = self.log.log_start_offset
         is_at_start = end == leader_end == log_start and NO_EPOCH < leader_epoch < self.leader_epoch
         may_empty = self.may_lead and log_start < log_end and leaves_nothing(self.log, end)
-        if may_empty or (is_at_start and self.log.deleted_as(leader_epoch)):
+        if may_empty or (is_at_start and self.log.last_deleted_epoch_is(leader_epoch)):
             # The leader has what was deleted here: it was committed, as this replica is in sync or eligible, or the
             # leader's record right below our start is the one that we deleted. Begun anew at the leader's start, this
             # replica would lack what is committed there until it is fetched again, and could be elected meanwhile.

@@ -286,7 +286,7 @@ class SimDisk:
 
     # -- directories --------------------------------------------------------------------------------------------
 
-    def let_go(self, fd: int, position: int, size_bytes: int) -> None:
+    def start_writeback(self, fd: int, position: int, size_bytes: int) -> None:
         """Nothing is safer for it."""
 
     def fsync_dir(self, path: str) -> None:

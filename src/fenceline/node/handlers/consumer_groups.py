@@ -12,8 +12,8 @@ from typing import Any, Final
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.consumer_embedded import without_epochs
 from fenceline.groups.consumer_messages import (
-    ConsumerHeartbeatAnswer,
     ConsumerHeartbeatRequest,
+    ConsumerHeartbeatResponse,
     DescribedConsumerMember,
 )
 from fenceline.groups.consumer_model import Partitions
@@ -37,7 +37,7 @@ def _is_enabled(context: RequestContext) -> bool:
 
 def consumer_group_heartbeat(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
     if not _is_enabled(context):
-        return _heartbeat_fields(ConsumerHeartbeatAnswer(ErrorCode.UNSUPPORTED_VERSION))
+        return _heartbeat_fields(ConsumerHeartbeatResponse(ErrorCode.UNSUPPORTED_VERSION))
     owned = request.topic_partitions
     reply = context.broker.groups.consumer_heartbeat(
         ConsumerHeartbeatRequest(
@@ -59,7 +59,7 @@ def consumer_group_heartbeat(context: RequestContext, request: Any) -> Answer | 
     return answered(reply, _heartbeat_fields)
 
 
-def _heartbeat_fields(answer: ConsumerHeartbeatAnswer) -> Fields:
+def _heartbeat_fields(answer: ConsumerHeartbeatResponse) -> Fields:
     return {
         "error_code": answer.error,
         "error_message": answer.message,

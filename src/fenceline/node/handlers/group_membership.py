@@ -35,7 +35,7 @@ def join_group(context: RequestContext, request: Any) -> Answer | Awaitable[Answ
         )
     )
 
-    def fields(answer: messages.JoinAnswer) -> Fields:
+    def fields(answer: messages.JoinResponse) -> Fields:
         return {
             "error_code": answer.error,
             "generation_id": answer.generation,
@@ -62,7 +62,7 @@ def sync_group(context: RequestContext, request: Any) -> Answer | Awaitable[Answ
     protocol_type = getattr(request, "protocol_type", None)
     protocol_name = getattr(request, "protocol_name", None)
     if context.api_version >= 5 and (protocol_type is None or protocol_name is None):
-        return _sync_fields(messages.SyncAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+        return _sync_fields(messages.SyncResponse(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
     reply = context.broker.groups.sync(
         messages.SyncRequest(
             group_id=request.group_id,
@@ -77,7 +77,7 @@ def sync_group(context: RequestContext, request: Any) -> Answer | Awaitable[Answ
     return answered(reply, _sync_fields)
 
 
-def _sync_fields(answer: messages.SyncAnswer) -> Fields:
+def _sync_fields(answer: messages.SyncResponse) -> Fields:
     return {
         "error_code": answer.error,
         "protocol_type": answer.protocol_type,
@@ -96,7 +96,7 @@ def heartbeat(context: RequestContext, request: Any) -> Answer | Awaitable[Answe
         )
     )
 
-    def fields(answer: messages.HeartbeatAnswer) -> Fields:
+    def fields(answer: messages.HeartbeatResponse) -> Fields:
         return {"error_code": answer.error}
 
     return answered(reply, fields)
@@ -111,7 +111,7 @@ def leave_group(context: RequestContext, request: Any) -> Answer | Awaitable[Ans
         members = tuple(messages.MemberIdentity(each.member_id, each.group_instance_id) for each in request.members)
     reply = context.broker.groups.leave(messages.LeaveRequest(request.group_id, members))
 
-    def fields(answer: messages.LeaveAnswer) -> Fields:
+    def fields(answer: messages.LeaveResponse) -> Fields:
         error = answer.error
         if names_one and error is ErrorCode.NONE:
             error = answer.members[0].error

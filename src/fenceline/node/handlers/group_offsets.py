@@ -77,7 +77,7 @@ def offset_commit(context: RequestContext, request: Any) -> Answer | Awaitable[A
         )
     )
 
-    def fields(answer: messages.CommitAnswer) -> Fields:
+    def fields(answer: messages.CommitResponse) -> Fields:
         for key, offset, error in zip(keys, offsets, answer.errors, strict=True):
             answers.add(key, {"partition_index": offset.partition, "error_code": error})
         return {"topics": answers.as_fields()}
@@ -123,7 +123,7 @@ def offset_fetch(context: RequestContext, request: Any) -> Answer | Awaitable[An
         for asking, group in zip(groups, asked, strict=True)
     ]
 
-    def fields(answers: list[messages.FetchOffsetsAnswer]) -> Fields:
+    def fields(answers: list[messages.FetchOffsetsResponse]) -> Fields:
         if version < 8:
             return _fetched_single(version, asked[0], answers[0])
         return {
@@ -157,7 +157,7 @@ def _asked_group(image: MetadataImage, version: int, group: Any) -> _AskedGroup:
 
 
 def _fetched_topics(
-    image: MetadataImage, version: int, group: _AskedGroup, answer: messages.FetchOffsetsAnswer
+    image: MetadataImage, version: int, group: _AskedGroup, answer: messages.FetchOffsetsResponse
 ) -> list[Fields]:
     fetched = [(name, [_fetched_fields(*each) for each in partitions]) for name, partitions in answer.topics]
     if version < 10:
@@ -191,7 +191,7 @@ def _fetched_fields(
     }
 
 
-def _fetched_single(version: int, group: _AskedGroup, answer: messages.FetchOffsetsAnswer) -> Fields:
+def _fetched_single(version: int, group: _AskedGroup, answer: messages.FetchOffsetsResponse) -> Fields:
     """Up to v7. Version 1 has no field for an error of the whole group: each partition carries it."""
     if not answer.error:
         topics = [
@@ -222,7 +222,7 @@ def offset_delete(context: RequestContext, request: Any) -> Answer | Awaitable[A
                 partitions.append((each.name, index))
     reply = context.broker.groups.delete_offsets(messages.DeleteOffsetsRequest(request.group_id, tuple(partitions)))
 
-    def fields(answer: messages.DeleteOffsetsAnswer) -> Fields:
+    def fields(answer: messages.DeleteOffsetsResponse) -> Fields:
         if answer.error:
             return {"error_code": answer.error, "topics": []}
         for (topic, index), error in zip(partitions, answer.errors, strict=True):

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Any, Final
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.groups.messages import ALL_OPERATIONS_UNKNOWN, DeleteGroupsAnswer, DescribedGroup
+from fenceline.groups.messages import ALL_OPERATIONS_UNKNOWN, DeleteGroupsResponse, DescribedGroup
 from fenceline.groups.states import GroupState
 from fenceline.node.handlers.registry import Answer, Api, RequestContext
 from fenceline.node.replies import Fields, all_answered
@@ -82,7 +82,7 @@ def _described(context: RequestContext, group_id: str, shows_operations: bool) -
 
 
 def delete_groups(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
-    def fields(answers: Iterable[DeleteGroupsAnswer]) -> Fields:
+    def fields(answers: Iterable[DeleteGroupsResponse]) -> Fields:
         return {
             "results": [
                 {"group_id": group_id, "error_code": error} for answer in answers for group_id, error in answer.errors

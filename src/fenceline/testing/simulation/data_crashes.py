@@ -171,7 +171,7 @@ def _complaints_of_compacted(
     """As `_complaints`. Compaction may have removed some of the records before the cut, so that the receipt names
     fewer."""
     if _overlapping(log, receipt):
-        return [f"receipt of {receipt} tells of batches that are not lost"]
+        return [f"receipt of {receipt} reports batches that are not lost"]
     if receipt.cause is Cause.RECOVERY:
         return []
     mine = _overlapping(gone, receipt)
@@ -193,7 +193,7 @@ def _complaints(
     if receipt.cause is Cause.RECOVERY:
         # What a crash has torn is told as far as it can be read.
         wrong = _overlapping(log, receipt)
-        return [f"receipt of {receipt} tells of batches that are not lost"] if wrong else []
+        return [f"receipt of {receipt} reports batches that are not lost"] if wrong else []
     mine = _overlapping(lost, receipt)
     if _BY_OFFSETS not in receipt.known_by:
         size_bytes = sum(len(each.content) for each in mine)

@@ -137,7 +137,7 @@ class LifeDisk:
         if crashes:
             self._crash()
 
-    def let_go(self, fd: int, position: int, size_bytes: int) -> None:
+    def start_writeback(self, fd: int, position: int, size_bytes: int) -> None:
         self._check()
 
     def fsync_dir(self, path: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.losses.check import Stored, complaints
-from fenceline.losses.folder import DUE, TOLD
+from fenceline.losses.folder import DUE, REPORTED
 from fenceline.losses.folder import PREFIX as RECEIPT_PREFIX
 from fenceline.losses.receipt import Cause, LossClass, Receipt, decode
 from fenceline.records.batch import read_header
@@ -31,7 +31,7 @@ def papers(process: Process, replica: Replica) -> dict[str, Receipt]:
     directory = f"{replica.log.directory}/{EVIDENCE_DIR}"
     found = {}
     for name in process.disk.folder(directory) or ():
-        if name.startswith(RECEIPT_PREFIX) and name.endswith((DUE, TOLD)):
+        if name.startswith(RECEIPT_PREFIX) and name.endswith((DUE, REPORTED)):
             receipt = decode(process.disk.peek(f"{directory}/{name}") or b"")
             found[receipt.id] = receipt
     return found

@@ -1,7 +1,7 @@
-"""Evidence and receipts go along with a replica that moves to another directory of its node.
+"""Copies evidence and receipts with a replica that moves to another directory of its node.
 
-Owns the copy of a partition's `lost+found`, and that its receipts say where the evidence lies from then on. Receipts
-are due again: the ledger is to know the new place. Blocks on the disk: for a thread. Everything may raise OSError.
+Owns the copy of a partition's `lost+found`, and the evidence paths in its receipts. The copied receipts are due again,
+as the ledger needs the new paths. Blocks on the disk: for a thread. All functions may raise OSError.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from fenceline.losses.receipt import Receipt
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    """`names`: evidence that was there. `receipts`: as they are written at the new place. `size_bytes` of evidence."""
+class CopiedEvidence:
+    """`names`: evidence that was there. `receipts`: as written at the new place. `size_bytes`: of the evidence."""
 
     names: frozenset[str]
     receipts: tuple[Receipt, ...]
     size_bytes: int
 
 
-def carry(source: Disk, source_directory: str, target: Disk, directory: str, named: str) -> Carried:
-    """Copy to `directory`, which is to be called `named`. What an earlier attempt left there is replaced."""
+def copy_evidence(source: Disk, source_directory: str, target: Disk, directory: str, named: str) -> CopiedEvidence:
+    """Copy to `directory`, which will be renamed to `named`. Files of an earlier attempt there are replaced."""
     before, after = ReceiptFolder(source, source_directory), ReceiptFolder(target, directory)
     _empty(target, after.path)
     names = before.evidence()
@@ -36,7 +36,7 @@ def carry(source: Disk, source_directory: str, target: Disk, directory: str, nam
         path = f"{after.path}/{name}"
         try:
             copy_range(source, f"{before.path}/{name}", path, 0, None)
-        except FileNotFoundError:  # its time was over meanwhile
+        except FileNotFoundError:  # it was deleted by retention meanwhile
             with contextlib.suppress(FileNotFoundError):
                 target.unlink(path)
             continue
@@ -44,21 +44,21 @@ def carry(source: Disk, source_directory: str, target: Disk, directory: str, nam
         size_bytes += found.size_bytes if found is not None else 0
     receipts = tuple(_at(each, before.path, f"{named}/{EVIDENCE_DIR}") for each in before.contents().receipts)
     for receipt in receipts:
-        after.owe(receipt)
+        after.mark_due(receipt)
     if names or receipts:
         target.fsync_dir(after.path)
         target.fsync_dir(directory)
-    return Carried(frozenset(names), receipts, size_bytes)
+    return CopiedEvidence(frozenset(names), receipts, size_bytes)
 
 
-def is_complete(carried: Carried, disk: Disk, directory: str) -> bool:
-    """Whether nothing has come since, and nothing is being cut. A look into one directory."""
+def is_complete(carried: CopiedEvidence, disk: Disk, directory: str) -> bool:
+    """Whether no evidence was added since and no truncation is in progress. Lists one directory."""
     folder = ReceiptFolder(disk, directory)
     if not carried.names >= set(folder.evidence()):
         return False
     contents = folder.contents()
     known = {each.id for each in carried.receipts}
-    return not contents.is_unsettled and all(each.id in known for each in contents.receipts)
+    return not contents.is_pending and all(each.id in known for each in contents.receipts)
 
 
 def _at(receipt: Receipt, before: str, after: str) -> Receipt:

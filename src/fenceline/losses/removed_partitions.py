@@ -1,8 +1,8 @@
-"""Receipts of a partition whose directory goes: deleted with its topic, moved away, or set aside as stray.
+"""Receipts of a partition whose directory is removed: deleted with its topic, moved away, or set aside as stray.
 
-Owns what happens to the papers in its `lost+found` before the directory goes, and in which order, so that a crash
-between any two steps leaves a loss told twice rather than never. Evidence stays where it is. Blocks on the disk: for a
-thread. Everything may raise OSError.
+Owns what happens to the receipts in its `lost+found` before the directory is removed, and the order: after a crash
+between any two steps a loss may be reported twice, but never not at all. Evidence stays where it is. Blocks on the
+disk: for a thread. All functions may raise OSError.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from uuid import UUID
 
 from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
 from fenceline.log.config import LogConfig
-from fenceline.log.errors import CorruptLog, passes
+from fenceline.log.errors import CorruptLog, is_transient
 from fenceline.log.file_names import METADATA_FILE
 from fenceline.log.partition_dir import RemovedPartition
 from fenceline.log.partition_log import PartitionLog
-from fenceline.losses.cutting import Ends, Papers, settle_papers
+from fenceline.losses.cutting import Ends, LogContext, resolve_pending_files
 from fenceline.losses.folder import Outbox, ReceiptFolder
 from fenceline.losses.quarantine import without_evidence
 from fenceline.losses.receipt import Receipt
@@ -26,62 +26,60 @@ from fenceline.losses.receipt import Receipt
 WITH_PARTITION: Final = "The partition was removed from this node, and the evidence with it."
 
 
-def settle(removed: RemovedPartition, *, replica: int, now_ms: int) -> list[Receipt]:
-    """Receipts of what a crash or a full disk left open there; they lie in its folder then."""
+def resolve_pending(removed: RemovedPartition, *, replica: int, now_ms: int) -> list[Receipt]:
+    """Receipts of truncations that a crash or a full disk interrupted there; they are in its folder afterwards."""
     folder = ReceiptFolder(removed.disk, removed.path)
-    if not folder.is_unsettled:
+    if not folder.is_pending:
         return []
-    papers = Papers(removed.topic_partition, _topic_id(removed), _ends(removed, now_ms))
-    return settle_papers(folder, papers, replica=replica, high_watermark=removed.high_watermark)
+    context = LogContext(removed.topic_partition, _topic_id(removed), _ends(removed, now_ms))
+    return resolve_pending_files(folder, context, replica=replica, high_watermark=removed.high_watermark)
 
 
-def rescue(
+def move_receipts_to_outbox(
     removed: RemovedPartition,
     log_dir: str,
     *,
     with_evidence: bool,
     is_kept: Callable[[Receipt], bool] = lambda _: False,
 ) -> list[Receipt]:
-    """Move what is to be told to the log directory's outbox; what it holds now and the ledger does not have.
+    """Move due receipts to the log directory's outbox. Returns those in it that the ledger does not have.
 
-    `with_evidence`: the directory stays, and the receipts name their evidence where it lies now. Else they say that it
-    goes. `is_kept`: elsewhere, as the replica has moved; nothing has to be said of it.
+    `with_evidence`: the directory stays, and the receipts name the current evidence paths. Else they record that it is
+    deleted. `is_kept`: the replica has moved and keeps the evidence elsewhere; nothing needs to be reported.
     """
     folder, outbox = ReceiptFolder(removed.disk, removed.path), Outbox(removed.disk, log_dir)
     due = {receipt.id for receipt in folder.due()}
-    rescued = []
+    moved = []
     receipts = folder.contents().receipts
     for receipt in receipts:
         if (not receipt.evidence and receipt.id not in due) or is_kept(receipt):
             continue
         if not receipt.evidence:
-            rescued.append(receipt)
+            moved.append(receipt)
         elif with_evidence:
-            rescued.append(
-                replace(receipt, evidence=tuple(f"{folder.path}/{_name(path)}" for path in receipt.evidence))
-            )
+            moved.append(replace(receipt, evidence=tuple(f"{folder.path}/{_name(path)}" for path in receipt.evidence)))
         else:
-            rescued.append(without_evidence(receipt, WITH_PARTITION))
-        outbox.owe(rescued[-1])
-    for receipt in receipts if with_evidence else rescued:
+            moved.append(without_evidence(receipt, WITH_PARTITION))
+        outbox.mark_due(moved[-1])
+    for receipt in receipts if with_evidence else moved:
         folder.drop(receipt.id)
-    return rescued
+    return moved
 
 
-def drop_records(removed: RemovedPartition) -> None:
-    """Delete what is no paper: on a disk that is full, a deletion makes the room for its own receipts.
+def delete_records(removed: RemovedPartition) -> None:
+    """Delete everything but receipts, intents and notes: on a full disk, this makes room for the receipts.
 
-    Of a cut whose receipt is still to be made nobody can tell afterwards what the log had still: all of it counts as
-    carried out, as it has been by now.
+    For a truncation whose receipt is not written yet, the log's content is then unknown: all of it counts as executed,
+    as it has been by now.
     """
     folder = ReceiptFolder(removed.disk, removed.path)
     for path in folder.contents().evidence:
         removed.disk.unlink(path)
-    drop_log(removed)
+    delete_log(removed)
 
 
-def drop_log(removed: RemovedPartition) -> None:
-    """Delete the log, and leave papers and evidence."""
+def delete_log(removed: RemovedPartition) -> None:
+    """Delete the log; receipts and evidence stay."""
     for name in removed.disk.listdir(removed.path):
         found = removed.disk.stat(f"{removed.path}/{name}")
         if found is not None and not found.is_directory and name != METADATA_FILE:
@@ -89,9 +87,9 @@ def drop_log(removed: RemovedPartition) -> None:
 
 
 def _ends(removed: RemovedPartition, now_ms: int) -> Ends | None:
-    """Opens the log as after a crash, which may leave a note more. Raises OSError for what passes by itself."""
+    """Opens the log as after a crash, which may add a note. Raises OSError for an error that may pass."""
     if not any(ReceiptFolder(removed.disk, removed.path).intents()):
-        return None  # notes say themselves what has gone
+        return None  # the notes themselves report the loss
     try:
         log = PartitionLog.open(
             removed.disk,
@@ -102,11 +100,11 @@ def _ends(removed: RemovedPartition, now_ms: int) -> Ends | None:
             now_ms=now_ms,
         )
     except CorruptLog as error:
-        if error.refusal is not None:
-            raise error.refusal from error
+        if error.transient_error is not None:
+            raise error.transient_error from error
         return None
     except OSError as error:
-        if passes(error.errno):
+        if is_transient(error.errno):
             raise
         return None
     log.close(clean=False)

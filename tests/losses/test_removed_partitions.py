@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from fenceline.ids import TopicPartition
-from fenceline.log.errors import NotSettled
+from fenceline.log.errors import TruncationPending
 from fenceline.log.partition_dir import RemovedPartition
 from fenceline.log.set_aside import keep_records
-from fenceline.losses import put_away, quarantine
+from fenceline.losses import quarantine, removed_partitions
 from fenceline.losses.check import complaints, lost_between, stored_batches
 from fenceline.losses.cutting import cut_log
 from fenceline.losses.evidence import EvidenceReader, places
@@ -45,13 +45,13 @@ def by_id(receipts: list[Receipt]) -> list[str]:
 def test_of_a_directory_that_is_deleted_they_say_that_the_evidence_goes() -> None:
     disk = SimDisk()
     losses = three_losses(disk)
-    rescued = put_away.rescue(removed(disk, DIRECTORY), "/data", with_evidence=False)
+    rescued = removed_partitions.move_receipts_to_outbox(removed(disk, DIRECTORY), "/data", with_evidence=False)
     assert by_id(rescued) == by_id(losses)
     assert all(receipt.evidence == () and "removed" in receipt.evidence_note for receipt in rescued)
     outbox = Outbox(disk, "/data")
     assert by_id(outbox.due()) == by_id(losses)
     for receipt in rescued:
-        outbox.told(receipt)
+        outbox.mark_reported(receipt)
     assert outbox.due() == []
     assert not [name for name in disk.listdir("/data") if "loss" in name]
 
@@ -59,7 +59,7 @@ def test_of_a_directory_that_is_deleted_they_say_that_the_evidence_goes() -> Non
 def test_of_a_directory_that_is_set_aside_they_name_the_evidence_where_it_lies_now() -> None:
     disk = SimDisk()
     losses = three_losses(disk)
-    rescued = put_away.rescue(put_aside(disk), "/data", with_evidence=True)
+    rescued = removed_partitions.move_receipts_to_outbox(put_aside(disk), "/data", with_evidence=True)
     assert by_id(rescued) == by_id(losses)
     for receipt in rescued:
         assert receipt.evidence
@@ -68,17 +68,19 @@ def test_of_a_directory_that_is_set_aside_they_name_the_evidence_where_it_lies_n
         assert [path.removeprefix("/copy") for path in copied] == [p.removeprefix("/data") for p in receipt.evidence]
         reader = EvidenceReader(disk, receipt, receipt.evidence)
         assert sum(header.record_count for header, _ in reader.batches()) == receipt.records
-    assert put_away.rescue(removed(disk), "/data", with_evidence=True) == [], "once is enough"
+    assert removed_partitions.move_receipts_to_outbox(removed(disk), "/data", with_evidence=True) == [], (
+        "once is enough"
+    )
     outbox = Outbox(disk, "/data")
     for receipt in rescued:
-        outbox.told(receipt)
+        outbox.mark_reported(receipt)
     assert by_id(list(outbox.contents().receipts)) == by_id(losses), "somebody has to know whose the evidence is"
 
 
 def test_evidence_of_a_directory_that_is_set_aside_goes_by_age_and_with_the_directory() -> None:
     disk = SimDisk()
     old, middle, new = three_losses(disk)
-    put_away.rescue(put_aside(disk), "/data", with_evidence=True)
+    removed_partitions.move_receipts_to_outbox(put_aside(disk), "/data", with_evidence=True)
     folders = [ReceiptFolder(disk, ASIDE), Outbox(disk, "/data")]
     swept = quarantine.sweep(disk, folders, now_ms=10_101, max_age_ms=100, max_bytes=-1)
     ((folder, changed),) = swept.changed
@@ -109,15 +111,15 @@ def test_a_cut_that_was_interrupted_is_told_whenever_the_machine_stops(seed: int
         life = a_life(disk, seed * 1_000 + step, step)
         try:
             gone = removed(life, high_watermark=high_watermark)
-            put_away.settle(gone, replica=REPLICA, now_ms=1)
-            put_away.rescue(gone, "/data", with_evidence=with_evidence)
+            removed_partitions.resolve_pending(gone, replica=REPLICA, now_ms=1)
+            removed_partitions.move_receipts_to_outbox(gone, "/data", with_evidence=with_evidence)
             survived = True
         except ProcessEnded:
             survived = False
         life.forget()
         gone = removed(disk, high_watermark=high_watermark)
-        put_away.settle(gone, replica=REPLICA, now_ms=2)
-        put_away.rescue(gone, "/data", with_evidence=with_evidence)
+        removed_partitions.resolve_pending(gone, replica=REPLICA, now_ms=2)
+        removed_partitions.move_receipts_to_outbox(gone, "/data", with_evidence=with_evidence)
         receipts = Outbox(disk, "/data").due()
         after = stored_batches(open_log(disk, ASIDE))
         assert complaints(receipts, lost_between(before, after)) == []
@@ -128,11 +130,11 @@ def test_a_cut_that_was_interrupted_is_told_whenever_the_machine_stops(seed: int
 
 
 def an_open_cut(disk: SimDisk) -> None:
-    """Carried out, and its receipt not written."""
+    """CopiedEvidence out, and its receipt not written."""
     log = open_log(disk)
     write(log, 1, 9)
     disk.fail("write", ".due.tmp", errno.ENOSPC)
-    with pytest.raises(NotSettled):
+    with pytest.raises(TruncationPending):
         cut_log(disk, log, cut(2))
     disk.heal()
     log.close(clean=False)
@@ -144,9 +146,9 @@ def test_where_the_log_can_not_be_opened_all_that_was_planned_counts() -> None:
     (planned,) = [intent.receipt for intent in ReceiptFolder(disk, DIRECTORY).intents()]
     gone = put_aside(disk)
     disk.fail("open", ".log", errno.EIO)
-    (receipt,) = put_away.settle(gone, replica=REPLICA, now_ms=1)
+    (receipt,) = removed_partitions.resolve_pending(gone, replica=REPLICA, now_ms=1)
     assert (receipt.id, receipt.records) == (planned.id, planned.records)
-    assert "can not be opened" in receipt.known_by
+    assert "cannot be opened" in receipt.known_by
     assert receipt.evidence
 
 
@@ -156,10 +158,10 @@ def test_a_log_that_can_not_be_opened_now_is_waited_for() -> None:
     gone = put_aside(disk)
     disk.fail("open", ".log", errno.EMFILE)
     with pytest.raises(OSError, match="Too many open files"):
-        put_away.settle(gone, replica=REPLICA, now_ms=1)
+        removed_partitions.resolve_pending(gone, replica=REPLICA, now_ms=1)
     disk.heal()
-    (receipt,) = put_away.settle(gone, replica=REPLICA, now_ms=1)
-    assert "can not be opened" not in receipt.known_by
+    (receipt,) = removed_partitions.resolve_pending(gone, replica=REPLICA, now_ms=1)
+    assert "cannot be opened" not in receipt.known_by
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -178,8 +180,8 @@ def test_what_is_set_aside_with_its_records_is_told_once_whenever_the_machine_st
                 keep_records(life, DIRECTORY, lost_from, "a test", high_watermark=known, now_ms=9_000)
                 life.rename(DIRECTORY, ASIDE)
             gone = removed(life)
-            put_away.settle(gone, replica=REPLICA, now_ms=1)
-            put_away.rescue(gone, "/data", with_evidence=True)
+            removed_partitions.resolve_pending(gone, replica=REPLICA, now_ms=1)
+            removed_partitions.move_receipts_to_outbox(gone, "/data", with_evidence=True)
 
         life = a_life(disk, seed * 1_000 + step, step)
         try:
@@ -205,10 +207,10 @@ def test_a_deletion_on_a_full_disk_makes_the_room_for_its_own_receipts() -> None
     gone = put_aside(disk)
     (planned,) = [intent.receipt for intent in ReceiptFolder(disk, ASIDE).intents()]
     used = disk.used_bytes
-    put_away.drop_records(gone)
+    removed_partitions.delete_records(gone)
     assert disk.used_bytes < used
     assert not [name for name in disk.listdir(ASIDE) if name.endswith(".log")]
-    (receipt,) = put_away.settle(gone, replica=REPLICA, now_ms=1)
-    put_away.rescue(gone, "/data", with_evidence=False)
+    (receipt,) = removed_partitions.resolve_pending(gone, replica=REPLICA, now_ms=1)
+    removed_partitions.move_receipts_to_outbox(gone, "/data", with_evidence=False)
     assert (receipt.id, receipt.records, receipt.topic_id) == (planned.id, planned.records, planned.topic_id)
     assert by_id(Outbox(disk, "/data").due()) == [planned.id]

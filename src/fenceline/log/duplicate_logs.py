@@ -1,12 +1,12 @@
-"""Two directories of one partition: which of them is the log.
+"""Decides which of two directories of one partition is the log.
 
-Owns the comparison. A move between directories that a loss of power interrupted leaves the log in one and what was to
-take its place in the other, under the same name; so does Apache Kafka's when it is killed between its two renames. One
-of them then continues where the other ends. Where the two part, only the operator or the metadata knows.
+Owns the comparison. A power loss during a move between directories leaves the log in one directory and its copy in the
+other, under the same name; so does Apache Kafka when it is killed between its two renames. One of them then continues
+the other. If they diverge, only the operator or the metadata can decide.
 
-Never changes a file: what recovery would cut off a copy is only left out of the comparison, and what a crash left half
-done (an exchange of segments by compaction, files on their way out) stays so until it is known which copy counts. The
-other one keeps its files, and loses nothing that would need a receipt.
+Never changes a file: data that recovery would truncate is ignored in the comparison. Operations that a crash left
+unfinished (compaction swaps, deletions) stay so until it is decided which copy is used. The other one keeps its files,
+and no receipt is needed for it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fenceline.log.recovery import load
 
 if TYPE_CHECKING:
     from fenceline.log.disk import Disk
-    from fenceline.log.log_dir_offsets import Known
+    from fenceline.log.log_dir_offsets import KnownOffsets
     from fenceline.log.recovery import Loaded
 
 _GAPS_ALLOWED: Final = LogConfig(cleanup_policy=frozenset(("compact",)))
-"""To look how far a log goes: gaps are no reason to end it."""
+"""To find out how far a log goes: gaps do not end it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class LogInspection:
     """A log as opening it would find it."""
 
     found: Loaded
@@ -50,10 +50,10 @@ class Survey:
         return self.found.epochs.end_offset_for(epoch, self.log_end_offset)
 
 
-def survey(disk: Disk, directory: str, known: Known, *, clean: bool) -> Survey:
-    """Look at the log in a directory. `known`: what the checkpoints say of it; `clean`: since a clean stop nothing has
-    happened to it. For a thread. Raises CorruptLog."""
-    return Survey(
+def inspect_log(disk: Disk, directory: str, known: KnownOffsets, *, clean: bool) -> LogInspection:
+    """Inspect the log in a directory. `known`: its checkpointed offsets; `clean`: nothing has happened to it since a
+    clean shutdown. For a thread. Raises CorruptLog."""
+    return LogInspection(
         load(
             disk,
             directory,
@@ -62,13 +62,13 @@ def survey(disk: Disk, directory: str, known: Known, *, clean: bool) -> Survey:
             clean=clean,
             log_start_offset=known.log_start_offset,
             now_ms=0,
-            looks_only=True,
+            read_only=True,
         )
     )
 
 
-def the_longer(one: Survey, other: Survey) -> Survey | None:
-    """The one that has all that the other has, the first of two that are the same; None where they part."""
+def longer_log(one: LogInspection, other: LogInspection) -> LogInspection | None:
+    """The one that contains the other, the first if they are equal; None if they diverge."""
     longer, shorter = (one, other) if one.log_end_offset >= other.log_end_offset else (other, one)
     overlap = shorter.log_end_offset >= longer.log_start_offset
     if overlap and agreed_end(shorter, longer) == shorter.log_end_offset:

@@ -1,6 +1,6 @@
-"""What compaction goes by of a log's segments. Timestamps are read only where a setting asks for them.
+"""The facts about a log's segments that compaction is planned by. Reads timestamps only if a setting needs them.
 
-Owns nothing; may wait for the disk where it does.
+Owns nothing; may wait for the disk to read timestamps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fenceline.log.segment import Segment
 
 
 def segment_facts(segments: Sequence[Segment], config: LogConfig) -> list[SegmentFacts]:
-    """The active segment's timestamps are never needed. For a thread where a lag is set. Raises OSError, BadBatch."""
+    """The active segment's timestamps are never needed. For a thread if a lag is set. Raises OSError, BadBatch."""
     asks_first, asks_largest = config.max_compaction_lag_ms < MAX_INT64, config.min_compaction_lag_ms > 0
     found = []
     for position, segment in enumerate(segments):

@@ -1,7 +1,7 @@
-"""What a follower takes of the batches that its leader sent, found out before any of them is written.
+"""Validates the batches that a follower fetched from its leader, before any of them is written.
 
-Owns the checks of whole batches: their checksums, that they go on where the log ends, that epochs never go back. Writes
-nothing. Plain batches do not come here (`tail.append_fetched`).
+Owns the checks of complete batches: checksums, contiguity with the log end, epochs that never decrease. Writes nothing.
+Plain batches bypass it (`tail.append_fetched`).
 
 Rules: `epochs.md E26`, `gaps.md G11`.
 """
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from fenceline.log.partition_log import PartitionLog
 
 
-def whole_batches(
+def validate_fetched(
     log: PartitionLog, records: memoryview, leader_epoch: int, epoch_starts: Sequence[tuple[int, int]]
 ) -> list[Found]:
-    """The batches to be appended, from the first of `records` on: not the one that is cut short at the end, no more
-    than one segment takes, and none behind a gap in which its epoch begins, unless it is known where (`epoch_starts`).
-    The first may begin before the end of a log that is empty.
+    """The batches to append, from the first of `records` on: without an incomplete one at the end, at most one
+    segment's worth, and none after a gap in which its epoch begins unless that offset is known (`epoch_starts`). The
+    first may begin before the end of an empty log.
 
-    Raises RecordsError(2) on damage, InternalError where they do not continue the log or its epochs, EpochStartUnknown
-    where that is so for the first.
+    Raises RecordsError(2) on damage, InternalError if they do not continue the log or its epochs, EpochStartUnknown if
+    the epoch start of the first batch is unknown.
     """
     found: list[Found] = []
     next_offset = log.log_end_offset
@@ -43,9 +43,9 @@ def whole_batches(
             or header.last_offset - found[0].header.base_offset > MAX_RELATIVE_OFFSET
         ):
             break  # the rest is fetched again
-        goes_on = 0 <= header.last_offset_delta < MAX_INT64 - header.base_offset
-        if not goes_on or header.base_offset < next_offset:
-            # An empty log may start inside of the leader's first batch (DeleteRecords there).
+        is_valid_range = 0 <= header.last_offset_delta < MAX_INT64 - header.base_offset
+        if not is_valid_range or header.base_offset < next_offset:
+            # An empty log may start inside the leader's first batch (DeleteRecords there).
             is_empty = not found and log.log_start_offset == log.log_end_offset
             if not is_empty or not 0 <= header.base_offset < next_offset <= header.last_offset:
                 raise InternalError(
@@ -64,12 +64,12 @@ def whole_batches(
                 and not any(each == header.leader_epoch for each, _ in epoch_starts)
             ):
                 if found:
-                    break  # fetched again, it is the first
+                    break  # when it is fetched again, it comes first
                 raise EpochStartUnknown(log.topic_partition, header.leader_epoch, header.base_offset, next_offset)
             epoch = header.leader_epoch
         content = records[header.position : header.end_position]
         if header.is_control and header.producer_id >= 0:
-            read_end_marker(header, content)  # what can not be read must not be found out after the write
+            read_end_marker(header, content)  # an unreadable marker must be detected before the write
         found.append(Found(header.position, header, content))
         next_offset = header.next_offset
     return found
