@@ -452,7 +452,7 @@ def test_who_may_not_ask_is_warned_and_goes_on(
         log.elect(2)
         write(log, 5)
     assert len(read(scripted_consumer, 5)) == 5
-    assert "lets only other brokers ask" in caplog.text
+    assert "requires the ClusterAction permission" in caplog.text
     with scripted.lock:
         # Back comes who never heard of epoch 1, and has more of epoch 0.
         log.batches, log.leader, log.leader_epoch = log.batches[:10], 1, 0

@@ -1,6 +1,6 @@
-"""Producer, consumer, admin and range reader for Fenceline and any Apache Kafka from 2.1 on.
+"""Producer, consumer, admin and range reader for Fenceline and Apache Kafka 2.1 and newer.
 
-Import from here; nothing is loaded before it is used, so that an executor that only reads ranges stays small.
+The public names; modules are loaded on first use, so that an executor that only reads ranges loads little.
 """
 
 from __future__ import annotations

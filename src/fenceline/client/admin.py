@@ -1,7 +1,4 @@
-"""Admin, blocking face: the calls of `AsyncAdmin`, from any thread.
-
-Owns nothing but the bridge.
-"""
+"""Admin: the blocking API of `AsyncAdmin`."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ T = TypeVar("T")
 
 
 class Admin(BlockingFace[AsyncAdmin]):
-    """Blocking face of `AsyncAdmin`: the same calls, from any thread. Close it, or use it as a context manager."""
+    """The calls of `AsyncAdmin`, blocking, from any thread. Close it, or use it as a context manager."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
         super().__init__("fenceline-admin", lambda: AsyncAdmin(bootstrap, **config))

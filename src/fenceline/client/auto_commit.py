@@ -1,7 +1,7 @@
-"""Committing by itself (`enable.auto.commit`): each interval while the caller polls, and before giving partitions up.
+"""Automatic commits (`enable.auto.commit`): at each interval while the caller polls, and before a revocation.
 
-Owns the times. A commit that fails is logged: the next one covers it. What is committed and the membership that commits
-it are taken at one moment, so that a commit that is tried again after a rebalance is of the generation before it.
+Owns their schedule. A failed commit is logged: the next one covers it. Offsets and membership of a commit are captured
+together, so that the retry of a commit after a rebalance still belongs to the generation before it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fenceline.errors import OperatorError, PeerError
 
 _log = logging.getLogger("fenceline.client")
 _LAST_COMMIT_MS: Final = 5_000
-"""How long giving partitions up waits for the commit before it."""
+"""How long a revocation waits for the commit before it."""
 
 
 class AutoCommit:
     """Does nothing without a group or with enable.auto.commit=false.
 
-    `make()` gives the positions up to which records were handed out, as a commit of the present membership;
+    `make()` returns the positions behind the returned records, as a commit of the current membership;
     `send(commit, timeout_ms)` sends it.
     """
 
@@ -47,10 +47,10 @@ class AutoCommit:
         self._due_s = time.monotonic() + self._interval_s
 
     def when_due(self) -> None:
-        """Commit in the background if the interval is over; the first call starts it.
+        """Commit in the background if the interval has passed; the first call starts the interval.
 
-        What is committed is what was handed out before: the poll that calls this hands more out before the task runs.
-        While one still waits for its answer no other is made: a coordinator that is slow is not asked more often.
+        The offsets are captured now: the poll that calls this returns more records before the task runs. At most one
+        automatic commit is in flight, so that a slow coordinator gets no more requests.
         """
         if not self._is_on:
             return
@@ -63,15 +63,15 @@ class AutoCommit:
             task.add_done_callback(self._under_way.discard)
 
     async def before_giving_up(self) -> None:
-        """Commit now and wait for it, but not for long. One that still waits for its answer is given up: this one
-        covers it, and its retry would take the committed offset back.
+        """Commit and wait for it, for a limited time. A commit in flight is cancelled: this one covers it, and its
+        retry would reset the committed offset.
         """
         if self._is_on:
             self.close()
             await self._commit_quietly(self._make(), _LAST_COMMIT_MS)
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel the commits in flight."""
         for task in self._under_way:
             task.cancel()
 

@@ -1,7 +1,7 @@
-"""Consumer, blocking face: the calls of `AsyncConsumer` from one thread, no event loop in sight.
+"""Consumer: the blocking API of `AsyncConsumer`.
 
-Owns the bridge. Decoding happens in the caller's thread, fetching and heartbeats in the client's; listeners run in the
-caller's thread inside `poll`, so that they may commit and seek.
+Decoding runs in the caller's thread, fetching and heartbeats in the client's thread; listeners run in the caller's
+thread inside `poll`, so that they may commit and seek.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BlockingListener = Callable[[list[TopicPartition]], None]
 
 
 class Consumer(BlockingFace[AsyncConsumer]):
-    """Poll from one thread at a time. Close it, or use it as a context manager; does not survive a fork."""
+    """Poll from one thread at a time. Close it, or use it as a context manager. Cannot be used after a fork."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
         super().__init__("fenceline-consumer", lambda: AsyncConsumer(bootstrap, **config))
@@ -190,7 +190,7 @@ class Consumer(BlockingFace[AsyncConsumer]):
         """See `AsyncConsumer.close`."""
         self._close_with(lambda: self._run_with_listeners(lambda: self._async.close(timeout_s * 1000)))
 
-    # -- the bridge
+    # -- calls into the event loop
 
     def _on_loop(self, function: Callable[[], T]) -> T:
         async def call() -> T:
@@ -200,7 +200,7 @@ class Consumer(BlockingFace[AsyncConsumer]):
 
     def _run_with_listeners(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         async def work(errands: Errands) -> T:
-            # Only one call at a time has listeners to run: the one that polls.
+            # Only one call at a time runs listeners: the one that polls.
             before, self._errands = self._errands, errands
             try:
                 return await make()
@@ -213,19 +213,19 @@ class Consumer(BlockingFace[AsyncConsumer]):
         if listener is None:
             return None
         if inspect.iscoroutinefunction(listener):
-            raise TypeError("listeners of the blocking Consumer are plain functions")
+            raise TypeError("listeners of the blocking Consumer must be plain functions, not coroutines")
 
         async def call(partitions: list[TopicPartition]) -> None:
-            assert self._errands is not None, "listeners run inside of poll, unsubscribe and close"
+            assert self._errands is not None, "listeners run inside poll, unsubscribe and close"
             await self._errands.call(lambda: listener(partitions))
 
         return call
 
     def _asked(self, decide: Callable[[LogTruncationError], Choice]) -> Decide:
-        """The function of `on.truncation`, to be called in the thread that polls."""
+        """The function of `on.truncation`, called in the thread that polls."""
 
         async def ask(error: LogTruncationError) -> Choice:
-            assert self._errands is not None, "truncations are told inside of poll"
+            assert self._errands is not None, "truncations are reported inside poll"
             choice: Choice = await self._errands.call(lambda: decide(error))
             return choice
 

@@ -1,4 +1,4 @@
-"""Offsets that a consumer commits and looks up; positions are not touched.
+"""Commits and offset lookups of a consumer. Never changes positions.
 
 Owns the consumer's side of committed offsets (with their leader epochs, `epochs.md` E61) and of ListOffsets.
 """
@@ -33,8 +33,8 @@ from fenceline.ids import NO_EPOCH, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class MadeCommit:
-    """Offsets, and the membership under which their records were handed out: no other one may commit them. None: made
-    outside of a group's membership.
+    """Offsets, and the membership under which their records were returned: no other one may commit them. None: without
+    membership in the group.
     """
 
     offsets: Mapping[TopicPartition, CommittedOffset]
@@ -42,7 +42,7 @@ class MadeCommit:
 
 
 class ConsumerOffsets(ABC):
-    """Mixed into `AsyncConsumer`."""
+    """Mixin of `AsyncConsumer`."""
 
     config: ClientConfig
     cluster: Cluster
@@ -50,18 +50,17 @@ class ConsumerOffsets(ABC):
 
     def __init__(self) -> None:
         self._turns = asyncio.Lock()
-        """Commits are sent in the order in which they were made: the retry of an earlier one never overwrites a later
-        one."""
+        """Commits are sent in the order of their calls: the retry of an earlier one never overwrites a later one."""
 
     @property
     @abstractmethod
     def _member(self) -> Group | None:
-        """The membership of a consumer that is subscribed; others commit from outside of the group."""
+        """The membership of a subscribed consumer; others commit without membership."""
 
     async def committed(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, CommittedOffset | None]:
-        """The group's committed offsets; None where there is none."""
+        """The group's committed offsets; None for partitions without one."""
         group_id = self._require_group()
         found = await fetch_committed(self.cluster, group_id, partitions, self._deadline(timeout_ms))
         return {TopicPartition(*tp): found.get(TopicPartition(*tp)) for tp in partitions}
@@ -72,10 +71,10 @@ class ConsumerOffsets(ABC):
         *,
         timeout_ms: float | None = None,
     ) -> None:
-        """Commit positions (None: of all that was handed out), with their leader epochs (E61).
+        """Commit positions (None: of all records that were returned), with their leader epochs (E61).
 
-        A commit belongs to the group's generation in which this was called. Raises CommitFailedError when the group has
-        moved on before it succeeded, and for a partition that a subscribed consumer does not hold.
+        A commit belongs to the group generation in which it was called. Raises CommitFailedError if the group
+        rebalances before it succeeds, and for a partition that is not assigned to a subscribed consumer.
         """
         self._require_group()
         if offsets is None:
@@ -86,7 +85,7 @@ class ConsumerOffsets(ABC):
                 for tp, value in offsets.items()
             }
         made = self._made(values)
-        # An automatic commit that was made before is a task that has perhaps not begun: it takes its turn first.
+        # The task of an earlier automatic commit may not have started: let it run first.
         await asyncio.sleep(0)
         await self._send_commit(made, timeout_ms)
 
@@ -104,7 +103,7 @@ class ConsumerOffsets(ABC):
                 await self._turns.acquire()
         except TimeoutError:
             raise TimedOut(
-                f"group {group_id}: an earlier commit still waits for its answer after {deadline.timeout_ms:.0f} ms"
+                f"group {group_id}: an earlier commit has had no response for {deadline.timeout_ms:.0f} ms"
             ) from None
         try:
             if made.made_by is None:
@@ -115,21 +114,21 @@ class ConsumerOffsets(ABC):
             if (member := self._member) is None:
                 raise CommitFailedError(
                     ErrorCode.UNKNOWN_MEMBER_ID,
-                    f"group {group_id}: the consumer left the group before its commit was answered. Records since the "
-                    "last commit may be read again by others.",
+                    f"group {group_id}: the consumer left the group before its commit succeeded. Other members may "
+                    "read records since the last commit again.",
                 )
             if foreign := sorted(tp for tp in made.offsets if tp not in self.positions):
                 raise CommitFailedError(
                     ErrorCode.ILLEGAL_GENERATION,
-                    f"group {group_id}: {', '.join(map(str, foreign))} is not assigned to this member, so that another "
-                    "one may have committed it since. Commit before partitions are revoked (on_revoked).",
+                    f"group {group_id}: {', '.join(map(str, foreign))} is not assigned to this member, and another "
+                    "member may have committed it. Commit before partitions are revoked (on_revoked).",
                 )
             await member.commit(made.offsets, deadline, made_by=made.made_by)
         finally:
             self._turns.release()
 
     def commitable(self) -> dict[TopicPartition, CommittedOffset]:
-        """Positions up to which records were handed out."""
+        """The positions behind the records that were returned."""
         return {
             tp: CommittedOffset(state.position.offset, state.position.record_epoch)
             for tp, state in self.positions.items()
@@ -139,7 +138,7 @@ class ConsumerOffsets(ABC):
     async def beginning_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, LogOffset]:
-        """First offsets that are there, each with the leader epoch of its record (-1: unknown)."""
+        """Log start offsets, each with the leader epoch of its record (-1: unknown)."""
         return await self._look_up(partitions, EARLIEST, timeout_ms)
 
     async def end_offsets(
@@ -151,7 +150,7 @@ class ConsumerOffsets(ABC):
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndEpoch | None]:
-        """The first record at or after each time, with its leader epoch; None where there is none."""
+        """The offset of the first record at or after each time, with its leader epoch; None if there is none."""
         wanted = {TopicPartition(*tp): at for tp, at in timestamps_ms.items()}
         found = await self._list(wanted, timeout_ms)
         return {tp: None if answer.offset < 0 else answer for tp, answer in found.items()}
@@ -177,7 +176,7 @@ class ConsumerOffsets(ABC):
     def _require_group(self) -> str:
         group_id: str | None = self.config["group.id"]
         if not group_id:
-            raise OperatorError("Committed offsets belong to a group", "Set group.id.")
+            raise OperatorError("Committed offsets require a group", "Set group.id.")
         return group_id
 
     def _deadline(self, timeout_ms: float | None) -> Deadline:
@@ -185,5 +184,5 @@ class ConsumerOffsets(ABC):
 
 
 def _with_epoch(offset: int, leader_epoch: int = NO_EPOCH, metadata: str = "") -> CommittedOffset:
-    """A negative epoch reads as none (E56)."""
+    """A negative epoch means none (E56)."""
     return CommittedOffset(offset, max(leader_epoch, NO_EPOCH), metadata)

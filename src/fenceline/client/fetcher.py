@@ -1,12 +1,11 @@
-"""Fetching ahead for a consumer: one request in flight a broker, a bounded buffer, positions validated and reset on
-the way.
+"""Prefetching for a consumer: one Fetch in flight per broker and a bounded buffer; validates and resets positions.
 
-Owns the task that keeps the buffer filled and turns what brokers answer into state: data, another leader, a replica
-near by, an offset that is out of range, a divergence. Never raises into the void: what the caller must know waits in
-`take_trouble` or in the partition's state for the next poll.
+Owns the task that keeps the buffer filled and handles the responses: records, a new leader, a preferred read replica,
+an offset out of range, a divergence. Errors never end the task: they wait in `take_trouble`, or in the partition's
+state, until the next poll raises them.
 
-Memory: the answers that something is kept of and what requests in flight may bring stay below `queued.max.bytes`
-together (`fetch_memory.py`). What `take` gave counts until `done`.
+Memory: responses of which pieces are held and requests in flight together use at most `queued.max.bytes`
+(`fetch_memory.py`). A piece that `take` returned is held until `done`.
 
 Rules: `epochs.md` E46-E52, E55, E59.
 """
@@ -54,7 +53,7 @@ _NOBODY: Final = -1
 
 
 class Piece(NamedTuple):
-    """A buffered part of an answer; of no use once the partition's serial moved on."""
+    """A buffered part of a response; invalid once the partition's serial has changed."""
 
     tp: TopicPartition
     serial: int
@@ -62,7 +61,7 @@ class Piece(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """What the caller must know; of a partition only until it is positioned anew."""
+    """An error for the next poll to raise; dropped if the partition is repositioned before."""
 
     error: Exception
     tp: TopicPartition | None
@@ -70,7 +69,7 @@ class Trouble(NamedTuple):
 
 
 class Fetcher:
-    """Runs on the consumer's loop. `changed()` tells it that assignment, positions or room have changed."""
+    """Runs on the consumer's loop. Call `changed()` after a change of assignment, positions or free memory."""
 
     def __init__(self, cluster: Cluster, positions: Positions, config: ClientConfig) -> None:
         self._cluster = cluster
@@ -89,7 +88,7 @@ class Fetcher:
         self._arrived = asyncio.Event()
         self._turn = 0
         self._looked_at = -1
-        """The `update_version` of the metadata that all positions were held against last."""
+        """The `update_version` of the metadata that all positions were last checked against."""
         self._trouble: deque[Trouble] = deque()
         self._task = asyncio.ensure_future(self._run())
 
@@ -103,10 +102,10 @@ class Fetcher:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._requests.close()
 
-    # -- what poll takes
+    # -- for poll
 
     def take(self) -> Piece | None:
-        """The oldest piece that still counts and may be handed out now, None when there is none. See `done`."""
+        """Remove and return the oldest piece that is valid and readable now, None if there is none. See `done`."""
         kept: list[Piece] = []
         found: Piece | None = None
         while self._buffer and found is None:
@@ -123,8 +122,8 @@ class Fetcher:
         return found
 
     def still_counts(self, piece: Piece) -> bool:
-        """Whether the piece may be handed out at this moment, by all that is known: the loop may not have looked at the
-        newest metadata yet, which can name another leader, or another topic of that name.
+        """Whether the piece may be returned now. Checks the newest metadata first, which the loop may not have handled
+        yet: it can have another leader, or another topic of that name.
         """
         state = self._positions.get(piece.tp)
         if state is None or state.serial != piece.serial:
@@ -134,13 +133,13 @@ class Fetcher:
         return state.serial == piece.serial and state.is_readable
 
     def done(self, pieces: Iterable[Fetched]) -> None:
-        """What `take` gave is decoded, or is of no use: its memory is free."""
+        """Release pieces that `take` returned."""
         self._memory.let_go(pieces)
         if self._is_full and self._memory.has_room:
             self._wake.set()
 
     def take_trouble(self) -> Exception | None:
-        """The oldest error that the caller was not told yet."""
+        """Remove and return the oldest error that was not raised yet."""
         while self._trouble:
             error, tp, serial = self._trouble.popleft()
             state = None if tp is None else self._positions.get(tp)
@@ -167,7 +166,7 @@ class Fetcher:
         return False
 
     async def wait_for_arrival(self, timeout_s: float) -> None:
-        """Wait until something new is there to take or to raise, at most `timeout_s`."""
+        """Wait until there is a piece or an error for poll, at most `timeout_s`."""
         if self._trouble or self._has_readable() or self._positions.lost():
             return
         self._arrived.clear()
@@ -178,7 +177,7 @@ class Fetcher:
             pass
 
     def announce(self) -> None:
-        """Make a waiting poll look again."""
+        """Wake a waiting poll."""
         self._arrived.set()
 
     # -- the loop
@@ -189,7 +188,7 @@ class Fetcher:
             try:
                 pause_s = self._step()
             except Exception as error:
-                _log.exception("the fetcher failed")
+                _log.exception("unexpected error in the fetcher")
                 self._tell(error)
                 pause_s = 1.0
             try:
@@ -200,7 +199,7 @@ class Fetcher:
             self._wake.clear()
 
     def _step(self) -> float | None:
-        """Start whatever can be started; seconds until another look is due (None: not before a change)."""
+        """Start all requests that are possible; returns the seconds until the next step (None: after a change)."""
         now_s = asyncio.get_running_loop().time()
         metadata = self._cluster.metadata
         due_s = float("inf")
@@ -252,8 +251,8 @@ class Fetcher:
         return None if due_s == float("inf") else max(0.001, due_s - now_s)
 
     def _hold_against_metadata(self, tp: TopicPartition) -> LeaderAndEpoch | None:
-        """Another leader, epoch or topic ends what may be handed out. The leader, None where its epoch is to be asked
-        first."""
+        """Check the position against metadata: a new leader, epoch or topic makes buffered pieces invalid. Returns the
+        leader, None if its epoch must be learned first."""
         metadata = self._cluster.metadata
         leader = self._requests.epochs.of(tp, metadata.leader(tp))
         if self._positions.check_topic(tp, metadata.topic_id(tp.topic)):
@@ -264,7 +263,7 @@ class Fetcher:
         return leader
 
     def _wait_for_epoch(self, tp: TopicPartition, state: PartitionState, known_epoch: int, now_s: float) -> None:
-        """No leader that is known could tell about the position (E54): wait for one, and say so when none comes."""
+        """No known leader can validate the position (E54): wait for one, and report an error if there is none."""
         position = state.fetch_position
         if state.waits_for_epoch_since_s is None or position is None:
             state.waits_for_epoch_since_s = now_s
@@ -275,7 +274,7 @@ class Fetcher:
     # -- fetching
 
     def _node_to_read(self, state: PartitionState, leader: int, now_s: float) -> int:
-        """The follower that the leader named, else the leader."""
+        """The preferred read replica, else the leader."""
         if state.read_replica != _NOBODY and (
             now_s >= state.read_replica_until_s or state.read_replica not in self._cluster.metadata.brokers
         ):
@@ -283,7 +282,7 @@ class Fetcher:
         return leader if state.read_replica == _NOBODY else state.read_replica
 
     def _fetch_from(self, by_node: dict[int, list[TopicPartition]]) -> None:
-        """One request to each node, as large as the room that is left allows them."""
+        """Send one Fetch to each node, limited by the free memory."""
         self._is_full = False
         if by_node and not self._memory.has_room:
             self._make_room()
@@ -300,8 +299,8 @@ class Fetcher:
             task.add_done_callback(lambda _: self._wake.set())
 
     def _make_room(self) -> None:
-        """When all that is held waits for leaders that do not answer, it is given up and fetched again one day: other
-        partitions must not wait for these."""
+        """If all memory is held by partitions in validation whose leaders do not answer, drop their pieces, to be
+        fetched again later: other partitions must not wait for them."""
         if self._in_flight or self._has_readable():
             return
         for tp, state in self._positions.items():
@@ -319,7 +318,7 @@ class Fetcher:
     async def _fetch(self, node_id: int, partitions: list[TopicPartition], max_bytes: int) -> None:
         try:
             asked: dict[TopicPartition, tuple[int, Position]] = {}
-            # Those with nothing buffered go first, and the order turns, so that full answers starve nobody.
+            # Partitions with nothing buffered come first, and the order rotates, so that full responses starve none.
             turn = self._turn % len(partitions)
             order = sorted(partitions[turn:] + partitions[:turn], key=lambda tp: self._buffered_by_tp.get(tp, 0))
             wanted = []
@@ -376,8 +375,8 @@ class Fetcher:
     def _take_or_tell(
         self, tp: TopicPartition, state: PartitionState, position: Position, answer: FetchedPartition, node_id: int
     ) -> None:
-        """What is damaged is no reason to forget the other partitions of the answer. It is fetched again: the next
-        time another replica may have it, or the bytes were damaged on their way."""
+        """A damaged batch must not affect the other partitions of the response. It is fetched again: another replica
+        may have an intact copy, or it was damaged in transit."""
         try:
             self._take_answer(tp, state, position, answer, node_id)
         except PeerError as error:
@@ -400,7 +399,7 @@ class Fetcher:
         state.log_start_offset = answer.log_start_offset
         if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
             if node_id != position.leader.leader and self._positions.demand_validation(tp):
-                # A follower may have lost what its leader still has.
+                # A follower may have lost records that the leader still has.
                 state.read_replica = _NOBODY
                 self._delay([tp])
                 return
@@ -423,7 +422,7 @@ class Fetcher:
         if fetched.next_offset == position.offset:
             return
         if position.leader.epoch < 0 and not fits(fetched.epoch_starts, position.record_epoch):
-            # No broker could be asked whether the log is still the one that was read: its records say that it is not.
+            # No broker can validate the position, but the records' epochs show that the log was rewritten.
             self._positions.rewritten(tp)
             self._arrived.set()
             return
@@ -436,7 +435,7 @@ class Fetcher:
         self._arrived.set()
 
     def _read_near(self, tp: TopicPartition, state: PartitionState, replica: int) -> None:
-        """The leader names a replica near by, for as long as metadata counts as fresh (KIP-392)."""
+        """Read from the replica that the leader named, until metadata expires (KIP-392)."""
         if replica not in self._cluster.metadata.brokers:
             self._cluster.request_refresh()
             self._delay([tp])
@@ -449,13 +448,13 @@ class Fetcher:
         self, tp: TopicPartition, state: PartitionState, position: Position, code: ErrorCode, node_id: int
     ) -> None:
         if node_id != position.leader.leader:
-            # A follower that is behind, or none any more: the leader knows (E52).
+            # A follower that is behind, or no longer a replica: ask the leader (E52).
             state.read_replica = _NOBODY
             if code is ErrorCode.OFFSET_OUT_OF_RANGE:
                 self._delay([tp])
                 return
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            # With a known epoch first find out whether the log was cut below us; without one only the policy is left.
+            # With a known epoch, validate first: the log may be truncated. Without one, apply auto.offset.reset.
             if self._positions.demand_validation(tp):
                 state.out_of_range = True
             else:
@@ -466,17 +465,17 @@ class Fetcher:
             self._requests.epochs.forget(tp)
             known = self._cluster.metadata.leader(tp)
             if known.epoch >= 0 and known.leader >= 0 and known != position.leader:
-                return  # The answer named the new leader (KIP-951).
+                return  # The response named the new leader (KIP-951).
             if known.epoch < 0 and code is ErrorCode.FENCED_LEADER_EPOCH:
-                return  # It is asked which epoch it is in.
+                return  # The next step learns the leader's epoch.
         elif code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
-            # The broker has found the damage on its disk: asking again does not mend it.
+            # The damage is on the broker's disk: a retry alone does not help.
             self._tell(broker_error(code, f"reading {tp} at offset {position.offset}"), tp)
         self._delay([tp])
 
     def _out_of_range(self, tp: TopicPartition, state: PartitionState, position: Position) -> None:
         if state.position is not None and state.position.offset != position.offset:
-            # Records fetched before are still to be handed out: first things first.
+            # Records fetched before must be returned first.
             self._delay([tp])
             return
         policy = self._config["auto.offset.reset"]
@@ -494,13 +493,14 @@ class Fetcher:
             )
             self._delay([tp])
             return
-        _log.warning("%s: offset %d is out of range, going to %s", tp, position.offset, policy)
+        _log.warning("%s: offset %d is out of range, resetting to %s", tp, position.offset, policy)
         self._positions.await_reset(tp, policy)
 
     # -- inside
 
     def _settled(self, partitions: Collection[TopicPartition]) -> None:
-        """Something was learned of these positions; one that stands though it is out of range goes by the policy."""
+        """Requests about these positions were answered. A valid position that is out of range follows
+        `auto.offset.reset`."""
         for tp in partitions:
             state = self._positions.get(tp)
             if state is None:
@@ -516,8 +516,8 @@ class Fetcher:
     def _delay(
         self, partitions: Collection[TopicPartition], *, is_answered: bool = True, leaves: int = _NOBODY
     ) -> None:
-        """Ask about these later, and ever later where there is no answer at all. `leaves`: a node that does not serve
-        them as a near replica any more."""
+        """Retry these after a backoff, which grows while the node does not answer. `leaves`: a node that is no longer
+        used as their preferred read replica."""
         states = [state for tp in partitions if (state := self._positions.get(tp)) is not None]
         for state in states:
             state.unanswered = 0 if is_answered else state.unanswered + 1
@@ -531,7 +531,7 @@ class Fetcher:
                 state.retry_at_s = until_s
 
     def _tell(self, error: Exception, tp: TopicPartition | None = None) -> None:
-        """Once, however often it comes before the next poll."""
+        """Keep an error for the next poll; a repeated one is kept once."""
         state = None if tp is None else self._positions.get(tp)
         trouble = Trouble(error, tp, -1 if state is None else state.serial)
         if not any((t.tp, t.serial, str(t.error)) == (tp, trouble.serial, str(error)) for t in self._trouble):

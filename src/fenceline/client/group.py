@@ -1,8 +1,8 @@
-"""A consumer's membership in a classic group: join, sync, heartbeats, leaving, commits.
+"""A consumer's membership in a classic group: JoinGroup, SyncGroup, heartbeats, LeaveGroup, commits.
 
-Owns the member's side of the protocol (KIP-62, KIP-345, KIP-394, KIP-429). Joining happens inside poll, so that a
-rebalance never takes partitions from under records being handed out; heartbeats run in the background, and stop when
-the caller does not poll for max.poll.interval.ms, so that a stuck consumer gives its partitions up.
+Owns the member's side of the protocol (KIP-62, KIP-345, KIP-394, KIP-429). A member joins inside poll, so that a
+rebalance never revokes partitions while their records are returned. Heartbeats run in the background, and stop if the
+caller does not poll for max.poll.interval.ms, so that a stuck consumer loses its partitions.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _REJOIN = frozenset(
 )
 _LOST = frozenset({ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID})
 _JOIN_SLACK_MS = 5_000
-"""How much longer than the rebalance timeout to wait for a JoinGroup's answer."""
+"""How much longer than the rebalance timeout to wait for a JoinGroup response."""
 
 
 class Owner(Protocol):
-    """What the membership needs of its consumer."""
+    """The callbacks of the consumer."""
 
     async def partitions_revoked(self, partitions: list[TopicPartition]) -> None: ...
     async def partitions_lost(self, partitions: list[TopicPartition]) -> None: ...
@@ -62,7 +62,7 @@ class Owner(Protocol):
 
 
 class Group:
-    """One membership. Runs on the consumer's loop; `poll_group` only from within the consumer's poll."""
+    """One member. Runs on the consumer's loop; `poll_group` is only called inside the consumer's poll."""
 
     def __init__(self, cluster: Cluster, config: ClientConfig, owner: Owner) -> None:
         self.group_id: str = config["group.id"]
@@ -96,21 +96,21 @@ class Group:
         return self._needs_join
 
     def subscribe(self, topics: Collection[str]) -> None:
-        """Change what the member wants; it joins again at the next poll."""
+        """Change the subscription; the member joins again at the next poll."""
         wanted = frozenset(topics)
         if wanted != self.topics:
             self.topics = wanted
             self._needs_join = True
 
     def metadata_changed(self) -> None:
-        """A leader deals out anew when a topic of its group grows, shrinks, appears or goes."""
+        """The group's leader starts a rebalance if the partition count of a subscribed topic has changed."""
         if self._leads and not self._needs_join and self._counts(self._counts_when_led) != self._counts_when_led:
-            _log.info("group %s: topics changed, the leader starts a rebalance", self.group_id)
+            _log.info("group %s: partition counts changed, the leader starts a rebalance", self.group_id)
             self._needs_join = True
             self.on_news()
 
     async def poll_group(self, deadline: Deadline) -> None:
-        """Be a member in good standing: join when needed, until `deadline`. Raises what no retry mends."""
+        """Join the group if needed, until `deadline`. Raises errors that are not retriable."""
         self._last_poll_s = asyncio.get_running_loop().time()
         while True:
             if self._was_lost:
@@ -122,7 +122,7 @@ class Group:
                     return
                 await self._begin_join()
             assert self._joining is not None
-            # The join outlives a short poll: the next one goes on waiting for it.
+            # The join continues after a short poll, and the next poll waits for it again.
             await asyncio.wait({self._joining}, timeout=deadline.left_ms / 1000)
             if not self._joining.done():
                 return
@@ -148,10 +148,10 @@ class Group:
         *,
         made_by: Membership | None = None,
     ) -> None:
-        """Commit as the membership that made the offsets (None: the present one), retrying what is worth it.
+        """Commit as the membership of the offsets (None: the current one), with retries.
 
-        Raises CommitFailedError when the group moved on, also between two attempts: what was given up in a rebalance is
-        the new owner's to commit.
+        Raises CommitFailedError if the group has rebalanced, also between two attempts: only the new owner may commit
+        revoked partitions.
         """
         if not offsets:
             return
@@ -159,23 +159,23 @@ class Group:
 
         async def attempt() -> None:
             if made.generation_id < 0:
-                raise self._commit_failed(ErrorCode.UNKNOWN_MEMBER_ID, "this consumer is no member of it")
+                raise self._commit_failed(ErrorCode.UNKNOWN_MEMBER_ID, "this consumer is not a member")
             if made != self.membership:
-                what = f"the commit of generation {made.generation_id} came too late for it"
+                what = f"the commit belongs to generation {made.generation_id}, which has ended"
                 raise self._commit_failed(ErrorCode.ILLEGAL_GENERATION, what)
             try:
                 await commit(self._cluster, self.group_id, offsets, deadline, membership=made, purpose=Purpose.GROUP)
             except PeerError as error:
                 if error.code in _LOST or error.code is ErrorCode.REBALANCE_IN_PROGRESS:
                     self._take_refused_commit(error, made)
-                    what = f"the commit of generation {made.generation_id} was refused"
+                    what = f"the coordinator rejected the commit of generation {made.generation_id}"
                     raise self._commit_failed(error.code, what) from error
                 raise
 
         await self._cluster.retrying(deadline, attempt)
 
     def _take_refused_commit(self, error: PeerError, made: Membership) -> None:
-        """What the refusal says about the present membership: nothing, where another one made the commit."""
+        """Apply the error to the current membership, unless the commit was of another one."""
         if made.member_id != self.member_id:
             return
         if error.code is ErrorCode.FENCED_INSTANCE_ID:
@@ -188,12 +188,12 @@ class Group:
     def _commit_failed(self, code: ErrorCode, what: str) -> CommitFailedError:
         return CommitFailedError(
             code,
-            f"group {self.group_id} is rebalancing, {what}: records since the last commit may be read again by others. "
-            "Poll more often, or raise max.poll.interval.ms.",
+            f"group {self.group_id} has rebalanced: {what}. Other members may read records since the last commit "
+            "again. Poll more often, or raise max.poll.interval.ms.",
         )
 
     async def leave(self, deadline: Deadline, reason: str) -> None:
-        """Tell the coordinator, so that the others need not wait for the session to time out. Static members stay."""
+        """Send LeaveGroup, so that the group does not wait for the session timeout. Static members do not leave."""
         await self._stop_heartbeats()
         if self.member_id and self._instance_id is None and self.generation_id >= 0:
             member = {"member_id": self.member_id, "group_instance_id": None, "reason": reason}
@@ -203,7 +203,7 @@ class Group:
                     self._cluster, self.group_id, ApiKey.LEAVE_GROUP, fields, deadline, purpose=Purpose.GROUP
                 )
             except (PeerError, OperatorError) as error:
-                _log.info("group %s: could not leave: %s", self.group_id, error)
+                _log.info("group %s: LeaveGroup failed: %s", self.group_id, error)
         self._reset_identity()
         self._needs_join = True
 
@@ -223,13 +223,13 @@ class Group:
                 await self._give_up(gone)
         elif self.assignment:
             await self._give_up(list(self.assignment))
-        # Whatever asks for a join from here on asks for another one.
+        # A join that is requested from here on is another one.
         self._needs_join = False
         self._joining = asyncio.ensure_future(self._negotiate())
         self._joining.add_done_callback(lambda _: self.on_news())
 
     async def _negotiate(self) -> tuple[TopicPartition, ...]:
-        """Join and sync: the network's half of a rebalance, without a word to the consumer."""
+        """JoinGroup and SyncGroup; returns the assignment, without calling the consumer."""
         response = await self._ask_join()
         self.generation_id, self.member_id = int(response.generation_id), response.member_id
         protocol = response.protocol_name or ""
@@ -274,7 +274,7 @@ class Group:
             if code is not ErrorCode.MEMBER_ID_REQUIRED:
                 raise_group_error(self._cluster, self.group_id, code, f"joining group {self.group_id}")
                 return response
-            # The coordinator names us before it lets us in, so that lost members do not pile up (KIP-394).
+            # The coordinator assigns the member id first, so that failed joins leave no members behind (KIP-394).
             self.member_id = response.member_id
         raise broker_error(ErrorCode.MEMBER_ID_REQUIRED, f"joining group {self.group_id}")
 
@@ -295,7 +295,7 @@ class Group:
             await self._cluster.fetch_metadata(sorted(topics), deadline)
         self._counts_when_led = self._counts(dict.fromkeys(topics, 0))
         if not all(self._counts_when_led.values()):
-            # A topic that is not to be seen yet: when it is, `metadata_changed` starts another round.
+            # A topic that is not in the metadata yet: when it is, `metadata_changed` starts another rebalance.
             self._cluster.request_refresh()
         return assignor.assign(subscriptions, self._counts_when_led)
 
@@ -336,7 +336,7 @@ class Group:
         wanted = sorted(assignment)
         revoked = sorted(before - set(wanted))
         if self._is_cooperative and revoked:
-            # Give back first, join again for whatever the round held back for its new owner (KIP-429).
+            # Revoke first, then join again, so that the new owners get these partitions (KIP-429).
             await self._give_up(revoked)
             self._needs_join = True
         self.assignment = self._before_join = tuple(wanted)
@@ -354,10 +354,10 @@ class Group:
         if lost:
             await self._owner.partitions_lost(lost)
 
-    # -- trouble
+    # -- errors
 
     def _take_error(self, error: PeerError) -> None:
-        """Decide whether a refused join or sync is worth another try; raise when not."""
+        """Prepare the retry of a failed join or sync; raises the error if it is not retriable."""
         if error.code in _LOST:
             self._lose(error.code, self.generation_id)
         if error.code in COORDINATOR_MOVED or isinstance(error, ConnectionLost | TimedOut):
@@ -366,10 +366,10 @@ class Group:
             raise error
 
     def _lose(self, code: ErrorCode, asked_generation_id: int) -> None:
-        """The group went on without this member: what it held may have another owner already.
+        """The group has rebalanced without this member: its partitions may have another owner already.
 
-        Not so where the request carried a generation that this member has left behind itself: brokers answer in order,
-        and what was sent while a JoinGroup waited is judged by the generation that came of it.
+        Ignored if the request carried an older generation than the member's: brokers answer in order, so a request that
+        was sent while a JoinGroup waited is checked against the new generation.
         """
         if code is ErrorCode.ILLEGAL_GENERATION and asked_generation_id != self.generation_id:
             return
@@ -451,8 +451,8 @@ class Group:
 
     async def _stop_being_a_member(self) -> None:
         _log.warning(
-            "group %s: no poll for max.poll.interval.ms=%d, leaving the group. Handle records faster, lower "
-            "max.poll.records, or raise the interval.",
+            "group %s: no poll within max.poll.interval.ms=%d, leaving the group. Process records faster, lower "
+            "max.poll.records, or raise max.poll.interval.ms.",
             self.group_id,
             self._config["max.poll.interval.ms"],
         )

@@ -1,13 +1,13 @@
-"""Handing out what was fetched: as records, a limited number at a time, or as whole pieces.
+"""Returns fetched data to `poll`: as records, a limited number at a time, or as complete pieces.
 
-Owns the pieces that are handed out in part. Positions move as records are handed out, so that a commit covers just what
-the caller has; pieces of partitions that were given up or repositioned since they were fetched are dropped, those of
-positions that are being validated wait. The memory of a piece is given back when it is decoded and handed out whole, or
-dropped. Makes no requests.
+Owns the pieces that were returned in part. Positions advance as records are returned, so that a commit covers exactly
+the records that the caller has. Pieces of partitions that were revoked or repositioned since the fetch are dropped;
+pieces of positions in validation wait. The memory of a piece is released when all of it was decoded and returned, or
+when it is dropped. Sends no requests.
 
-Nothing that was read before a truncation is handed out once the client knows of it. So whether a piece still counts is
-looked up last: records are handed out without a wait behind that look; pieces that are decoded elsewhere are lent, and
-count as handed out only when `hand_out` finds, after decoding, that all of them still count.
+No record that was fetched before a truncation is returned once the client knows of the truncation (decision 019). So
+the validity of a piece is checked last: records are returned without waiting after that check; pieces that the caller
+decodes are lent, and count as returned only if `hand_out` finds after decoding that all of them are still valid.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fenceline.client.positions import Positions
 from fenceline.ids import TopicPartition
 
 _LONG_BYTES: Final = 64 * 1024
-"""Compressed, from which on decoding is a thread's work: the loop serves brokers meanwhile."""
+"""Compressed pieces of at least this size are decoded in a thread, so that the loop is not blocked."""
 
 
 class _Begun(NamedTuple):
-    """A piece of which `records[:taken]` were handed out. records None: it was not decoded yet."""
+    """A piece of which `records[:taken]` were returned. records None: not decoded yet."""
 
     piece: Piece
     records: list[ConsumerRecord] | None
@@ -34,23 +34,23 @@ class _Begun(NamedTuple):
 
 
 class Handout:
-    """Takes from the fetcher on behalf of poll."""
+    """The pieces between the fetcher and `poll`."""
 
     def __init__(self, fetcher: Fetcher, positions: Positions) -> None:
         self._fetcher = fetcher
         self._positions = positions
         self._begun: dict[TopicPartition, _Begun] = {}
-        """One of a partition at most; more than one partition only while one of them is being validated."""
+        """At most one per partition; several partitions only while one of them is in validation."""
         self._lent: list[Piece] = []
-        """What `take_pieces` gave: it counts as memory, and not as handed out, until `hand_out` or `take_back`."""
+        """The result of `take_pieces`: held in memory, but not yet returned, until `hand_out` or `take_back`."""
         self.next_offsets: dict[TopicPartition, CommittedOffset] = {}
-        """Up to where the poll under way, or the last one, has handed out each partition that it moved."""
+        """The next offset of each partition that the current or last poll advanced."""
 
     def begin_poll(self) -> None:
         self.next_offsets = {}
 
     async def take_records(self, limit: int) -> ConsumerRecords:
-        """At most `limit` records. Raises RecordsError for what can not be decoded, where the next call tries again."""
+        """At most `limit` records. Raises RecordsError for records that cannot be decoded; the next call retries."""
         self.take_back()
         found = ConsumerRecords(next_offsets=self.next_offsets)
         while len(found) < limit:
@@ -63,11 +63,11 @@ class Handout:
             piece, records, index = begun
             if records is None:
                 if found and _takes_long(piece):
-                    # Records that are to be handed out wait for nothing: a truncation could become known meanwhile.
+                    # Return the decoded records first: while waiting, a truncation could become known.
                     self._begun[piece.tp] = begun
                     break
                 self._begun[piece.tp] = _Begun(piece, await self._decoded(piece), 0)
-                # What happened meanwhile may have made it useless.
+                # It may have become invalid meanwhile.
                 continue
             some = records[index : index + limit - len(found)]
             found += some
@@ -82,7 +82,7 @@ class Handout:
         return found
 
     async def _decoded(self, piece: Piece) -> list[ConsumerRecord]:
-        """What can not be decoded, or is not waited for, is fetched again: nothing is skipped."""
+        """If decoding fails or is cancelled, the piece is fetched again: nothing is skipped."""
         try:
             if _takes_long(piece):
                 return await asyncio.to_thread(to_records, piece.fetched)
@@ -94,9 +94,9 @@ class Handout:
             raise
 
     def take_pieces(self, max_bytes: int) -> list[Fetched]:
-        """Whole pieces until they hold `max_bytes`, undecoded; first the rest of one that `take_records` began.
+        """Pieces of at least `max_bytes` in total if available, not decoded; first the rest of pieces returned in part.
 
-        They are lent: `hand_out` or `take_back` ends that. Pieces without records count as handed out.
+        They are lent until `hand_out` or `take_back`. Pieces without records count as returned.
         """
         self.take_back()
         pieces: list[Fetched] = []
@@ -117,8 +117,8 @@ class Handout:
         return pieces
 
     def hand_out(self) -> bool:
-        """What `take_pieces` gave last is decoded, and counts as handed out. False where a part of it does not count
-        any more: then nothing is handed out, and what still counts is fetched again.
+        """The lent pieces are decoded: count them as returned. False if one of them is no longer valid: then none
+        counts as returned, and the valid ones are fetched again.
         """
         if not all(self._fetcher.still_counts(piece) for piece in self._lent):
             self.take_back()
@@ -129,7 +129,7 @@ class Handout:
         return True
 
     def take_back(self) -> None:
-        """What `take_pieces` gave last was not handed out: it is fetched again where it still counts."""
+        """The lent pieces were not returned: fetch the valid ones again."""
         for piece in self._lent:
             state = self._positions.get(piece.tp)
             if state is not None and state.serial == piece.serial:
@@ -142,7 +142,7 @@ class Handout:
             self._lent.clear()
 
     def _take_begun(self) -> _Begun | None:
-        """One that may be gone on with now; those that are of no use any more are dropped."""
+        """A piece returned in part that is valid now; pieces that became invalid are dropped."""
         for tp, begun in list(self._begun.items()):
             state = self._positions.get(tp)
             if state is None or state.serial != begun.piece.serial:
@@ -161,7 +161,7 @@ class Handout:
         self.next_offsets[piece.tp] = CommittedOffset(offset, epoch)
 
     def forget_strangers(self) -> None:
-        """Forget pieces that are partly handed out, of partitions that are not ours any more."""
+        """Drop the pieces of partitions that are no longer assigned."""
         for tp in self._begun.keys() - set(self._positions):
             self._fetcher.done([self._begun.pop(tp).piece.fetched])
 

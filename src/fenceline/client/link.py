@@ -1,6 +1,6 @@
-"""The way to one address: a connection that is made when it is needed.
+"""The connection to one address, established on demand.
 
-Owns reconnection with backoff. Knows no request.
+Owns reconnection with backoff. Sends no requests.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from fenceline.client.errors import ConnectionLost, TimedOut
 
 
 class Link:
-    """At most one connection to one address, made when needed, made again with growing pauses
-    (`reconnect.backoff.*`).
-    """
+    """At most one connection to one address, established on demand and again with backoff (`reconnect.backoff.*`)."""
 
     def __init__(self, host: str, port: int, config: ClientConfig, tls: Any) -> None:
         self.host, self.port = host, port
@@ -46,9 +44,9 @@ class Link:
         return self._failures > 0 and asyncio.get_running_loop().time() < self._not_before_s
 
     async def connection(self) -> Connection:
-        """The open connection. Raises ConnectionLost or TimedOut when it can not be made.
+        """The open connection. Raises ConnectionLost or TimedOut if it cannot be established.
 
-        Who waits for the same one shares it, or its failure; it is made to its end when nobody waits any more.
+        Concurrent callers share one attempt and its failure. The attempt continues if all callers are cancelled.
         """
         if self._connection is not None and self._connection.is_open:
             return self._connection
@@ -62,7 +60,7 @@ class Link:
             task = asyncio.current_task()
             if not dialing.cancelled() or (task is not None and task.cancelling()):
                 raise
-            raise ConnectionLost(f"the way to {self.address} was closed") from None
+            raise ConnectionLost(f"the connection to {self.address} was closed by this client") from None
 
     async def _dial(self) -> Connection:
         loop = asyncio.get_running_loop()
@@ -85,12 +83,12 @@ class Link:
         return self._connection
 
     def try_now(self) -> None:
-        """The broker is said to be up: the pause after what failed before is over."""
+        """End the backoff after failed attempts: the broker is known to be up."""
         self._not_before_s = 0.0
         self._hurries.set()
 
     def close(self) -> Connection | None:
-        """Begin to close; the connection that still has to end."""
+        """Start to close. Returns the connection that is still closing, if any."""
         if self._dialing is not None:
             self._dialing.cancel()
         connection, self._connection = self._connection, None
@@ -101,6 +99,6 @@ class Link:
 
 
 def _look(dialing: asyncio.Task[Connection]) -> None:
-    """A failure for which nobody waited any more is no error of the loop."""
+    """Retrieve the exception, so that the loop does not log it if no caller waits any more."""
     if not dialing.cancelled():
         dialing.exception()

@@ -1,7 +1,7 @@
-"""Producer: records in, promises out. Asynchronous core and blocking face over the same buffer.
+"""Producer and AsyncProducer: the blocking and the asynchronous API over the same buffer.
 
-Owns the way of a record from the caller to its batch: partition, timestamp, waiting for room. Sending, order and
-retries are the sender's. Idempotent unless acks, retries or max.in.flight say otherwise (KIP-679).
+Owns a record's way into its batch: partition, timestamp, waiting for buffer memory. Sending, order and retries are in
+`sender`. Idempotent unless acks, retries or max.in.flight conflict with that (KIP-679).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROOM_POLL_S: Final = 0.005
 
 
 class _Core:
-    """What both faces share: everything here is safe to call from any thread, except where the loop is named."""
+    """What both producers share. Thread-safe, except `learn`."""
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
@@ -48,7 +48,7 @@ class _Core:
         self.partitions: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Topic -> (partition count, partitions with a leader)."""
         self.named: dict[str, tuple[TopicPartition, ...]] = {}
-        """The partitions of each topic, made once and not for every record."""
+        """The partitions of each topic, so that they are not created for every record."""
         self._keys_choose = config["partitioner"] != "round_robin"
         self.wake: Callable[[], None] = lambda: None
 
@@ -56,9 +56,7 @@ class _Core:
         count, available = self.partitions[topic]
         if partition is not None:
             if not 0 <= partition < count:
-                raise OperatorError(
-                    f"{topic} has no partition {partition}", f"Its partitions are 0 to {count - 1}; or leave it out."
-                )
+                raise OperatorError(f"{topic} has no partition {partition}", f"Use 0 to {count - 1}, or leave it out.")
             return self.named[topic][partition]
         if key is not None and self._keys_choose:
             return self.named[topic][partition_of_key(key, count)]
@@ -73,7 +71,7 @@ class _Core:
         partition: int | None,
         timestamp: int,
     ) -> Delivery | None:
-        """One try; None when the buffer is full."""
+        """Append without waiting; None if the buffer is full."""
         tp = self.choose(topic, key, partition)
         pairs: Sequence[tuple[str, bytes | None]] = ()
         if headers:
@@ -81,7 +79,7 @@ class _Core:
         is_sticky = partition is None and (key is None or not self._keys_choose)
         added = self.accumulator.append(tp, timestamp, key, value, pairs, may_open=not is_sticky)
         if added is None and is_sticky:
-            # The partition's batch is full (or there was none): records without a key move on with each new batch.
+            # The partition's batch is full (or there is none): records without a key change partition with each batch.
             _, available = self.partitions[topic]
             tp = TopicPartition(topic, self.sticky.move_on(topic, available))
             added = self.accumulator.append(tp, timestamp, key, value, pairs)
@@ -93,7 +91,7 @@ class _Core:
         return Delivery(outcome, index, timestamp)
 
     def learn(self, cluster: Cluster) -> None:
-        """Take partition counts over from metadata; on the loop."""
+        """Copy partition counts from metadata. Runs on the loop."""
         for name, topic in cluster.metadata.topics.items():
             if topic.partitions:
                 led = tuple(i for i, p in topic.partitions.items() if p.leader >= 0)
@@ -110,9 +108,9 @@ class _Core:
 
 
 class AsyncProducer(AsyncFace):
-    """`delivery = await producer.send(...)` queues a record; `await delivery` waits for its acknowledgement.
+    """`delivery = await producer.send(...)` buffers a record; `await delivery` waits for its acknowledgement.
 
-    Make it inside a running loop; close it with `await close()` or use it as an async context manager.
+    Create it inside a running loop; close it with `await close()` or use it as an async context manager.
     """
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
@@ -135,9 +133,9 @@ class AsyncProducer(AsyncFace):
         timestamp_ms: int | None = None,
         on_delivery: Callback | None = None,
     ) -> Delivery:
-        """Queue one record and return its promise; waits only for metadata and for room in the buffer.
+        """Buffer one record and return its delivery; waits only for metadata and for buffer memory.
 
-        Raises BufferFull after max.block.ms, PeerError for a topic that can not be written.
+        Raises BufferFull after max.block.ms, PeerError for a topic that cannot be written.
         """
         self._core.check_sizes(key, value)
         if topic not in self._core.partitions:
@@ -158,7 +156,7 @@ class AsyncProducer(AsyncFace):
     async def send_arrow(
         self, table: pa.Table | pa.RecordBatch, topic: str, *, value: str = "value", **options: Any
     ) -> BulkDelivery:
-        """Every row of `table` as a record; see `Producer.send_arrow`."""
+        """Send every row of `table` as a record; see `Producer.send_arrow`."""
         from fenceline.client.arrow_send import encoded_pieces
 
         await self.prepare(topic)
@@ -180,7 +178,7 @@ class AsyncProducer(AsyncFace):
         return BulkDelivery(outcomes)
 
     async def prepare(self, topic: str) -> None:
-        """Have the topic's partitions at hand. Raises PeerError when it does not exist within max.block.ms."""
+        """Fetch the topic's partitions. Raises PeerError if it does not exist within max.block.ms."""
         assert self.cluster.tracked is not None
         self.cluster.tracked.add(topic)
         self.cluster.keep_fresh()
@@ -196,14 +194,14 @@ class AsyncProducer(AsyncFace):
             deadline.trouble = error
             if code not in RETRIABLE:
                 raise error
-            # A topic that the broker is not about to create does not appear by waiting.
+            # Do not wait for a topic that the broker does not create.
             given_up = code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and deadline.attempt >= 20
             if deadline.is_over or given_up:
                 raise error
             await self.cluster.pause(deadline)
 
     async def flush(self, timeout_ms: float | None = None) -> None:
-        """Send everything queued without lingering and wait until it is acknowledged or failed. Raises TimedOut."""
+        """Send all buffered records without lingering; wait until all are acknowledged or failed. Raises TimedOut."""
         accumulator = self._core.accumulator
         outcomes = accumulator.outstanding()
         accumulator.flushing += 1
@@ -215,12 +213,12 @@ class AsyncProducer(AsyncFace):
                         await outcome.done()
         except TimeoutError:
             left = sum(not outcome.is_done for outcome in outcomes)
-            raise TimedOut(f"{left} batches were still unacknowledged after {timeout_ms} ms") from None
+            raise TimedOut(f"{left} batches were not acknowledged within {timeout_ms} ms") from None
         finally:
             accumulator.flushing -= 1
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Flush (at most `timeout_ms`), then stop. What could not be sent fails its promise."""
+        """Flush (at most `timeout_ms`), then stop. Deliveries of unsent records fail."""
         self._core.accumulator.is_closed = True
         try:
             await self.flush(timeout_ms)
@@ -240,13 +238,13 @@ class AsyncProducer(AsyncFace):
             accumulator.starved -= 1
         if deadline.is_over:
             raise BufferFull(
-                f"buffer.memory={self.config['buffer.memory']} stayed full for {deadline.timeout_ms:.0f} ms: brokers "
-                "take records slower than they are sent. Raise buffer.memory or max.block.ms, or send less."
+                f"buffer.memory={self.config['buffer.memory']} was full for {deadline.timeout_ms:.0f} ms: records are "
+                "produced faster than brokers accept them. Raise buffer.memory or max.block.ms, or send more slowly."
             )
 
 
 class Producer(BlockingFace[AsyncProducer]):
-    """Blocking face: `send` returns a promise at once, `flush` waits for all of them. Safe to use from many threads."""
+    """Blocking producer: `send` returns a delivery immediately, `flush` waits for all of them. Thread-safe."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
         super().__init__("fenceline-producer", lambda: AsyncProducer(bootstrap, **config))
@@ -267,9 +265,9 @@ class Producer(BlockingFace[AsyncProducer]):
         timestamp_ms: int | None = None,
         on_delivery: Callback | None = None,
     ) -> Delivery:
-        """Queue one record; blocks only for metadata (first use of a topic) and while the buffer is full.
+        """Buffer one record; blocks only for metadata (first use of a topic) and while the buffer is full.
 
-        `key` chooses the partition (murmur2, as Kafka's own producer) unless `partition` is given.
+        `key` determines the partition (murmur2, as in Kafka's own producer) unless `partition` is given.
         `on_delivery(metadata, error)` runs on the producer's thread and must not block. Raises BufferFull, PeerError.
         """
         core = self._core
@@ -301,12 +299,12 @@ class Producer(BlockingFace[AsyncProducer]):
         headers: str | None = None,
         partition: str | int | None = None,
     ) -> BulkDelivery:
-        """Every row of `table` as a record; returns the promise for all of them.
+        """Send every row of `table` as a record; returns the delivery of all of them.
 
         `key`, `value`, `timestamp`, `headers` name columns (binary or string; int64 ms or timestamp; list of structs).
-        `partition` is a number, or the name of an int column; without it keys choose as in `send`, and rows without
-        any key column are dealt out in pieces of a batch. Rows of one partition keep their order. Blocks while the
-        buffer is full.
+        `partition` is a number, or the name of an int column; without it keys determine partitions as in `send`, and
+        rows without a key column change partition with each batch. Rows of one partition keep their order. Blocks while
+        the buffer is full.
         """
         from fenceline.client.arrow_send import encoded_pieces
 
@@ -338,17 +336,17 @@ class Producer(BlockingFace[AsyncProducer]):
         return BulkDelivery(outcomes)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Send everything queued and wait until all is acknowledged or failed. Raises TimedOut."""
+        """Send all buffered records and wait until they are acknowledged or failed. Raises TimedOut."""
         self._face.run(self._async.flush(None if timeout_s is None else timeout_s * 1000))
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
-        """The topic's partitions; creates the topic where the broker does that."""
+        """The topic's partitions; the broker may create the topic (`allow.auto.create.topics`)."""
         if topic not in self._core.partitions:
             self._face.run(self._async.prepare(topic))
         return tuple(range(self._core.partitions[topic][0]))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush and stop. What could not be sent within `timeout_s` fails its promise."""
+        """Flush and stop. Deliveries of records not sent within `timeout_s` fail."""
         timeout_ms = None if timeout_s is None else timeout_s * 1000
         self._close_with(lambda: self._face.run(self._async.close(timeout_ms)))
 
@@ -364,7 +362,7 @@ class Producer(BlockingFace[AsyncProducer]):
         self._core.accumulator.wait_for_room(max(0.001, end_s - time.monotonic()))
 
     def _wake_from_outside(self) -> None:
-        # One call in the loop's queue is enough, however many threads have news.
+        # One pending call in the loop's queue is enough for all threads.
         if self._waking:
             return
         self._waking = True

@@ -1,9 +1,9 @@
-"""Sends what the accumulator holds: grouped by leader, in order, again where that can help.
+"""Sends the accumulator's batches: grouped by leader, in order, with retries.
 
-Owns the sender task of a producer. Order and exactly-once hold by three rules: a partition's batches are sent in
-order and keep their sequence numbers through retries; when one fails, nothing more of its partition is sent until all
-in flight is back; and a batch whose fate is unknown is never sent under a new sequence. A leader's hint in an answer
-saves a metadata round trip (E59).
+Owns the sender task of a producer. Three rules ensure order and exactly-once delivery: a partition's batches are sent
+in order and keep their sequence numbers in retries; after a failure, no batch of the partition is sent until all in
+flight have a result; and a batch whose outcome is unknown is never sent with a new sequence number. The new leader in
+an error response saves a metadata request (E59).
 
 Rules: KIP-98, KIP-360, `epochs.md` E59.
 """
@@ -41,12 +41,12 @@ from fenceline.wire.primitives import Buffer
 _log = logging.getLogger("fenceline.client")
 _FIRST_WITH_IDS = 13
 _IN_FLIGHT_REMEMBERED = 5
-"""How many batches of a producer a leader remembers to tell repetitions by (KIP-98)."""
+"""How many batches of a producer a leader remembers to detect duplicates (KIP-98)."""
 _UNKNOWN_PRODUCER = frozenset({ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_ID_MAPPING})
 
 
 class Sender:
-    """Runs on the producer's loop. `wake` may be called from there at any time."""
+    """Runs on the producer's loop, also `wake`."""
 
     def __init__(self, cluster: Cluster, accumulator: Accumulator, config: ClientConfig) -> None:
         self._cluster = cluster
@@ -67,14 +67,14 @@ class Sender:
 
     @property
     def fatal(self) -> Exception | None:
-        """Why the producer can not go on, or None."""
+        """The error after which the producer cannot continue, or None."""
         return self._fatal
 
     def wake(self) -> None:
         self._wake.set()
 
     async def close(self) -> None:
-        """Stop at once; what was not sent fails."""
+        """Stop immediately; unsent batches fail."""
         self._task.cancel()
         for request in list(self._requests):
             request.cancel()
@@ -90,7 +90,7 @@ class Sender:
             try:
                 pause_s = self._drain()
             except Exception as error:
-                _log.exception("the sender failed")
+                _log.exception("unexpected error in the sender")
                 self._fatal = error
                 self._fail_all(error)
                 return
@@ -102,7 +102,7 @@ class Sender:
             self._wake.clear()
 
     def _drain(self) -> float | None:
-        """Send all that can go; return seconds until something else may (None: not before a wake)."""
+        """Send all batches that are ready; returns the seconds until the next may be (None: after a wake)."""
         if self._fatal is not None:
             self._fail_all(self._fatal)
             return None
@@ -137,7 +137,7 @@ class Sender:
                 batch,
                 TimedOut(
                     f"{batch.tp}: {batch.record_count} records were not acknowledged within delivery.timeout.ms="
-                    f"{self._config['delivery.timeout.ms']}. Check the brokers, or raise it."
+                    f"{self._config['delivery.timeout.ms']}. Check the brokers, or raise delivery.timeout.ms."
                 ),
             )
         for node_id, batches in ready:
@@ -153,7 +153,7 @@ class Sender:
     def _compose(
         self, by_node: dict[int, list[PartitionQueue]], now_s: float
     ) -> list[tuple[int, list[tuple[PartitionQueue, Batch]]]]:
-        """Requests for the nodes that take more: at most one batch a partition each (K31). Under the lock."""
+        """Requests to nodes below the in-flight limit, with at most one batch per partition (K31). Under the lock."""
         requests = []
         limit_bytes, per_node = self._config["max.request.size"], self._config["max.in.flight.requests.per.connection"]
         for node_id, queues in by_node.items():
@@ -190,12 +190,12 @@ class Sender:
         if queue.unresolved and (queue.in_flight or not head.has_sequence):
             if queue.in_flight:
                 return None
-            # Nothing is left whose answer could tell what became of the lost batch: go on under a new epoch.
+            # No response can reveal the outcome of the lost batch any more: continue in a new epoch.
             self._bump(queue)
         return head if self._accumulator.is_ready(head, queue, now_s, self._linger_s) else None
 
     def _assign_sequence(self, queue: PartitionQueue, batch: Batch) -> bool:
-        """Give the batch its place in the sequence; False while the producer has no id yet."""
+        """Assign the batch's sequence numbers; False while the producer has no id."""
         if self._producer_id < 0:
             if self._identity is None or self._identity.done():
                 self._identity = asyncio.ensure_future(self._learn_identity())
@@ -212,7 +212,7 @@ class Sender:
         return True
 
     def _expire(self, queue: PartitionQueue, now_s: float) -> list[Batch]:
-        """Take out what has waited too long. Under the lock."""
+        """Remove and return the batches past delivery.timeout.ms. Under the lock."""
         expired = []
         while queue.waiting and now_s - queue.waiting[0].created_s >= self._delivery_s:
             batch = queue.waiting.popleft()
@@ -228,7 +228,7 @@ class Sender:
         acks = self._config["acks"]
         timeout_ms = self._config["request.timeout.ms"]
         try:
-            # While a connection comes up several requests wait for it; they go out in the order they were composed in.
+            # Requests that wait for the connection are sent in the order in which they were composed.
             async with self._turns[node_id]:
                 connection = await self._cluster.link(node_id, Purpose.PRODUCE).connection()
                 await connection.drained()
@@ -288,7 +288,7 @@ class Sender:
         for queue, batch in taken:
             result = results.get(queue.tp)
             if result is None:
-                error = broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"the broker's answer lacks {queue.tp}")
+                error = broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"the broker's response lacks {queue.tp}")
                 self._refused(queue, batch, error, outcome_unknown=True)
                 continue
             code = error_code(result.error_code)
@@ -315,7 +315,7 @@ class Sender:
         batch.outcome.complete(base_offset, log_append_time_ms)
 
     def _refused(self, queue: PartitionQueue, batch: Batch, error: Exception, *, outcome_unknown: bool = False) -> None:
-        """A batch came back: send it again where that can help, else fail it and keep the sequence whole."""
+        """Handle a failed batch: send it again if it is retriable, else fail it and keep the sequence consistent."""
         now_s = time.monotonic()
         code = error.code if isinstance(error, PeerError) else ErrorCode.UNKNOWN_SERVER_ERROR
         lost: list[Batch] = []
@@ -327,8 +327,8 @@ class Sender:
             queue.retrying = True
             retry, new_epoch = self._may_retry(queue, code, is_first)
             if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._idempotent and not retry:
-                # Whoever leads does not know what this producer wrote. What was sent behind this batch may be in the
-                # log: under a new epoch it would be written twice.
+                # The leader has lost earlier batches of this producer. Later batches may be in the log: sent again in a
+                # new epoch, they would be written twice.
                 queue.lost_track = True
                 lost = queue.take_sent()
             expired = now_s - batch.created_s >= self._delivery_s
@@ -346,19 +346,19 @@ class Sender:
                 queue.retrying = False
         if not retry:
             if expired and code in RETRIABLE:
-                error = TimedOut(f"{batch.tp}: gave up after delivery.timeout.ms; the last trouble was: {error}")
+                error = TimedOut(f"{batch.tp}: timed out after delivery.timeout.ms; the last error was: {error}")
             self._fail(batch, error)
         for other in lost:
             self._fail(other, error)
 
     def _may_retry(self, queue: PartitionQueue, code: ErrorCode, is_first: bool) -> tuple[bool, bool]:
-        """(whether sending again can help, whether the sequence has to start anew). Under the lock."""
+        """(whether a retry can succeed, whether the sequence must restart in a new epoch). Under the lock."""
         if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._idempotent:
-            # Behind a batch that failed it is the expected echo. At the head it means that what came before was never
-            # written: given up here (then we may start anew), or lost there (then the caller must know).
+            # Expected behind a batch that failed. For the first batch it means that an earlier one was not written:
+            # either it expired here (restart in a new epoch), or the broker lost it (the caller must know).
             return (not is_first or queue.unresolved), is_first and queue.unresolved
         if code in _UNKNOWN_PRODUCER and self._idempotent:
-            # The broker forgot the producer, its records being gone by retention: sequences start anew (KIP-360).
+            # The broker forgot the producer after retention removed its records: restart in a new epoch (KIP-360).
             return True, True
         return code in RETRIABLE, False
 
@@ -370,7 +370,7 @@ class Sender:
         self._accumulator.dirty.add(queue.tp)
 
     def _bump(self, queue: PartitionQueue) -> None:
-        """Start the partition's sequence anew under the next epoch, which brokers take as from the same producer."""
+        """Restart the partition's sequence in the next producer epoch, which brokers accept from the same producer."""
         if queue.epoch >= MAX_EPOCH or queue.producer_id < 0:
             self._producer_id = -1
             queue.producer_id = -1
@@ -409,14 +409,14 @@ class Sender:
         try:
             self._producer_id, self._producer_epoch = await self._cluster.retrying(deadline, attempt)
         except TimedOut as error:
-            _log.warning("no producer id: %s", error)
+            _log.warning("no producer id could be obtained, retrying: %s", error)
         except Exception as error:
             self._fatal = error
         self._wake.set()
 
 
 def _precedes(one: Batch, other: Batch) -> bool:
-    """Whether `one` has the earlier sequence, or without sequences was made earlier."""
+    """Whether `one` has the earlier sequence number, or without sequence numbers was created earlier."""
     if one.has_sequence and other.has_sequence:
         return is_after(other.base_sequence, one.base_sequence)
     return one.created_s <= other.created_s

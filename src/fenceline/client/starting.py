@@ -1,7 +1,7 @@
-"""Where partitions begin that have no position yet: at the group's committed offset, or by `auto.offset.reset`.
+"""Initial positions of assigned partitions: the group's committed offset, or `auto.offset.reset`.
 
-Owns the look-up of committed offsets. It outlives a poll that has no time for it (a coordinator may load for seconds,
-or be gone): the next one goes on waiting.
+Owns the lookup of committed offsets. It may take longer than one poll (a coordinator can load for seconds, or be
+unavailable): the next poll continues to wait for it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _States = dict[TopicPartition, PartitionState]
 
 class _LookUp(NamedTuple):
     states: _States
-    """Those that it is made for: a partition that was assigned again since is another one's."""
+    """Of the partitions looked up; one that was reassigned meanwhile has a new state and needs a new lookup."""
     answer: asyncio.Task[dict[TopicPartition, CommittedOffset]]
 
 
 class Starts:
-    """Of one consumer. `started()`: partitions have positions, or are to have one looked up."""
+    """The initial positions of one consumer. `started()` is called when partitions have a position or await a reset."""
 
     def __init__(
         self, cluster: Cluster, positions: Positions, config: ClientConfig, started: Callable[[], None]
@@ -41,8 +41,8 @@ class Starts:
         self._under_way: _LookUp | None = None
 
     async def settle(self, deadline: Deadline) -> None:
-        """Give every partition without a position one, as far as the time allows. Raises NoOffsetError, and what the
-        coordinator refuses.
+        """Set the position of every partition that has none, within the deadline. Raises NoOffsetError and errors of
+        the coordinator.
         """
         while states := {tp: state for tp, state in self._positions.items() if state.phase is Phase.INITIALIZING}:
             found: dict[TopicPartition, CommittedOffset] = {}

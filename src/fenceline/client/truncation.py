@@ -1,15 +1,15 @@
-"""What poll does when the log was cut below what was handed out: tells it, or goes on by `on.truncation`.
+"""The reaction of poll to a truncation below the position: an error, or the policy of `on.truncation`.
 
-Owns that policy and the joining of loss receipts. Every truncation is logged, and kept for `truncations()`, whatever
-the policy: going on is a choice, not noticing is none.
+Owns that policy and the lookup of loss receipts. Every truncation is logged, and kept for `truncations()`, whatever the
+policy.
 
-| on.truncation | |
+| on.truncation | reaction |
 |---|---|
 | fail | raise LogTruncationError from every poll until a seek (E50) |
-| rewind | read on from where the histories part (E49); where that is unknown by `auto.offset.reset`, or fail (E48) |
-| latest | read on from the end of the log |
-| reset | by `auto.offset.reset`, to the letter of KIP-320: with earliest or latest as rewind, with none as fail |
-| a function | is given the error: it may seek, or return one of the above, an offset or (offset, epoch); None fails |
+| rewind | continue where the log diverges (E49); if that is unknown, follow `auto.offset.reset`, or fail (E48) |
+| latest | continue at the log end |
+| reset | exactly as in KIP-320: with `auto.offset.reset` earliest or latest as rewind, with none as fail |
+| a function | call it with the error; it may seek, or return a policy, an offset or (offset, epoch); None: fail |
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fenceline.ids import TopicPartition
 _log = logging.getLogger("fenceline.client")
 _KEPT: Final = 1000
 _PAUSE_MS: Final = 50
-"""Between looks at a ledger that has no leader yet: at a cluster's first loss it is being made."""
+"""Between attempts to read a ledger topic without a leader: the cluster's first loss creates it."""
 
 Choice = str | int | tuple[int, int] | None
 Decide = Callable[[LogTruncationError], Choice | Awaitable[Choice]]
 
 
 class Truncations:
-    """Of one consumer. `decide` is the function of `on.truncation`, where that is one."""
+    """The truncations of one consumer. `decide`: the function of `on.truncation`, if it is one."""
 
     def __init__(self, cluster: Cluster, positions: Positions, config: ClientConfig) -> None:
         self._cluster = cluster
@@ -53,14 +53,14 @@ class Truncations:
         self.seen: deque[LogTruncationError] = deque(maxlen=_KEPT)
 
     async def settle(self, lost: Collection[tuple[TopicPartition, PartitionState]]) -> None:
-        """Do what was chosen for the truncations of these. Raises one LogTruncationError for all that are to fail."""
+        """Apply `on.truncation` to these. Raises one LogTruncationError for all partitions that are to fail."""
         await self._join_receipts(lost)
         failed = [error for tp, state in lost if (error := await self._settle(tp, state)) is not None]
         if failed:
             raise failed[0] if len(failed) == 1 else failed[0].with_others(failed[1:])
 
     async def _join_receipts(self, lost: Collection[tuple[TopicPartition, PartitionState]]) -> None:
-        """To those that have not been met before: with one look at the ledger, as many as may have been cut at once."""
+        """Add loss receipts to the truncations that are new, with one read of the ledger for all of them."""
         met = [
             (tp, state, state.truncation)
             for tp, state in lost
@@ -73,7 +73,7 @@ class Truncations:
                 self.seen.append(state.truncation)
 
     async def _settle(self, tp: TopicPartition, state: PartitionState) -> LogTruncationError | None:
-        """The error where it is to be raised."""
+        """Returns the error if it is to be raised."""
         error = state.truncation
         if error is None or self._joined.get(tp) is not error or self._positions.get(tp) is not state:
             return None
@@ -88,7 +88,7 @@ class Truncations:
         return None
 
     def _go_on(self, tp: TopicPartition, error: LogTruncationError, choice: Any) -> LogTruncationError | None:
-        """The error where it is to be raised."""
+        """Returns the error if it is to be raised."""
         if choice == "reset":
             choice = "fail" if self._config["auto.offset.reset"] == "none" else "rewind"
         if choice == "latest":
@@ -106,13 +106,13 @@ class Truncations:
         else:
             raise OperatorError(
                 f"on.truncation returned {choice!r}",
-                "Return 'fail', 'rewind', 'latest', 'reset', an offset, (offset, epoch), or nothing.",
+                "Return 'fail', 'rewind', 'latest', 'reset', an offset, (offset, epoch), or None.",
             ) from error
-        _log.warning("%s goes on by on.truncation (%s)", tp, choice)
+        _log.warning("%s: continuing after the truncation by on.truncation=%s", tp, choice)
         return None
 
     async def _receipts(self, errors: Sequence[LogTruncationError]) -> list[tuple[LossReceipt, ...]]:
-        """What the cluster tells of each within `truncation.evidence.timeout.ms`: errors wait no longer."""
+        """The loss receipts of each, read within `truncation.evidence.timeout.ms`."""
         timeout_ms = self._config["truncation.evidence.timeout.ms"]
         if not timeout_ms or not errors:
             return [()] * len(errors)
@@ -121,10 +121,10 @@ class Truncations:
                 deadline = Deadline(timeout_ms, longest_pause_ms=_PAUSE_MS)
                 return await find_receipts(self._cluster, self._config, errors, deadline=deadline)
         except (PeerError, OperatorError, TimeoutError) as trouble:
-            _log.info("no loss receipts could be read: %s", trouble)
+            _log.info("loss receipts could not be read: %s", trouble)
             return [()] * len(errors)
 
     async def receipts_of(self, error: LogTruncationError, deadline: Deadline) -> tuple[LossReceipt, ...]:
-        """The loss receipts that the cluster has of what `error` tells. Raises PeerError, OperatorError."""
+        """The cluster's loss receipts for the truncation in `error`. Raises PeerError, OperatorError."""
         (found,) = await find_receipts(self._cluster, self._config, [error], deadline=deadline)
         return found
