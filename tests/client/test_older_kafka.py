@@ -96,7 +96,7 @@ RELEASES: Final = {"2.1": KAFKA_2_1, "2.3": KAFKA_2_3, "2.4": KAFKA_2_4}
 def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every connection learns what that release would offer, and nothing else is asked of it."""
     newest = RELEASES[request.param]
-    learn, choose, spoken = connection._learn_versions, Connection.version_for, dict[ApiKey, int]()
+    learn, choose, spoken = connection._fetch_api_versions, Connection.version_for, dict[ApiKey, int]()
 
     async def learn_less(made: Connection, config: Any) -> None:
         await learn(made, config)
@@ -109,7 +109,7 @@ def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         spoken[key] = max(spoken.get(key, 0), version := choose(made, key))
         return version
 
-    monkeypatch.setattr(connection, "_learn_versions", learn_less)
+    monkeypatch.setattr(connection, "_fetch_api_versions", learn_less)
     monkeypatch.setattr(Connection, "version_for", note)
     yield request.param
     assert spoken, "nothing went through here"

@@ -226,9 +226,9 @@ def test_e49_e50_a_truncation_names_the_position_and_where_the_histories_part(
             assert told(consumer).truncated_from == 8
             assert [e.truncated_from for e in consumer.truncations()] == [8]
             # A position that is lost is not committed (E44).
-            assert consumer._on_loop(consumer._async.commitable) == {}
+            assert consumer._on_loop(consumer._async.committable) == {}
             consumer.seek(tp, error.divergent_offset, error.divergent_epoch)
-            assert consumer._on_loop(consumer._async.commitable) == {tp: (3, 0, "")}
+            assert consumer._on_loop(consumer._async.committable) == {tp: (3, 0, "")}
             assert read(consumer, 9) == new
 
 

@@ -74,10 +74,10 @@ class PartitionQueue:
         "epoch",
         "in_flight",
         "is_known",
-        "lost_track",
         "next_sequence",
         "producer_id",
         "retrying",
+        "sequence_lost",
         "tp",
         "unresolved",
         "waiting",
@@ -95,7 +95,7 @@ class PartitionQueue:
         so a second batch in flight could overtake a first one that failed, which would then never be accepted."""
         self.retrying = False
         """A batch failed and is retriable: to keep the order, nothing is sent until all in flight have a result."""
-        self.lost_track = False
+        self.sequence_lost = False
         """The leader has lost batches of this epoch: none of it is sent again."""
         self.unresolved = False
         """A batch expired and may be in the log or not: the next response shows whether the sequence continues."""
@@ -104,11 +104,11 @@ class PartitionQueue:
         """Restart the sequence; waiting batches are not in the log and get new sequence numbers."""
         assert not self.in_flight, "a sequence restarts only if nothing is in flight"
         self.producer_id, self.epoch, self.next_sequence = producer_id, epoch, 0
-        self.unresolved = self.is_known = self.lost_track = False
+        self.unresolved = self.is_known = self.sequence_lost = False
         for batch in self.waiting:
             batch.base_sequence = batch.epoch = -1
 
-    def take_sent(self) -> list[Batch]:
+    def remove_sequenced(self) -> list[Batch]:
         """Remove and return the waiting batches that were sent before and have sequence numbers. Under the lock."""
         sent = [batch for batch in self.waiting if batch.has_sequence]
         self.waiting = deque(batch for batch in self.waiting if not batch.has_sequence)
@@ -132,7 +132,7 @@ class Accumulator:
         """Partitions with waiting batches."""
         self.incomplete: set[Batch] = set()
         self.flushing = 0
-        self.starved = 0
+        self.waiting_for_memory = 0
         """Callers that wait for memory: batches are sent without lingering meanwhile."""
         self.is_closed = False
         self._batch_size_bytes = batch_size_bytes
@@ -169,7 +169,7 @@ class Accumulator:
             if not may_open:
                 return None
             needed = max(self._batch_size_bytes, 128 + len(key or b"") + len(value or b""))
-            if not self._take(needed):
+            if not self._reserve(needed):
                 return None
             builder = BatchBuilder(self._batch_size_bytes)
             builder.try_append(timestamp, key, value, headers)
@@ -181,7 +181,7 @@ class Accumulator:
     def append_encoded(self, tp: TopicPartition, encoded: bytearray, record_count: int) -> Outcome | None:
         """Append an encoded batch; None if the buffer is full."""
         with self.lock:
-            if not self._take(len(encoded)):
+            if not self._reserve(len(encoded)):
                 return None
             queue = self.queues.get(tp)
             if queue is None:
@@ -193,7 +193,7 @@ class Accumulator:
     def wait_for_room(self, timeout_s: float) -> None:
         """Block until memory was freed. Raises BufferFull after `timeout_s`."""
         with self.room:
-            self.starved += 1
+            self.waiting_for_memory += 1
             try:
                 if not self.room.wait(timeout_s):
                     raise BufferFull(
@@ -202,7 +202,7 @@ class Accumulator:
                         "slowly."
                     )
             finally:
-                self.starved -= 1
+                self.waiting_for_memory -= 1
 
     def seal(self, batch: Batch) -> bytearray:
         """Close the batch for further records and return its bytes. Under the lock."""
@@ -210,7 +210,7 @@ class Accumulator:
             assert batch.builder is not None
             batch.encoded = batch.builder.build(codec=self._codec, level=self._level)
             batch.builder = None
-            self._give_back(batch.size_bytes - len(batch.encoded))
+            self._release(batch.size_bytes - len(batch.encoded))
             batch.size_bytes = len(batch.encoded)
         return batch.encoded
 
@@ -218,15 +218,21 @@ class Accumulator:
         """Whether the head of a queue should be sent now. Under the lock."""
         if batch.attempts:
             return now_s >= batch.retry_at_s
-        if batch.builder is None or self.flushing or self.starved or self.is_closed or len(queue.waiting) > 1:
+        if (
+            batch.builder is None
+            or self.flushing
+            or self.waiting_for_memory
+            or self.is_closed
+            or len(queue.waiting) > 1
+        ):
             return True
         return batch.builder.size_bytes >= self._batch_size_bytes or now_s - batch.created_s >= linger_s
 
-    def finished(self, batch: Batch) -> None:
+    def release(self, batch: Batch) -> None:
         """Free the batch's memory. Called before its outcome is completed."""
         with self.lock:
             self.incomplete.discard(batch)
-            self._give_back(batch.size_bytes)
+            self._release(batch.size_bytes)
 
     def outstanding(self) -> list[Outcome]:
         with self.lock:
@@ -242,13 +248,13 @@ class Accumulator:
         self.dirty.add(queue.tp)
         self.incomplete.add(batch)
 
-    def _take(self, size_bytes: int) -> bool:
+    def _reserve(self, size_bytes: int) -> bool:
         # A record larger than the buffer is accepted if the buffer is empty; the broker rejects it.
         if size_bytes > self._free_bytes and self.incomplete:
             return False
         self._free_bytes -= size_bytes
         return True
 
-    def _give_back(self, size_bytes: int) -> None:
+    def _release(self, size_bytes: int) -> None:
         self._free_bytes += size_bytes
         self.room.notify_all()

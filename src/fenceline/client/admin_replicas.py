@@ -25,7 +25,7 @@ from fenceline.wire.apis import ApiKey
 _CONSUMER: Final = -1
 _DEBUGGER: Final = -2
 _FIRST_WITH_EPOCH: Final = 4
-_PATIENCE_MS: Final = 2000
+_TIMEOUT_MS: Final = 2000
 """How long to wait for one broker."""
 
 
@@ -72,17 +72,17 @@ class ReplicasAdmin(ABC):
             for name, topic in sorted(found.topics.items())
             for index, partition in topic.partitions.items()
         }
-        questions = [
+        requests = [
             (node_id, replica_id)
             for node_id in found.brokers
             for replica_id in (_DEBUGGER, _CONSUMER)
             if _asked(partitions, node_id, replica_id)
         ]
-        left_ms = min(_PATIENCE_MS, deadline.left_ms)
+        left_ms = min(_TIMEOUT_MS, deadline.left_ms)
         answers = dict(
             zip(
-                questions,
-                await asyncio.gather(*(self._ends(partitions, *question, left_ms) for question in questions)),
+                requests,
+                await asyncio.gather(*(self._ends(partitions, *request, left_ms) for request in requests)),
                 strict=True,
             )
         )

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fenceline.client.config import ClientConfig
-from fenceline.client.partitioner import Sticky
+from fenceline.client.partitioner import StickyPartitioner
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from fenceline.records.arrow import arrow_to_batches, hash_keys
@@ -39,7 +39,7 @@ def encoded_pieces(
     timestamp: str | None = None,
     headers: str | None = None,
     partition: str | int | None = None,
-    sticky: Sticky,
+    sticky: StickyPartitioner,
 ) -> Iterator[tuple[TopicPartition, bytearray, int]]:
     """(partition, batch, record count), in an order that keeps the order of rows within each partition.
 
@@ -95,7 +95,7 @@ def _split(
     key: str | None,
     partition: str | int | None,
     topic: str,
-    sticky: Sticky,
+    sticky: StickyPartitioner,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     if isinstance(partition, int):
         _check_range(partition, partition, partition_count, topic)
@@ -108,7 +108,7 @@ def _split(
         bounds = pc.min_max(chosen).as_py()
         _check_range(bounds["min"], bounds["max"], partition_count, topic)
     elif key is None:
-        yield sticky.move_on(topic, available), rows
+        yield sticky.switch(topic, available), rows
         return
     else:
         try:
@@ -116,14 +116,14 @@ def _split(
         except TypeError as error:
             raise OperatorError(f"The column {key} cannot be the key: {error}") from None
         if hashes.null_count == len(hashes):
-            yield sticky.move_on(topic, available), rows
+            yield sticky.switch(topic, available), rows
             return
         if partition_count == 1:
             yield 0, rows
             return
         chosen = _modulo(hashes, partition_count)
         if chosen.null_count:
-            chosen = chosen.fill_null(sticky.move_on(topic, available))
+            chosen = chosen.fill_null(sticky.switch(topic, available))
     if partition_count == 1:
         yield 0, rows
         return

@@ -16,11 +16,11 @@ from fenceline.client.admin_brokers import BrokersAdmin
 from fenceline.client.admin_groups import GroupsAdmin
 from fenceline.client.admin_quorum import QuorumAdmin
 from fenceline.client.admin_replicas import ReplicasAdmin
+from fenceline.client.client_base import AsyncClient
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import broker_error, error_code, raise_if
-from fenceline.client.face import AsyncFace
 from fenceline.client.metadata import BrokerEndpoint, ClusterMetadata
 from fenceline.client.offsets import (
     EpochEnd,
@@ -104,7 +104,7 @@ class ProducerDescription(NamedTuple):
     last_timestamp_ms: int
 
 
-class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFace):
+class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncClient):
     """Create it inside a running loop; close it with `await close()` or use it as an async context manager."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:

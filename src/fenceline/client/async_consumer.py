@@ -14,20 +14,20 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fenceline.client.auto_commit import AutoCommit
+from fenceline.client.client_base import AsyncClient
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.consumer_offsets import ConsumerOffsets
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import LogTruncationError, TimedOut
-from fenceline.client.face import AsyncFace
+from fenceline.client.fetch_buffer import FetchBuffer
 from fenceline.client.fetched import ConsumerRecords, Fetched, to_arrow
 from fenceline.client.fetcher import Fetcher
-from fenceline.client.group import Group
-from fenceline.client.handout import Handout
+from fenceline.client.group import GroupMember
+from fenceline.client.initial_positions import InitialPositions
 from fenceline.client.loss_receipts import LossReceipt
 from fenceline.client.offsets import EARLIEST, LATEST, CommittedOffset
 from fenceline.client.positions import Positions
-from fenceline.client.starting import Starts
 from fenceline.client.truncation import Decide, Truncations
 from fenceline.errors import OperatorError
 from fenceline.ids import INTERNAL_TOPICS, NO_EPOCH, TopicPartition
@@ -42,7 +42,7 @@ _ARROW_BATCH_BYTES = 8 * 1024 * 1024
 """About how much one `poll_arrow` decodes at most: cheap per row, and still fits into a cache."""
 
 
-class AsyncConsumer(ConsumerOffsets, AsyncFace):
+class AsyncConsumer(ConsumerOffsets, AsyncClient):
     """Create it inside a running loop; close it with `await close()` or use it as an async context manager.
 
     Does not support concurrent polls: one task polls, others may query positions, pause and commit.
@@ -54,17 +54,17 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         self.cluster = Cluster(self.config)
         self.positions = Positions()
         self._fetcher = Fetcher(self.cluster, self.positions, self.config)
-        self._group: Group | None = None
+        self._group: GroupMember | None = None
         if self.config["group.id"]:
-            self._group = Group(self.cluster, self.config, self)
-            self._group.on_news = self._fetcher.announce
+            self._group = GroupMember(self.cluster, self.config, self)
+            self._group.on_change = self._fetcher.wake_poll
         self._subscribed = False
         self._pattern: re.Pattern[str] | None = None
         self._listeners: dict[str, Listener | None] = {}
-        self._handout = Handout(self._fetcher, self.positions)
-        self._starts = Starts(self.cluster, self.positions, self.config, self._fetcher.changed)
+        self._fetch_buffer = FetchBuffer(self._fetcher, self.positions)
+        self._initial_positions = InitialPositions(self.cluster, self.positions, self.config, self._fetcher.wake)
         self._truncations = Truncations(self.cluster, self.positions, self.config)
-        self._auto_commit = AutoCommit(self.config, lambda: self._made(self.commitable()), self._send_commit)
+        self._auto_commit = AutoCommit(self.config, lambda: self._capture_commit(self.committable()), self._send_commit)
         self._is_closed = False
         self.cluster.on_update.append(self._metadata_changed)
 
@@ -76,8 +76,8 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
             raise OperatorError("The consumer is subscribed", "Call unsubscribe before assign.")
         self.positions.assign(partitions)
         self._track({TopicPartition(*tp).topic for tp in partitions})
-        self._handout.forget_strangers()
-        self._fetcher.changed()
+        self._fetch_buffer.drop_unassigned()
+        self._fetcher.wake()
 
     def subscribe(
         self,
@@ -116,14 +116,14 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     async def unsubscribe(self) -> None:
         """Leave the group, or drop the assignment."""
         if (member := self._member) is not None:
-            await self._auto_commit.before_giving_up()
-            await self._tell("revoked", list(member.assignment))
+            await self._auto_commit.before_revocation()
+            await self._notify_listener("revoked", list(member.assignment))
             await member.leave(self._deadline(None), "the consumer unsubscribed")
             member.assignment = ()
             member.topics = frozenset()
         self._subscribed, self._pattern = False, None
         self.positions.assign(())
-        self._handout.forget_strangers()
+        self._fetch_buffer.drop_unassigned()
 
     def assignment(self) -> list[TopicPartition]:
         return sorted(self.positions)
@@ -143,21 +143,21 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         """
         limit = self.config["max.poll.records"] if max_records is None else max_records
         deadline = Deadline(timeout_ms)
-        self._handout.begin_poll()
+        self._fetch_buffer.begin_poll()
         while True:
             await self._prepare_poll(deadline)
-            records = await self._handout.take_records(limit)
+            records = await self._fetch_buffer.next_records(limit)
             if records or not await self._wait(deadline):
                 return records
 
     async def poll_pieces(self, timeout_ms: float = 0, *, max_bytes: int = _ARROW_BATCH_BYTES) -> list[Fetched]:
-        """The pieces of Fetch responses that `poll_arrow` decodes. They count as returned only if `hand_out_pieces`
-        returns True, and are held in memory until then; a poll before that returns them again."""
+        """The pieces of Fetch responses that `poll_arrow` decodes. They are held in memory, and count as returned only
+        after `mark_pieces_returned` has returned True; a poll before that returns them again."""
         deadline = Deadline(timeout_ms)
-        self._handout.begin_poll()
+        self._fetch_buffer.begin_poll()
         while True:
             await self._prepare_poll(deadline)
-            pieces = self._handout.take_pieces(max_bytes)
+            pieces = self._fetch_buffer.next_pieces(max_bytes)
             if pieces:
                 return pieces
             if not await self._wait(deadline):
@@ -180,29 +180,29 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
                 else:
                     batch = to_arrow(pieces, **options)
             except BaseException:
-                self.take_back_pieces()
+                self.put_back_pieces()
                 raise
             # Compaction leaves batches without records.
-            if self.hand_out_pieces() and (batch.num_rows or not pieces):
+            if self.mark_pieces_returned() and (batch.num_rows or not pieces):
                 return batch
 
-    def take_back_pieces(self) -> None:
+    def put_back_pieces(self) -> None:
         """The pieces of the last `poll_pieces` could not be decoded: the next call returns them again."""
-        self._handout.take_back()
-        self._fetcher.changed()
+        self._fetch_buffer.put_back()
+        self._fetcher.wake()
 
-    def hand_out_pieces(self) -> bool:
+    def mark_pieces_returned(self) -> bool:
         """The pieces of the last `poll_pieces` are decoded: count them as returned. False if a truncation became
         possible meanwhile: they must not be used, and the next poll continues after a validation.
         """
-        is_handed_out = self._handout.hand_out()
-        if not is_handed_out:
-            self._fetcher.changed()
-        return is_handed_out
+        is_returned = self._fetch_buffer.mark_returned()
+        if not is_returned:
+            self._fetcher.wake()
+        return is_returned
 
     def next_offsets(self) -> dict[TopicPartition, CommittedOffset]:
         """The next offsets after the last `poll` or `poll_arrow`: see `ConsumerRecords.next_offsets`."""
-        return dict(self._handout.next_offsets)
+        return dict(self._fetch_buffer.next_offsets)
 
     async def _prepare_poll(self, deadline: Deadline) -> None:
         if self._is_closed:
@@ -213,16 +213,16 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
             await member.poll_group(deadline)
         elif not list(self.positions):
             raise OperatorError("The consumer has no assignment", "Call assign or subscribe first.")
-        self._auto_commit.when_due()
-        if (trouble := self._fetcher.take_trouble()) is not None:
+        self._auto_commit.commit_if_due()
+        if (trouble := self._fetcher.next_error()) is not None:
             raise trouble
-        await self._starts.settle(deadline)
+        await self._initial_positions.resolve(deadline)
         if lost := self.positions.lost():
             for _, state in lost:
                 if state.replaced is not None:
                     raise state.replaced
-            await self._truncations.settle(lost)
-            self._fetcher.changed()
+            await self._truncations.handle(lost)
+            self._fetcher.wake()
 
     async def _wait(self, deadline: Deadline) -> bool:
         """Wait for records or an error; False at the deadline."""
@@ -242,7 +242,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         """
         to = offset if isinstance(offset, CommittedOffset) else CommittedOffset(offset, leader_epoch)
         self.positions.seek(TopicPartition(*tp), to.offset, to.leader_epoch)
-        self._fetcher.changed()
+        self._fetcher.wake()
 
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
         self._reset(partitions, EARLIEST)
@@ -253,7 +253,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     def _reset(self, partitions: Collection[TopicPartition], to: int) -> None:
         for tp in partitions or self.assignment():
             self.positions.await_reset(TopicPartition(*tp), to)
-        self._fetcher.changed()
+        self._fetcher.wake()
 
     async def position(self, tp: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """The offset of the next record that poll returns."""
@@ -265,13 +265,13 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         deadline = self._deadline(timeout_ms)
         self.positions.of(tp)
         while True:
-            await self._starts.settle(deadline)
+            await self._initial_positions.resolve(deadline)
             state = self.positions.of(tp)
             if (error := state.replaced or state.truncation) is not None:
                 raise error
             if state.position is not None:
                 return CommittedOffset(state.position.offset, state.position.record_epoch)
-            if (trouble := self._fetcher.take_trouble()) is not None:
+            if (trouble := self._fetcher.next_error()) is not None:
                 raise trouble
             if deadline.is_over:
                 raise TimedOut(f"no position for {tp} within {deadline.timeout_ms:.0f} ms. Check its brokers.")
@@ -290,7 +290,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         for tp in partitions:
             self.positions.of(TopicPartition(*tp)).is_paused = False
-        self._fetcher.changed()
+        self._fetcher.wake()
 
     def paused(self) -> list[TopicPartition]:
         return sorted(tp for tp, state in self.positions.items() if state.is_paused)
@@ -331,43 +331,43 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         self._is_closed = True
         try:
             if (member := self._member) is not None:
-                await self._auto_commit.before_giving_up()
+                await self._auto_commit.before_revocation()
                 try:
-                    await self._tell("revoked", list(member.assignment))
+                    await self._notify_listener("revoked", list(member.assignment))
                 finally:
                     await member.leave(Deadline(timeout_ms), "the consumer was closed")
             else:
-                await self._auto_commit.before_giving_up()
+                await self._auto_commit.before_revocation()
         finally:
             if self._group is not None:
                 await self._group.close()
             self._auto_commit.close()
-            await self._starts.close()
+            await self._initial_positions.close()
             await self._fetcher.close()
             await self.cluster.close()
 
     # -- callbacks of the group
 
     async def partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        await self._auto_commit.before_giving_up()
-        await self._tell("revoked", partitions)
+        await self._auto_commit.before_revocation()
+        await self._notify_listener("revoked", partitions)
         kept = [tp for tp in self.positions if tp not in set(partitions)]
         self.positions.assign(kept)
-        self._handout.forget_strangers()
+        self._fetch_buffer.drop_unassigned()
 
     async def partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        await self._tell("lost" if self._listeners.get("lost") is not None else "revoked", partitions)
+        await self._notify_listener("lost" if self._listeners.get("lost") is not None else "revoked", partitions)
         self.positions.assign([tp for tp in self.positions if tp not in set(partitions)])
-        self._handout.forget_strangers()
+        self._fetch_buffer.drop_unassigned()
 
     async def partitions_assigned(self, assignment: list[TopicPartition], added: list[TopicPartition]) -> None:
         self.positions.assign(assignment)
-        self._handout.forget_strangers()
+        self._fetch_buffer.drop_unassigned()
         self._auto_commit.start_interval()
-        await self._tell("assigned", added)
-        self._fetcher.changed()
+        await self._notify_listener("assigned", added)
+        self._fetcher.wake()
 
-    async def _tell(self, what: str, partitions: list[TopicPartition]) -> None:
+    async def _notify_listener(self, what: str, partitions: list[TopicPartition]) -> None:
         listener = self._listeners.get(what)
         if listener is not None and (partitions or what == "assigned"):
             outcome = listener(partitions)
@@ -377,7 +377,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     # -- inside
 
     @property
-    def _member(self) -> Group | None:
+    def _member(self) -> GroupMember | None:
         return self._group if self._subscribed else None
 
     def _metadata_changed(self) -> None:
@@ -386,7 +386,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
             self._group.subscribe([t for t in self.cluster.metadata.topics if pattern.fullmatch(t) and t not in hidden])
         if self._member is not None:
             self._member.metadata_changed()
-        self._fetcher.changed()
+        self._fetcher.wake()
 
     def _track(self, topics: set[str]) -> None:
         self.cluster.tracked = set(topics)

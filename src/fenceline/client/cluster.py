@@ -45,8 +45,8 @@ from fenceline.wire.apis import ApiKey
 _log = logging.getLogger("fenceline.client")
 T = TypeVar("T")
 
-_CLOSE_PATIENCE_S = 2.0
-_UNKNOWN_TOPIC_PATIENCE_MS = 5_000
+_CLOSE_TIMEOUT_S = 2.0
+_UNKNOWN_TOPIC_TIMEOUT_MS = 5_000
 """A topic that was just created may not be known to every broker yet; a misspelt one should not take a minute."""
 
 
@@ -73,18 +73,18 @@ class Cluster:
         self._coordinators: dict[str, int] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_wanted = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._refresher: asyncio.Task[None] | None = None
         self._closed = False
 
     async def close(self) -> None:
         self._closed = True
-        for task in (self._keeper, self._refreshing):
+        for task in (self._refresher, self._refreshing):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
         closing = [connection for link in [*self._seeds, *self._links.values()] if (connection := link.close())]
-        await asyncio.gather(*(connection.closed(_CLOSE_PATIENCE_S) for connection in closing))
+        await asyncio.gather(*(connection.closed(_CLOSE_TIMEOUT_S) for connection in closing))
         self._links.clear()
 
     # -- finding brokers
@@ -102,11 +102,11 @@ class Cluster:
             link = self._links[key] = Link(endpoint.host, endpoint.port, self.config, self._tls)
         return link
 
-    def expect(self, node_id: int) -> None:
+    def reconnect_now(self, node_id: int) -> None:
         """Reconnect to a node without backoff: it was elected after its connections failed."""
         for (known, _), link in self._links.items():
             if known == node_id:
-                link.try_now()
+                link.skip_backoff()
 
     async def any_connection(self, deadline: Deadline) -> Connection:
         """A connection to any broker. Raises BrokersUnreachable if none can be established in time.
@@ -118,11 +118,11 @@ class Cluster:
         while True:
             for link in self._candidates():
                 try:
-                    return await self._connected(link, deadline)
+                    return await self._connect(link, deadline)
                 except (ConnectionLost, TimedOut) as error:
                     # An attempt that the deadline cut off must not replace a broker's earlier error.
                     if not deadline.is_over or link.address not in trouble:
-                        deadline.trouble = error
+                        deadline.last_error = error
                         trouble[link.address] = str(error)
                 if deadline.is_over:
                     break
@@ -142,10 +142,10 @@ class Cluster:
         known.sort(key=lambda link: link.in_flight)
         seeds = list(self._seeds)
         random.shuffle(seeds)
-        return sorted(known + seeds, key=lambda link: (link.backs_off, not link.is_open))
+        return sorted(known + seeds, key=lambda link: (link.is_backing_off, not link.is_open))
 
     @staticmethod
-    async def _connected(link: Link, deadline: Deadline) -> Connection:
+    async def _connect(link: Link, deadline: Deadline) -> Connection:
         """Raises ConnectionLost or TimedOut, also if the deadline ends before the connection is established."""
         try:
             async with asyncio.timeout(deadline.left_ms / 1000):
@@ -157,7 +157,7 @@ class Cluster:
 
     async def max_version(self, node_id: int, api_key: ApiKey, deadline: Deadline) -> int:
         """The newest version of an API that the node supports, -1 if none. Connects to it if necessary."""
-        return (await self._connected(self.link(node_id), deadline)).max_version(api_key)
+        return (await self._connect(self.link(node_id), deadline)).max_version(api_key)
 
     async def call(
         self,
@@ -172,7 +172,7 @@ class Cluster:
     ) -> Any:
         """Send one request to a node (None: any); returns the response. `extra_ms`: how long a broker may delay it."""
         connection = await (
-            self.any_connection(deadline) if node_id is None else self._connected(self.link(node_id, purpose), deadline)
+            self.any_connection(deadline) if node_id is None else self._connect(self.link(node_id, purpose), deadline)
         )
         version = connection.version_for(api_key)
         if version < min_version:
@@ -180,9 +180,9 @@ class Cluster:
                 ErrorCode.UNSUPPORTED_VERSION,
                 f"{connection.peer} supports {api_key.name} up to version {version}, this call requires {min_version}",
             )
-        return await self._in_time(connection, api_key, version, fields, deadline, extra_ms)
+        return await self._call_until(connection, api_key, version, fields, deadline, extra_ms)
 
-    async def _in_time(
+    async def _call_until(
         self,
         connection: Connection,
         api_key: ApiKey,
@@ -197,9 +197,9 @@ class Cluster:
             async with asyncio.timeout((deadline.left_ms + extra_ms) / 1000):
                 return await connection.call(api_key, version, fields, timeout_ms=timeout_ms)
         except TimeoutError:
-            if deadline.trouble is None:
-                deadline.trouble = TimedOut(f"{connection.peer} did not answer {api_key.name} in time")
-            error = self.out_of_time(deadline)
+            if deadline.last_error is None:
+                deadline.last_error = TimedOut(f"{connection.peer} did not answer {api_key.name} in time")
+            error = self.timeout_error(deadline)
             raise error from error.__cause__
 
     async def retrying(self, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -210,20 +210,23 @@ class Cluster:
             except PeerError as error:
                 if error.code not in RETRIABLE or (deadline.is_over and isinstance(error, TimedOut)):
                     raise
-                deadline.trouble = error
+                deadline.last_error = error
                 if error.code in COORDINATOR_MOVED or isinstance(error, ConnectionLost | TimedOut):
                     self._coordinators.clear()
             if deadline.is_over:
-                raise self.out_of_time(deadline)
-            if not isinstance(deadline.trouble, ClientError) or deadline.trouble.code is not ErrorCode.NOT_COORDINATOR:
+                raise self.timeout_error(deadline)
+            if (
+                not isinstance(deadline.last_error, ClientError)
+                or deadline.last_error.code is not ErrorCode.NOT_COORDINATOR
+            ):
                 self.request_refresh()
             await self.pause(deadline)
 
     @staticmethod
-    def out_of_time(deadline: Deadline) -> Exception:
+    def timeout_error(deadline: Deadline) -> Exception:
         """The error of a call that timed out: the last error itself for an unknown topic, else TimedOut with it as the
         cause."""
-        trouble = deadline.trouble
+        trouble = deadline.last_error
         if isinstance(trouble, ClientError) and trouble.code in (
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             ErrorCode.UNKNOWN_TOPIC_ID,
@@ -266,7 +269,7 @@ class Cluster:
                 "topics": None if topics is None else [{"name": name, "topic_id": None} for name in topics],
                 "allow_auto_topic_creation": auto_create,
             }
-            response = await self._in_time(connection, ApiKey.METADATA, version, fields, deadline)
+            response = await self._call_until(connection, ApiKey.METADATA, version, fields, deadline)
             code = error_code(getattr(response, "error_code", 0))
             if code is ErrorCode.REBOOTSTRAP_REQUIRED:
                 # Forget the known brokers and start again with bootstrap.servers (KIP-1102).
@@ -287,7 +290,7 @@ class Cluster:
         """Raises OperatorError if the node is a broker."""
         key = ApiKey.DESCRIBE_CLUSTER
         fields = {"include_cluster_authorized_operations": False, "endpoint_type": 2}
-        answer = await self._in_time(connection, key, connection.version_for(key), fields, deadline)
+        answer = await self._call_until(connection, key, connection.version_for(key), fields, deadline)
         code = error_code(answer.error_code)
         if code is ErrorCode.MISMATCHED_ENDPOINT_TYPE:
             raise OperatorError(
@@ -310,7 +313,7 @@ class Cluster:
             async with asyncio.timeout(deadline.left_ms / 1000):
                 await waiting
         except TimeoutError:
-            error = self.out_of_time(deadline)
+            error = self.timeout_error(deadline)
             raise error from error.__cause__
 
     async def _refresh(self) -> None:
@@ -326,8 +329,8 @@ class Cluster:
 
     def keep_fresh(self) -> None:
         """Refresh metadata every `metadata.max.age.ms` from now on, sooner while a tracked topic is unknown."""
-        if self._keeper is None and not self._closed:
-            self._keeper = asyncio.ensure_future(self._keep_fresh())
+        if self._refresher is None and not self._closed:
+            self._refresher = asyncio.ensure_future(self._keep_fresh())
 
     async def _keep_fresh(self) -> None:
         fruitless = 0
@@ -357,7 +360,7 @@ class Cluster:
 
         Raises PeerError(UNKNOWN_TOPIC_OR_PARTITION) if the topic or partition still does not exist at the deadline.
         """
-        patience_s = asyncio.get_running_loop().time() + _UNKNOWN_TOPIC_PATIENCE_MS / 1000
+        timeout_at_s = asyncio.get_running_loop().time() + _UNKNOWN_TOPIC_TIMEOUT_MS / 1000
         asked = False
         while True:
             found = self.metadata.leader(tp)
@@ -370,12 +373,12 @@ class Cluster:
             trouble = broker_error(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_unknown else ErrorCode.LEADER_NOT_AVAILABLE, str(tp)
             )
-            deadline.trouble = trouble
+            deadline.last_error = trouble
             if asked:
-                if is_unknown and asyncio.get_running_loop().time() > patience_s:
+                if is_unknown and asyncio.get_running_loop().time() > timeout_at_s:
                     raise trouble
                 if deadline.is_over:
-                    raise self.out_of_time(deadline)
+                    raise self.timeout_error(deadline)
                 await self.pause(deadline)
             asked = True
             await self.fetch_metadata([tp.topic], deadline)

@@ -102,7 +102,7 @@ def _on_truncation(value: Any) -> Any:
     return text
 
 
-def _refused(reason: str) -> Callable[[Any], Any]:
+def _unsupported(reason: str) -> Callable[[Any], Any]:
     def parse(value: Any) -> Any:
         raise ValueError(reason)
 
@@ -153,7 +153,7 @@ _PRODUCER: Final[dict[str, Property]] = {
     ),
     "transactional.id": Property(
         None,
-        _refused("transactional producers are not supported; the producer is idempotent without it"),
+        _unsupported("transactional producers are not supported; the producer is idempotent without it"),
     ),
 }
 _CONSUMER: Final[dict[str, Property]] = {
@@ -278,7 +278,7 @@ class ClientConfig:
                 values[name] = prop.parse(value)
             except (TypeError, ValueError) as error:
                 raise OperatorError(f"The property {spelled}={value!r} cannot be used", str(error)) from None
-        _check_together(kind, values, merged)
+        _check_combinations(kind, values, merged)
         return cls(kind, addresses(values.get("bootstrap.controllers") or values["bootstrap.servers"]), values)
 
 
@@ -305,7 +305,7 @@ def addresses(servers: Sequence[str]) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def _check_together(kind: str, values: dict[str, Any], given: Mapping[str, Any]) -> None:
+def _check_combinations(kind: str, values: dict[str, Any], given: Mapping[str, Any]) -> None:
     if kind == "producer":
         if values["enable.idempotence"] is None:
             # As in Kafka's producer: enabled unless another setting conflicts with it.

@@ -78,17 +78,17 @@ class Connection(asyncio.BufferedProtocol):
     ) -> asyncio.Future[memoryview]:
         """Send a request immediately; returns a future of the response's body (a view that owns its memory)."""
         self._check_open()
-        correlation_id = self._take_correlation_id()
+        correlation_id = self._allocate_correlation_id()
         answer: asyncio.Future[memoryview] = self._loop.create_future()
         timer = self._loop.call_later(timeout_ms / 1000, self._expire, api_key, timeout_ms)
         self._pending.append(_Pending(correlation_id, api_key, version, answer, timer))
         self._write(api_key, version, correlation_id, body)
         return answer
 
-    def post_unanswered(self, api_key: ApiKey, version: int, body: Sequence[Buffer]) -> None:
+    def post_without_response(self, api_key: ApiKey, version: int, body: Sequence[Buffer]) -> None:
         """Send a request that has no response (Produce with acks=0)."""
         self._check_open()
-        self._write(api_key, version, self._take_correlation_id(), body)
+        self._write(api_key, version, self._allocate_correlation_id(), body)
 
     async def drained(self) -> None:
         """Wait until the socket accepts more data, or the connection is lost."""
@@ -238,7 +238,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         self._transport.writelines(frame.encode_request_frame(api_key, version, correlation_id, self._client_id, body))
 
-    def _take_correlation_id(self) -> int:
+    def _allocate_correlation_id(self) -> int:
         taken = self._next_correlation_id
         self._next_correlation_id = (taken + 1) & 0x7FFFFFFF
         return taken
@@ -283,7 +283,7 @@ async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.S
     except OSError as error:
         if type(error).__module__ == "ssl":
             raise OperatorError(
-                f"{peer}: the TLS handshake failed: {error}{_unless_tls(error, config)}",
+                f"{peer}: the TLS handshake failed: {error}{_plaintext_hint(error, config)}",
                 "Check security.protocol, ssl.ca.location and that the certificate names this host.",
             ) from None
         if tls is not None and isinstance(error, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)):
@@ -293,9 +293,9 @@ async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.S
                 f"{config['security.protocol']} requires a TLS listener, and the port may be a plaintext one"
             ) from None
         raise ConnectionLost(f"no connection to {peer}: {error or type(error).__name__}") from None
-    _tune(transport, config)
+    _set_socket_options(transport, config)
     try:
-        await _learn_versions(connection, config)
+        await _fetch_api_versions(connection, config)
         if config["security.protocol"].startswith("SASL"):
             await _authenticate(connection, config)
     except BaseException:
@@ -304,14 +304,14 @@ async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.S
     return connection
 
 
-def _unless_tls(error: OSError, config: ClientConfig) -> str:
+def _plaintext_hint(error: OSError, config: ClientConfig) -> str:
     """A hint if the peer may not use TLS at all: OpenSSL reads its bytes as a TLS record of an invalid version."""
     if getattr(error, "reason", None) not in ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING"):
         return ""
     return f" (security.protocol={config['security.protocol']}, and the port may be a plaintext one)"
 
 
-def _tune(transport: asyncio.Transport, config: ClientConfig) -> None:
+def _set_socket_options(transport: asyncio.Transport, config: ClientConfig) -> None:
     transport.set_write_buffer_limits(high=4 * 1024 * 1024)
     plain: socket.socket | None = transport.get_extra_info("socket")
     if plain is None:
@@ -323,7 +323,7 @@ def _tune(transport: asyncio.Transport, config: ClientConfig) -> None:
             plain.setsockopt(socket.SOL_SOCKET, option, config[name])
 
 
-async def _learn_versions(connection: Connection, config: ClientConfig) -> None:
+async def _fetch_api_versions(connection: Connection, config: ClientConfig) -> None:
     timeout_ms = int(config["request.timeout.ms"])
     version = SUPPORTED[ApiKey.API_VERSIONS][1]
     name, software_version = client_software()
@@ -349,10 +349,10 @@ async def _learn_versions(connection: Connection, config: ClientConfig) -> None:
 async def _authenticate(connection: Connection, config: ClientConfig) -> None:
     timeout_ms, mechanism = int(config["request.timeout.ms"]), config["sasl.mechanism"]
     key = ApiKey.SASL_HANDSHAKE
-    shaken = await connection.call(key, connection.version_for(key), {"mechanism": mechanism}, timeout_ms=timeout_ms)
-    code = error_code(shaken.error_code)
+    handshake = await connection.call(key, connection.version_for(key), {"mechanism": mechanism}, timeout_ms=timeout_ms)
+    code = error_code(handshake.error_code)
     if code is not ErrorCode.NONE:
-        raise broker_error(code, f"{connection.peer} supports {', '.join(shaken.mechanisms)}, not {mechanism}")
+        raise broker_error(code, f"{connection.peer} supports {', '.join(handshake.mechanisms)}, not {mechanism}")
     exchange = sasl_exchange(mechanism, config["sasl.username"], config["sasl.password"])
     key, message = ApiKey.SASL_AUTHENTICATE, next(exchange)
     while True:

@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from fenceline.client.admin_groups import Membership, fetch_committed
-from fenceline.client.admin_groups import commit as commit_outside
+from fenceline.client.admin_groups import commit as commit_without_membership
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import CommitFailedError, TimedOut
-from fenceline.client.group import Group
+from fenceline.client.group import GroupMember
 from fenceline.client.offsets import (
     EARLIEST,
     LATEST,
@@ -32,13 +32,13 @@ from fenceline.ids import NO_EPOCH, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class MadeCommit:
+class PendingCommit:
     """Offsets, and the membership under which their records were returned: no other one may commit them. None: without
     membership in the group.
     """
 
     offsets: Mapping[TopicPartition, CommittedOffset]
-    made_by: Membership | None = None
+    membership: Membership | None = None
 
 
 class ConsumerOffsets(ABC):
@@ -49,12 +49,12 @@ class ConsumerOffsets(ABC):
     positions: Positions
 
     def __init__(self) -> None:
-        self._turns = asyncio.Lock()
+        self._commit_lock = asyncio.Lock()
         """Commits are sent in the order of their calls: the retry of an earlier one never overwrites a later one."""
 
     @property
     @abstractmethod
-    def _member(self) -> Group | None:
+    def _member(self) -> GroupMember | None:
         """The membership of a subscribed consumer; others commit without membership."""
 
     async def committed(
@@ -78,37 +78,37 @@ class ConsumerOffsets(ABC):
         """
         self._require_group()
         if offsets is None:
-            values = self.commitable()
+            values = self.committable()
         else:
             values = {
                 TopicPartition(*tp): CommittedOffset(value) if isinstance(value, int) else _with_epoch(*value)
                 for tp, value in offsets.items()
             }
-        made = self._made(values)
+        commit = self._capture_commit(values)
         # The task of an earlier automatic commit may not have started: let it run first.
         await asyncio.sleep(0)
-        await self._send_commit(made, timeout_ms)
+        await self._send_commit(commit, timeout_ms)
 
-    def _made(self, values: Mapping[TopicPartition, CommittedOffset]) -> MadeCommit:
-        return MadeCommit(values, None if (member := self._member) is None else member.membership)
+    def _capture_commit(self, values: Mapping[TopicPartition, CommittedOffset]) -> PendingCommit:
+        return PendingCommit(values, None if (member := self._member) is None else member.membership)
 
-    async def _send_commit(self, made: MadeCommit, timeout_ms: float | None) -> None:
+    async def _send_commit(self, commit: PendingCommit, timeout_ms: float | None) -> None:
         """Raises CommitFailedError as `commit` does."""
-        if not made.offsets:
+        if not commit.offsets:
             return
         group_id = self._require_group()
         deadline = self._deadline(timeout_ms)
         try:
             async with asyncio.timeout(deadline.left_ms / 1000):
-                await self._turns.acquire()
+                await self._commit_lock.acquire()
         except TimeoutError:
             raise TimedOut(
                 f"group {group_id}: an earlier commit has had no response for {deadline.timeout_ms:.0f} ms"
             ) from None
         try:
-            if made.made_by is None:
+            if commit.membership is None:
                 await self.cluster.retrying(
-                    deadline, lambda: commit_outside(self.cluster, group_id, made.offsets, deadline)
+                    deadline, lambda: commit_without_membership(self.cluster, group_id, commit.offsets, deadline)
                 )
                 return
             if (member := self._member) is None:
@@ -117,17 +117,17 @@ class ConsumerOffsets(ABC):
                     f"group {group_id}: the consumer left the group before its commit succeeded. Other members may "
                     "read records since the last commit again.",
                 )
-            if foreign := sorted(tp for tp in made.offsets if tp not in self.positions):
+            if foreign := sorted(tp for tp in commit.offsets if tp not in self.positions):
                 raise CommitFailedError(
                     ErrorCode.ILLEGAL_GENERATION,
                     f"group {group_id}: {', '.join(map(str, foreign))} is not assigned to this member, and another "
                     "member may have committed it. Commit before partitions are revoked (on_revoked).",
                 )
-            await member.commit(made.offsets, deadline, made_by=made.made_by)
+            await member.commit(commit.offsets, deadline, membership=commit.membership)
         finally:
-            self._turns.release()
+            self._commit_lock.release()
 
-    def commitable(self) -> dict[TopicPartition, CommittedOffset]:
+    def committable(self) -> dict[TopicPartition, CommittedOffset]:
         """The positions behind the records that were returned."""
         return {
             tp: CommittedOffset(state.position.offset, state.position.record_epoch)
@@ -139,13 +139,13 @@ class ConsumerOffsets(ABC):
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, LogOffset]:
         """Log start offsets, each with the leader epoch of its record (-1: unknown)."""
-        return await self._look_up(partitions, EARLIEST, timeout_ms)
+        return await self._lookup(partitions, EARLIEST, timeout_ms)
 
     async def end_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, LogOffset]:
         """High watermarks, or last stable offsets with isolation.level=read_committed, each with the leader's epoch."""
-        return await self._look_up(partitions, LATEST, timeout_ms)
+        return await self._lookup(partitions, LATEST, timeout_ms)
 
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
@@ -160,7 +160,7 @@ class ConsumerOffsets(ABC):
         known = answer.topics.get(topic)
         return [] if known is None else sorted(known.partitions)
 
-    async def _look_up(
+    async def _lookup(
         self, partitions: Collection[TopicPartition], spec: int, timeout_ms: float | None
     ) -> dict[TopicPartition, LogOffset]:
         found = await self._list({TopicPartition(*tp): spec for tp in partitions}, timeout_ms)

@@ -13,7 +13,7 @@ def backoff_ms(attempt: int, base_ms: int, max_ms: int) -> float:
 
 
 class Deadline:
-    """When a call times out. `trouble` is the error of the last attempt, for the message of the final TimedOut.
+    """When a call times out. `last_error` is the error of the last attempt, for the message of the final TimedOut.
 
     `longest_pause_ms`: the longest pause between attempts, for a call with a shorter timeout than `retry.backoff.*`.
     """
@@ -23,7 +23,7 @@ class Deadline:
         self.longest_pause_ms = longest_pause_ms
         self._loop = asyncio.get_running_loop()
         self._end_s = self._loop.time() + timeout_ms / 1000
-        self.trouble: BaseException | None = None
+        self.last_error: BaseException | None = None
         self.attempt = 0
 
     @property

@@ -82,12 +82,12 @@ class Outcome:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
 
-        def settle() -> None:
+        def resolve() -> None:
             if not waiter.done():
                 waiter.set_result(None)
 
         def wake() -> None:
-            loop.call_soon_threadsafe(settle)
+            loop.call_soon_threadsafe(resolve)
 
         self.when_done(wake)
         await waiter

@@ -31,14 +31,14 @@ class EpochStart(NamedTuple):
     offset: int
 
 
-class Question(NamedTuple):
+class EpochQuery(NamedTuple):
     """The query for the end of `epoch` on the leader. The logs diverge at `below` at the latest."""
 
     epoch: int
     below: int
 
 
-class Parting(NamedTuple):
+class Divergence(NamedTuple):
     """The leader's log differs from the records read at `offset` (exclusive end of the common part; -1: unknown).
 
     `epoch`: of the leader's record before `offset`, -1 if unknown. Not `is_exact`: the logs may diverge earlier, among
@@ -81,7 +81,7 @@ class EpochHistory:
         ends = [*(start.offset for start in self._starts[1:]), 2**63]
         return tuple(start.epoch for start, end in zip(self._starts, ends, strict=False) if end > offset)
 
-    def compare(self, asked: Question, end: EpochEnd) -> Question | Parting:
+    def compare(self, asked: EpochQuery, end: EpochEnd) -> EpochQuery | Divergence:
         """Evaluate the leader's answer to `asked`: another query, or the divergence (E25).
 
         A divergence at or behind `asked.below` means that the logs do not diverge before it.
@@ -89,33 +89,33 @@ class EpochHistory:
         is_undefined = end.end_offset < 0 or end.leader_epoch < 0
         if not is_undefined and end.leader_epoch >= asked.epoch:
             # No broker answers with a higher epoch; if one did, the result would not be exact.
-            return self._parting(min(end.end_offset, asked.below), end, is_exact=end.leader_epoch == asked.epoch)
+            return self._divergence(min(end.end_offset, asked.below), end, is_exact=end.leader_epoch == asked.epoch)
         held = asked.epoch - 1 if is_undefined else end.leader_epoch
         number = next((n for n, start in enumerate(self._starts) if start.epoch > held), None)
         if is_undefined and not number:
-            return Parting(-1, NO_EPOCH, is_exact=False)
+            return Divergence(-1, NO_EPOCH, is_exact=False)
         if number is None:
-            return self._parting(min(end.end_offset, asked.below), end, is_exact=False)
+            return self._divergence(min(end.end_offset, asked.below), end, is_exact=False)
         start = self._starts[number]
         if start.offset == _UNKNOWN:
             # The leader does not have the epoch of the record before the first one read.
             below = min(asked.below, end.end_offset, self._from_offset - 1)
-            return self._parting(max(0, below), end, is_exact=False)
+            return self._divergence(max(0, below), end, is_exact=False)
         below = min(asked.below, start.offset)
         if number == 0:
-            return self._parting(min(below, end.end_offset), end, is_exact=False)
+            return self._divergence(min(below, end.end_offset), end, is_exact=False)
         before = self._starts[number - 1].epoch
         if is_undefined:
-            return Question(before, below)
+            return EpochQuery(before, below)
         below = min(below, end.end_offset)
-        return self._parting(below, end) if before == end.leader_epoch else Question(before, below)
+        return self._divergence(below, end) if before == end.leader_epoch else EpochQuery(before, below)
 
-    def _parting(self, offset: int, end: EpochEnd, *, is_exact: bool = True) -> Parting:
+    def _divergence(self, offset: int, end: EpochEnd, *, is_exact: bool = True) -> Divergence:
         """The epoch before `offset` is the answered one if that ends at `offset`, or if records of it were read."""
         known = offset == end.end_offset or any(s.epoch == end.leader_epoch for s in self._starts)
-        return Parting(offset, end.leader_epoch if known else NO_EPOCH, is_exact)
+        return Divergence(offset, end.leader_epoch if known else NO_EPOCH, is_exact)
 
 
-def fits(starts: Iterable[EpochStart], epoch: int) -> bool:
+def can_follow(starts: Iterable[EpochStart], epoch: int) -> bool:
     """Whether these epochs can follow `epoch`: in a log, epochs never decrease."""
     return all(start.epoch >= epoch for start in starts)

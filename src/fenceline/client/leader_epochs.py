@@ -26,28 +26,28 @@ class LeaderEpochs:
     """The learned leader epochs of one consumer."""
 
     def __init__(self) -> None:
-        self._said: dict[TopicPartition, LeaderAndEpoch] = {}
+        self._learned: dict[TopicPartition, LeaderAndEpoch] = {}
 
     def of(self, tp: TopicPartition, leader: LeaderAndEpoch) -> LeaderAndEpoch | None:
         """`leader` of metadata, with the learned epoch if metadata has none (-1: it cannot be learned); None if it must
         be learned first."""
         if leader.leader < 0 or leader.epoch >= 0:
             return leader
-        said = self._said.get(tp)
-        return said if said is not None and said.leader == leader.leader else None
+        learned = self._learned.get(tp)
+        return learned if learned is not None and learned.leader == leader.leader else None
 
     def learn(self, tp: TopicPartition, node_id: int, epoch: int) -> None:
         """Store the epoch that the leader returned."""
-        self._said[tp] = LeaderAndEpoch(node_id, max(epoch, NO_EPOCH))
+        self._learned[tp] = LeaderAndEpoch(node_id, max(epoch, NO_EPOCH))
 
-    def can_not_tell(self, tp: TopicPartition, node_id: int) -> None:
+    def mark_unavailable(self, tp: TopicPartition, node_id: int) -> None:
         """The epoch cannot be learned from this leader."""
-        self._said[tp] = LeaderAndEpoch(node_id, NO_EPOCH)
+        self._learned[tp] = LeaderAndEpoch(node_id, NO_EPOCH)
 
     def forget(self, tp: TopicPartition) -> None:
         """The epoch may have changed. A leader from which it cannot be learned is not asked again."""
-        if tp in self._said and self._said[tp].epoch >= 0:
-            del self._said[tp]
+        if tp in self._learned and self._learned[tp].epoch >= 0:
+            del self._learned[tp]
 
 
 class EpochGuesses:
@@ -60,12 +60,12 @@ class EpochGuesses:
         """The guess to send in a request about the partition; -1 unless its leader omits its epoch."""
         return self._at_least.get(tp, NO_EPOCH)
 
-    def untold(self, tp: TopicPartition, named: int) -> None:
+    def epoch_omitted(self, tp: TopicPartition, named: int) -> None:
         """A leader answered without its epoch. `named`: metadata's epoch, -1 if there is none."""
         if named >= 0:
             self._at_least[tp] = named
 
-    def refused(self, tp: TopicPartition, guess: int, named: int, code: ErrorCode) -> bool:
+    def rejected(self, tp: TopicPartition, guess: int, named: int, code: ErrorCode) -> bool:
         """A leader rejected `guess`; True if there is another one to try.
 
         FENCED_LEADER_EPOCH: the leader's epoch is higher, and metadata may have it by now. UNKNOWN_LEADER_EPOCH: it is

@@ -61,7 +61,7 @@ class LossReceipt(NamedTuple):
             f"{self.records} records, {self.loss_class}, {kept})"
         )
 
-    def tells_of(self, start_offset: int, end_offset_exclusive: int, epochs: Iterable[int] = ()) -> bool:
+    def overlaps(self, start_offset: int, end_offset_exclusive: int, epochs: Iterable[int] = ()) -> bool:
         """Whether the receipt covers a part of a range of its partition; `epochs`: of the records read there, empty if
         unknown."""
         read_in = set(epochs)
@@ -120,7 +120,7 @@ async def find_receipts(
             error = errors[number]
             start, topic_id = max(0, error.divergent_offset), cluster.metadata.topic_id(error.topic)
             is_of_topic = not receipt.topic_id or topic_id in (ZERO_UUID, decode_uuid(receipt.topic_id))
-            if is_of_topic and receipt.tells_of(start, error.truncated_from, error.epochs):
+            if is_of_topic and receipt.overlaps(start, error.truncated_from, error.epochs):
                 found[number][receipt.id] = receipt
     return [tuple(sorted(each.values(), key=lambda receipt: (receipt.time_ms, receipt.id))) for each in found]
 
@@ -136,7 +136,7 @@ async def _ledger(cluster: Cluster, config: ClientConfig, deadline: Deadline) ->
     left = {ledger: starts[ledger].offset for ledger in partitions if starts[ledger].offset < ends[ledger].offset}
     while left:
         if deadline.is_over:
-            raise cluster.out_of_time(deadline)
+            raise cluster.timeout_error(deadline)
         moved = False
         for node_id, led in (await cluster.by_leader(list(left), deadline)).items():
             wanted = [
@@ -147,7 +147,7 @@ async def _ledger(cluster: Cluster, config: ClientConfig, deadline: Deadline) ->
                 connection = await cluster.link(node_id).connection()
                 answers = await fetch_once(cluster, connection, wanted, config, max_wait_ms=0)
             except (ConnectionLost, TimedOut) as error:
-                deadline.trouble = error
+                deadline.last_error = error
                 continue
             for ledger, answer in answers.items():
                 if answer.error_code or not answer.records:

@@ -121,7 +121,9 @@ async def ask_offsets(
         answers = await _ask_offsets_once(cluster, node_id, timestamps, guesses, deadline, isolation_level)
         found |= {tp: _with_guess(answer, guesses.get(tp, NO_EPOCH)) for tp, answer in answers.items()}
         timestamps = {
-            tp: LATEST for tp, guess in guesses.items() if tp in answers and _has_another(cluster, tp, guess, found[tp])
+            tp: LATEST
+            for tp, guess in guesses.items()
+            if tp in answers and _has_next_guess(cluster, tp, guess, found[tp])
         }
         if not timestamps:
             break
@@ -134,14 +136,14 @@ def _with_guess(answer: OffsetAndEpoch | ErrorCode, guess: int) -> OffsetAndEpoc
     return answer._replace(leader_epoch=guess)
 
 
-def _has_another(cluster: Cluster, tp: TopicPartition, guess: int, answer: OffsetAndEpoch | ErrorCode) -> bool:
+def _has_next_guess(cluster: Cluster, tp: TopicPartition, guess: int, answer: OffsetAndEpoch | ErrorCode) -> bool:
     """Whether to request the log end again, with another guess of the leader's epoch."""
     guesses, named = cluster.epoch_guesses, cluster.metadata.untrusted_epoch(tp)
     if isinstance(answer, ErrorCode):
-        return guess >= 0 and guesses.refused(tp, guess, named, answer)
+        return guess >= 0 and guesses.rejected(tp, guess, named, answer)
     if answer.leader_epoch >= 0 or answer.offset < 0:
         return False
-    guesses.untold(tp, named)
+    guesses.epoch_omitted(tp, named)
     return guesses.of(tp) >= 0
 
 
@@ -278,7 +280,7 @@ async def _ask_leaders(
         moved = set(wanted)
         for outcome in outcomes:
             if isinstance(outcome, ConnectionLost | TimedOut):
-                deadline.trouble = outcome
+                deadline.last_error = outcome
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
@@ -286,7 +288,7 @@ async def _ask_leaders(
                     if not isinstance(answer, ErrorCode):
                         found[tp] = answer
                         continue
-                    deadline.trouble = error = broker_error(answer, f"{what} of {tp}")
+                    deadline.last_error = error = broker_error(answer, f"{what} of {tp}")
                     if answer not in RETRIABLE:
                         raise error
                     if answer is ErrorCode.OFFSET_NOT_AVAILABLE:
@@ -294,7 +296,7 @@ async def _ask_leaders(
         if not wanted - found.keys():
             return found
         if deadline.is_over:
-            raise cluster.out_of_time(deadline)
+            raise cluster.timeout_error(deadline)
         await cluster.pause(deadline)
         # OFFSET_NOT_AVAILABLE comes from the leader: retry without a metadata refresh (gaps.md G15).
         if stale := {tp.topic for tp in moved - found.keys()}:

@@ -17,8 +17,8 @@ def partition_of_key(key: bytes, partition_count: int) -> int:
     return murmur2(key) % partition_count
 
 
-class Sticky:
-    """The partition for records without a key; call `move_on` after each batch."""
+class StickyPartitioner:
+    """The partition for records without a key; call `switch` after each batch."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()
@@ -30,7 +30,7 @@ class Sticky:
             chosen = self._current[topic] = self._rng.choice(available)
         return chosen
 
-    def move_on(self, topic: str, available: Sequence[int]) -> int:
+    def switch(self, topic: str, available: Sequence[int]) -> int:
         """Switch to another partition if there is one."""
         now = self._current.get(topic)
         others = [p for p in available if p != now] or list(available)

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
-from fenceline.client.epoch_history import Question
+from fenceline.client.epoch_history import EpochQuery
 from fenceline.client.errors import RETRIABLE, STALE_METADATA, ConnectionLost, TimedOut, broker_error
 from fenceline.client.leader_epochs import LeaderEpochs
 from fenceline.client.offsets import FENCED_LIST_OFFSETS, LATEST, OffsetAndEpoch, ask_epoch_ends, ask_offsets
@@ -30,7 +30,7 @@ from fenceline.wire.apis import ApiKey
 _log = logging.getLogger("fenceline.client")
 _VALIDATING_VERSION: Final = 2
 """The first version of OffsetForLeaderEpoch with a current leader epoch."""
-_FOR_CONSUMERS: Final = 3
+_OPEN_TO_CONSUMERS: Final = 3
 """Before this version brokers may require the ClusterAction permission (E22, E46)."""
 _DENIED: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
@@ -42,8 +42,8 @@ class Delay(Protocol):
 
 
 class PositionRequests:
-    """Runs on the consumer's loop. `settled(tps)`: requests about these were answered; `tell(error, tp)`: report an
-    error to the caller of poll.
+    """Runs on the consumer's loop. `on_answers(tps)`: requests about these were answered; `report(error, tp)`: an error
+    for the caller of poll.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class PositionRequests:
         positions: Positions,
         config: ClientConfig,
         *,
-        settled: Callable[[Collection[TopicPartition]], None],
+        on_answers: Callable[[Collection[TopicPartition]], None],
         delay: Delay,
-        tell: Callable[[Exception, TopicPartition | None], None],
+        report: Callable[[Exception, TopicPartition | None], None],
     ) -> None:
         self._cluster = cluster
         self._positions = positions
         self._config = config
         self._isolation = int(config["isolation.level"] == "read_committed")
-        self._settled, self._delay, self._tell = settled, delay, tell
+        self._requests_answered, self._delay, self._report = on_answers, delay, report
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._warned_of: set[int] = set()
+        self._warned_nodes: set[int] = set()
         self.epochs = LeaderEpochs()
 
     async def close(self) -> None:
@@ -87,16 +87,16 @@ class PositionRequests:
 
     def _ended(self, kind: str, node_id: int) -> None:
         del self._tasks[kind, node_id]
-        self._settled(())
+        self._requests_answered(())
 
     # -- validation
 
     async def _validate(self, node_id: int, partitions: Collection[TopicPartition]) -> None:
-        asked: dict[TopicPartition, tuple[Position, Question]] = {}
+        asked: dict[TopicPartition, tuple[Position, EpochQuery]] = {}
         for tp in partitions:
-            state, question = self._positions.get(tp), self._positions.question(tp)
-            if state is not None and state.fetch_position is not None and question is not None:
-                asked[tp] = state.fetch_position, question
+            state, query = self._positions.get(tp), self._positions.validation_query(tp)
+            if state is not None and state.fetch_position is not None and query is not None:
+                asked[tp] = state.fetch_position, query
         if not asked:
             return
         try:
@@ -104,41 +104,41 @@ class PositionRequests:
             connection = await self._cluster.link(node_id).connection()
             version = connection.max_version(ApiKey.OFFSET_FOR_LEADER_EPOCH)
             if version < _VALIDATING_VERSION:
-                self._warn_of_old_brokers(node_id)
+                self._warn_cannot_validate(node_id)
                 for tp, (position, _) in asked.items():
                     self._positions.skip_validation(tp, position)
-                self._settled(asked)
+                self._requests_answered(asked)
                 return
-            wanted = {tp: (question.epoch, position.leader.epoch) for tp, (position, question) in asked.items()}
+            wanted = {tp: (query.epoch, position.leader.epoch) for tp, (position, query) in asked.items()}
             ends = await ask_epoch_ends(self._cluster, node_id, wanted, deadline=deadline)
         except Exception as error:
             self._failed("validated", asked, error)
             return
-        open_ones = set(asked)
+        unresolved = set(asked)
         for tp, end in ends.items():
-            if version < _FOR_CONSUMERS and end in _DENIED and tp in asked:
-                self._warn_of_old_brokers(node_id, "requires the ClusterAction permission for OffsetForLeaderEpoch")
-                open_ones.discard(tp)
-                self.epochs.can_not_tell(tp, node_id)
+            if version < _OPEN_TO_CONSUMERS and end in _DENIED and tp in asked:
+                self._warn_cannot_validate(node_id, "requires the ClusterAction permission for OffsetForLeaderEpoch")
+                unresolved.discard(tp)
+                self.epochs.mark_unavailable(tp, node_id)
                 self._positions.skip_validation(tp, asked[tp][0])
             elif isinstance(end, ErrorCode):
                 self.epochs.forget(tp)
                 self._refused("OffsetForLeaderEpoch", tp, end)
             elif tp in asked:
-                open_ones.discard(tp)
-                position, question = asked[tp]
-                if self._positions.complete_validation(tp, position, question, end) is Verdict.DIVERGED:
+                unresolved.discard(tp)
+                position, query = asked[tp]
+                if self._positions.complete_validation(tp, position, query, end) is Verdict.DIVERGED:
                     _log.warning(
                         "%s", self._positions.of(tp).truncation or f"{tp}: the log was truncated below the reset offset"
                     )
-        if open_ones:
-            self._delay(open_ones)
-        self._settled(asked.keys() - open_ones)
+        if unresolved:
+            self._delay(unresolved)
+        self._requests_answered(asked.keys() - unresolved)
 
-    def _warn_of_old_brokers(self, node_id: int, why: str = "is too old to validate positions") -> None:
+    def _warn_cannot_validate(self, node_id: int, why: str = "is too old to validate positions") -> None:
         """Log, once per broker, that it cannot validate positions."""
-        if node_id not in self._warned_of:
-            self._warned_of.add(node_id)
+        if node_id not in self._warned_nodes:
+            self._warned_nodes.add(node_id)
             _log.warning(
                 "broker %d %s (Kafka 2.3 and newer answer every consumer, 2.1 and 2.2 users with the ClusterAction "
                 "permission): a truncation of its logs is only detected by records of an older epoch",
@@ -170,7 +170,7 @@ class PositionRequests:
         for tp, answer in self._answered(partitions, found):
             self.epochs.learn(tp, node_id, answer.leader_epoch)
             if answer.leader_epoch < 0:
-                self._warn_of_old_brokers(node_id)
+                self._warn_cannot_validate(node_id)
 
     # -- resets
 
@@ -193,10 +193,10 @@ class PositionRequests:
             return
         answered = self._answered(wanted, found)
         for tp, answer in answered:
-            self._take_offset(tp, serials.get(tp, -1), answer)
-        self._settled({tp for tp, _ in answered})
+            self._apply_offset(tp, serials.get(tp, -1), answer)
+        self._requests_answered({tp for tp, _ in answered})
 
-    def _take_offset(self, tp: TopicPartition, serial: int, answer: OffsetAndEpoch) -> None:
+    def _apply_offset(self, tp: TopicPartition, serial: int, answer: OffsetAndEpoch) -> None:
         state = self._positions.get(tp)
         if answer.offset >= 0:
             self._positions.complete_reset(tp, serial, answer)
@@ -216,8 +216,8 @@ class PositionRequests:
                 self._refused("ListOffsets", tp, answer)
             else:
                 answered.append((tp, answer))
-        if open_ones := set(wanted) - {tp for tp, _ in answered}:
-            self._delay(open_ones)
+        if unresolved := set(wanted) - {tp for tp, _ in answered}:
+            self._delay(unresolved)
         return answered
 
     def _failed(self, what: str, partitions: Mapping[TopicPartition, Any], error: Exception) -> None:
@@ -226,11 +226,11 @@ class PositionRequests:
             _log.info("positions could not be %s, retrying: %s", what, error)
             self._cluster.request_refresh()
         elif not isinstance(error, PeerError) or error.code not in RETRIABLE:
-            self._tell(error, None)
+            self._report(error, None)
         self._delay(partitions.keys(), is_answered=is_answered)
 
     def _refused(self, what: str, tp: TopicPartition, code: ErrorCode) -> None:
         if code in STALE_METADATA or code is ErrorCode.UNKNOWN_LEADER_EPOCH:
             self._cluster.request_refresh()
         elif code not in RETRIABLE:
-            self._tell(broker_error(code, f"{what} of {tp}"), tp)
+            self._report(broker_error(code, f"{what} of {tp}"), tp)

@@ -26,14 +26,14 @@ from enum import Enum
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from fenceline.client.epoch_history import EpochHistory, EpochStart, Parting, Question
+from fenceline.client.epoch_history import Divergence, EpochHistory, EpochQuery, EpochStart
 from fenceline.client.errors import LogTruncationError, TopicReplacedError
 from fenceline.client.metadata import UNKNOWN_LEADER, LeaderAndEpoch
 from fenceline.client.offsets import EpochEnd, OffsetAndEpoch
 from fenceline.errors import OperatorError
 from fenceline.ids import NO_EPOCH, ZERO_UUID, TopicPartition
 
-_SERIALS: Final = 1 << 32
+_SERIALS_PER_ASSIGNMENT: Final = 1 << 32
 """More serials than one state ever uses."""
 
 
@@ -47,11 +47,11 @@ class Phase(Enum):
 class Verdict(Enum):
     """The result of validating a position with an OffsetForLeaderEpoch response."""
 
-    STANDS = "valid"
+    VALID = "valid"
     DIVERGED = "diverged"
     ASK_AGAIN = "ask again"
     """About an earlier epoch, or about the returned position."""
-    TOO_LATE = "stale"
+    STALE = "stale"
     """The position has changed since the request."""
 
 
@@ -73,7 +73,7 @@ class Position(NamedTuple):
         return self.epoch if self.is_exact else NO_EPOCH
 
 
-class PartitionState:
+class PositionState:
     """One assigned partition. `serial` changes whenever prefetched records become invalid."""
 
     __slots__ = (
@@ -86,7 +86,7 @@ class PartitionState:
         "out_of_range",
         "phase",
         "position",
-        "question",
+        "query",
         "read_replica",
         "read_replica_until_s",
         "replaced",
@@ -104,7 +104,7 @@ class PartitionState:
         self.position: Position | None = None
         self.epochs = EpochHistory(0)
         self.fetch_position: Position | None = None
-        self.question: Question | None = None
+        self.query: EpochQuery | None = None
         """The next query of a search for the divergence; None: the first query of a validation."""
         self.is_paused = False
         self.reset_to: str | int | None = None
@@ -140,7 +140,7 @@ class Positions:
     """All assigned partitions."""
 
     def __init__(self) -> None:
-        self._states: dict[TopicPartition, PartitionState] = {}
+        self._states: dict[TopicPartition, PositionState] = {}
         self._assigned_count = 0
         """How many partitions were assigned so far; makes the serials of each assignment unique."""
 
@@ -150,17 +150,17 @@ class Positions:
     def __iter__(self) -> Iterator[TopicPartition]:
         return iter(self._states)
 
-    def items(self) -> list[tuple[TopicPartition, PartitionState]]:
+    def items(self) -> list[tuple[TopicPartition, PositionState]]:
         return list(self._states.items())
 
-    def lost(self) -> list[tuple[TopicPartition, PartitionState]]:
+    def lost(self) -> list[tuple[TopicPartition, PositionState]]:
         """Partitions with a truncation or a recreated topic that poll must report."""
         return [(tp, state) for tp, state in self._states.items() if state.is_lost]
 
-    def get(self, tp: TopicPartition) -> PartitionState | None:
+    def get(self, tp: TopicPartition) -> PositionState | None:
         return self._states.get(tp)
 
-    def of(self, tp: TopicPartition) -> PartitionState:
+    def of(self, tp: TopicPartition) -> PositionState:
         """The state of an assigned partition. Raises OperatorError for any other."""
         state = self._states.get(tp)
         if state is None:
@@ -177,7 +177,7 @@ class Positions:
         for tp in sorted(wanted - self._states.keys()):
             # Records fetched for a former assignment must not be valid for this one.
             self._assigned_count += 1
-            self._states[tp] = PartitionState(self._assigned_count * _SERIALS)
+            self._states[tp] = PositionState(self._assigned_count * _SERIALS_PER_ASSIGNMENT)
 
     def seek(self, tp: TopicPartition, offset: int, epoch: int = NO_EPOCH) -> None:
         """Set the position; with an epoch it is validated before the next fetch (E53)."""
@@ -187,7 +187,7 @@ class Positions:
             )
         state = self.of(tp)
         epoch = max(epoch, NO_EPOCH)  # E56
-        self._place(state, Position(offset, epoch))
+        self._set_position(state, Position(offset, epoch))
         # A position with an epoch is not fetched from before a leader has validated it.
         state.phase = Phase.AWAIT_VALIDATION if epoch >= 0 else Phase.FETCHING
 
@@ -196,7 +196,7 @@ class Positions:
         state = self.of(tp)
         state.phase, state.reset_to = Phase.AWAIT_RESET, to
         state.position = state.fetch_position = None
-        state.truncation, state.question, state.out_of_range = None, None, False
+        state.truncation, state.query, state.out_of_range = None, None, False
         state.replaced, state.topic_id = None, ZERO_UUID
         state.serial += 1
 
@@ -206,7 +206,7 @@ class Positions:
         state = self._states.get(tp)
         if state is None or state.serial != serial or state.phase is not Phase.AWAIT_RESET:
             return
-        self._place(state, Position(found.offset, found.leader_epoch, is_exact=found.leader_epoch < 0))
+        self._set_position(state, Position(found.offset, found.leader_epoch, is_exact=found.leader_epoch < 0))
         state.phase = Phase.FETCHING
 
     def check_leader(self, tp: TopicPartition, leader: LeaderAndEpoch) -> bool:
@@ -219,7 +219,7 @@ class Positions:
             return False
         state.fetch_position = state.fetch_position._replace(leader=leader)
         # All queries of a search carry the same current leader epoch (E64).
-        state.question = None
+        state.query = None
         # Errors and timeouts of the previous leader do not delay requests to this one.
         state.retry_at_s, state.unanswered = 0.0, 0
         state.read_replica = -1
@@ -243,7 +243,7 @@ class Positions:
             return True
         return False
 
-    def question(self, tp: TopicPartition) -> Question | None:
+    def validation_query(self, tp: TopicPartition) -> EpochQuery | None:
         """The query to the leader for a position that awaits validation. None if there is none, or if the known leader
         has an older epoch than the position: then metadata is stale (G7).
         """
@@ -253,19 +253,19 @@ class Positions:
         position = state.fetch_position
         if state.is_lost or position.leader.leader < 0 or position.epoch > position.leader.epoch:
             return None
-        return state.question or Question(position.epoch, position.offset)
+        return state.query or EpochQuery(position.epoch, position.offset)
 
-    def demand_validation(self, tp: TopicPartition) -> bool:
+    def request_validation(self, tp: TopicPartition) -> bool:
         """Request a validation of the position; False if it or its leader has no known epoch."""
         state = self._states.get(tp)
         if state is None or state.fetch_position is None or state.fetch_position.epoch < 0:
             return False
         if state.fetch_position.leader.epoch < 0:
             return False
-        state.phase, state.question = Phase.AWAIT_VALIDATION, None
+        state.phase, state.query = Phase.AWAIT_VALIDATION, None
         return True
 
-    def complete_validation(self, tp: TopicPartition, checked: Position, asked: Question, end: EpochEnd) -> Verdict:
+    def complete_validation(self, tp: TopicPartition, checked: Position, asked: EpochQuery, end: EpochEnd) -> Verdict:
         """Apply the OffsetForLeaderEpoch response to a query about `checked` (E47-E49).
 
         A divergence below `position` is kept in `truncation`, for the next poll to raise. For one above it, the
@@ -273,10 +273,10 @@ class Positions:
         """
         state = self._states.get(tp)
         if state is None or state.phase is not Phase.AWAIT_VALIDATION or state.fetch_position != checked:
-            return Verdict.TOO_LATE
-        if asked != (state.question or Question(checked.epoch, checked.offset)):
-            return Verdict.TOO_LATE
-        return self._take_end(tp, state, asked, end)
+            return Verdict.STALE
+        if asked != (state.query or EpochQuery(checked.epoch, checked.offset)):
+            return Verdict.STALE
+        return self._apply_epoch_end(tp, state, asked, end)
 
     def skip_validation(self, tp: TopicPartition, checked: Position) -> None:
         """The leader does not support validation (E46)."""
@@ -290,15 +290,15 @@ class Positions:
         ahead = state.fetch_position
         assert ahead is not None, "only a position can diverge"
         state.phase = Phase.AWAIT_VALIDATION
-        return self._take_end(tp, state, Question(ahead.epoch, ahead.offset), end)
+        return self._apply_epoch_end(tp, state, EpochQuery(ahead.epoch, ahead.offset), end)
 
     def rewritten(self, tp: TopicPartition) -> None:
         """Records of an older epoch follow the ones read, and no (old) broker can be asked where the log diverged."""
         state = self.of(tp)
-        if self._goes_back(state):
+        if self._refetch_from_position(state):
             return
         state.phase = Phase.AWAIT_VALIDATION
-        self._part(tp, state, Parting(-1, NO_EPOCH, is_exact=False))
+        self._set_truncation(tp, state, Divergence(-1, NO_EPOCH, is_exact=False))
 
     def rewind(self, tp: TopicPartition) -> None:
         """Drop prefetched records (after a pause, for example): fetch from `position` again."""
@@ -308,7 +308,7 @@ class Positions:
             if state.phase is Phase.AWAIT_VALIDATION and state.position.epoch < 0 and not state.is_lost:
                 # Only the prefetched position had an epoch to validate.
                 state.phase = Phase.FETCHING
-        state.question = None
+        state.query = None
         state.serial += 1
 
     def consumed(self, tp: TopicPartition, offset: int, epoch: int, starts: Iterable[EpochStart] = ()) -> None:
@@ -324,36 +324,36 @@ class Positions:
     # -- inside
 
     @staticmethod
-    def _place(state: PartitionState, position: Position) -> None:
+    def _set_position(state: PositionState, position: Position) -> None:
         state.position = state.fetch_position = position
         state.epochs = EpochHistory(position.offset, position.record_epoch)
-        state.truncation, state.question, state.reset_to, state.out_of_range = None, None, None, False
+        state.truncation, state.query, state.reset_to, state.out_of_range = None, None, None, False
         state.replaced, state.topic_id = None, ZERO_UUID
         state.waits_for_epoch_since_s, state.retry_at_s = None, 0.0
         state.read_replica = -1
         state.serial += 1
 
-    def _take_end(self, tp: TopicPartition, state: PartitionState, asked: Question, end: EpochEnd) -> Verdict:
+    def _apply_epoch_end(self, tp: TopicPartition, state: PositionState, asked: EpochQuery, end: EpochEnd) -> Verdict:
         ahead = state.fetch_position
         assert ahead is not None, "only a position is validated"
         is_first = asked.epoch == ahead.epoch
         if is_first and end.leader_epoch == asked.epoch and end.end_offset >= ahead.offset:
-            state.phase, state.question = Phase.FETCHING, None
-            return Verdict.STANDS
-        if self._goes_back(state):
+            state.phase, state.query = Phase.FETCHING, None
+            return Verdict.VALID
+        if self._refetch_from_position(state):
             return Verdict.ASK_AGAIN
         found = state.epochs.compare(asked, end)
-        if isinstance(found, Question):
-            state.question = found
+        if isinstance(found, EpochQuery):
+            state.query = found
             return Verdict.ASK_AGAIN
         if found.offset >= ahead.offset or (found.offset < 0 and not ahead.is_exact):
-            state.phase, state.question = Phase.FETCHING, None
-            return Verdict.STANDS
-        self._part(tp, state, found)
+            state.phase, state.query = Phase.FETCHING, None
+            return Verdict.VALID
+        self._set_truncation(tp, state, found)
         return Verdict.DIVERGED
 
     @staticmethod
-    def _goes_back(state: PartitionState) -> bool:
+    def _refetch_from_position(state: PositionState) -> bool:
         """If there are prefetched records, drop them and validate `position` next; False if there are none."""
         position, ahead = state.position, state.fetch_position
         assert position is not None, "only a position can diverge"
@@ -364,19 +364,19 @@ class Positions:
         state.fetch_position = position._replace(leader=ahead.leader)
         can_be_asked = position.epoch >= 0 and ahead.leader.epoch >= 0
         state.phase = Phase.AWAIT_VALIDATION if can_be_asked else Phase.FETCHING
-        state.question = None
+        state.query = None
         return True
 
-    def _part(self, tp: TopicPartition, state: PartitionState, found: Parting) -> None:
+    def _set_truncation(self, tp: TopicPartition, state: PositionState, found: Divergence) -> None:
         position = state.position
         assert position is not None, "only a position can diverge"
         if not position.is_exact and found.offset >= 0:
             # No record was returned since the reset, and the log was truncated below it: start at the divergence.
-            self._place(state, Position(found.offset, found.epoch))
+            self._set_position(state, Position(found.offset, found.epoch))
             state.phase = Phase.FETCHING
             return
         state.serial += 1
-        state.question = None
+        state.query = None
         state.truncation = LogTruncationError(
             tp.topic,
             tp.partition,

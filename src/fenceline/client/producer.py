@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.client.accumulator import Accumulator
+from fenceline.client.client_base import AsyncClient, BlockingClient
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
 from fenceline.client.delivery import BulkDelivery, Delivery, Outcome, RecordMetadata
 from fenceline.client.errors import RETRIABLE, BufferFull, TimedOut, broker_error
-from fenceline.client.face import AsyncFace, BlockingFace
-from fenceline.client.partitioner import Sticky, partition_of_key
+from fenceline.client.partitioner import StickyPartitioner, partition_of_key
 from fenceline.client.sender import Sender
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.ids import TopicPartition
@@ -34,7 +34,7 @@ _ROOM_POLL_S: Final = 0.005
 
 
 class _Core:
-    """What both producers share. Thread-safe, except `learn`."""
+    """What both producers share. Thread-safe, except `update_partitions`."""
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
@@ -44,23 +44,23 @@ class _Core:
             codec=Codec.from_name(config["compression.type"]),
             level=config["compression.level"],
         )
-        self.sticky = Sticky()
+        self.sticky = StickyPartitioner()
         self.partitions: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Topic -> (partition count, partitions with a leader)."""
-        self.named: dict[str, tuple[TopicPartition, ...]] = {}
+        self.topic_partitions: dict[str, tuple[TopicPartition, ...]] = {}
         """The partitions of each topic, so that they are not created for every record."""
         self._keys_choose = config["partitioner"] != "round_robin"
         self.wake: Callable[[], None] = lambda: None
 
-    def choose(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+    def choose_partition(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
         count, available = self.partitions[topic]
         if partition is not None:
             if not 0 <= partition < count:
                 raise OperatorError(f"{topic} has no partition {partition}", f"Use 0 to {count - 1}, or leave it out.")
-            return self.named[topic][partition]
+            return self.topic_partitions[topic][partition]
         if key is not None and self._keys_choose:
-            return self.named[topic][partition_of_key(key, count)]
-        return self.named[topic][self.sticky.current(topic, available)]
+            return self.topic_partitions[topic][partition_of_key(key, count)]
+        return self.topic_partitions[topic][self.sticky.current(topic, available)]
 
     def try_append(
         self,
@@ -72,7 +72,7 @@ class _Core:
         timestamp: int,
     ) -> Delivery | None:
         """Append without waiting; None if the buffer is full."""
-        tp = self.choose(topic, key, partition)
+        tp = self.choose_partition(topic, key, partition)
         pairs: Sequence[tuple[str, bytes | None]] = ()
         if headers:
             pairs = list(headers.items()) if isinstance(headers, Mapping) else headers
@@ -81,7 +81,7 @@ class _Core:
         if added is None and is_sticky:
             # The partition's batch is full (or there is none): records without a key change partition with each batch.
             _, available = self.partitions[topic]
-            tp = TopicPartition(topic, self.sticky.move_on(topic, available))
+            tp = TopicPartition(topic, self.sticky.switch(topic, available))
             added = self.accumulator.append(tp, timestamp, key, value, pairs)
         if added is None:
             return None
@@ -90,12 +90,12 @@ class _Core:
             self.wake()
         return Delivery(outcome, index, timestamp)
 
-    def learn(self, cluster: Cluster) -> None:
+    def update_partitions(self, cluster: Cluster) -> None:
         """Copy partition counts from metadata. Runs on the loop."""
         for name, topic in cluster.metadata.topics.items():
             if topic.partitions:
                 led = tuple(i for i, p in topic.partitions.items() if p.leader >= 0)
-                self.named[name] = tuple(TopicPartition(name, i) for i in range(len(topic.partitions)))
+                self.topic_partitions[name] = tuple(TopicPartition(name, i) for i in range(len(topic.partitions)))
                 self.partitions[name] = (len(topic.partitions), led or tuple(topic.partitions))
 
     def check_sizes(self, key: bytes | None, value: bytes | None) -> None:
@@ -107,7 +107,7 @@ class _Core:
             )
 
 
-class AsyncProducer(AsyncFace):
+class AsyncProducer(AsyncClient):
     """`delivery = await producer.send(...)` buffers a record; `await delivery` waits for its acknowledgement.
 
     Create it inside a running loop; close it with `await close()` or use it as an async context manager.
@@ -119,7 +119,7 @@ class AsyncProducer(AsyncFace):
         self._core = _Core(self.config)
         self._sender = Sender(self.cluster, self._core.accumulator, self.config)
         self._core.wake = self._sender.wake
-        self.cluster.on_update.append(lambda: self._core.learn(self.cluster))
+        self.cluster.on_update.append(lambda: self._core.update_partitions(self.cluster))
         self.cluster.on_update.append(self._sender.wake)
 
     async def send(
@@ -191,7 +191,7 @@ class AsyncProducer(AsyncFace):
             found = answer.topics.get(topic)
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if found is None else found.error
             error = broker_error(code, f"topic {topic}")
-            deadline.trouble = error
+            deadline.last_error = error
             if code not in RETRIABLE:
                 raise error
             # Do not wait for a topic that the broker does not create.
@@ -230,12 +230,12 @@ class AsyncProducer(AsyncFace):
 
     async def _wait_for_room(self, deadline: Deadline) -> None:
         accumulator = self._core.accumulator
-        accumulator.starved += 1
+        accumulator.waiting_for_memory += 1
         try:
             self._sender.wake()
             await asyncio.sleep(_ROOM_POLL_S)
         finally:
-            accumulator.starved -= 1
+            accumulator.waiting_for_memory -= 1
         if deadline.is_over:
             raise BufferFull(
                 f"buffer.memory={self.config['buffer.memory']} was full for {deadline.timeout_ms:.0f} ms: records are "
@@ -243,7 +243,7 @@ class AsyncProducer(AsyncFace):
             )
 
 
-class Producer(BlockingFace[AsyncProducer]):
+class Producer(BlockingClient[AsyncProducer]):
     """Blocking producer: `send` returns a delivery immediately, `flush` waits for all of them. Thread-safe."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
@@ -272,7 +272,7 @@ class Producer(BlockingFace[AsyncProducer]):
         """
         core = self._core
         if topic not in core.partitions:
-            self._face.run(self._async.prepare(topic))
+            self._loop_thread.run(self._async.prepare(topic))
         if (value is not None and len(value) > 65_536) or (key is not None and len(key) > 65_536):
             core.check_sizes(key, value)
         timestamp = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
@@ -310,7 +310,7 @@ class Producer(BlockingFace[AsyncProducer]):
 
         core = self._core
         if topic not in core.partitions:
-            self._face.run(self._async.prepare(topic))
+            self._loop_thread.run(self._async.prepare(topic))
         count, available = core.partitions[topic]
         outcomes: list[tuple[Outcome, int]] = []
         for tp, encoded, rows in encoded_pieces(
@@ -337,18 +337,18 @@ class Producer(BlockingFace[AsyncProducer]):
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Send all buffered records and wait until they are acknowledged or failed. Raises TimedOut."""
-        self._face.run(self._async.flush(None if timeout_s is None else timeout_s * 1000))
+        self._loop_thread.run(self._async.flush(None if timeout_s is None else timeout_s * 1000))
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
         """The topic's partitions; the broker may create the topic (`allow.auto.create.topics`)."""
         if topic not in self._core.partitions:
-            self._face.run(self._async.prepare(topic))
+            self._loop_thread.run(self._async.prepare(topic))
         return tuple(range(self._core.partitions[topic][0]))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush and stop. Deliveries of records not sent within `timeout_s` fail."""
         timeout_ms = None if timeout_s is None else timeout_s * 1000
-        self._close_with(lambda: self._face.run(self._async.close(timeout_ms)))
+        self._close_with(lambda: self._loop_thread.run(self._async.close(timeout_ms)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -366,8 +366,8 @@ class Producer(BlockingFace[AsyncProducer]):
         if self._waking:
             return
         self._waking = True
-        self._face.check_usable()
-        self._face.call_soon(self._wake_on_loop)
+        self._loop_thread.check_usable()
+        self._loop_thread.call_soon(self._wake_on_loop)
 
     def _wake_on_loop(self) -> None:
         self._waking = False

@@ -41,7 +41,17 @@ RangeSpec = OffsetRange | tuple[int, int] | tuple[int, int, int] | tuple[int, in
 class Cursor:
     """The progress of one range."""
 
-    __slots__ = ("epoch", "epochs", "offset", "patience", "range", "stalled_since_s", "tp", "trouble", "validated")
+    __slots__ = (
+        "epoch",
+        "epochs",
+        "last_error",
+        "leader_deadline",
+        "offset",
+        "range",
+        "stalled_since_s",
+        "tp",
+        "validated",
+    )
 
     def __init__(self, tp: TopicPartition, wanted: OffsetRange) -> None:
         self.tp = tp
@@ -49,9 +59,9 @@ class Cursor:
         self.offset = wanted.start_offset
         self.epoch = wanted.leader_epoch
         self.stalled_since_s: float | None = None
-        self.patience: Deadline | None = None
+        self.leader_deadline: Deadline | None = None
         """The deadline for finding a leader; None while a leader serves the range."""
-        self.trouble: PeerError | None = None
+        self.last_error: PeerError | None = None
         """The last error for which the range changed its leader."""
         self.validated = wanted.leader_epoch < 0
         known = [start for start in wanted.epochs if start.offset < wanted.start_offset]
@@ -60,7 +70,7 @@ class Cursor:
         )
         """The epochs of the records read, and those of the plan below them."""
 
-    def take(self, piece: Fetched) -> None:
+    def advance(self, piece: Fetched) -> None:
         """Advance behind a piece that was read."""
         for start in piece.epoch_starts:
             if start.offset < piece.next_offset:
@@ -72,7 +82,7 @@ class Cursor:
         return self.offset >= self.range.end_offset_exclusive
 
 
-def first_of_another_epoch(planned: Sequence[EpochStart], epoch: int, piece: Fetched) -> EpochStart | None:
+def first_epoch_mismatch(planned: Sequence[EpochStart], epoch: int, piece: Fetched) -> EpochStart | None:
     """The first record in a piece whose epoch differs from the planned one: its offset and epoch.
 
     `epoch`: of the record before the piece. Records below the first planned epoch, and those without an epoch, are not
@@ -108,22 +118,22 @@ class Budget:
         self._room = asyncio.Event()
         self.brokers = 1
 
-    async def promise(self, wished_bytes: int) -> int:
+    async def reserve(self, wished_bytes: int) -> int:
         """Wait for free memory and reserve it for a request; returns the maximum response size. Each broker gets an
         equal share, and one share is for the pieces that the caller decodes meanwhile."""
         while not self._memory.has_room:
             self._room.clear()
             await self._room.wait()
-        return self._memory.promise(min(wished_bytes, self._limit_bytes // (self.brokers + 1)))
+        return self._memory.reserve(min(wished_bytes, self._limit_bytes // (self.brokers + 1)))
 
-    def redeem(self, promised_bytes: int) -> None:
-        self._memory.redeem(promised_bytes)
+    def release_reservation(self, reserved_bytes: int) -> None:
+        self._memory.release_reservation(reserved_bytes)
         self._room.set()
 
-    def keep(self, piece: Fetched) -> None:
-        self._memory.keep(piece)
+    def hold(self, piece: Fetched) -> None:
+        self._memory.hold(piece)
 
-    def let_go(self, pieces: Iterable[Fetched]) -> None:
+    def release(self, pieces: Iterable[Fetched]) -> None:
         """Release pieces that the caller has decoded."""
-        self._memory.let_go(pieces)
+        self._memory.release(pieces)
         self._room.set()

@@ -13,10 +13,11 @@ import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from fenceline.client.client_base import AsyncClient, BlockingClient, LoopThread
 from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
-from fenceline.client.epoch_history import EpochStart, Question
+from fenceline.client.epoch_history import EpochQuery, EpochStart
 from fenceline.client.errors import (
     RETRIABLE,
     ConnectionLost,
@@ -28,12 +29,11 @@ from fenceline.client.errors import (
     broker_error,
     error_code,
 )
-from fenceline.client.face import AsyncFace, BlockingFace, LoopThread
 from fenceline.client.fetch_wire import PartitionFetch, fetch_once
 from fenceline.client.fetched import ConsumerRecord, Fetched, scan, to_arrow, to_records
-from fenceline.client.news import NewsWatch
+from fenceline.client.long_poll import LongPoller
 from fenceline.client.offsets import EARLIEST, LATEST, EpochEnd, list_offsets, offsets_for_leader_epoch
-from fenceline.client.ranges import Budget, Cursor, OffsetRange, RangeSpec, first_of_another_epoch
+from fenceline.client.ranges import Budget, Cursor, OffsetRange, RangeSpec, first_epoch_mismatch
 from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.records.aborted import AbortedTransactions
@@ -49,7 +49,7 @@ _FIRST_VALIDATING_FETCH = 12
 """The first Fetch version with the last fetched epoch, which the broker validates."""
 
 
-class AsyncRangeReader(AsyncFace):
+class AsyncRangeReader(AsyncClient):
     """Create it inside a running loop. `stall_timeout_ms`: how long to wait for a log that ends before its range."""
 
     def __init__(
@@ -62,43 +62,43 @@ class AsyncRangeReader(AsyncFace):
         self.config = ClientConfig.parse("reader", bootstrap, config)
         self.cluster = Cluster(self.config)
         self._stall_timeout_ms = stall_timeout_ms
-        self._watch = NewsWatch(self.cluster)
+        self._long_poller = LongPoller(self.cluster)
 
     async def close(self) -> None:
-        await self._watch.close()
+        await self._long_poller.close()
         await self.cluster.close()
 
-    async def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
-        """See `NewsWatch.await_news`."""
-        return await self._watch.await_news(positions, timeout_ms)
+    async def wait_for_change(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
+        """See `LongPoller.wait_for_change`."""
+        return await self._long_poller.wait_for_change(positions, timeout_ms)
 
     async def fetch(self, ranges: Mapping[TopicPartition, RangeSpec]) -> AsyncIterator[Fetched]:
         """Pieces of the ranges as they arrive, those of a partition in order. A piece is held in memory until the next
         one is requested."""
         pieces: asyncio.Queue[Fetched | BaseException | None] = asyncio.Queue()
         budget = Budget(self.config["queued.max.bytes"])
-        known = _KnownTruncation()
-        task = asyncio.ensure_future(self.pump(ranges, known.noting(pieces.put_nowait), budget))
+        truncation = _DetectedTruncation()
+        task = asyncio.ensure_future(self.fetch_all(ranges, truncation.observe(pieces.put_nowait), budget))
         try:
             while True:
                 piece = await pieces.get()
-                known.raise_it()
+                truncation.raise_if_detected()
                 if piece is None:
                     return
                 if isinstance(piece, BaseException):
                     raise piece
                 yield piece
-                budget.let_go([piece])
+                budget.release([piece])
                 del piece
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def pump(self, ranges: Mapping[TopicPartition, RangeSpec], deliver: Any, budget: Budget) -> None:
+    async def fetch_all(self, ranges: Mapping[TopicPartition, RangeSpec], deliver: Any, budget: Budget) -> None:
         """Fetch all ranges; call `deliver` with each piece, at the end with None or the exception."""
         try:
             cursors = self._cursors(ranges)
-            await self._look_up(cursors)
+            await self._fetch_metadata(cursors)
             await self._read_all([c for c in cursors if not c.is_done], deliver, budget)
         except asyncio.CancelledError:
             raise
@@ -120,7 +120,7 @@ class AsyncRangeReader(AsyncFace):
             cursors.append(Cursor(TopicPartition(*tp), wanted))
         return cursors
 
-    async def _look_up(self, cursors: list[Cursor]) -> None:
+    async def _fetch_metadata(self, cursors: list[Cursor]) -> None:
         if not cursors:
             return
         await self.cluster.fetch_metadata(sorted({c.tp.topic for c in cursors}), self._deadline())
@@ -138,39 +138,39 @@ class AsyncRangeReader(AsyncFace):
 
     async def _read_all(self, waiting: list[Cursor], deliver: Any, budget: Budget) -> None:
         """One task per leader; cursors whose leader has changed are returned by it and passed to the next one."""
-        pumps: set[asyncio.Task[list[Cursor]]] = set()
+        tasks: set[asyncio.Task[list[Cursor]]] = set()
         try:
-            while waiting or pumps:
+            while waiting or tasks:
                 if waiting:
-                    grouped = await self.cluster.by_leader([c.tp for c in waiting], self._patience_with(waiting))
+                    grouped = await self.cluster.by_leader([c.tp for c in waiting], self._earliest_deadline(waiting))
                     by_tp = {c.tp: c for c in waiting}
                     waiting = []
                     for node_id, led in grouped.items():
                         cursors = [by_tp[tp] for tp, _ in led]
-                        pumps.add(asyncio.ensure_future(self._read_from(node_id, cursors, deliver, budget)))
-                    budget.brokers = len(pumps)
-                done, pumps = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-                waiting = [cursor for pump in done for cursor in pump.result()]
+                        tasks.add(asyncio.ensure_future(self._read_from(node_id, cursors, deliver, budget)))
+                    budget.brokers = len(tasks)
+                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                waiting = [cursor for task in done for cursor in task.result()]
                 for cursor in waiting:
                     # The new leader's log may diverge.
                     cursor.validated = cursor.epoch < 0
                     # The timeout starts when the leader is lost, not when the read started.
-                    cursor.patience = cursor.patience or self._deadline()
-                    cursor.patience.trouble = cursor.trouble
+                    cursor.leader_deadline = cursor.leader_deadline or self._deadline()
+                    cursor.leader_deadline.last_error = cursor.last_error
                 if waiting:
-                    deadline = self._patience_with(waiting)
+                    deadline = self._earliest_deadline(waiting)
                     if deadline.is_over:
-                        raise self.cluster.out_of_time(deadline)
+                        raise self.cluster.timeout_error(deadline)
                     await self.cluster.pause(deadline)
                     await self.cluster.fetch_metadata(sorted({c.tp.topic for c in waiting}), deadline)
         finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _patience_with(self, cursors: list[Cursor]) -> Deadline:
+    def _earliest_deadline(self, cursors: list[Cursor]) -> Deadline:
         """The deadline of the cursor that has been without a leader for longest."""
-        running = [cursor.patience for cursor in cursors if cursor.patience is not None]
+        running = [cursor.leader_deadline for cursor in cursors if cursor.leader_deadline is not None]
         return min(running, key=lambda deadline: deadline.left_ms) if running else self._deadline()
 
     async def _read_from(self, node_id: int, cursors: list[Cursor], deliver: Any, budget: Budget) -> list[Cursor]:
@@ -179,26 +179,26 @@ class AsyncRangeReader(AsyncFace):
         active = list(cursors)
         while active:
             wished_bytes = len(active) * self.config["max.partition.fetch.bytes"]
-            max_bytes = await budget.promise(min(wished_bytes, self.config["fetch.max.bytes"]))
+            max_bytes = await budget.reserve(min(wished_bytes, self.config["fetch.max.bytes"]))
             try:
                 try:
                     answers = await self._fetch(node_id, active, max_bytes)
                 except (ConnectionLost, TimedOut) as error:
                     for cursor in active:
-                        cursor.trouble = error
+                        cursor.last_error = error
                     return moved + active
                 still: list[Cursor] = []
                 for cursor in active:
                     answer = answers.get(cursor.tp)
                     if answer is None:
-                        cursor.trouble = ConnectionLost(f"the response of broker {node_id} lacks {cursor.tp}")
+                        cursor.last_error = ConnectionLost(f"the response of broker {node_id} lacks {cursor.tp}")
                         moved.append(cursor)
-                    elif not await self._take(cursor, answer, deliver, budget):
+                    elif not await self._handle_response(cursor, answer, deliver, budget):
                         moved.append(cursor)
                     elif not cursor.is_done:
                         still.append(cursor)
             finally:
-                budget.redeem(max_bytes)
+                budget.release_reservation(max_bytes)
             # Rotate the order, so that full responses do not starve the partitions at the end.
             active = still[1:] + still[:1]
         return moved
@@ -222,24 +222,24 @@ class AsyncRangeReader(AsyncFace):
             self.config["max.partition.fetch.bytes"],
         )
 
-    async def _take(self, cursor: Cursor, answer: FetchedPartition, deliver: Any, budget: Budget) -> bool:
+    async def _handle_response(self, cursor: Cursor, answer: FetchedPartition, deliver: Any, budget: Budget) -> bool:
         """Handle one partition's response; False if its leader must be looked up again."""
         code = error_code(answer.error_code)
         tp = cursor.tp
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             raise await self._explain_out_of_range(cursor)
         if code is not ErrorCode.NONE:
-            cursor.trouble = broker_error(code, f"reading {tp} at offset {cursor.offset}")
+            cursor.last_error = broker_error(code, f"reading {tp} at offset {cursor.offset}")
             if code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
                 # The damage is on the broker's disk: a retry does not help.
-                raise cursor.trouble
+                raise cursor.last_error
             return False
-        cursor.patience = None
+        cursor.leader_deadline = None
         if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
             raise await self._truncation(cursor, EpochEnd(*answer.diverging_epoch), self._deadline())
         if answer.records:
             piece, newer = self._scan(cursor, answer, cursor.range.end_offset_exclusive)
-            other = first_of_another_epoch(cursor.range.epochs, cursor.epoch, piece)
+            other = first_epoch_mismatch(cursor.range.epochs, cursor.epoch, piece)
             if other is not None:
                 # The records below are as planned, and are returned.
                 piece, _ = self._scan(cursor, answer, other.offset)
@@ -247,9 +247,9 @@ class AsyncRangeReader(AsyncFace):
                 other = EpochStart(newer.leader_epoch, max(newer.base_offset, cursor.offset))
             is_ahead = piece.next_offset > cursor.offset
             if is_ahead:
-                cursor.take(piece)
+                cursor.advance(piece)
                 if piece.runs:
-                    budget.keep(piece)
+                    budget.hold(piece)
                     deliver(piece)
             if other is not None:
                 raise EpochMismatchError(
@@ -280,8 +280,8 @@ class AsyncRangeReader(AsyncFace):
 
         `answer`: the leader's response about the cursor's epoch.
         """
-        found = cursor.epochs.compare(Question(cursor.epoch, cursor.offset), answer)
-        while isinstance(found, Question):
+        found = cursor.epochs.compare(EpochQuery(cursor.epoch, cursor.offset), answer)
+        while isinstance(found, EpochQuery):
             wanted = {cursor.tp: (found.epoch, -1)}
             answer = (await offsets_for_leader_epoch(self.cluster, wanted, deadline=deadline))[cursor.tp]
             found = cursor.epochs.compare(found, answer)
@@ -325,7 +325,7 @@ class AsyncRangeReader(AsyncFace):
         end = (await list_offsets(self.cluster, {tp: LATEST}, deadline=deadline))[tp]
         if cursor.epoch >= 0 and cursor.offset >= start.offset:
             known = (await offsets_for_leader_epoch(self.cluster, {tp: (cursor.epoch, -1)}, deadline=deadline))[tp]
-            if not _holds(cursor, known):
+            if not _has_records_read(cursor, known):
                 return await self._truncation(cursor, known, deadline)
         return OffsetOutOfRangeError(
             tp.topic,
@@ -345,18 +345,18 @@ class AsyncRangeReader(AsyncFace):
         wanted = {tp: (cursor.epoch, -1) for tp, cursor in unchecked.items()}
         ends = await offsets_for_leader_epoch(self.cluster, wanted, deadline=deadline)
         for tp, cursor in unchecked.items():
-            if not _holds(cursor, ends[tp]):
+            if not _has_records_read(cursor, ends[tp]):
                 raise await self._truncation(cursor, ends[tp], deadline)
             cursor.validated = True
 
 
-class _KnownTruncation:
+class _DetectedTruncation:
     """The truncation that one read has detected, if any: no piece that was fetched before is returned after it."""
 
     def __init__(self) -> None:
         self._error: LogTruncationError | None = None
 
-    def noting(self, deliver: Callable[[Any], None]) -> Callable[[Any], None]:
+    def observe(self, deliver: Callable[[Any], None]) -> Callable[[Any], None]:
         def note(item: Any) -> None:
             if isinstance(item, LogTruncationError):
                 self._error = item
@@ -364,17 +364,17 @@ class _KnownTruncation:
 
         return note
 
-    def raise_it(self) -> None:
+    def raise_if_detected(self) -> None:
         if self._error is not None:
             raise self._error
 
 
-def _holds(cursor: Cursor, end: EpochEnd) -> bool:
+def _has_records_read(cursor: Cursor, end: EpochEnd) -> bool:
     """Whether the leader's log has the records read, by its response about the cursor's epoch (E10)."""
     return end.end_offset >= cursor.offset and end.leader_epoch >= cursor.epoch
 
 
-class RangeReader(BlockingFace[AsyncRangeReader]):
+class RangeReader(BlockingClient[AsyncRangeReader]):
     """Blocking range reader: `for batch in reader.read({tp: (start, end_exclusive, leader_epoch)}): ...`.
 
     All calls of `read`, also concurrent ones, share its connections. Cannot be used after a fork.
@@ -425,28 +425,28 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
         records are returned. Raises LogTruncationError, EpochMismatchError, OffsetOutOfRangeError, TopicReplacedError
         and errors of the brokers; no record is skipped silently.
         """
-        known = _KnownTruncation()
-        for pieces, give_back in self._pieces(ranges, known):
+        truncation = _DetectedTruncation()
+        for pieces, release in self._pieces(ranges, truncation):
             reached = [(TopicPartition(piece.topic, piece.partition), piece.next_offset) for piece in pieces]
             if arrow:
                 decoded: list[tuple[Any, list[tuple[TopicPartition, int]]]] = [(to_arrow(pieces, **options), reached)]
             else:
                 decoded = [(to_records(piece), [end]) for piece, end in zip(pieces, reached, strict=True)]
-            give_back()
+            release()
             for rows, ends in decoded:
-                known.raise_it()
+                truncation.raise_if_detected()
                 if progress is not None:
                     progress.update(ends)
                 # Compaction leaves batches without records.
                 if len(rows):
                     yield rows
 
-    def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
-        """See `NewsWatch.await_news`."""
-        return self._face.run(self._async.await_news(positions, timeout_ms))
+    def wait_for_change(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
+        """See `LongPoller.wait_for_change`."""
+        return self._loop_thread.run(self._async.wait_for_change(positions, timeout_ms))
 
     def _pieces(
-        self, ranges: Mapping[TopicPartition, RangeSpec], known: _KnownTruncation
+        self, ranges: Mapping[TopicPartition, RangeSpec], truncation: _DetectedTruncation
     ) -> Iterator[tuple[list[Fetched], Callable[[], None]]]:
         """The pieces that have arrived, a few megabytes at a time, so that many small partitions become few batches;
         with a function that clears the list and releases its memory.
@@ -457,22 +457,22 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
         async def construct() -> Budget:
             return Budget(self.config["queued.max.bytes"])
 
-        budget = self._face.run(construct())
+        budget = self._loop_thread.run(construct())
         pieces: list[Fetched] = []
 
-        def give_back() -> None:
-            self._face.call_soon(budget.let_go, pieces.copy())
+        def release() -> None:
+            self._loop_thread.call_soon(budget.release, pieces.copy())
             pieces.clear()
 
-        self._face.check_usable()
+        self._loop_thread.check_usable()
         task = asyncio.run_coroutine_threadsafe(
-            self._async.pump(ranges, known.noting(arrived.put), budget), self._face.loop
+            self._async.fetch_all(ranges, truncation.observe(arrived.put), budget), self._loop_thread.loop
         )
         try:
             while True:
-                last = _take_some(arrived, self._face, pieces, limit_bytes)
+                last = _next_pieces(arrived, self._loop_thread, pieces, limit_bytes)
                 if pieces:
-                    yield pieces, give_back
+                    yield pieces, release
                 if isinstance(last, BaseException):
                     raise last
                 if last is None:
@@ -481,12 +481,12 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
             task.cancel()
 
 
-def _take_some(
+def _next_pieces(
     arrived: queue.SimpleQueue[Any], face: LoopThread, pieces: list[Fetched], limit_bytes: int
 ) -> BaseException | Literal["more"] | None:
     """Move available pieces to `pieces`, at least one. Returns the item behind them, "more" if it is a piece."""
     size_bytes = 0
-    piece = _wait(arrived, face)
+    piece = _next_item(arrived, face)
     while isinstance(piece, Fetched):
         pieces.append(piece)
         size_bytes += piece.size_bytes
@@ -496,7 +496,7 @@ def _take_some(
     return piece
 
 
-def _wait(arrived: queue.SimpleQueue[Any], face: LoopThread) -> Fetched | BaseException | None:
+def _next_item(arrived: queue.SimpleQueue[Any], face: LoopThread) -> Fetched | BaseException | None:
     """The next piece; raises an error if the client is closed meanwhile."""
     while True:
         try:

@@ -26,7 +26,7 @@ from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import LogTruncationError
 from fenceline.client.loss_receipts import LossReceipt, find_receipts
-from fenceline.client.positions import PartitionState, Positions
+from fenceline.client.positions import Positions, PositionState
 from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import TopicPartition
 
@@ -49,45 +49,45 @@ class Truncations:
         chosen = config["on.truncation"]
         self._policy: str = chosen if isinstance(chosen, str) else "fail"
         self.decide: Decide | None = None if isinstance(chosen, str) else chosen
-        self._joined: dict[TopicPartition, LogTruncationError] = {}
+        self._with_receipts: dict[TopicPartition, LogTruncationError] = {}
         self.seen: deque[LogTruncationError] = deque(maxlen=_KEPT)
 
-    async def settle(self, lost: Collection[tuple[TopicPartition, PartitionState]]) -> None:
+    async def handle(self, lost: Collection[tuple[TopicPartition, PositionState]]) -> None:
         """Apply `on.truncation` to these. Raises one LogTruncationError for all partitions that are to fail."""
-        await self._join_receipts(lost)
-        failed = [error for tp, state in lost if (error := await self._settle(tp, state)) is not None]
+        await self._attach_receipts(lost)
+        failed = [error for tp, state in lost if (error := await self._handle_one(tp, state)) is not None]
         if failed:
             raise failed[0] if len(failed) == 1 else failed[0].with_others(failed[1:])
 
-    async def _join_receipts(self, lost: Collection[tuple[TopicPartition, PartitionState]]) -> None:
+    async def _attach_receipts(self, lost: Collection[tuple[TopicPartition, PositionState]]) -> None:
         """Add loss receipts to the truncations that are new, with one read of the ledger for all of them."""
         met = [
             (tp, state, state.truncation)
             for tp, state in lost
-            if state.truncation is not None and self._joined.get(tp) is not state.truncation
+            if state.truncation is not None and self._with_receipts.get(tp) is not state.truncation
         ]
         found = await self._receipts([error for _, _, error in met])
         for (tp, state, error), receipts in zip(met, found, strict=True):
             if state.truncation is error and self._positions.get(tp) is state:
-                state.truncation = self._joined[tp] = error.with_evidence(receipts)
+                state.truncation = self._with_receipts[tp] = error.with_evidence(receipts)
                 self.seen.append(state.truncation)
 
-    async def _settle(self, tp: TopicPartition, state: PartitionState) -> LogTruncationError | None:
+    async def _handle_one(self, tp: TopicPartition, state: PositionState) -> LogTruncationError | None:
         """Returns the error if it is to be raised."""
         error = state.truncation
-        if error is None or self._joined.get(tp) is not error or self._positions.get(tp) is not state:
+        if error is None or self._with_receipts.get(tp) is not error or self._positions.get(tp) is not state:
             return None
         if self.decide is None:
-            return self._go_on(tp, error, self._policy)
+            return self._apply_choice(tp, error, self._policy)
         serial = state.serial
         choice = self.decide(error)
         if inspect.isawaitable(choice):
             choice = await choice
         if self._positions.get(tp) is state and state.serial == serial:
-            return self._go_on(tp, error, "fail" if choice is None else choice)
+            return self._apply_choice(tp, error, "fail" if choice is None else choice)
         return None
 
-    def _go_on(self, tp: TopicPartition, error: LogTruncationError, choice: Any) -> LogTruncationError | None:
+    def _apply_choice(self, tp: TopicPartition, error: LogTruncationError, choice: Any) -> LogTruncationError | None:
         """Returns the error if it is to be raised."""
         if choice == "reset":
             choice = "fail" if self._config["auto.offset.reset"] == "none" else "rewind"

@@ -22,7 +22,7 @@ from fenceline.errors import OperatorError
 T = TypeVar("T")
 
 
-class AsyncFace(ABC):
+class AsyncClient(ABC):
     """An asynchronous client: `async with` closes it."""
 
     @abstractmethod
@@ -38,7 +38,7 @@ class AsyncFace(ABC):
         await self.close()
 
 
-Core = TypeVar("Core", bound=AsyncFace)
+Core = TypeVar("Core", bound=AsyncClient)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -50,7 +50,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-class Errands:
+class CallerThreadCalls:
     """Calls that a coroutine runs in the thread that waits for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -67,15 +67,15 @@ class Errands:
         try:
             result = function()
         except Exception as error:
-            self._loop.call_soon_threadsafe(_settle, answer, None, error)
+            self._loop.call_soon_threadsafe(_set_outcome, answer, None, error)
         except BaseException as error:
-            self._loop.call_soon_threadsafe(_settle, answer, None, RuntimeError(f"interrupted: {error!r}"))
+            self._loop.call_soon_threadsafe(_set_outcome, answer, None, RuntimeError(f"interrupted: {error!r}"))
             raise
         else:
-            self._loop.call_soon_threadsafe(_settle, answer, result, None)
+            self._loop.call_soon_threadsafe(_set_outcome, answer, result, None)
 
 
-def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def _set_outcome(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
     if answer.done():
         return
     if error is not None:
@@ -120,18 +120,18 @@ class LoopThread:
         """Also True in a process that was forked from the owner: there is nothing to close."""
         return self._closed or os.getpid() != self._owner_pid
 
-    def run_with_calls(self, make: Callable[[Errands], Coroutine[Any, Any, T]]) -> T:
+    def run_with_calls(self, make: Callable[[CallerThreadCalls], Coroutine[Any, Any, T]]) -> T:
         """`run` for work that calls functions in the caller's thread, where blocking calls are allowed.
 
-        `make` receives the `Errands` object through which the work makes these calls.
+        `make` receives the `CallerThreadCalls` object through which the work makes these calls.
         """
         self.check_usable()
-        errands = Errands(self.loop)
-        future = asyncio.run_coroutine_threadsafe(make(errands), self.loop)
-        future.add_done_callback(lambda _: errands.queue.put(None))
+        calls = CallerThreadCalls(self.loop)
+        future = asyncio.run_coroutine_threadsafe(make(calls), self.loop)
+        future.add_done_callback(lambda _: calls.queue.put(None))
         try:
-            while (errand := errands.queue.get()) is not None:
-                errands.perform(*errand)
+            while (call := calls.queue.get()) is not None:
+                calls.perform(*call)
             return future.result()
         except concurrent.futures.CancelledError:
             raise OperatorError("The client was closed during the call", "Create a new client.") from None
@@ -180,34 +180,34 @@ class LoopThread:
             self.loop.close()
 
 
-class BlockingFace(Generic[Core]):
+class BlockingClient(Generic[Core]):
     """A blocking client: an asynchronous core on its own thread, which is closed with it.
 
     `make` creates the core, on that thread.
     """
 
     def __init__(self, name: str, make: Callable[[], Core]) -> None:
-        self._face = LoopThread(name)
+        self._loop_thread = LoopThread(name)
 
         async def construct() -> Core:
             return make()
 
         try:
-            self._async = self._face.run(construct())
+            self._async = self._loop_thread.run(construct())
         except BaseException:
-            self._face.close()
+            self._loop_thread.close()
             raise
 
     def close(self) -> None:
         """Close the core, then its thread. Idempotent."""
-        self._close_with(lambda: self._face.run(self._async.close()))
+        self._close_with(lambda: self._loop_thread.run(self._async.close()))
 
     def _close_with(self, close_core: Callable[[], None]) -> None:
-        if not self._face.is_closed:
+        if not self._loop_thread.is_closed:
             try:
                 close_core()
             finally:
-                self._face.close()
+                self._loop_thread.close()
 
     def __enter__(self) -> Self:
         return self

@@ -26,34 +26,34 @@ Positions = Mapping[TopicPartition, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PendingRequest:
     positions: Positions
     answer: asyncio.Task[bool]
 
 
-class NewsWatch:
+class LongPoller:
     """Create it inside a running loop."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         # One record is a change.
         self._config = replace(cluster.config, values={**cluster.config.values, "fetch.min.bytes": 1})
-        self._asked: dict[int, _Asked] = {}
+        self._pending: dict[int, _PendingRequest] = {}
         """By leader. A broker handles a connection's requests in order, so a second one would wait for the first."""
         self._is_stale = False
         """Whether a response showed that metadata may be stale."""
 
     async def close(self) -> None:
-        answers = [asked.answer for asked in self._asked.values()]
+        answers = [pending.answer for pending in self._pending.values()]
         for answer in answers:
             answer.cancel()
         await asyncio.gather(*answers, return_exceptions=True)
 
-    async def await_news(self, positions: Positions, timeout_ms: int) -> bool:
+    async def wait_for_change(self, positions: Positions, timeout_ms: int) -> bool:
         """Wait for a change at `positions`: new records, another leader, or a truncation.
 
-        False if there is none within `timeout_ms`, or if all leaders answered that there is none. True also if a
-        leader's request in flight is for other positions: whether these have changed is not known.
+        False if there is none within `timeout_ms`, or if all leaders answered that there is none. Otherwise True, also
+        if a leader's request in flight is for other positions: whether these have changed is not known.
         """
         loop = asyncio.get_running_loop()
         deadline = Deadline(self._config["default.api.timeout.ms"])
@@ -65,12 +65,14 @@ class NewsWatch:
         is_covered = True
         for node_id, led in grouped.items():
             here = {tp: positions[tp] for tp, _ in led}
-            asked = self._asked.get(node_id)
-            if asked is None or asked.answer.done():
+            pending = self._pending.get(node_id)
+            if pending is None or pending.answer.done():
                 wanted = [PartitionFetch(tp, *here[tp], leader.epoch, 1) for tp, leader in led]
-                asked = self._asked[node_id] = _Asked(here, asyncio.ensure_future(self._ask(node_id, wanted)))
-            is_covered = is_covered and asked.positions == here
-        waiting = {self._asked[node_id].answer for node_id in grouped}
+                pending = self._pending[node_id] = _PendingRequest(
+                    here, asyncio.ensure_future(self._ask(node_id, wanted))
+                )
+            is_covered = is_covered and pending.positions == here
+        waiting = {self._pending[node_id].answer for node_id in grouped}
         while waiting:
             done, waiting = await asyncio.wait(
                 waiting, timeout=max(0.0, ends_s - loop.time()), return_when=asyncio.FIRST_COMPLETED

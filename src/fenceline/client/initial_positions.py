@@ -16,19 +16,19 @@ from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import NoOffsetError
 from fenceline.client.offsets import CommittedOffset
-from fenceline.client.positions import PartitionState, Phase, Positions
+from fenceline.client.positions import Phase, Positions, PositionState
 from fenceline.ids import TopicPartition
 
-_States = dict[TopicPartition, PartitionState]
+_States = dict[TopicPartition, PositionState]
 
 
-class _LookUp(NamedTuple):
+class _Lookup(NamedTuple):
     states: _States
     """Of the partitions looked up; one that was reassigned meanwhile has a new state and needs a new lookup."""
     answer: asyncio.Task[dict[TopicPartition, CommittedOffset]]
 
 
-class Starts:
+class InitialPositions:
     """The initial positions of one consumer. `started()` is called when partitions have a position or await a reset."""
 
     def __init__(
@@ -38,22 +38,22 @@ class Starts:
         self._positions = positions
         self._config = config
         self._started = started
-        self._under_way: _LookUp | None = None
+        self._pending: _Lookup | None = None
 
-    async def settle(self, deadline: Deadline) -> None:
+    async def resolve(self, deadline: Deadline) -> None:
         """Set the position of every partition that has none, within the deadline. Raises NoOffsetError and errors of
         the coordinator.
         """
         while states := {tp: state for tp, state in self._positions.items() if state.phase is Phase.INITIALIZING}:
             found: dict[TopicPartition, CommittedOffset] = {}
             if self._config["group.id"]:
-                look_up = self._look_up(states)
-                await asyncio.wait({look_up.answer}, timeout=deadline.left_ms / 1000)
-                if not look_up.answer.done():
+                lookup = self._lookup(states)
+                await asyncio.wait({lookup.answer}, timeout=deadline.left_ms / 1000)
+                if not lookup.answer.done():
                     return
-                if self._under_way is look_up:
-                    self._under_way = None
-                states, found = look_up.states, look_up.answer.result()
+                if self._pending is lookup:
+                    self._pending = None
+                states, found = lookup.states, lookup.answer.result()
             try:
                 for tp, state in states.items():
                     if self._positions.get(tp) is state and state.phase is Phase.INITIALIZING:
@@ -62,17 +62,17 @@ class Starts:
                 self._started()
 
     async def close(self) -> None:
-        look_up, self._under_way = self._under_way, None
-        if look_up is not None:
-            look_up.answer.cancel()
-            await asyncio.gather(look_up.answer, return_exceptions=True)
+        lookup, self._pending = self._pending, None
+        if lookup is not None:
+            lookup.answer.cancel()
+            await asyncio.gather(lookup.answer, return_exceptions=True)
 
-    def _look_up(self, states: _States) -> _LookUp:
-        if self._under_way is None:
-            patience = Deadline(self._config["default.api.timeout.ms"])
-            asked = fetch_committed(self._cluster, self._config["group.id"], list(states), patience)
-            self._under_way = _LookUp(states, asyncio.ensure_future(asked))
-        return self._under_way
+    def _lookup(self, states: _States) -> _Lookup:
+        if self._pending is None:
+            deadline = Deadline(self._config["default.api.timeout.ms"])
+            asked = fetch_committed(self._cluster, self._config["group.id"], list(states), deadline)
+            self._pending = _Lookup(states, asyncio.ensure_future(asked))
+        return self._pending
 
     def _start(self, tp: TopicPartition, committed: CommittedOffset | None) -> None:
         policy = self._config["auto.offset.reset"]
