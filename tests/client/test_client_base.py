@@ -1,4 +1,4 @@
-"""What every blocking client does when it is made and when it ends."""
+"""Creation and closing of the blocking clients."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What `poll` promises: no record that was read before a truncation is handed out once the client knows of it.
+"""The guarantee of `poll`: no record that was fetched before a truncation is returned once the client knows of it.
 
-Each test stops the client at a moment between fetching and handing out, and has the log cut there.
+Each test stops the client between fetching and returning, and truncates the log there.
 """
 
 from __future__ import annotations

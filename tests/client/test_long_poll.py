@@ -1,4 +1,4 @@
-"""Waiting at the brokers: how often they are asked, and what counts as news. `fetch_once` is the test's."""
+"""Long polling: how many requests are sent, and which responses count as a change. `fetch_once` is replaced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Asked = list[tuple[TopicPartition, int, int, int]]
 
 @dataclass
 class Brokers:
-    """Partition N is led by node N; a broker holds its answer back until the test gives it."""
+    """Partition N is led by node N; a broker delays its response until the test provides it."""
 
     config: ClientConfig = field(default_factory=lambda: ClientConfig.parse("reader", "h:1", {"fetch.min.bytes": 1000}))
     asked: dict[int, list[Asked]] = field(default_factory=lambda: defaultdict(list))
@@ -76,7 +76,7 @@ def test_a_broker_that_holds_its_answer_back_is_asked_once(monkeypatch: pytest.M
         for _ in range(3):
             assert not await watch.wait_for_change({ONE: (5, 2)}, 1)
         assert brokers.asked == {1: [[(ONE, 5, 2, 7)]]}
-        # One record is news, however many bytes readers wish for.
+        # One record is a change, whatever fetch.min.bytes is.
         assert brokers.settings == [(1, long_poll.HOLD_MS)]
         brokers.answers[1].put_nowait({"records": b"r"})
         assert await watch.wait_for_change({ONE: (5, 2)}, 60_000)
@@ -88,7 +88,7 @@ def test_a_broker_that_holds_its_answer_back_is_asked_once(monkeypatch: pytest.M
     run(monkeypatch, story)
 
 
-def test_another_history_is_news_and_so_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_divergence_is_a_change_and_so_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(brokers: Brokers, watch: LongPoller) -> None:
         brokers.answers[1].put_nowait({"diverging_epoch": (1, 3)})
         assert await watch.wait_for_change({ONE: (5, 2)}, 60_000)
@@ -107,7 +107,7 @@ def test_another_history_is_news_and_so_is_an_error(monkeypatch: pytest.MonkeyPa
     run(monkeypatch, story)
 
 
-def test_news_of_one_leader_do_not_wait_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_on_one_leader_does_not_wait_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(brokers: Brokers, watch: LongPoller) -> None:
         brokers.answers[1].put_nowait({})
         brokers.answers[2].put_nowait({"records": b"r"})

@@ -314,7 +314,7 @@ class GroupsAdmin(ABC):
         *,
         timeout_ms: float | None = None,
     ) -> None:
-        """Set committed offsets of a group without members. Raises PeerError (UNKNOWN_MEMBER_ID if it has any)."""
+        """Set offsets of a group without active members. Raises PeerError (UNKNOWN_MEMBER_ID if it has any)."""
         deadline = self._deadline(timeout_ms)
         values = {
             TopicPartition(*tp): CommittedOffset(value) if isinstance(value, int) else value

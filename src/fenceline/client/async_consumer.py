@@ -214,8 +214,8 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
         elif not list(self.positions):
             raise OperatorError("The consumer has no assignment", "Call assign or subscribe first.")
         self._auto_commit.commit_if_due()
-        if (trouble := self._fetcher.next_error()) is not None:
-            raise trouble
+        if (pending_error := self._fetcher.next_error()) is not None:
+            raise pending_error
         await self._initial_positions.resolve(deadline)
         if lost := self.positions.lost():
             for _, state in lost:
@@ -271,8 +271,8 @@ class AsyncConsumer(ConsumerOffsets, AsyncClient):
                 raise error
             if state.position is not None:
                 return CommittedOffset(state.position.offset, state.position.record_epoch)
-            if (trouble := self._fetcher.next_error()) is not None:
-                raise trouble
+            if (pending_error := self._fetcher.next_error()) is not None:
+                raise pending_error
             if deadline.is_over:
                 raise TimedOut(f"no position for {tp} within {deadline.timeout_ms:.0f} ms. Check its brokers.")
             await self._fetcher.wait_for_arrival(min(0.02, deadline.left_ms / 1000))

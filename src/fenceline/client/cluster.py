@@ -114,25 +114,25 @@ class Cluster:
         Open connections are preferred: an attempt to connect to an unresponsive broker takes
         `socket.connection.setup.timeout.ms`.
         """
-        trouble: dict[str, str] = {}
+        errors: dict[str, str] = {}
         while True:
             for link in self._candidates():
                 try:
                     return await self._connect(link, deadline)
                 except (ConnectionLost, TimedOut) as error:
                     # An attempt that the deadline cut off must not replace a broker's earlier error.
-                    if not deadline.is_over or link.address not in trouble:
+                    if not deadline.is_over or link.address not in errors:
                         deadline.last_error = error
-                        trouble[link.address] = str(error)
+                        errors[link.address] = str(error)
                 if deadline.is_over:
                     break
             if deadline.is_over:
                 named = ", ".join(f"{host}:{port}" for host, port in self.config.bootstrap)
-                who, key = ("controller", "controllers") if self.config.asks_controllers else ("broker", "servers")
+                role, key = ("controller", "controllers") if self.config.asks_controllers else ("broker", "servers")
                 raise BrokersUnreachable(
-                    f"No {who} answered within {deadline.timeout_ms:.0f} ms (bootstrap.{key}={named}): "
-                    + "; ".join(dict.fromkeys(trouble.values())),
-                    f"Check that the {who} runs, the address, and that its advertised.listeners are reachable.",
+                    f"No {role} answered within {deadline.timeout_ms:.0f} ms (bootstrap.{key}={named}): "
+                    + "; ".join(dict.fromkeys(errors.values())),
+                    f"Check that the {role} runs, the address, and that its advertised.listeners are reachable.",
                 )
             await self.pause(deadline)
 
@@ -226,16 +226,16 @@ class Cluster:
     def timeout_error(deadline: Deadline) -> Exception:
         """The error of a call that timed out: the last error itself for an unknown topic, else TimedOut with it as the
         cause."""
-        trouble = deadline.last_error
-        if isinstance(trouble, ClientError) and trouble.code in (
+        last_error = deadline.last_error
+        if isinstance(last_error, ClientError) and last_error.code in (
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             ErrorCode.UNKNOWN_TOPIC_ID,
         ):
-            return trouble
-        timed_out = TimedOut(f"timed out after {deadline.timeout_ms:.0f} ms; the last error was: {trouble}")
+            return last_error
+        timed_out = TimedOut(f"timed out after {deadline.timeout_ms:.0f} ms; the last error was: {last_error}")
         # If the deadline cut off the last attempt, the cause is the error before it.
-        is_cut_off = isinstance(trouble, TimedOut) and trouble.__cause__ is not None
-        timed_out.__cause__ = trouble.__cause__ if trouble is not None and is_cut_off else trouble
+        is_cut_off = isinstance(last_error, TimedOut) and last_error.__cause__ is not None
+        timed_out.__cause__ = last_error.__cause__ if last_error is not None and is_cut_off else last_error
         return timed_out
 
     async def pause(self, deadline: Deadline) -> None:
@@ -370,13 +370,13 @@ class Cluster:
             is_unknown = topic is None or tp.partition not in topic.partitions
             if topic is not None and topic.error is not ErrorCode.NONE and topic.error not in RETRIABLE:
                 raise broker_error(topic.error, f"topic {tp.topic}")
-            trouble = broker_error(
+            error = broker_error(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_unknown else ErrorCode.LEADER_NOT_AVAILABLE, str(tp)
             )
-            deadline.last_error = trouble
+            deadline.last_error = error
             if asked:
                 if is_unknown and asyncio.get_running_loop().time() > timeout_at_s:
-                    raise trouble
+                    raise error
                 if deadline.is_over:
                     raise self.timeout_error(deadline)
                 await self.pause(deadline)

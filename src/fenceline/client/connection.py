@@ -223,13 +223,13 @@ class Connection(asyncio.BufferedProtocol):
         pending.timer.cancel()
         correlation_id, body_position = frame.parse_response_header(pending.api_key, pending.version, answer)
         if correlation_id != pending.correlation_id:
-            trouble = ConnectionLost(
+            error = ConnectionLost(
                 f"{self.peer} sent a response out of order (correlation id {correlation_id}, expected "
                 f"{pending.correlation_id})"
             )
             if not pending.answer.done():
-                pending.answer.set_exception(trouble)
-            self.close(trouble)
+                pending.answer.set_exception(error)
+            self.close(error)
             return
         if not pending.answer.done():
             pending.answer.set_result(answer[body_position:])

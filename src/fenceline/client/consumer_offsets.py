@@ -117,10 +117,10 @@ class ConsumerOffsets(ABC):
                     f"group {group_id}: the consumer left the group before its commit succeeded. Other members may "
                     "read records since the last commit again.",
                 )
-            if foreign := sorted(tp for tp in commit.offsets if tp not in self.positions):
+            if unassigned := sorted(tp for tp in commit.offsets if tp not in self.positions):
                 raise CommitFailedError(
                     ErrorCode.ILLEGAL_GENERATION,
-                    f"group {group_id}: {', '.join(map(str, foreign))} is not assigned to this member, and another "
+                    f"group {group_id}: {', '.join(map(str, unassigned))} is not assigned to this member, and another "
                     "member may have committed it. Commit before partitions are revoked (on_revoked).",
                 )
             await member.commit(commit.offsets, deadline, membership=commit.membership)

@@ -39,13 +39,13 @@ class FetchMemory:
         used_bytes = self.used_bytes
         return not used_bytes or self._limit_bytes - used_bytes >= self._limit_bytes // _MIN_REQUEST_FRACTION
 
-    def reserve(self, wished_bytes: int, sharers: int = 1) -> int:
+    def reserve(self, requested_bytes: int, sharers: int = 1) -> int:
         """Reserve memory for a request until `release_reservation`; returns its maximum response size, at least 1.
 
         `sharers`: how many requests share the free memory, including this one.
         """
         share_bytes = (self._limit_bytes - self.used_bytes) // sharers
-        reserved_bytes = max(1, min(wished_bytes, share_bytes, self._limit_bytes // _MAX_REQUEST_FRACTION))
+        reserved_bytes = max(1, min(requested_bytes, share_bytes, self._limit_bytes // _MAX_REQUEST_FRACTION))
         self._reserved_bytes += reserved_bytes
         return reserved_bytes
 

@@ -290,10 +290,10 @@ class Fetcher:
             if not self._memory.has_room:
                 self._is_full = True
                 return
-            wished_bytes = min(
+            requested_bytes = min(
                 self._config["fetch.max.bytes"], len(partitions) * self._config["max.partition.fetch.bytes"]
             )
-            max_bytes = self._memory.reserve(wished_bytes, len(by_node) - number)
+            max_bytes = self._memory.reserve(requested_bytes, len(by_node) - number)
             self._rotation += 1
             task = self._in_flight[node_id] = asyncio.ensure_future(self._fetch(node_id, partitions, max_bytes))
             task.add_done_callback(lambda _: self._wake.set())

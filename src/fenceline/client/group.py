@@ -222,9 +222,9 @@ class GroupMember:
 
     async def _begin_join(self) -> None:
         if self._is_cooperative:
-            gone = [tp for tp in self.assignment if tp.topic not in self.topics]
-            if gone:
-                await self._revoke(gone)
+            unsubscribed = [tp for tp in self.assignment if tp.topic not in self.topics]
+            if unsubscribed:
+                await self._revoke(unsubscribed)
         elif self.assignment:
             await self._revoke(list(self.assignment))
         # A join that is requested from here on is another one.

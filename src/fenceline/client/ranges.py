@@ -118,13 +118,13 @@ class Budget:
         self._room = asyncio.Event()
         self.brokers = 1
 
-    async def reserve(self, wished_bytes: int) -> int:
+    async def reserve(self, requested_bytes: int) -> int:
         """Wait for free memory and reserve it for a request; returns the maximum response size. Each broker gets an
         equal share, and one share is for the pieces that the caller decodes meanwhile."""
         while not self._memory.has_room:
             self._room.clear()
             await self._room.wait()
-        return self._memory.reserve(min(wished_bytes, self._limit_bytes // (self.brokers + 1)))
+        return self._memory.reserve(min(requested_bytes, self._limit_bytes // (self.brokers + 1)))
 
     def release_reservation(self, reserved_bytes: int) -> None:
         self._memory.release_reservation(reserved_bytes)

@@ -178,8 +178,8 @@ class AsyncRangeReader(AsyncClient):
         moved: list[Cursor] = []
         active = list(cursors)
         while active:
-            wished_bytes = len(active) * self.config["max.partition.fetch.bytes"]
-            max_bytes = await budget.reserve(min(wished_bytes, self.config["fetch.max.bytes"]))
+            requested_bytes = len(active) * self.config["max.partition.fetch.bytes"]
+            max_bytes = await budget.reserve(min(requested_bytes, self.config["fetch.max.bytes"]))
             try:
                 try:
                     answers = await self._fetch(node_id, active, max_bytes)
@@ -187,7 +187,7 @@ class AsyncRangeReader(AsyncClient):
                     for cursor in active:
                         cursor.last_error = error
                     return moved + active
-                still: list[Cursor] = []
+                remaining: list[Cursor] = []
                 for cursor in active:
                     answer = answers.get(cursor.tp)
                     if answer is None:
@@ -196,11 +196,11 @@ class AsyncRangeReader(AsyncClient):
                     elif not await self._handle_response(cursor, answer, deliver, budget):
                         moved.append(cursor)
                     elif not cursor.is_done:
-                        still.append(cursor)
+                        remaining.append(cursor)
             finally:
                 budget.release_reservation(max_bytes)
             # Rotate the order, so that full responses do not starve the partitions at the end.
-            active = still[1:] + still[:1]
+            active = remaining[1:] + remaining[:1]
         return moved
 
     async def _fetch(

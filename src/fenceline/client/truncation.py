@@ -120,8 +120,8 @@ class Truncations:
             async with asyncio.timeout(timeout_ms / 1000):
                 deadline = Deadline(timeout_ms, longest_pause_ms=_PAUSE_MS)
                 return await find_receipts(self._cluster, self._config, errors, deadline=deadline)
-        except (PeerError, OperatorError, TimeoutError) as trouble:
-            _log.info("loss receipts could not be read: %s", trouble)
+        except (PeerError, OperatorError, TimeoutError) as failure:
+            _log.info("loss receipts could not be read: %s", failure)
             return [()] * len(errors)
 
     async def receipts_of(self, error: LogTruncationError, deadline: Deadline) -> tuple[LossReceipt, ...]:
