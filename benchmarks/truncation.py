@@ -84,7 +84,7 @@ def _cut(figures: Figures, cluster: ClusterUnderTest, topic: str, what: str, evi
         if len(asked) != 1:
             raise ValueError(f"one question was to be enough, and these were asked: {asked}")
         _write(controller.bootstrap, tp, NEW_RECORDS, "1")
-        round_trip_s, connecting_s = consumer._face.run(_round_trips(consumer, tp, behind.node_id))
+        round_trip_s, connecting_s = consumer._loop_thread.run(_round_trips(consumer, tp, behind.node_id))
     side = cluster.side
     figures.add(f"from the new leader's metadata until it is {what}", side, (told_s - watch.learned_s) * 1000, "ms")
     figures.add("of that, the round trip of the question", side, watch.question_s * 1000, "ms")

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from fenceline.client.client_base import new_event_loop
 from fenceline.client.errors import OffsetOutOfRangeError
-from fenceline.client.face import new_event_loop
 from fenceline.client.fetched import Fetched
 from fenceline.client.ranges import OffsetRange
 from fenceline.client.reader import AsyncRangeReader

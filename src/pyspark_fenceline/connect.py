@@ -194,4 +194,4 @@ class ClientCluster:
 
         if self._watcher is None:
             self._watcher = RangeReader(self._properties)
-        return self._watcher.await_news(positions, timeout_ms)
+        return self._watcher.wait_for_change(positions, timeout_ms)

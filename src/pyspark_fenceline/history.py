@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fenceline.client.epoch_history import EpochHistory, Parting, Question
+from fenceline.client.epoch_history import Divergence, EpochHistory, EpochQuery
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.cluster import Cluster, LogEnd
 from pyspark_fenceline.epoch_walk import EpochWalk
@@ -111,7 +111,7 @@ class History:
         """
         verdicts: dict[TopicPartition, Verdict] = dict.fromkeys(positions, Holds())
         questions = {
-            tp: Question(position.leader_epoch, position.offset)
+            tp: EpochQuery(position.leader_epoch, position.offset)
             for tp, position in positions.items()
             if position.leader_epoch >= 0
             and ends[tp].leader_epoch >= 0
@@ -122,17 +122,17 @@ class History:
             answers = self._cluster.epoch_ends(
                 {tp: (question.epoch, ends[tp].leader_epoch) for tp, question in questions.items()}
             )
-            next_questions: dict[TopicPartition, Question] = {}
+            next_questions: dict[TopicPartition, EpochQuery] = {}
             for tp, question in questions.items():
                 position = positions[tp]
                 match read[tp].compare(question, answers[tp]):
-                    case Question() as older:
+                    case EpochQuery() as older:
                         next_questions[tp] = older
-                    case Parting(is_exact=False):
+                    case Divergence(is_exact=False):
                         verdicts[tp] = Diverged(None, answers[tp].leader_epoch)
-                    case Parting(offset, log_epoch) if offset < position.offset:
+                    case Divergence(offset, log_epoch) if offset < position.offset:
                         verdicts[tp] = Diverged(offset, log_epoch, offset)
-                    case Parting():
+                    case Divergence():
                         self._held[tp] = (position, ends[tp].leader_epoch)
             questions = next_questions
         return verdicts

@@ -59,7 +59,7 @@ def _named_by_receipts(
         for receipt in receipts
         if (receipt.topic, receipt.partition) == lost.topic_partition
         and lost.topic_id in (None, receipt.topic_id or lost.topic_id)
-        and receipt.tells_of(lost.start_offset, lost.end_offset_exclusive, [start.epoch for start in lost.epochs])
+        and receipt.overlaps(lost.start_offset, lost.end_offset_exclusive, [start.epoch for start in lost.epochs])
     ]
     if not telling:
         notes.append("no receipt tells of the loss: a replica writes it when it is back and cuts its log")

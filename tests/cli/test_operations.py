@@ -129,7 +129,7 @@ def test_levels_are_checked_and_changed(target: Target) -> None:
     [
         (("upgrade", "nothing.version=1"), "nothing.version"),
         (("downgrade", "metadata.version=4.2-IV0"), "metadata.version"),
-        (("upgrade", "group.version=9"), "See what every node supports"),
+        (("upgrade", "group.version=9"), "List the levels that each node supports"),
         (("upgrade", "group.version=new"), "is not a level"),
         (("upgrade", "metadata.version=9.9"), "is not a metadata version"),
         (("upgrade",), "It must be said which levels are meant"),
@@ -177,10 +177,10 @@ def test_what_the_quorum_refuses(target: Target, by_controller: bool) -> None:
 
 def test_the_other_kind_of_listener_is_told(target: Target) -> None:
     output = target.run("quorum", "describe", "-b", target.controller, code=1)
-    assert "is a listener of controllers, not of brokers" in output
+    assert "is a controller listener, not a broker listener" in output
     assert "--bootstrap-controller" in output
     output = target.run("quorum", "describe", "-c", target.bootstrap, code=1)
-    assert "is a listener of brokers, not of controllers" in output
+    assert "is a broker listener, not a controller listener" in output
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_the_other_kind_of_listener_is_told(target: Target) -> None:
         (("quorum", "add", "--id", "4"), "It must be said which controller"),
         (("quorum", "add", "--config", "/nonexistent", "--id", "4"), "It must be said which controller"),
         (("quorum", "remove", "1", "--directory-id", "short"), "is not a directory id"),
-        (("brokers", "log-dirs", "77"), "Broker 77 is not there"),
+        (("brokers", "log-dirs", "77"), "Broker 77 is not in the cluster"),
         (("quorum", "add", "--id", "4", "--directory-id", "A" * 22, "--endpoint", "here:1"), "is not an endpoint"),
     ],
 )

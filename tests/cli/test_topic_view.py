@@ -125,7 +125,7 @@ def test_a_broker_is_killed() -> None:
 
 def test_a_command_that_waited_for_a_leader_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit), readable_errors():
-        raise PeerError(ErrorCode.REQUEST_TIMED_OUT, "gave up; the last trouble was: rain-0: LEADER_NOT_AVAILABLE")
+        raise PeerError(ErrorCode.REQUEST_TIMED_OUT, "timed out; the last error was: rain-0: LEADER_NOT_AVAILABLE")
     told = capsys.readouterr().err
     assert "fenceline topics describe" in told
     assert "quorum" not in told

@@ -13,7 +13,7 @@ from fenceline.client import auto_commit
 from fenceline.client.admin_groups import Membership
 from fenceline.client.auto_commit import AutoCommit
 from fenceline.client.config import ClientConfig
-from fenceline.client.consumer_offsets import MadeCommit
+from fenceline.client.consumer_offsets import PendingCommit
 from fenceline.client.offsets import CommittedOffset
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
@@ -29,17 +29,17 @@ class Caller:
         self.now_s = 1000.0
         self.position = 0
         self.membership = Membership(3, "m")
-        self.sent: list[tuple[MadeCommit, float | None]] = []
+        self.sent: list[tuple[PendingCommit, float | None]] = []
         self.waiting: asyncio.Event | None = None
         self._fault = fault
         monkeypatch.setattr(auto_commit.time, "monotonic", lambda: self.now_s)
         config = ClientConfig.parse("consumer", "h:1", {**TEN_S, **settings})
         self.subject = AutoCommit(config, self._make, self._send)
 
-    def _make(self) -> MadeCommit:
-        return MadeCommit({TP: CommittedOffset(self.position)}, self.membership)
+    def _make(self) -> PendingCommit:
+        return PendingCommit({TP: CommittedOffset(self.position)}, self.membership)
 
-    async def _send(self, made: MadeCommit, timeout_ms: float | None) -> None:
+    async def _send(self, made: PendingCommit, timeout_ms: float | None) -> None:
         if self.waiting is not None:
             await self.waiting.wait()
         self.sent.append((made, timeout_ms))
@@ -53,7 +53,7 @@ class Caller:
 def run(work: Callable[[], None], caller: Caller) -> None:
     async def steps() -> None:
         work()
-        await asyncio.gather(*caller.subject._under_way)
+        await asyncio.gather(*caller.subject._in_flight)
 
     asyncio.run(steps())
 
@@ -62,12 +62,12 @@ def test_a_commit_covers_what_was_handed_out_before_the_poll_that_sends_it(monke
     caller = Caller(monkeypatch)
 
     def polls() -> None:
-        caller.subject.when_due()
+        caller.subject.commit_if_due()
         caller.position = 5
         caller.now_s += 9.9
-        caller.subject.when_due()
+        caller.subject.commit_if_due()
         caller.now_s += 0.1
-        caller.subject.when_due()
+        caller.subject.commit_if_due()
         caller.position = 8
 
     run(polls, caller)
@@ -78,14 +78,14 @@ def test_a_commit_is_its_generations_though_the_task_runs_later(monkeypatch: pyt
     caller = Caller(monkeypatch)
 
     def polls() -> None:
-        caller.subject.when_due()
+        caller.subject.commit_if_due()
         caller.position = 5
         caller.now_s += 10
-        caller.subject.when_due()
+        caller.subject.commit_if_due()
         caller.membership, caller.position = Membership(4, "m"), 8
 
     run(polls, caller)
-    assert [(made.offsets[TP].offset, made.made_by) for made, _ in caller.sent] == [(5, Membership(3, "m"))]
+    assert [(made.offsets[TP].offset, made.membership) for made, _ in caller.sent] == [(5, Membership(3, "m"))]
 
 
 @pytest.mark.parametrize("is_last", [False, True])
@@ -101,16 +101,16 @@ def test_a_commit_that_still_waits_holds_up_the_next_and_is_given_up_for_the_las
         for _ in range(2):
             caller.position += 5
             caller.now_s += 10
-            caller.subject.when_due()
+            caller.subject.commit_if_due()
             await asyncio.sleep(0)
         caller.waiting.set()
         if is_last:
-            await caller.subject.before_giving_up()
+            await caller.subject.before_revocation()
         else:
-            await asyncio.gather(*caller.subject._under_way)
+            await asyncio.gather(*caller.subject._in_flight)
             caller.position = 15
-            caller.subject.when_due()
-        await asyncio.gather(*caller.subject._under_way, return_exceptions=True)
+            caller.subject.commit_if_due()
+        await asyncio.gather(*caller.subject._in_flight, return_exceptions=True)
 
     asyncio.run(steps())
     assert caller.offsets() == ([10] if is_last else [5, 15])
@@ -120,11 +120,11 @@ def test_an_assignment_starts_the_interval_anew(monkeypatch: pytest.MonkeyPatch)
     caller = Caller(monkeypatch)
 
     def polls() -> None:
-        caller.subject.when_due()
+        caller.subject.commit_if_due()
         caller.now_s += 9
         caller.subject.start_interval()
         caller.now_s += 9
-        caller.subject.when_due()
+        caller.subject.commit_if_due()
 
     run(polls, caller)
     assert caller.sent == []
@@ -135,12 +135,12 @@ def test_nothing_is_sent_when_it_is_off(monkeypatch: pytest.MonkeyPatch, setting
     caller = Caller(monkeypatch, **settings)
 
     def polls() -> None:
-        caller.subject.when_due()
+        caller.subject.commit_if_due()
         caller.now_s += 11
-        caller.subject.when_due()
+        caller.subject.commit_if_due()
 
     run(polls, caller)
-    asyncio.run(caller.subject.before_giving_up())
+    asyncio.run(caller.subject.before_revocation())
     assert caller.sent == []
 
 
@@ -150,7 +150,7 @@ def test_giving_up_commits_now_and_a_refusal_is_only_logged(
     caller = Caller(monkeypatch, OperatorError("the group moved on", "poll"))
     caller.position = 3
     with caplog.at_level(logging.WARNING, "fenceline.client"):
-        asyncio.run(caller.subject.before_giving_up())
+        asyncio.run(caller.subject.before_revocation())
     assert caller.offsets() == [3]
     assert caller.sent[0][1] == 5_000
     assert "auto commit failed: the group moved on" in caplog.text

@@ -45,8 +45,8 @@ def test_what_is_no_address_is_refused_at_once(address: str) -> None:
     [
         ({"acks": "2"}, "all, 1 or 0"),
         ({"linger.ms": "-1"}, "between"),
-        ({"transactional.id": "t"}, "not built yet"),
-        ({"key.serializer": "x"}, "bytes here"),
+        ({"transactional.id": "t"}, "not supported"),
+        ({"key.serializer": "x"}, "keys are bytes"),
         ({"enable.idempotence": True, "acks": 1}, "acks=all"),
         ({"enable.idempotence": True, "max.in.flight": 6}, "at most 5"),
         ({"security.protocol": "SASL_SSL"}, "sasl.username"),
@@ -66,7 +66,7 @@ def test_values_that_can_not_work_are_refused_in_words(settings: dict[str, objec
         ({"on.truncation": "callback"}, "the function itself"),
         ({"on.truncation": "ignore"}, "fail, rewind, latest, reset or a function"),
         ({"auto.offset.reset": "by_duration:P1D"}, "earliest, latest or none"),
-        ({"heartbeat.interval.ms": 9, "session.timeout.ms": 9}, "below session"),
+        ({"heartbeat.interval.ms": 9, "session.timeout.ms": 9}, "lower than session"),
     ],
 )
 def test_values_that_can_not_work_for_a_consumer(settings: dict[str, object], words: str) -> None:

@@ -61,13 +61,13 @@ def _release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Brokers of Kafka 3.7 to 3.9 have the consumer protocol, but no DescribeGroups that says what such a group is."""
     if request.param == "4.3":
         return
-    learn = connection._learn_versions
+    learn = connection._fetch_api_versions
 
     async def learn_less(made: connection.Connection, config: Any) -> None:
         await learn(made, config)
         made.versions |= {ApiKey.DESCRIBE_GROUPS: (0, 5), ApiKey.CONSUMER_GROUP_DESCRIBE: (0, 0)}
 
-    monkeypatch.setattr(connection, "_learn_versions", learn_less)
+    monkeypatch.setattr(connection, "_fetch_api_versions", learn_less)
 
 
 @pytest.mark.timeout(300)

@@ -42,34 +42,34 @@ def test_an_answer_counts_whole_and_once_until_its_last_piece_is_gone() -> None:
     first, second = bytes(600), bytes(300)
     pieces = [_piece(first, 0, 10), _piece(first, 10, 590), _piece(second, 0, 5), _piece(second, 5, 5)]
     for piece in pieces:
-        memory.keep(piece)
-    assert memory.taken_bytes == 900
+        memory.hold(piece)
+    assert memory.used_bytes == 900
     assert not memory.has_room
-    memory.let_go([pieces[1], pieces[3]])
-    assert memory.taken_bytes == 900
-    memory.let_go([pieces[0]])
-    assert memory.taken_bytes == 300
-    memory.let_go([pieces[2]])
-    assert memory.taken_bytes == 0
+    memory.release([pieces[1], pieces[3]])
+    assert memory.used_bytes == 900
+    memory.release([pieces[0]])
+    assert memory.used_bytes == 300
+    memory.release([pieces[2]])
+    assert memory.used_bytes == 0
 
 
 def test_requests_share_what_is_left_and_none_takes_more_than_half() -> None:
     memory = FetchMemory(1000)
-    assert [memory.promise(5000), memory.promise(5000, 2), memory.promise(100)] == [500, 250, 100]
+    assert [memory.reserve(5000), memory.reserve(5000, 2), memory.reserve(100)] == [500, 250, 100]
     assert memory.has_room
-    memory.promise(100)
+    memory.reserve(100)
     assert not memory.has_room
-    memory.redeem(500)
-    assert memory.promise(5000) == 500
+    memory.release_reservation(500)
+    assert memory.reserve(5000) == 500
 
 
 def test_one_that_is_larger_than_all_of_it_is_waited_out() -> None:
     memory = FetchMemory(1000)
     piece = _piece(bytes(5000), 0, 5000)
-    memory.redeem(memory.promise(5000))
-    memory.keep(piece)
+    memory.release_reservation(memory.reserve(5000))
+    memory.hold(piece)
     assert not memory.has_room
-    memory.let_go([piece])
+    memory.release([piece])
     assert memory.has_room
 
 
@@ -137,7 +137,7 @@ def test_a_range_reader_holds_no_more_than_it_may(
     async def fill_up() -> int:
         async with AsyncRangeReader(cluster.bootstrap, **_QUICK, **_LIMITS) as reader:
             budget, pieces = Budget(_LIMIT), list[Fetched]()
-            task = asyncio.ensure_future(reader.pump(wanted, pieces.append, budget))
+            task = asyncio.ensure_future(reader.fetch_all(wanted, pieces.append, budget))
             await asyncio.to_thread(eventually, lambda: not budget._memory.has_room or task.done())
             held_bytes = answers_bytes()
             task.cancel()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fenceline.client import async_consumer, handout
+from fenceline.client import async_consumer, fetch_buffer
 from fenceline.client import consumer as consumer_module
 from fenceline.client.consumer import Consumer
 from fenceline.client.reader import RangeReader
@@ -282,7 +282,7 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The threads that decoded something, in order."""
     found: list[str] = []
 
-    def noting(decode: Callable[..., object]) -> Callable[..., object]:
+    def observe(decode: Callable[..., object]) -> Callable[..., object]:
         def noted(*given: object, **options: object) -> object:
             if given[0]:  # Nothing came: there is nothing to decode.
                 found.append(threading.current_thread().name)
@@ -290,9 +290,9 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return noted
 
-    monkeypatch.setattr(handout, "to_records", noting(handout.to_records))
+    monkeypatch.setattr(fetch_buffer, "to_records", observe(fetch_buffer.to_records))
     for module in (consumer_module, async_consumer):
-        monkeypatch.setattr(module, "to_arrow", noting(module.to_arrow))
+        monkeypatch.setattr(module, "to_arrow", observe(module.to_arrow))
     return found
 
 

@@ -18,7 +18,7 @@ from fenceline.client.config import ClientConfig
 from fenceline.client.consumer import AsyncConsumer
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import CommitFailedError, broker_error
-from fenceline.client.group import Group
+from fenceline.client.group import GroupMember
 from fenceline.client.offsets import CommittedOffset
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
@@ -36,7 +36,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, call: str, code: ErrorCode, meanwhi
         config = ClientConfig.parse("consumer", "127.0.0.1:1", SETTINGS)
         async with AsyncConsumer("127.0.0.1:1", **SETTINGS) as consumer:
             cluster: Cluster = consumer.cluster
-            subject = Group(cluster, config, consumer)
+            subject = GroupMember(cluster, config, consumer)
             subject.generation_id, subject.member_id, subject._needs_join = 3, "m", False
             answered = asyncio.Event()
 
@@ -47,7 +47,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, call: str, code: ErrorCode, meanwhi
 
             monkeypatch.setattr(group_module, "commit" if call == "commit" else "ask_coordinator", refuse)
             if call == "commit":
-                with pytest.raises(CommitFailedError, match="the commit of generation 3 was refused"):
+                with pytest.raises(CommitFailedError, match="rejected the commit of generation 3"):
                     await subject.commit({TP: CommittedOffset(1)}, Deadline(1000))
             else:
                 subject._start_heartbeats()
@@ -105,7 +105,7 @@ class Coordinator:
 def committing(
     monkeypatch: pytest.MonkeyPatch,
     coordinator: Coordinator,
-    story: Callable[[AsyncConsumer, Group], Any],
+    story: Callable[[AsyncConsumer, GroupMember], Any],
     **config: Any,
 ) -> None:
     """Run a story of a consumer that is the member "m" in generation 3 and holds one partition, read up to offset 5."""
@@ -126,7 +126,7 @@ def committing(
                 consumer.positions.assign([])
 
     monkeypatch.setattr(group_module, "commit", coordinator.commit)
-    monkeypatch.setattr(offsets_module, "commit_outside", coordinator.commit)
+    monkeypatch.setattr(offsets_module, "commit_without_membership", coordinator.commit)
     asyncio.run(run())
 
 
@@ -140,12 +140,12 @@ def test_a_commit_is_not_tried_again_as_another_membership(
     """A coordinator that loads answers after the rebalance: by then another member may have committed."""
     coordinator = Coordinator(LOADING, None)
 
-    async def story(consumer: AsyncConsumer, group: Group) -> None:
+    async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
         def rebalance() -> None:
             group.generation_id, group.member_id = now
 
         coordinator.meanwhile = rebalance
-        with pytest.raises(CommitFailedError, match="generation 3 came too late"):
+        with pytest.raises(CommitFailedError, match="generation 3, which has ended"):
             await consumer.commit()
         assert (group.generation_id, group.member_id, group._was_lost) == (*now, False)
 
@@ -156,15 +156,15 @@ def test_a_commit_is_not_tried_again_as_another_membership(
 def test_a_background_commit_is_not_tried_again_as_another_membership(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = Coordinator(LOADING, None)
 
-    async def story(consumer: AsyncConsumer, group: Group) -> None:
+    async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
         def rebalance() -> None:
             group.generation_id = 4
 
-        consumer._auto_commit.when_due()
+        consumer._auto_commit.commit_if_due()
         await asyncio.sleep(0.01)
-        consumer._auto_commit.when_due()
-        rebalance()  # the task has not begun yet
-        (task,) = consumer._auto_commit._under_way
+        consumer._auto_commit.commit_if_due()
+        rebalance()  # the task has not started yet
+        (task,) = consumer._auto_commit._in_flight
         await task
 
     committing(monkeypatch, coordinator, story, **{"enable.auto.commit": True, "auto.commit.interval.ms": 1})
@@ -174,7 +174,7 @@ def test_a_background_commit_is_not_tried_again_as_another_membership(monkeypatc
 def test_within_its_generation_a_commit_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = Coordinator(LOADING, ErrorCode.NOT_COORDINATOR, None)
 
-    async def story(consumer: AsyncConsumer, group: Group) -> None:
+    async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
         await consumer.commit()
 
     committing(monkeypatch, coordinator, story)
@@ -187,7 +187,7 @@ def test_a_refusal_of_a_former_member_id_says_nothing_about_the_present_one(
 ) -> None:
     coordinator = Coordinator(code)
 
-    async def story(consumer: AsyncConsumer, group: Group) -> None:
+    async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
         def rejoin() -> None:
             group.generation_id, group.member_id = 4, "another"
 
@@ -203,7 +203,7 @@ def test_a_refusal_of_a_former_member_id_says_nothing_about_the_present_one(
 def test_a_rebalance_that_is_over_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = Coordinator(ErrorCode.REBALANCE_IN_PROGRESS)
 
-    async def story(consumer: AsyncConsumer, group: Group) -> None:
+    async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
         def rebalance() -> None:
             group.generation_id = 4
 
@@ -218,8 +218,8 @@ def test_a_rebalance_that_is_over_is_not_begun_again(monkeypatch: pytest.MonkeyP
 def test_a_static_member_whose_instance_id_was_taken_over_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were it to join again, the two would take the id from each other for ever."""
 
-    async def story(consumer: AsyncConsumer, group: Group) -> None:
-        with pytest.raises(CommitFailedError, match="generation 3 was refused"):
+    async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
+        with pytest.raises(CommitFailedError, match="rejected the commit of generation 3"):
             await consumer.commit()
         for _ in range(2):
             with pytest.raises(PeerError) as caught:
@@ -237,9 +237,9 @@ def test_who_is_no_member_does_not_commit_from_outside(
     """A coordinator takes commits without a generation while its group is empty, whatever was committed since."""
     coordinator = Coordinator(None)
 
-    async def story(consumer: AsyncConsumer, group: Group) -> None:
+    async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
         group.generation_id, group.member_id = as_member
-        with pytest.raises(CommitFailedError, match="is no member of it"):
+        with pytest.raises(CommitFailedError, match="is not a member"):
             await consumer.commit()
 
     committing(monkeypatch, coordinator, story)
@@ -249,7 +249,7 @@ def test_who_is_no_member_does_not_commit_from_outside(
 def test_a_partition_that_was_given_up_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = Coordinator(None)
 
-    async def story(consumer: AsyncConsumer, group: Group) -> None:
+    async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
         consumer.positions.assign([])
         with pytest.raises(CommitFailedError, match="t-0 is not assigned to this member"):
             await consumer.commit({TP: 7})
@@ -261,7 +261,7 @@ def test_a_partition_that_was_given_up_is_not_committed(monkeypatch: pytest.Monk
 def test_a_commit_that_waits_when_the_consumer_unsubscribes_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = Coordinator(LOADING, None)
 
-    async def story(consumer: AsyncConsumer, group: Group) -> None:
+    async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
         def unsubscribe() -> None:
             consumer._subscribed = False
             group._reset_identity()
@@ -281,7 +281,7 @@ def test_commits_of_one_consumer_keep_their_order(monkeypatch: pytest.MonkeyPatc
     """The retry of an earlier one would take the committed offset back."""
     coordinator = Coordinator(LOADING, LOADING, None)
 
-    async def story(consumer: AsyncConsumer, group: Group) -> None:
+    async def story(consumer: AsyncConsumer, group: GroupMember) -> None:
         await asyncio.gather(consumer.commit({TP: 5}), consumer.commit({TP: 9}))
 
     committing(monkeypatch, coordinator, story)

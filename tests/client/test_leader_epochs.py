@@ -13,28 +13,28 @@ FENCED, UNKNOWN = ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH
 def test_nothing_is_guessed_before_a_leader_has_kept_its_epoch_back() -> None:
     guesses = EpochGuesses()
     assert guesses.of(TP) == -1
-    guesses.untold(TP, -1)
+    guesses.epoch_omitted(TP, -1)
     assert guesses.of(TP) == -1
-    guesses.untold(TP, 3)
+    guesses.epoch_omitted(TP, 3)
     assert guesses.of(TP) == 3
 
 
 def test_a_refused_guess_is_followed_by_the_next_epoch_or_what_metadata_name_by_now() -> None:
     guesses = EpochGuesses()
-    guesses.untold(TP, 3)
-    assert guesses.refused(TP, 3, 3, FENCED)
+    guesses.epoch_omitted(TP, 3)
+    assert guesses.rejected(TP, 3, 3, FENCED)
     assert guesses.of(TP) == 4
-    assert guesses.refused(TP, 4, 9, FENCED)
+    assert guesses.rejected(TP, 4, 9, FENCED)
     assert guesses.of(TP) == 9
-    assert not guesses.refused(TP, 9, 9, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert not guesses.rejected(TP, 9, 9, ErrorCode.NOT_LEADER_OR_FOLLOWER)
     assert guesses.of(TP) == 9
 
 
 def test_who_has_not_heard_of_a_guess_is_asked_by_metadatas_again() -> None:
     """A topic that was made anew begins with epoch 0."""
     guesses = EpochGuesses()
-    guesses.untold(TP, 3)
-    assert not guesses.refused(TP, 3, 3, UNKNOWN)
+    guesses.epoch_omitted(TP, 3)
+    assert not guesses.rejected(TP, 3, 3, UNKNOWN)
     assert guesses.of(TP) == -1
-    guesses.untold(TP, 0)
+    guesses.epoch_omitted(TP, 0)
     assert guesses.of(TP) == 0

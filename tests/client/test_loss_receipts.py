@@ -98,7 +98,7 @@ def test_a_topic_id_that_is_none_makes_no_receipt(topic_id: object) -> None:
 def test_which_receipts_tell_of_a_range(changes: dict[str, Any], tells: bool) -> None:
     found = parse_receipt(encode(_receipt(**changes)))
     assert found is not None
-    assert found.tells_of(6, 10, (0,)) is tells
+    assert found.overlaps(6, 10, (0,)) is tells
 
 
 def test_receipts_are_joined_to_the_truncation(cluster: ScriptedCluster) -> None:

@@ -96,7 +96,7 @@ RELEASES: Final = {"2.1": KAFKA_2_1, "2.3": KAFKA_2_3, "2.4": KAFKA_2_4}
 def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every connection learns what that release would offer, and nothing else is asked of it."""
     newest = RELEASES[request.param]
-    learn, choose, spoken = connection._learn_versions, Connection.version_for, dict[ApiKey, int]()
+    learn, choose, spoken = connection._fetch_api_versions, Connection.version_for, dict[ApiKey, int]()
 
     async def learn_less(made: Connection, config: Any) -> None:
         await learn(made, config)
@@ -109,7 +109,7 @@ def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         spoken[key] = max(spoken.get(key, 0), version := choose(made, key))
         return version
 
-    monkeypatch.setattr(connection, "_learn_versions", learn_less)
+    monkeypatch.setattr(connection, "_fetch_api_versions", learn_less)
     monkeypatch.setattr(Connection, "version_for", note)
     yield request.param
     assert spoken, "nothing went through here"
@@ -452,7 +452,7 @@ def test_who_may_not_ask_is_warned_and_goes_on(
         log.elect(2)
         write(log, 5)
     assert len(read(scripted_consumer, 5)) == 5
-    assert "lets only other brokers ask" in caplog.text
+    assert "requires the ClusterAction permission" in caplog.text
     with scripted.lock:
         # Back comes who never heard of epoch 1, and has more of epoch 0.
         log.batches, log.leader, log.leader_epoch = log.batches[:10], 1, 0

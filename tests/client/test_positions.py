@@ -6,10 +6,10 @@ from uuid import UUID
 
 import pytest
 
-from fenceline.client.epoch_history import EpochStart, Question
+from fenceline.client.epoch_history import EpochQuery, EpochStart
 from fenceline.client.metadata import LeaderAndEpoch
 from fenceline.client.offsets import EpochEnd, OffsetAndEpoch
-from fenceline.client.positions import PartitionState, Phase, Position, Positions, Verdict
+from fenceline.client.positions import Phase, Position, Positions, PositionState, Verdict
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 
@@ -17,7 +17,7 @@ _TP = TopicPartition("t", 0)
 _L5, _L6 = LeaderAndEpoch(1, 5), LeaderAndEpoch(2, 6)
 
 
-def _at(offset: int, epoch: int, leader: LeaderAndEpoch = _L5) -> tuple[Positions, PartitionState]:
+def _at(offset: int, epoch: int, leader: LeaderAndEpoch = _L5) -> tuple[Positions, PositionState]:
     positions = Positions()
     positions.assign([_TP])
     positions.seek(_TP, offset, epoch)
@@ -29,10 +29,10 @@ def _at(offset: int, epoch: int, leader: LeaderAndEpoch = _L5) -> tuple[Position
 
 def _answer(positions: Positions, end: EpochEnd) -> Verdict:
     """The leader's answer to what is asked now."""
-    position, question = positions.of(_TP).fetch_position, positions.question(_TP)
+    position, query = positions.of(_TP).fetch_position, positions.validation_query(_TP)
     assert position is not None
-    assert question is not None
-    return positions.complete_validation(_TP, position, question, end)
+    assert query is not None
+    return positions.complete_validation(_TP, position, query, end)
 
 
 def test_a_new_partition_has_no_position_and_is_not_fetched() -> None:
@@ -83,7 +83,7 @@ def test_seek_with_an_epoch_is_validated_before_the_next_fetch() -> None:
 def test_an_answer_at_or_behind_the_position_validates_it() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
-    assert _answer(positions, EpochEnd(5, 10)) is Verdict.STANDS
+    assert _answer(positions, EpochEnd(5, 10)) is Verdict.VALID
     assert state.phase is Phase.FETCHING
     assert state.truncation is None
 
@@ -166,10 +166,10 @@ def test_a_search_begins_anew_with_another_leader() -> None:
     assert state.position is not None
     state.fetch_position = state.position._replace(leader=_L6)
     positions.diverged(_TP, EpochEnd(4, 12))
-    assert positions.question(_TP) == Question(3, 10)
+    assert positions.validation_query(_TP) == EpochQuery(3, 10)
     positions.check_leader(_TP, LeaderAndEpoch(1, 7))
-    assert positions.question(_TP) == Question(5, 20)
-    assert _answer(positions, EpochEnd(5, 20)) is Verdict.STANDS
+    assert positions.validation_query(_TP) == EpochQuery(5, 20)
+    assert _answer(positions, EpochEnd(5, 20)) is Verdict.VALID
 
 
 def test_answers_to_a_question_that_is_not_asked_any_more_are_ignored() -> None:
@@ -179,9 +179,9 @@ def test_answers_to_a_question_that_is_not_asked_any_more_are_ignored() -> None:
     assert state.position is not None
     state.fetch_position = state.position._replace(leader=_L6)
     positions.diverged(_TP, EpochEnd(4, 12))
-    first = Question(5, 20)
-    assert positions.complete_validation(_TP, state.fetch_position, first, EpochEnd(5, 20)) is Verdict.TOO_LATE
-    assert positions.question(_TP) == Question(3, 10)
+    first = EpochQuery(5, 20)
+    assert positions.complete_validation(_TP, state.fetch_position, first, EpochEnd(5, 20)) is Verdict.STALE
+    assert positions.validation_query(_TP) == EpochQuery(3, 10)
 
 
 def test_a_leader_of_an_older_epoch_than_the_positions_is_not_asked() -> None:
@@ -190,10 +190,10 @@ def test_a_leader_of_an_older_epoch_than_the_positions_is_not_asked() -> None:
     positions.seek(_TP, 10, 6)
     positions.check_leader(_TP, _L5)
     assert state.phase is Phase.AWAIT_VALIDATION
-    assert positions.question(_TP) is None
+    assert positions.validation_query(_TP) is None
     assert not positions.of(_TP).is_readable
     positions.check_leader(_TP, _L6)
-    assert positions.question(_TP) == Question(6, 10)
+    assert positions.validation_query(_TP) == EpochQuery(6, 10)
 
 
 def test_a_seek_with_an_epoch_is_not_read_from_before_a_leader_is_known() -> None:
@@ -234,7 +234,7 @@ def test_a_position_of_a_reset_has_an_epoch_at_most(end: EpochEnd, offset: int, 
     positions.await_reset(_TP, "latest")
     positions.complete_reset(_TP, state.serial, _BOUND)
     positions.check_leader(_TP, _L6)
-    assert positions.question(_TP) == Question(5, 10)
+    assert positions.validation_query(_TP) == EpochQuery(5, 10)
     _answer(positions, end)
     assert state.truncation is None
     assert state.phase is Phase.FETCHING
@@ -273,8 +273,8 @@ def test_answers_for_a_position_that_moved_on_are_ignored() -> None:
     assert old is not None
     positions.seek(_TP, 3, 5)
     state.phase = Phase.AWAIT_VALIDATION
-    asked = Question(5, 10)
-    assert positions.complete_validation(_TP, old, asked, EpochEnd(1, 1)) is Verdict.TOO_LATE
+    asked = EpochQuery(5, 10)
+    assert positions.complete_validation(_TP, old, asked, EpochEnd(1, 1)) is Verdict.STALE
     assert state.truncation is None
     positions.await_reset(_TP, "latest")
     positions.complete_reset(_TP, state.serial - 1, OffsetAndEpoch(99))
@@ -310,7 +310,7 @@ def test_a_pause_while_only_what_came_ahead_can_be_asked_about_leaves_nothing_to
     positions.check_leader(_TP, _L6)
     assert state.phase is Phase.AWAIT_VALIDATION
     positions.rewind(_TP)
-    assert positions.question(_TP) is None
+    assert positions.validation_query(_TP) is None
     assert (state.phase, state.fetch_position) == (Phase.FETCHING, Position(10, -1, _L6))
 
 

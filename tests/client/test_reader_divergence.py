@@ -83,12 +83,12 @@ def test_a_reader_waits_at_the_broker_for_news() -> None:
         (tp,) = cluster.add_topic("t")
         _write(cluster, tp, "a", 4)
         with RangeReader(cluster.bootstrap, **_QUICK) as reader:
-            assert not reader.await_news({tp: (4, 0)}, 20)
-            assert reader.await_news({tp: (3, 0)}, 20)
+            assert not reader.wait_for_change({tp: (4, 0)}, 20)
+            assert reader.wait_for_change({tp: (3, 0)}, 20)
             cluster.logs[tp].elect(1, cut_to=2)
             _write(cluster, tp, "b", 2)
             # Another history is news, though there are no records behind the position.
-            assert reader.await_news({tp: (4, 0)}, 20)
+            assert reader.wait_for_change({tp: (4, 0)}, 20)
 
 
 @pytest.mark.parametrize("versions", [{}, {ApiKey.FETCH: (4, 11)}])
@@ -98,7 +98,7 @@ def test_what_is_asked_about_one_loss_has_one_time(
     """The end of the log, and every epoch that the search asks about: `default.api.timeout.ms` is for all together."""
     deadlines: list[Deadline] = []
 
-    def noting(ask: Any) -> Any:
+    def observe(ask: Any) -> Any:
         async def noted(cluster: Any, wanted: Any, *, deadline: Deadline) -> Any:
             deadlines.append(deadline)
             return await ask(cluster, wanted, deadline=deadline)
@@ -106,7 +106,7 @@ def test_what_is_asked_about_one_loss_has_one_time(
         return noted
 
     for name in ("list_offsets", "offsets_for_leader_epoch"):
-        monkeypatch.setattr(reader_module, name, noting(getattr(reader_module, name)))
+        monkeypatch.setattr(reader_module, name, observe(getattr(reader_module, name)))
     with ScriptedCluster(versions=versions) as cluster:
         tp = _foreign(cluster)
         # No leader knows epoch 9, so that the position is out of range; and 2 is none of the log's.

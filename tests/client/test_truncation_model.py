@@ -135,15 +135,15 @@ class Story:
         return self.brokers[self.seen.leader]
 
     def validate(self) -> None:
-        question, checked = self.positions.question(_TP), self.state.fetch_position
-        if question is None or checked is None or not self.leader.serves(checked.leader):
+        query, checked = self.positions.validation_query(_TP), self.state.fetch_position
+        if query is None or checked is None or not self.leader.serves(checked.leader):
             return
-        end = self.leader.end_of(question.epoch)
-        verdict = self.positions.complete_validation(_TP, checked, question, end)
+        end = self.leader.end_of(query.epoch)
+        verdict = self.positions.complete_validation(_TP, checked, query, end)
         self.after_an_answer(checked, verdict)
 
     def after_an_answer(self, checked: Position, verdict: Verdict) -> None:
-        if verdict is Verdict.STANDS:
+        if verdict is Verdict.VALID:
             assert self.state.phase is Phase.FETCHING
             if checked.is_exact:
                 self.assert_nothing_given_is_missing()
@@ -202,9 +202,9 @@ class Story:
                 self.after_an_answer(position, self.positions.diverged(_TP, end))
                 return
         if not leader.log_start <= position.offset <= len(leader.records):
-            if not self.positions.demand_validation(_TP):
+            if not self.positions.request_validation(_TP):
                 self.reset("earliest")
-            elif self.positions.question(_TP) is not None:
+            elif self.positions.validation_query(_TP) is not None:
                 self.validate()
                 if self.state.phase is Phase.FETCHING and self.state.truncation is None:
                     self.reset("earliest")
@@ -290,7 +290,7 @@ class Story:
             self.reset("latest" if self.state.reset_to == "latest" else "earliest")
 
     def settle(self) -> None:
-        """Metadata catches up and every question is asked: then all that is left of what was given is in the log."""
+        """Metadata catches up and every query is asked: then all that is left of what was given is in the log."""
         while not self.leader.serves(self.seen) or self.seen != self.elections[-1]:
             self.hear(0)
         for _ in range(200):

@@ -123,7 +123,7 @@ def test_the_question_does_not_wait_for_another_try_at_a_leader_that_is_gone(
         cluster.bootstrap, **{**_QUICK, "retry.backoff.ms": 600_000, "retry.backoff.max.ms": 600_000}
     ) as made:
         made.assign([tp])
-        made._face.run(made._async.cluster.refresh())
+        made._loop_thread.run(made._async.cluster.refresh())
         made.seek(tp, 0)
         _read(made, READ)
         cluster.node_rule = lambda node, key: REFUSE if (node, key) == (1, ApiKey.FETCH) else None
@@ -134,7 +134,7 @@ def test_the_question_does_not_wait_for_another_try_at_a_leader_that_is_gone(
         with cluster.lock:
             cluster.logs[tp].elect(2, cut_to=CUT_TO)
             _fill(cluster, tp, ANEW)
-        made._face.run(made._async.cluster.refresh())
+        made._loop_thread.run(made._async.cluster.refresh())
         assert _told(made).divergent_offset == CUT_TO
 
 
@@ -157,7 +157,7 @@ def test_the_question_is_asked_again_soon_however_long_the_old_leader_was_gone(
             cluster.faults[ApiKey.OFFSET_FOR_LEADER_EPOCH].append(REFUSE)
             cluster.logs[tp].elect(2, cut_to=CUT_TO)
             _fill(cluster, tp, ANEW)
-        made._face.run(made._async.cluster.refresh())
+        made._loop_thread.run(made._async.cluster.refresh())
         assert _told(made).divergent_offset == CUT_TO
         assert not cluster.faults[ApiKey.OFFSET_FOR_LEADER_EPOCH]
 
@@ -175,8 +175,8 @@ def test_the_question_does_not_wait_for_another_try_at_a_broker_that_was_away(
         cluster.node_rule = lambda node, key: REFUSE if node == 2 else None
         link = made._on_loop(lambda: made._async.cluster.link(2))
         with pytest.raises(ConnectionLost):
-            made._face.run(link.connection())
-        waiting = asyncio.run_coroutine_threadsafe(link.connection(), made._face.loop)
+            made._loop_thread.run(link.connection())
+        waiting = asyncio.run_coroutine_threadsafe(link.connection(), made._loop_thread.loop)
         with cluster.lock:
             cluster.node_rule = None
             cluster.logs[tp].elect(2, cut_to=CUT_TO)

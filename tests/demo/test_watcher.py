@@ -40,7 +40,7 @@ def test_a_loss_with_what_the_consumer_said() -> None:
     assert (lost.start_offset, lost.end_offset, lost.records, lost.epoch) == (100, 150, 50, 2)
     assert (lost.receipt, lost.loss_class, lost.cause, lost.replica) == ("d106e4a2718a", "committed", "divergence", 2)
     assert lost.told_s == 9.0
-    assert "flights-1: the log was truncated under offset 150" in lost.consumer_words
+    assert "flights-1: the log was truncated below offset 150" in lost.consumer_words
 
 
 @pytest.mark.parametrize("other", [told(0, 100, 150), told(1, 150, 160), told(1, 50, 100)])

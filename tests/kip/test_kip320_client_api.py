@@ -82,7 +82,7 @@ def test_e50_it_includes_all_partitions_that_were_truncated_and_their_offsets_of
         assert {(e.topic, e.partition, e.truncated_from) for e in error.truncations} == {("t", 0, 10), ("t", 1, 10)}
         assert error.offset_out_of_range_partitions == {first: 10, second: 10}
         assert error.truncation_offsets == {first: CommittedOffset(6, 0), second: CommittedOffset(4, 0)}
-        assert "1 other partitions were cut as well. t-1: the log was truncated under offset 10" in str(error)
+        assert "Other truncated partitions: 1. t-1: the log was truncated below offset 10" in str(error)
         copy = pickle.loads(pickle.dumps(error))
         assert (str(copy), copy.truncation_offsets) == (str(error), error.truncation_offsets)
         assert told(consumer).truncation_offsets == error.truncation_offsets, "until a seek"
@@ -150,7 +150,7 @@ def test_e49_with_a_reset_policy_the_position_is_reset_by_itself_to_where_the_lo
         new = write(cluster, tp, "b", 4)
         assert read(consumer, 4) == new
         assert [(e.truncated_from, e.divergent_offset) for e in consumer.truncations()] == [(10, 6)]
-        assert "t-0: the log was truncated under offset 10" in caplog.text
+        assert "t-0: the log was truncated below offset 10" in caplog.text
 
 
 def test_e50_without_a_reset_policy_the_error_is_raised(cluster: ScriptedCluster) -> None:
@@ -315,7 +315,7 @@ def test_e56_a_negative_epoch_reads_as_none(cluster: ScriptedCluster, monkeypatc
     async def commit(*given: Any, **_: Any) -> None:
         sent.extend(given[2].values())
 
-    monkeypatch.setattr("fenceline.client.consumer_offsets.commit_outside", commit)
+    monkeypatch.setattr("fenceline.client.consumer_offsets.commit_without_membership", commit)
     with Consumer(cluster.bootstrap, **QUICK, **{"group.id": "g", "enable.auto.commit": False}) as consumer:
         consumer.assign([tp])
         consumer.seek(tp, CommittedOffset(2, -7))

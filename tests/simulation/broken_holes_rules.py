@@ -13,7 +13,7 @@ import pytest
 from fenceline.client import group
 from fenceline.client.auto_commit import AutoCommit
 from fenceline.client.cluster import Purpose
-from fenceline.client.consumer_offsets import ConsumerOffsets, MadeCommit
+from fenceline.client.consumer_offsets import ConsumerOffsets, PendingCommit
 from fenceline.log import log_dir_offsets
 from fenceline.log.log_dir import LogDir
 from fenceline.log.log_dir_offsets import LogDirOffsets
@@ -168,7 +168,7 @@ _TORN_APART: Final = {"drop_s": "0.25", "crash_s": "0.8", "down_s": "0.3", "part
 def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatch) -> None:
     """Its retry went out under whatever generation the member had by then."""
 
-    async def send(self: ConsumerOffsets, made: MadeCommit, timeout_ms: float | None) -> None:
+    async def send(self: ConsumerOffsets, made: PendingCommit, timeout_ms: float | None) -> None:
         member, deadline = self._member, self._deadline(timeout_ms)
         if member is None or not made.offsets:
             return

@@ -247,7 +247,7 @@ def test_a_receipt_decides_where_dates_do_not(place: str, told: Callable[..., No
         make(cluster_of(log), checkpointLocation=place).latestOffset(AT_1500, ALL)
     assert [(loss.offset, loss.divergent_offset) for loss in caught.value.losses] == [(1500, 1000)]
     # Without the checkpoint's times it may be of before the read.
-    assert "a1b2c3 (node 2 cut offsets 1000 to 1499" in unproven(log)
+    assert "a1b2c3 (node 2 lost offsets 1000 to 1499" in unproven(log)
 
 
 def test_a_receipt_against_the_dates_is_not_decided(place: str, told: Callable[..., None]) -> None:

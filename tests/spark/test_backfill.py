@@ -110,7 +110,7 @@ def test_a_table_without_epochs_is_not_called_equal_and_its_receipt_is_named(sto
     assert "1800 of 1800 rows have no epoch" in str(found)
     details = [row["detail"] for row in found.findings.to_pylist()]
     assert "receipt" in details[1]
-    assert "cut offsets 1000 to 1499" in details[1]
+    assert "lost offsets 1000 to 1499" in details[1]
     assert "receipt" not in details[0] + details[2]
     # And nothing of it is proven to be wrong.
     assert repaired(story).version is None

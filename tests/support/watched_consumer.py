@@ -77,8 +77,8 @@ class WatchedConsumer:
         """From now on it has only what answers of Fetch tell it (KIP-951)."""
 
         def leave() -> None:
-            assert self._cluster._keeper is not None
-            self._cluster._keeper.cancel()
+            assert self._cluster._refresher is not None
+            self._cluster._refresher.cancel()
             self._cluster.request_refresh = lambda: None  # type: ignore[method-assign]
 
         self._consumer._on_loop(leave)

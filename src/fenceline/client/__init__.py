@@ -1,6 +1,6 @@
-"""Producer, consumer, admin and range reader for Fenceline and any Apache Kafka from 2.1 on.
+"""Producer, consumer, admin and range reader for Fenceline and Apache Kafka 2.1 and newer.
 
-Import from here; nothing is loaded before it is used, so that an executor that only reads ranges stays small.
+The public names; modules are loaded on first use, so that an executor that only reads ranges loads little.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fenceline.client.reader import RangeReader as RangeReader
     from fenceline.ids import TopicPartition as TopicPartition
 
-_HOMES: Final = {
+_MODULES: Final = {
     "Admin": "admin",
     "AsyncAdmin": "async_admin",
     "AsyncConsumer": "async_consumer",
@@ -60,10 +60,10 @@ _HOMES: Final = {
     "UnknownEpochError": "errors",
     "UnknownLeaderEpochError": "errors",
 }
-__all__ = [*_HOMES]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"fenceline.client.{_HOMES[name]}"), name)
+    return getattr(import_module(f"fenceline.client.{_MODULES[name]}"), name)

@@ -1,8 +1,8 @@
-"""Records waiting to be sent: batches a partition, bounded memory, and the sequence numbers of an idempotent producer.
+"""Records waiting to be sent: batches per partition, bounded memory, sequence numbers of an idempotent producer.
 
 Owns the buffer that callers fill from their threads and that the sender empties on its loop; one lock guards it.
-Never does I/O. A batch keeps its bytes and its sequence from its first sending on, so that a retry is the same batch
-to the broker.
+Never does I/O. A batch keeps its bytes and sequence numbers from its first attempt on, so that the broker detects a
+retry as the same batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_EPOCH: Final = 32_767
 
 
 class Batch:
-    """Records of one partition that travel together. Open (`builder`) until sealed into `encoded`."""
+    """A record batch of one partition. Open (`builder`) until sealed into `encoded`."""
 
     __slots__ = (
         "attempts",
@@ -63,20 +63,21 @@ class Batch:
 
 
 class PartitionQueue:
-    """One partition's batches in order, and its place in the producer's sequence (KIP-98; epochs are bumped a
+    """One partition's batches in order, with its sequence numbers and producer epoch (KIP-98; epochs are bumped per
     partition).
 
-    Invariant: `in_flight` and the batches at the head of `waiting` that carry a sequence hold neighbouring sequences.
+    Invariant: the sequence numbers of `in_flight` and of the batches at the head of `waiting` that have one are
+    contiguous.
     """
 
     __slots__ = (
         "epoch",
         "in_flight",
         "is_known",
-        "lost_track",
         "next_sequence",
         "producer_id",
         "retrying",
+        "sequence_lost",
         "tp",
         "unresolved",
         "waiting",
@@ -90,34 +91,32 @@ class PartitionQueue:
         self.epoch = -1
         self.next_sequence = 0
         self.is_known = False
-        """The leader has acknowledged a batch of this epoch. Before that it takes any sequence as the first one, so a
-        second
-        batch in flight could overtake a first one that failed and shut it out for good."""
+        """The leader has acknowledged a batch of this epoch. Before that it accepts any sequence number as the first,
+        so a second batch in flight could overtake a first one that failed, which would then never be accepted."""
         self.retrying = False
-        """A batch failed for now: nothing more is sent until all in flight is back, so that order is kept."""
-        self.lost_track = False
-        """The leader does not know what this epoch has written: nothing of it is sent again."""
+        """A batch failed and is retriable: to keep the order, nothing is sent until all in flight have a result."""
+        self.sequence_lost = False
+        """The leader has lost batches of this epoch: none of it is sent again."""
         self.unresolved = False
-        """A batch was given up without knowing whether the log has it: the next answer tells whether sequences go on.
-        """
+        """A batch expired and may be in the log or not: the next response shows whether the sequence continues."""
 
     def begin_epoch(self, producer_id: int, epoch: int) -> None:
-        """Start sequences anew; what waits is known not to be in the log and gets new ones when sent again."""
-        assert not self.in_flight, "sequences can start anew only when nothing is in flight"
+        """Restart the sequence; waiting batches are not in the log and get new sequence numbers."""
+        assert not self.in_flight, "a sequence restarts only if nothing is in flight"
         self.producer_id, self.epoch, self.next_sequence = producer_id, epoch, 0
-        self.unresolved = self.is_known = self.lost_track = False
+        self.unresolved = self.is_known = self.sequence_lost = False
         for batch in self.waiting:
             batch.base_sequence = batch.epoch = -1
 
-    def take_sent(self) -> list[Batch]:
-        """Take out what waits to be sent again: it has its place in the sequence. Under the lock."""
+    def remove_sequenced(self) -> list[Batch]:
+        """Remove and return the waiting batches that were sent before and have sequence numbers. Under the lock."""
         sent = [batch for batch in self.waiting if batch.has_sequence]
         self.waiting = deque(batch for batch in self.waiting if not batch.has_sequence)
         return sent
 
 
 def stamp(encoded: bytearray, producer_id: int, epoch: int, base_sequence: int) -> None:
-    """Write a producer's identity into a finished batch and renew its CRC."""
+    """Write producer id, epoch and base sequence into an encoded batch and update its CRC."""
     _PRODUCER.pack_into(encoded, _PRODUCER_AT, producer_id, epoch, base_sequence)
     _CRC.pack_into(encoded, _CRC_AT, compute_crc(encoded, 0, len(encoded)))
 
@@ -130,11 +129,11 @@ class Accumulator:
         self.room = threading.Condition(self.lock)
         self.queues: dict[TopicPartition, PartitionQueue] = {}
         self.dirty: set[TopicPartition] = set()
-        """Partitions with something waiting."""
+        """Partitions with waiting batches."""
         self.incomplete: set[Batch] = set()
         self.flushing = 0
-        self.starved = 0
-        """Callers that wait for room: everything is sent without lingering meanwhile."""
+        self.waiting_for_memory = 0
+        """Callers that wait for memory: batches are sent without lingering meanwhile."""
         self.is_closed = False
         self._batch_size_bytes = batch_size_bytes
         self._free_bytes = buffer_bytes
@@ -152,9 +151,9 @@ class Accumulator:
         *,
         may_open: bool = True,
     ) -> tuple[Outcome, int, bool] | None:
-        """Add a record. (its batch's outcome, its index there, whether the sender has something new to look at).
+        """Append a record. Returns (its batch's outcome, its index in the batch, whether to wake the sender).
 
-        None: there is no open batch with room and `may_open` is False, or the buffer is full (`has_room_for` tells).
+        None: the partition has no open batch with room and `may_open` is False, or the buffer is full.
         """
         with self.lock:
             queue = self.queues.get(tp)
@@ -170,7 +169,7 @@ class Accumulator:
             if not may_open:
                 return None
             needed = max(self._batch_size_bytes, 128 + len(key or b"") + len(value or b""))
-            if not self._take(needed):
+            if not self._reserve(needed):
                 return None
             builder = BatchBuilder(self._batch_size_bytes)
             builder.try_append(timestamp, key, value, headers)
@@ -180,9 +179,9 @@ class Accumulator:
             return batch.outcome, 0, True
 
     def append_encoded(self, tp: TopicPartition, encoded: bytearray, record_count: int) -> Outcome | None:
-        """Add a finished batch; None when the buffer is full."""
+        """Append an encoded batch; None if the buffer is full."""
         with self.lock:
-            if not self._take(len(encoded)):
+            if not self._reserve(len(encoded)):
                 return None
             queue = self.queues.get(tp)
             if queue is None:
@@ -192,48 +191,55 @@ class Accumulator:
             return batch.outcome
 
     def wait_for_room(self, timeout_s: float) -> None:
-        """Block until something was freed. Raises BufferFull when nothing was in time."""
+        """Block until memory was freed. Raises BufferFull after `timeout_s`."""
         with self.room:
-            self.starved += 1
+            self.waiting_for_memory += 1
             try:
                 if not self.room.wait(timeout_s):
                     raise BufferFull(
-                        f"the buffer of {self._buffer_bytes} bytes stayed full for {timeout_s * 1000:.0f} ms: "
-                        "brokers take records slower than they come. Raise buffer.memory or max.block.ms, or send less."
+                        f"buffer.memory={self._buffer_bytes} was full for {timeout_s * 1000:.0f} ms: records are "
+                        "produced faster than brokers accept them. Raise buffer.memory or max.block.ms, or send more "
+                        "slowly."
                     )
             finally:
-                self.starved -= 1
+                self.waiting_for_memory -= 1
 
     def seal(self, batch: Batch) -> bytearray:
-        """The batch's bytes; closes it for further records. Under the lock."""
+        """Close the batch for further records and return its bytes. Under the lock."""
         if batch.encoded is None:
             assert batch.builder is not None
             batch.encoded = batch.builder.build(codec=self._codec, level=self._level)
             batch.builder = None
-            self._give_back(batch.size_bytes - len(batch.encoded))
+            self._release(batch.size_bytes - len(batch.encoded))
             batch.size_bytes = len(batch.encoded)
         return batch.encoded
 
     def is_ready(self, batch: Batch, queue: PartitionQueue, now_s: float, linger_s: float) -> bool:
-        """Whether the head of a queue should go now. Under the lock."""
+        """Whether the head of a queue should be sent now. Under the lock."""
         if batch.attempts:
             return now_s >= batch.retry_at_s
-        if batch.builder is None or self.flushing or self.starved or self.is_closed or len(queue.waiting) > 1:
+        if (
+            batch.builder is None
+            or self.flushing
+            or self.waiting_for_memory
+            or self.is_closed
+            or len(queue.waiting) > 1
+        ):
             return True
         return batch.builder.size_bytes >= self._batch_size_bytes or now_s - batch.created_s >= linger_s
 
-    def finished(self, batch: Batch) -> None:
-        """The batch needs no more room. Before its outcome is completed."""
+    def release(self, batch: Batch) -> None:
+        """Free the batch's memory. Called before its outcome is completed."""
         with self.lock:
             self.incomplete.discard(batch)
-            self._give_back(batch.size_bytes)
+            self._release(batch.size_bytes)
 
     def outstanding(self) -> list[Outcome]:
         with self.lock:
             return [batch.outcome for batch in self.incomplete]
 
     def batches(self) -> Iterable[Batch]:
-        """Everything that waits. Under the lock."""
+        """All waiting batches. Under the lock."""
         for tp in self.dirty:
             yield from self.queues[tp].waiting
 
@@ -242,13 +248,13 @@ class Accumulator:
         self.dirty.add(queue.tp)
         self.incomplete.add(batch)
 
-    def _take(self, size_bytes: int) -> bool:
-        # A record larger than the whole buffer is let through when nothing else is there, and refused by its broker.
+    def _reserve(self, size_bytes: int) -> bool:
+        # A record larger than the buffer is accepted if the buffer is empty; the broker rejects it.
         if size_bytes > self._free_bytes and self.incomplete:
             return False
         self._free_bytes -= size_bytes
         return True
 
-    def _give_back(self, size_bytes: int) -> None:
+    def _release(self, size_bytes: int) -> None:
         self._free_bytes += size_bytes
         self.room.notify_all()

@@ -1,7 +1,4 @@
-"""Admin, blocking face: the calls of `AsyncAdmin`, from any thread.
-
-Owns nothing but the bridge.
-"""
+"""Admin: the blocking API of `AsyncAdmin`."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from fenceline.client.async_admin import (
     NewTopic,
     ProducerDescription,
 )
-from fenceline.client.face import BlockingFace
+from fenceline.client.client_base import BlockingClient
 from fenceline.client.metadata import ClusterMetadata
 from fenceline.client.offsets import CommittedOffset, EpochEnd, OffsetAndEpoch, OffsetSpec
 from fenceline.ids import TopicPartition
@@ -30,14 +27,14 @@ from fenceline.ids import TopicPartition
 T = TypeVar("T")
 
 
-class Admin(BlockingFace[AsyncAdmin]):
-    """Blocking face of `AsyncAdmin`: the same calls, from any thread. Close it, or use it as a context manager."""
+class Admin(BlockingClient[AsyncAdmin]):
+    """The calls of `AsyncAdmin`, blocking, from any thread. Close it, or use it as a context manager."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
         super().__init__("fenceline-admin", lambda: AsyncAdmin(bootstrap, **config))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._face.run(work)
+        return self._loop_thread.run(work)
 
     def metadata(self, topics: Collection[str] | None = None, *, timeout_ms: float | None = None) -> ClusterMetadata:
         """See `AsyncAdmin.metadata`."""

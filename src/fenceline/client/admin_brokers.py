@@ -1,6 +1,4 @@
-"""The brokers' half of Admin: who is registered, forgetting one, and what lies in their directories.
-
-Owns DescribeCluster, UnregisterBroker and DescribeLogDirs.
+"""Broker calls of Admin: DescribeCluster, UnregisterBroker and DescribeLogDirs.
 
 Rules: controller.md C19; since_4_0.md K4 (KIP-1073: fenced brokers).
 """
@@ -21,7 +19,7 @@ from fenceline.wire.apis import ApiKey
 
 
 class RegisteredBroker(NamedTuple):
-    """`is_fenced` is None where the asked broker is too old to say; such a one names unfenced brokers only."""
+    """`is_fenced` is None if the broker that answered is too old to return it; it only lists unfenced brokers."""
 
     node_id: int
     host: str
@@ -31,7 +29,7 @@ class RegisteredBroker(NamedTuple):
 
 
 class ReplicaOnDisk(NamedTuple):
-    """`offset_lag`: how far its end is behind the high watermark, or a future replica behind the current one."""
+    """`offset_lag`: how far its log end is behind the high watermark, or a future replica behind the current one."""
 
     size_bytes: int
     offset_lag: int
@@ -39,7 +37,7 @@ class ReplicaOnDisk(NamedTuple):
 
 
 class LogDirDescription(NamedTuple):
-    """One directory; total_bytes and usable_bytes of its volume are -1 where the broker does not say."""
+    """One log directory; total_bytes and usable_bytes of its volume are -1 if the broker does not return them."""
 
     path: str
     error: ErrorCode
@@ -50,29 +48,29 @@ class LogDirDescription(NamedTuple):
 
 
 class BrokersAdmin(ABC):
-    """Mixed into `AsyncAdmin`."""
+    """Mixin of `AsyncAdmin`."""
 
     config: ClientConfig
     cluster: Cluster
 
     @abstractmethod
     def _deadline(self, timeout_ms: float | None) -> Deadline:
-        """When a call that was given `timeout_ms` must end."""
+        """The deadline of a call with `timeout_ms`."""
 
     @abstractmethod
     async def _ask(self, node_id: int | None, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline) -> Any:
-        """One request to a node (None: any), again while its trouble may pass."""
+        """One request to a node (None: any), with retries."""
 
     @abstractmethod
     async def _ask_controller(
         self, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline, results: Callable[[Any], Iterable[Any]]
     ) -> Any:
-        """One request to the active controller, again while it is moving."""
+        """One request to the active controller, with retries."""
 
     async def describe_brokers(self, *, timeout_ms: float | None = None) -> list[RegisteredBroker]:
-        """Every registered broker by id, with those that are fenced; endpoints of the listener that is asked."""
+        """All registered brokers by id, including fenced ones, with the endpoints of the listener that is used."""
         if self.config.asks_controllers:
-            raise OperatorError("Controllers do not list brokers", "Ask a broker: --bootstrap HOST:PORT.")
+            raise OperatorError("Controllers do not list brokers", "Connect to a broker: --bootstrap HOST:PORT.")
         deadline = self._deadline(timeout_ms)
         await self.cluster.fetch_metadata([], deadline)
         fields = {"include_cluster_authorized_operations": False, "endpoint_type": 1, "include_fenced_brokers": True}
@@ -86,7 +84,7 @@ class BrokersAdmin(ABC):
         )
 
     async def unregister_broker(self, broker_id: int, *, timeout_ms: float | None = None) -> None:
-        """Forget a broker that is gone for good; its replicas stay assigned to it until they are moved.
+        """Unregister a broker that was removed permanently; its replicas stay assigned to it until they are reassigned.
 
         Raises PeerError(BROKER_ID_NOT_REGISTERED).
         """
@@ -99,19 +97,21 @@ class BrokersAdmin(ABC):
     async def describe_log_dirs(
         self, broker_ids: Collection[int] | None = None, *, timeout_ms: float | None = None
     ) -> dict[int, tuple[LogDirDescription, ...]]:
-        """Directories of each broker (None: of all that are unfenced) with the replicas in them.
+        """The log directories of each broker (None: of all unfenced brokers) with their replicas.
 
-        Raises OperatorError for a broker that is not there, PeerError where one refuses.
+        Raises OperatorError for a broker that is unknown or does not answer, PeerError if one returns an error.
         """
         if self.config.asks_controllers:
-            raise OperatorError("Controllers do not know what is on disks", "Ask a broker: --bootstrap HOST:PORT.")
+            raise OperatorError(
+                "Controllers do not describe log directories", "Connect to a broker: --bootstrap HOST:PORT."
+            )
         deadline = self._deadline(timeout_ms)
         known = (await self.cluster.fetch_metadata([], deadline)).brokers
         described = {}
         for broker_id in sorted(known if broker_ids is None else broker_ids):
             if broker_id not in known:
                 raise OperatorError(
-                    f"Broker {broker_id} is not there", "See who is registered with: fenceline brokers list"
+                    f"Broker {broker_id} is not in the cluster", "List the registered brokers: fenceline brokers list"
                 )
             try:
                 response = await self.cluster.call(
@@ -119,10 +119,10 @@ class BrokersAdmin(ABC):
                 )
             except (ConnectionLost, TimedOut) as error:
                 raise OperatorError(
-                    f"Broker {broker_id} could not be asked: {error}", "Leave it out by naming the others."
+                    f"Broker {broker_id} did not answer: {error}", "Leave it out by naming the other brokers."
                 ) from error
             if hasattr(response, "error_code"):
-                raise_if(response, f"directories of broker {broker_id}")
+                raise_if(response, f"describing the directories of broker {broker_id}")
             described[broker_id] = tuple(_directory(result) for result in response.results)
         return described
 

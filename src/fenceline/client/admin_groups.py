@@ -1,6 +1,6 @@
-"""The group half of Admin: listing, describing, deleting groups and their committed offsets.
+"""Group calls of Admin: list, describe and delete groups and their committed offsets.
 
-Owns requests to group coordinators outside of a membership, and the two offset requests that the consumer shares.
+Owns requests to group coordinators without membership, and the two offset requests that the consumer shares.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fenceline.wire.apis import ApiKey
 
 
 class GroupListing(NamedTuple):
-    """state and group_type are empty where the broker is too old to say."""
+    """state and group_type are empty if the broker is too old to return them."""
 
     group_id: str
     protocol_type: str
@@ -30,7 +30,7 @@ class GroupListing(NamedTuple):
 
 
 class MemberDescription(NamedTuple):
-    """`assignment` is empty where it is not a consumer's, or can not be read."""
+    """`assignment` is empty if the group is not of consumers, or if it cannot be decoded."""
 
     member_id: str
     group_instance_id: str | None
@@ -48,7 +48,7 @@ class GroupDescription(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """Who commits: (-1, "", None) outside of a group's membership."""
+    """The member that commits: (-1, "", None) without membership."""
 
     generation_id: int = -1
     member_id: str = ""
@@ -65,7 +65,8 @@ async def ask_coordinator(
     purpose: Purpose = Purpose.CONTROL,
     extra_ms: float = 0,
 ) -> Any:
-    """One request to the group's coordinator. One that is gone is forgotten; the caller decides on a retry."""
+    """One request to the group's coordinator. After a connection error the cached coordinator is dropped; the caller
+    retries."""
     node_id = await cluster.coordinator(group_id, deadline)
     try:
         return await cluster.call(node_id, api_key, fields, deadline=deadline, purpose=purpose, extra_ms=extra_ms)
@@ -77,7 +78,7 @@ async def ask_coordinator(
 def raise_group_error(
     cluster: Cluster, group_id: str, code: ErrorCode, subject: str, message: str | None = None
 ) -> None:
-    """Raise for anything but NONE; a coordinator that moved is forgotten first."""
+    """Raise for any code but NONE; drops the cached coordinator if it has moved."""
     if code is ErrorCode.NONE:
         return
     if code in COORDINATOR_MOVED:
@@ -91,12 +92,12 @@ async def fetch_committed(
     partitions: Collection[TopicPartition] | None,
     deadline: Deadline,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Committed offsets (None: of every partition the group has any for); partitions without one are left out."""
+    """Committed offsets (None: of all partitions of the group); partitions without one are left out."""
     topics = None if partitions is None else _by_topic(partitions)
-    # Only members of the consumer protocol (KIP-848) name themselves, with their epoch. A classic one that did would be
-    # refused in a group that was migrated under it.
+    # Only members of the consumer protocol (KIP-848) send member id and epoch. From a classic member, a group that has
+    # switched to that protocol would reject them.
     group = {"group_id": group_id, "member_id": None, "member_epoch": -1, "topics": topics}
-    # Old versions carry one group at the top, new ones a list: the encoder keeps what the version knows.
+    # Old versions have one group at the top level, new ones a list: the encoder drops fields that a version lacks.
     fields = {"groups": [group], "group_id": group_id, "topics": topics, "require_stable": True}
 
     async def attempt() -> dict[TopicPartition, CommittedOffset]:
@@ -128,7 +129,7 @@ async def commit(
     membership: Membership | None = None,
     purpose: Purpose = Purpose.CONTROL,
 ) -> None:
-    """Commit once. Raises PeerError with the first refusal; retrying is the caller's."""
+    """Commit once, without retries. Raises PeerError for the first error."""
     member = membership or Membership()
     by_topic: dict[str, list[dict[str, Any]]] = {}
     for tp, offset in offsets.items():
@@ -169,7 +170,7 @@ def _by_topic(partitions: Collection[TopicPartition]) -> list[dict[str, Any]]:
 
 
 def _assigned(content: bytes) -> tuple[TopicPartition, ...]:
-    """A member's assignment is what its group's leader made of it: nobody else has looked at it before."""
+    """The group's leader encodes assignments and the coordinator does not validate them: () if undecodable."""
     try:
         return decode_assignment(content)
     except PeerError:
@@ -177,14 +178,14 @@ def _assigned(content: bytes) -> tuple[TopicPartition, ...]:
 
 
 class GroupsAdmin(ABC):
-    """Mixed into `AsyncAdmin`."""
+    """Mixin of `AsyncAdmin`."""
 
     config: ClientConfig
     cluster: Cluster
 
     @abstractmethod
     def _deadline(self, timeout_ms: float | None) -> Deadline:
-        """When a call that was given `timeout_ms` must end."""
+        """The deadline of a call with `timeout_ms`."""
 
     async def list_groups(self, *, states: Sequence[str] = (), timeout_ms: float | None = None) -> list[GroupListing]:
         """Groups of all brokers, ordered by id; `states` filters ("Stable", "Empty", ...)."""
@@ -213,8 +214,8 @@ class GroupsAdmin(ABC):
     async def describe_groups(
         self, group_ids: Sequence[str], *, timeout_ms: float | None = None
     ) -> dict[str, GroupDescription]:
-        """Groups of either protocol with their members; `protocol` is the assignor of one of the consumer protocol. A
-        group that does not exist is described as Dead, or raises GROUP_ID_NOT_FOUND.
+        """Groups of either protocol with their members; for the consumer protocol, `protocol` is the assignor. A group
+        that does not exist is described as Dead, or raises GROUP_ID_NOT_FOUND, depending on the broker.
         """
         deadline = self._deadline(timeout_ms)
         described = {}
@@ -225,7 +226,7 @@ class GroupsAdmin(ABC):
                 response = await ask_coordinator(self.cluster, group_id, ApiKey.DESCRIBE_GROUPS, fields, deadline)
                 group = response.groups[0]
                 code = error_code(group.error_code)
-                # Before version 6, which brokers of Kafka 3.7 to 3.9 do not have, such a group is dead here.
+                # Before version 6 (Kafka 3.7 to 3.9) a group of the consumer protocol is described as Dead.
                 if code is ErrorCode.GROUP_ID_NOT_FOUND or group.group_state == "Dead":
                     found = await self._of_consumer_protocol(group_id, deadline)
                     if found is not None:
@@ -254,7 +255,7 @@ class GroupsAdmin(ABC):
         return described
 
     async def _of_consumer_protocol(self, group_id: str, deadline: Deadline) -> GroupDescription | None:
-        """A group of the consumer protocol (KIP-848), described by the API of its own; None when it is none."""
+        """ConsumerGroupDescribe for a group of the consumer protocol (KIP-848); None if it is not one."""
         fields = {"group_ids": [group_id], "include_authorized_operations": False}
         try:
             response = await ask_coordinator(self.cluster, group_id, ApiKey.CONSUMER_GROUP_DESCRIBE, fields, deadline)
@@ -303,7 +304,7 @@ class GroupsAdmin(ABC):
         *,
         timeout_ms: float | None = None,
     ) -> dict[TopicPartition, CommittedOffset]:
-        """A group's committed offsets with their leader epochs (None: all it has)."""
+        """A group's committed offsets with their leader epochs (None: of all partitions)."""
         return await fetch_committed(self.cluster, group_id, partitions, self._deadline(timeout_ms))
 
     async def alter_group_offsets(
@@ -313,9 +314,7 @@ class GroupsAdmin(ABC):
         *,
         timeout_ms: float | None = None,
     ) -> None:
-        """Set committed offsets of a group without active members. Raises PeerError (UNKNOWN_MEMBER_ID when it has
-        some).
-        """
+        """Set offsets of a group without active members. Raises PeerError (UNKNOWN_MEMBER_ID if it has any)."""
         deadline = self._deadline(timeout_ms)
         values = {
             TopicPartition(*tp): CommittedOffset(value) if isinstance(value, int) else value
@@ -326,7 +325,7 @@ class GroupsAdmin(ABC):
     async def delete_group_offsets(
         self, group_id: str, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> None:
-        """Forget committed offsets of partitions that no member subscribes to."""
+        """Delete committed offsets of partitions that no member is subscribed to."""
         deadline = self._deadline(timeout_ms)
         topics = [
             {"name": t["name"], "partitions": [{"partition_index": i} for i in t["partition_indexes"]]}

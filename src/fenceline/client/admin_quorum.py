@@ -1,7 +1,7 @@
-"""The quorum's half of Admin: who votes and how far each is, changes of voters, feature levels.
+"""Quorum calls of Admin: describe the quorum, change voters, feature levels.
 
-Owns the requests that the active controller answers about itself. Any broker hands them on; with
-`bootstrap.controllers` they go to the active controller at once.
+Owns requests that the active controller handles. Brokers forward them; with `bootstrap.controllers` they go directly to
+the active controller.
 
 Rules: raft.md Q13, Q37; controller.md C38; since_4_0.md K1, K37.
 """
@@ -27,7 +27,7 @@ _CHANGES: Final[Mapping[Change, int]] = {"upgrade": 1, "safe_downgrade": 2, "uns
 
 
 class Endpoint(NamedTuple):
-    """Where a controller is found, on the listener of that name."""
+    """The address of a controller's listener."""
 
     name: str
     host: str
@@ -48,9 +48,9 @@ class Endpoint(NamedTuple):
 
 
 class ReplicaStatus(NamedTuple):
-    """A voter or observer as the leader sees it; lag in records of the metadata log, times in ms since 1970.
+    """A voter or observer as seen by the leader; lag in offsets of the metadata log, times in ms since 1970.
 
-    None where a node does not say it: the directory of a replica without one, times before its first fetch.
+    None if unknown: the directory id of a replica without one, times before its first fetch.
     """
 
     replica_id: int
@@ -71,8 +71,8 @@ class QuorumDescription(NamedTuple):
 
 
 class NodeFeatures(NamedTuple):
-    """`supported`: inclusive ranges that the node knows. `finalized`: levels that are in force as the node sees it, at
-    the metadata offset `finalized_epoch` (-1: none is known). `trouble` says why a node could not be asked, else "".
+    """`supported`: inclusive ranges of levels that the node supports. `finalized`: finalized levels known to the node,
+    at the metadata offset `finalized_epoch` (-1: unknown). `trouble`: the error if a node did not answer, else "".
     """
 
     node_id: int
@@ -83,27 +83,27 @@ class NodeFeatures(NamedTuple):
 
 
 class QuorumAdmin(ABC):
-    """Mixed into `AsyncAdmin`."""
+    """Mixin of `AsyncAdmin`."""
 
     config: ClientConfig
     cluster: Cluster
 
     @abstractmethod
     def _deadline(self, timeout_ms: float | None) -> Deadline:
-        """When a call that was given `timeout_ms` must end."""
+        """The deadline of a call with `timeout_ms`."""
 
     @abstractmethod
     def _broker_timeout_ms(self, deadline: Deadline) -> int:
-        """How long the other side may take."""
+        """The timeout to send in a request."""
 
     @abstractmethod
     async def _ask_controller(
         self, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline, results: Callable[[Any], Iterable[Any]]
     ) -> Any:
-        """One request to the active controller, again while it is moving."""
+        """One request to the active controller, with retries."""
 
     async def describe_quorum(self, *, timeout_ms: float | None = None) -> QuorumDescription:
-        """Leader, epoch, high watermark, and how far each voter and observer has come."""
+        """Leader, epoch, high watermark, and the progress of each voter and observer."""
         deadline = self._deadline(timeout_ms)
         fields = {"topics": [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]}
         response = await self._ask_controller(
@@ -148,10 +148,10 @@ class QuorumAdmin(ABC):
         cluster_id: str | None = None,
         timeout_ms: float | None = None,
     ) -> None:
-        """Make a controller that follows already a voter; returns when the change is committed.
+        """Add a controller that is an observer as a voter; returns when the change is committed.
 
-        Raises PeerError: DUPLICATE_VOTER, REQUEST_TIMED_OUT while it is not caught up, INCONSISTENT_CLUSTER_ID where
-        `cluster_id` is given and is another, UNSUPPORTED_VERSION where voters are fixed (kraft.version 0).
+        Raises PeerError: DUPLICATE_VOTER, REQUEST_TIMED_OUT if it does not catch up, INCONSISTENT_CLUSTER_ID if
+        `cluster_id` is another cluster's, UNSUPPORTED_VERSION if voters are static (kraft.version 0).
         """
         deadline = self._deadline(timeout_ms)
         fields = {
@@ -168,23 +168,21 @@ class QuorumAdmin(ABC):
     async def remove_raft_voter(
         self, voter_id: int, directory_id: UUID, *, cluster_id: str | None = None, timeout_ms: float | None = None
     ) -> None:
-        """Take a voter out of the set, also one that is gone for good. Raises PeerError (VOTER_NOT_FOUND, ...)."""
+        """Remove a voter, also one that is down. Raises PeerError (VOTER_NOT_FOUND, ...)."""
         deadline = self._deadline(timeout_ms)
         fields = {"cluster_id": cluster_id, "voter_id": voter_id, "voter_directory_id": directory_id}
         response = await self._ask_controller(ApiKey.REMOVE_RAFT_VOTER, fields, deadline, lambda r: (r,))
         raise_if(response, f"removing voter {voter_id}")
 
     async def directory_of_voter(self, voter_id: int, *, timeout_ms: float | None = None) -> UUID:
-        """The directory id of the voter with that id. Raises OperatorError where there is none."""
+        """The directory id of the voter with that id. Raises OperatorError if there is none."""
         for voter in (await self.describe_quorum(timeout_ms=timeout_ms)).voters:
             if voter.replica_id == voter_id:
                 return voter.directory_id or ZERO_UUID
-        raise OperatorError(f"Node {voter_id} is not a voter", "See who is with: fenceline quorum describe")
+        raise OperatorError(f"Node {voter_id} is not a voter", "List the voters: fenceline quorum describe")
 
     async def describe_features(self, *, timeout_ms: float | None = None) -> dict[int, NodeFeatures]:
-        """What each node supports and what is finalized, node by node: of the brokers, or of the controllers where
-        those are asked.
-        """
+        """Supported and finalized feature levels of each broker, or of each controller with `bootstrap.controllers`."""
         deadline = self._deadline(timeout_ms)
         await self.cluster.fetch_metadata([], deadline)
         name, version = client_software()
@@ -196,7 +194,7 @@ class QuorumAdmin(ABC):
             except (ConnectionLost, TimedOut) as error:
                 found[node_id] = NodeFeatures(node_id, {}, {}, -1, str(error))
                 continue
-            raise_if(answer, f"features of node {node_id}")
+            raise_if(answer, f"describing the features of node {node_id}")
             found[node_id] = NodeFeatures(
                 node_id,
                 {str(f.name): (int(f.min_version), int(f.max_version)) for f in answer.supported_features},
@@ -213,9 +211,9 @@ class QuorumAdmin(ABC):
         validate_only: bool = False,
         timeout_ms: float | None = None,
     ) -> None:
-        """Finalize other levels, all or none; level 0 with a downgrade disables a feature.
+        """Finalize feature levels, all or none; level 0 with a downgrade disables a feature.
 
-        Raises PeerError (INVALID_UPDATE_VERSION, FEATURE_UPDATE_FAILED) with the reason of the first refusal.
+        Raises PeerError (INVALID_UPDATE_VERSION, FEATURE_UPDATE_FAILED) with the reason of the first error.
         """
         deadline = self._deadline(timeout_ms)
         fields = {
@@ -229,9 +227,9 @@ class QuorumAdmin(ABC):
         response = await self._ask_controller(ApiKey.UPDATE_FEATURES, fields, deadline, lambda r: (r,))
         code = error_code(response.error_code)
         if code is not ErrorCode.NONE:
-            raise broker_error(code, "changing features", response.error_message)
+            raise broker_error(code, "updating features", response.error_message)
         for result in getattr(response, "results", ()):
-            raise_if(result, f"changing {result.feature}")
+            raise_if(result, f"updating {result.feature}")
 
 
 def _time(value: int) -> int | None:

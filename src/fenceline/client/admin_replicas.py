@@ -1,8 +1,7 @@
-"""How far each replica of a topic is, asked of the replicas themselves.
+"""The log end of each replica of a topic, requested from the replicas themselves.
 
-Owns the questions: ListOffsets of every broker as a debugging replica, which followers answer too (`epochs.md E3`), and
-of the leader as a consumer. A broker that does not answer soon is left out: this is for looking at a cluster that is
-not well.
+Sends ListOffsets to every broker as a debugging replica, which followers answer too (`epochs.md E3`), and to the leader
+as a consumer. A broker that does not answer soon is left out, because this call is for clusters with problems.
 
 Rules: `epochs.md E2-E3`, `list_offsets.md L8-L11`; `recovery.md V37` (KIP-704).
 """
@@ -26,15 +25,15 @@ from fenceline.wire.apis import ApiKey
 _CONSUMER: Final = -1
 _DEBUGGER: Final = -2
 _FIRST_WITH_EPOCH: Final = 4
-_PATIENCE_MS: Final = 2000
-"""How long one broker may take before the others' answers are shown without its."""
+_TIMEOUT_MS: Final = 2000
+"""How long to wait for one broker."""
 
 
 class ReplicaStates(NamedTuple):
     """One partition. `ends`: the log end offset of each replica that answered.
 
-    `high_watermark` is what consumers are told, None where the leader tells none. `is_recovering`: the leader was
-    elected uncleanly and serves nobody yet.
+    `high_watermark` is the one that consumers get, None if the leader returns none. `is_recovering`: the leader was
+    elected uncleanly and does not serve clients yet.
     """
 
     partition: PartitionMetadata
@@ -44,7 +43,7 @@ class ReplicaStates(NamedTuple):
 
     @property
     def lag(self) -> dict[int, int | None]:
-        """How many records each follower is behind the leader; None where one of the two did not answer."""
+        """How many offsets each follower is behind the leader; None if one of the two did not answer."""
         leader, end = self.partition.leader, self.ends.get(self.partition.leader)
         return {
             each: None if end is None or each not in self.ends else max(0, end - self.ends[each])
@@ -54,18 +53,18 @@ class ReplicaStates(NamedTuple):
 
 
 class ReplicasAdmin(ABC):
-    """Mixed into `AsyncAdmin`."""
+    """Mixin of `AsyncAdmin`."""
 
     cluster: Cluster
 
     @abstractmethod
     def _deadline(self, timeout_ms: float | None) -> Deadline:
-        """When a call that was given `timeout_ms` must end."""
+        """The deadline of a call with `timeout_ms`."""
 
     async def describe_replicas(
         self, topics: Collection[str], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, ReplicaStates]:
-        """Every partition of the topics that exist, in order."""
+        """All partitions of the topics that exist, in order."""
         deadline = self._deadline(timeout_ms)
         found = await self.cluster.fetch_metadata(list(dict.fromkeys(topics)), deadline)
         partitions = {
@@ -73,17 +72,17 @@ class ReplicasAdmin(ABC):
             for name, topic in sorted(found.topics.items())
             for index, partition in topic.partitions.items()
         }
-        questions = [
+        requests = [
             (node_id, replica_id)
             for node_id in found.brokers
             for replica_id in (_DEBUGGER, _CONSUMER)
             if _asked(partitions, node_id, replica_id)
         ]
-        left_ms = min(_PATIENCE_MS, deadline.left_ms)
+        left_ms = min(_TIMEOUT_MS, deadline.left_ms)
         answers = dict(
             zip(
-                questions,
-                await asyncio.gather(*(self._ends(partitions, *question, left_ms) for question in questions)),
+                requests,
+                await asyncio.gather(*(self._ends(partitions, *request, left_ms) for request in requests)),
                 strict=True,
             )
         )
@@ -92,7 +91,7 @@ class ReplicasAdmin(ABC):
     async def _ends(
         self, partitions: Mapping[TopicPartition, PartitionMetadata], node_id: int, replica_id: int, left_ms: float
     ) -> dict[TopicPartition, tuple[ErrorCode, int]]:
-        """What one broker answers about its partitions; nothing where it does not answer."""
+        """One broker's response about its partitions; empty if it does not answer."""
         by_topic: dict[str, list[dict[str, int]]] = {}
         for tp in _asked(partitions, node_id, replica_id):
             by_topic.setdefault(tp.topic, []).append(
@@ -152,6 +151,6 @@ def _states(
         partition,
         ends,
         high_watermark if code is ErrorCode.NONE else None,
-        # The epoch is checked first (E2): who has the epoch that was asked for, leads, and refuses, recovers.
+        # Brokers check the epoch first (E2): a leader of this epoch that returns this error is recovering.
         is_recovering=code is ErrorCode.NOT_LEADER_OR_FOLLOWER,
     )

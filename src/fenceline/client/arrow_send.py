@@ -1,7 +1,7 @@
-"""From an Arrow table to finished batches, a partition each.
+"""Encodes an Arrow table into record batches per partition.
 
-Owns the split of a table's rows over partitions. Rows become batches in the kernel; no Python object is made per row.
-Works through the table in slices, so that memory is bounded however large the table is.
+Owns the assignment of rows to partitions. Batches are encoded in the compiled kernel, without a Python object per row.
+Processes the table in slices, so that memory is bounded for any table size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fenceline.client.config import ClientConfig
-from fenceline.client.partitioner import Sticky
+from fenceline.client.partitioner import StickyPartitioner
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from fenceline.records.arrow import arrow_to_batches, hash_keys
@@ -39,11 +39,11 @@ def encoded_pieces(
     timestamp: str | None = None,
     headers: str | None = None,
     partition: str | int | None = None,
-    sticky: Sticky,
+    sticky: StickyPartitioner,
 ) -> Iterator[tuple[TopicPartition, bytearray, int]]:
-    """(partition, batch, records in it), in an order that keeps the rows' order within each partition.
+    """(partition, batch, record count), in an order that keeps the order of rows within each partition.
 
-    Raises OperatorError for columns that are missing or of a type that can not be sent.
+    Raises OperatorError for missing columns and unsupported types.
     """
     names = [name for name in (value, key, timestamp, headers) if name is not None]
     wanted = [*names, partition] if isinstance(partition, str) else names
@@ -51,7 +51,7 @@ def encoded_pieces(
     if missing:
         raise OperatorError(
             f"The table has no column {', '.join(missing)}",
-            f"Its columns are {', '.join(table.schema.names)}; name yours with value=, key=, timestamp=, headers=.",
+            f"Its columns are {', '.join(table.schema.names)}. Set value=, key=, timestamp=, headers= to their names.",
         )
     narrow = table.select(list(dict.fromkeys(wanted)))
     codec = Codec.from_name(config["compression.type"])
@@ -72,7 +72,7 @@ def encoded_pieces(
                     max_batch_bytes=min(batch_bytes, config["max.request.size"]),
                 )
             except (TypeError, ValueError) as error:
-                raise OperatorError(f"The table can not be sent: {error}") from None
+                raise OperatorError(f"The table cannot be sent: {error}") from None
             for encoded in batches:
                 yield TopicPartition(topic, index), encoded, _COUNT.unpack_from(encoded, _COUNT_AT)[0]
 
@@ -95,7 +95,7 @@ def _split(
     key: str | None,
     partition: str | int | None,
     topic: str,
-    sticky: Sticky,
+    sticky: StickyPartitioner,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     if isinstance(partition, int):
         _check_range(partition, partition, partition_count, topic)
@@ -104,30 +104,30 @@ def _split(
     if isinstance(partition, str):
         chosen = rows.column(partition).cast(pa.int32())
         if chosen.null_count:
-            raise OperatorError(f"The partition column {partition} has nulls", "Give every row a partition.")
+            raise OperatorError(f"The partition column {partition} has nulls", "Set a partition in every row.")
         bounds = pc.min_max(chosen).as_py()
         _check_range(bounds["min"], bounds["max"], partition_count, topic)
     elif key is None:
-        yield sticky.move_on(topic, available), rows
+        yield sticky.switch(topic, available), rows
         return
     else:
         try:
             hashes = hash_keys(rows.column(key))
         except TypeError as error:
-            raise OperatorError(f"The column {key} can not be the key: {error}") from None
+            raise OperatorError(f"The column {key} cannot be the key: {error}") from None
         if hashes.null_count == len(hashes):
-            yield sticky.move_on(topic, available), rows
+            yield sticky.switch(topic, available), rows
             return
         if partition_count == 1:
             yield 0, rows
             return
         chosen = _modulo(hashes, partition_count)
         if chosen.null_count:
-            chosen = chosen.fill_null(sticky.move_on(topic, available))
+            chosen = chosen.fill_null(sticky.switch(topic, available))
     if partition_count == 1:
         yield 0, rows
         return
-    # Stable, so the rows of a partition stay in order; then each partition is one slice of the gathered rows.
+    # A stable sort keeps the order of a partition's rows; then each partition is one slice of the gathered rows.
     order = pc.sort_indices(chosen)
     gathered = rows.take(order)
     counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(chosen).to_pylist()}

@@ -1,8 +1,8 @@
-"""How a group's leader deals out partitions: range, roundrobin, sticky and cooperative-sticky.
+"""The partition assignors: range, roundrobin, sticky and cooperative-sticky.
 
-Owns the arithmetic. Pure and deterministic: every leader computes the same from the same members. The first three are
-for the eager protocol (everything is given back before it is dealt out); cooperative-sticky never gives a partition
-to a new owner in the same round in which the old one still holds it (KIP-429).
+Pure and deterministic: every leader computes the same assignment from the same members. The first three are for the
+eager protocol (members revoke all partitions before they join); cooperative-sticky never assigns a partition to a new
+owner in a rebalance in which the old owner still holds it (KIP-429).
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ Assignments = dict[str, list[TopicPartition]]
 class Assignor(NamedTuple):
     name: str
     assign: Callable[[Members, Mapping[str, int]], Assignments]
-    """(members, partitions a topic) -> partitions of each member."""
+    """(members, partition count of each topic) -> partitions of each member."""
     is_cooperative: bool = False
     user_data: Callable[[Collection[TopicPartition], int], bytes | None] = lambda owned, generation: None
-    """What a member tells of its last assignment, (partitions, generation), where the protocol itself has no place
-    for it.
-    """
+    """(partitions, generation) of the member's last assignment -> its user data, for protocols without such fields."""
 
 
 def range_assign(members: Members, partition_counts: Mapping[str, int]) -> Assignments:
-    """Topic by topic, neighbouring partitions to members in order of their ids."""
+    """For each topic, contiguous partitions to the members in order of their ids."""
     assigned: Assignments = {member: [] for member in sorted(members)}
     for topic in sorted(_wanted_topics(members)):
         count = partition_counts.get(topic, 0)
@@ -47,7 +45,7 @@ def range_assign(members: Members, partition_counts: Mapping[str, int]) -> Assig
 
 
 def roundrobin_assign(members: Members, partition_counts: Mapping[str, int]) -> Assignments:
-    """All partitions of all topics in order, one to each member in turn, skipping those who do not want the topic."""
+    """All partitions of all topics in order, one to each subscribed member in turn."""
     order = sorted(members)
     assigned: Assignments = {member: [] for member in order}
     turn = 0
@@ -61,7 +59,7 @@ def roundrobin_assign(members: Members, partition_counts: Mapping[str, int]) -> 
 
 
 def sticky_assign(members: Members, partition_counts: Mapping[str, int]) -> Assignments:
-    """As even as subscriptions allow, moving as little as possible from what members held."""
+    """As balanced as the subscriptions allow, moving as few partitions as possible."""
     held = _held(members, partition_counts)
     assigned: Assignments = {member: sorted(held[member]) for member in sorted(members)}
     owner = {tp: member for member, owned in assigned.items() for tp in owned}
@@ -81,7 +79,7 @@ def sticky_assign(members: Members, partition_counts: Mapping[str, int]) -> Assi
 
 
 def cooperative_sticky_assign(members: Members, partition_counts: Mapping[str, int]) -> Assignments:
-    """As `sticky_assign`, but what another member still holds is left out until that member has given it back."""
+    """As `sticky_assign`, but without partitions that another member still owns, until that member has revoked them."""
     target = sticky_assign(members, partition_counts)
     held = _held(members, partition_counts)
     holder = {tp: member for member, owned in held.items() for tp in owned}
@@ -93,7 +91,7 @@ def _wanted_topics(members: Members) -> set[str]:
 
 
 def _held(members: Members, partition_counts: Mapping[str, int]) -> dict[str, set[TopicPartition]]:
-    """What each member holds and still may: of two claims the later generation's counts, of equal ones none."""
+    """The partitions that each member may keep: of two claims that of the later generation, of equal ones none."""
     claims: dict[TopicPartition, tuple[int, str | None]] = {}
     for member in sorted(members):
         subscription = members[member]
@@ -123,7 +121,7 @@ def _owned_of_user_data(raw: bytes) -> tuple[tuple[TopicPartition, ...], int]:
 
 
 def _even_out(assigned: Assignments, members: Members) -> None:
-    """Move partitions from those who have more to those who have less, while the two differ by more than one."""
+    """Move partitions from members with more to members with fewer, while their counts differ by more than one."""
     while True:
         moved = False
         for giver in sorted(assigned, key=lambda m: (-len(assigned[m]), m)):
@@ -162,7 +160,7 @@ def assignors_of(names: Collection[str]) -> tuple[Assignor, ...]:
         assignor = ASSIGNORS.get(plain)
         if assignor is None:
             raise OperatorError(
-                f"partition.assignment.strategy={name} is not known", f"Use one or more of {', '.join(ASSIGNORS)}."
+                f"partition.assignment.strategy={name} is unknown", f"Use one or more of {', '.join(ASSIGNORS)}."
             )
         found.append(assignor)
     return tuple(found)

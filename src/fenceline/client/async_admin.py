@@ -1,8 +1,8 @@
-"""Admin, asynchronous core: topics, configurations, offsets, groups and the cluster.
+"""AsyncAdmin: topics, configurations, offsets, groups and the cluster.
 
-Owns the operator's calls. A call that names several things sends one request where the protocol allows it and raises
-the first refusal, naming the thing that was refused. Groups are in `admin_groups`, the quorum and features in
-`admin_quorum`, brokers and their directories in `admin_brokers`, replicas of partitions in `admin_replicas`.
+A call for several resources sends one request if the protocol allows it, and raises the first error, with the name of
+its resource. Groups are in `admin_groups`, the quorum and features in `admin_quorum`, brokers and their directories in
+`admin_brokers`, replicas of partitions in `admin_replicas`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fenceline.client.admin_brokers import BrokersAdmin
 from fenceline.client.admin_groups import GroupsAdmin
 from fenceline.client.admin_quorum import QuorumAdmin
 from fenceline.client.admin_replicas import ReplicasAdmin
+from fenceline.client.client_base import AsyncClient
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import broker_error, error_code, raise_if
-from fenceline.client.face import AsyncFace
 from fenceline.client.metadata import BrokerEndpoint, ClusterMetadata
 from fenceline.client.offsets import (
     EpochEnd,
@@ -55,7 +55,7 @@ _CONFIG_SOURCES: Final[Mapping[int, str]] = {
 _OPERATIONS: Final[Mapping[str, int]] = {"set": 0, "delete": 1, "append": 2, "subtract": 3}
 
 _NOT_THE_CONTROLLER: Final = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLOWER})
-"""The second is what the quorum's own requests are refused with."""
+"""The second is the error of the quorum's own requests."""
 
 ConfigResource = tuple[str, str]
 """("topic" | "broker" | "group" | ..., name)."""
@@ -63,7 +63,7 @@ ConfigResource = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """-1 asks for the broker's default. `assignments`: partition -> broker ids, instead of the two counts."""
+    """-1 means the broker's default. `assignments`: partition -> broker ids, instead of the two counts."""
 
     name: str
     num_partitions: int = -1
@@ -73,7 +73,7 @@ class NewTopic:
 
 
 class CreatedTopic(NamedTuple):
-    """num_partitions and replication_factor are -1 where the broker is too old to say."""
+    """num_partitions and replication_factor are -1 if the broker is too old to return them."""
 
     name: str
     id: UUID
@@ -104,8 +104,8 @@ class ProducerDescription(NamedTuple):
     last_timestamp_ms: int
 
 
-class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFace):
-    """Make it inside a running loop; close it with `await close()` or use it as an async context manager."""
+class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncClient):
+    """Create it inside a running loop; close it with `await close()` or use it as an async context manager."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
         self.config = ClientConfig.parse("admin", bootstrap, config)
@@ -119,8 +119,8 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFac
     async def metadata(
         self, topics: Collection[str] | None = None, *, timeout_ms: float | None = None
     ) -> ClusterMetadata:
-        """Brokers and topics (None: all topics). A topic that does not exist is there with its `error`, never
-        created.
+        """Brokers and topics (None: all topics). A topic that does not exist is in the result with its `error`; it is
+        not created.
         """
         names = None if topics is None else list(dict.fromkeys(topics))
         return await self.cluster.fetch_metadata(names, self._deadline(timeout_ms))
@@ -136,7 +136,7 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFac
         validate_only: bool = False,
         timeout_ms: float | None = None,
     ) -> dict[str, CreatedTopic]:
-        """Create topics; a name alone takes the broker's defaults. Raises PeerError (TOPIC_ALREADY_EXISTS, ...)."""
+        """Create topics; a name alone means the broker's defaults. Raises PeerError (TOPIC_ALREADY_EXISTS, ...)."""
         wanted = [NewTopic(topic) if isinstance(topic, str) else topic for topic in topics]
         deadline = self._deadline(timeout_ms)
         fields = {
@@ -184,7 +184,7 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFac
     async def create_partitions(
         self, counts: Mapping[str, int], *, validate_only: bool = False, timeout_ms: float | None = None
     ) -> None:
-        """Grow topics to a total of `counts[topic]` partitions."""
+        """Increase the partition count of each topic to `counts[topic]`."""
         deadline = self._deadline(timeout_ms)
         fields = {
             "topics": [{"name": name, "count": count, "assignments": None} for name, count in counts.items()],
@@ -193,7 +193,7 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFac
         }
         response = await self._ask_controller(ApiKey.CREATE_PARTITIONS, fields, deadline, lambda r: r.results)
         for result in response.results:
-            raise_if(result, f"growing topic {result.name}")
+            raise_if(result, f"creating partitions of topic {result.name}")
 
     # -- offsets
 
@@ -204,7 +204,7 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFac
         isolation_level: str = "read_uncommitted",
         timeout_ms: float | None = None,
     ) -> dict[TopicPartition, OffsetAndEpoch]:
-        """Offsets by spec: "earliest", "latest", "max_timestamp" or a time in ms. offset -1 where nothing is found."""
+        """Offsets by spec: "earliest", "latest", "max_timestamp" or a time in ms. offset -1: not found."""
         return await list_offsets(
             self.cluster,
             _pairs(wanted),
@@ -215,10 +215,10 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFac
     async def offsets_for_leader_epoch(
         self, wanted: Mapping[TopicPartition, tuple[int, int] | int], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, EpochEnd]:
-        """Where an epoch ends: partition -> epoch, or (epoch, current leader epoch). (-1, -1) when the leader does
-        not know.
+        """Where an epoch ends: partition -> epoch, or (epoch, current leader epoch). (-1, -1) if the leader does not
+        know the epoch.
 
-        Raises PeerError(FENCED_LEADER_EPOCH) when a current epoch was given and is no longer current.
+        Raises PeerError(FENCED_LEADER_EPOCH) if a given current epoch is outdated.
         """
         asked = {
             tp: (epochs, -1) if isinstance(epochs, int) else (epochs[0], epochs[1])
@@ -256,7 +256,7 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFac
     async def describe_producers(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, tuple[ProducerDescription, ...]]:
-        """Producers that the leaders remember."""
+        """The active producers of each partition."""
         deadline = self._deadline(timeout_ms)
         found: dict[TopicPartition, tuple[ProducerDescription, ...]] = {}
         for node_id, led in (await self.cluster.by_leader(partitions, deadline)).items():
@@ -286,7 +286,7 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFac
         include_synonyms: bool = False,
         timeout_ms: float | None = None,
     ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
-        """All entries of each resource: ("topic", name) or ("broker", id as text)."""
+        """All entries of each resource: ("topic", name) or ("broker", id as a string)."""
         deadline = self._deadline(timeout_ms)
         described: dict[ConfigResource, dict[str, ConfigEntry]] = {}
         for node_id, batch in self._by_config_node(resources).items():
@@ -314,7 +314,7 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFac
         validate_only: bool = False,
         timeout_ms: float | None = None,
     ) -> None:
-        """Change single entries: a text sets, None deletes, ("append" | "subtract", text) edits a list."""
+        """Change single entries: a string sets, None deletes, ("append" | "subtract", string) edits a list."""
         deadline = self._deadline(timeout_ms)
         for node_id, batch in self._by_config_node(list(changes)).items():
             fields = {
@@ -350,7 +350,7 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFac
     async def _ask_controller(
         self, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline, results: Callable[[Any], Iterable[Any]]
     ) -> Any:
-        """Ask the node that metadata names as controller (any KRaft broker forwards), again if it is not one."""
+        """Send a request to the controller in metadata (any KRaft broker forwards it); retried if it is none."""
 
         async def attempt() -> Any:
             cached = self.cluster.metadata
@@ -367,7 +367,7 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFac
 
     @staticmethod
     def _by_config_node(resources: Sequence[ConfigResource]) -> dict[int | None, list[ConfigResource]]:
-        """A broker's own entries are known to that broker alone; everything else any broker answers."""
+        """The configuration of a broker must be requested from that broker, all other from any broker."""
         grouped: dict[int | None, list[ConfigResource]] = {}
         for resource in resources:
             own = resource[0] in ("broker", "broker_logger") and resource[1] != ""
@@ -376,7 +376,7 @@ class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFac
 
 
 def _pairs(mapping: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
-    """Plain (topic, partition) tuples are as good as TopicPartition."""
+    """Accept plain (topic, partition) tuples as TopicPartition."""
     return {TopicPartition(*tp): value for tp, value in mapping.items()}
 
 

@@ -1,8 +1,8 @@
-"""Consumer, asynchronous core: assignment or subscription, poll as records or as Arrow, positions, commits.
+"""AsyncConsumer: assignment or subscription, poll as records or as Arrow, positions, commits.
 
-Owns the caller's half of consuming: subscription, the order of things in a poll, rebalances as the caller sees them.
-Fetching is the fetcher's, membership the group's, the rules of positions are in `positions`. Everything runs on one
-loop; poll is where rebalances, errors and position changes reach the caller.
+Owns the consumer's API: subscription, the order of the steps of a poll, the rebalance listeners. Fetching is in
+`fetcher`, membership in `group`, the rules of positions in `positions`. Everything runs on one loop; rebalances, errors
+and truncations reach the caller in poll.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fenceline.client.auto_commit import AutoCommit
+from fenceline.client.client_base import AsyncClient
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.consumer_offsets import ConsumerOffsets
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import LogTruncationError, TimedOut
-from fenceline.client.face import AsyncFace
+from fenceline.client.fetch_buffer import FetchBuffer
 from fenceline.client.fetched import ConsumerRecords, Fetched, to_arrow
 from fenceline.client.fetcher import Fetcher
-from fenceline.client.group import Group
-from fenceline.client.handout import Handout
+from fenceline.client.group import GroupMember
+from fenceline.client.initial_positions import InitialPositions
 from fenceline.client.loss_receipts import LossReceipt
 from fenceline.client.offsets import EARLIEST, LATEST, CommittedOffset
 from fenceline.client.positions import Positions
-from fenceline.client.starting import Starts
 from fenceline.client.truncation import Decide, Truncations
 from fenceline.errors import OperatorError
 from fenceline.ids import INTERNAL_TOPICS, NO_EPOCH, TopicPartition
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 Listener = Callable[[list[TopicPartition]], Awaitable[None] | None]
 _LONG_BYTES = 256 * 1024
-"""From which on decoding is a thread's work: the loop goes on meanwhile."""
+"""Pieces of at least this size are decoded in a thread, so that the loop is not blocked."""
 _ARROW_BATCH_BYTES = 8 * 1024 * 1024
-"""About how much one `poll_arrow` decodes at most: large enough to be cheap a row, small enough for a cache."""
+"""About how much one `poll_arrow` decodes at most: cheap per row, and still fits into a cache."""
 
 
-class AsyncConsumer(ConsumerOffsets, AsyncFace):
-    """Make it inside a running loop; close it with `await close()` or use it as an async context manager.
+class AsyncConsumer(ConsumerOffsets, AsyncClient):
+    """Create it inside a running loop; close it with `await close()` or use it as an async context manager.
 
-    Not for concurrent polls: one task polls, others may ask for positions, pause and commit.
+    Does not support concurrent polls: one task polls, others may query positions, pause and commit.
     """
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
@@ -54,30 +54,30 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         self.cluster = Cluster(self.config)
         self.positions = Positions()
         self._fetcher = Fetcher(self.cluster, self.positions, self.config)
-        self._group: Group | None = None
+        self._group: GroupMember | None = None
         if self.config["group.id"]:
-            self._group = Group(self.cluster, self.config, self)
-            self._group.on_news = self._fetcher.announce
+            self._group = GroupMember(self.cluster, self.config, self)
+            self._group.on_change = self._fetcher.wake_poll
         self._subscribed = False
         self._pattern: re.Pattern[str] | None = None
         self._listeners: dict[str, Listener | None] = {}
-        self._handout = Handout(self._fetcher, self.positions)
-        self._starts = Starts(self.cluster, self.positions, self.config, self._fetcher.changed)
+        self._fetch_buffer = FetchBuffer(self._fetcher, self.positions)
+        self._initial_positions = InitialPositions(self.cluster, self.positions, self.config, self._fetcher.wake)
         self._truncations = Truncations(self.cluster, self.positions, self.config)
-        self._auto_commit = AutoCommit(self.config, lambda: self._made(self.commitable()), self._send_commit)
+        self._auto_commit = AutoCommit(self.config, lambda: self._capture_commit(self.committable()), self._send_commit)
         self._is_closed = False
         self.cluster.on_update.append(self._metadata_changed)
 
     # -- assignment and subscription
 
     def assign(self, partitions: Collection[TopicPartition]) -> None:
-        """Read exactly these partitions, without a group's membership (commits still need group.id)."""
+        """Read exactly these partitions, without membership in a group (commits still need group.id)."""
         if self._subscribed:
-            raise OperatorError("This consumer is subscribed", "Call unsubscribe before assign.")
+            raise OperatorError("The consumer is subscribed", "Call unsubscribe before assign.")
         self.positions.assign(partitions)
         self._track({TopicPartition(*tp).topic for tp in partitions})
-        self._handout.forget_strangers()
-        self._fetcher.changed()
+        self._fetch_buffer.drop_unassigned()
+        self._fetcher.wake()
 
     def subscribe(
         self,
@@ -88,19 +88,19 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         on_revoked: Listener | None = None,
         on_lost: Listener | None = None,
     ) -> None:
-        """Read these topics (or those whose whole name matches `pattern`) together with the other members of group.id.
+        """Read these topics, or those whose full name matches `pattern`, as a member of group.id.
 
-        The listeners run inside poll: `on_revoked` before partitions go to others (commit there), `on_lost` when they
-        have gone already (without it, `on_revoked` is called).
+        The listeners run inside poll: `on_revoked` before partitions are revoked (commit there), `on_lost` if they
+        were lost already (without it, `on_revoked` is called).
         """
         if self._group is None:
-            raise OperatorError("subscribe needs a group", "Set group.id, or use assign.")
+            raise OperatorError("subscribe requires a group", "Set group.id, or use assign.")
         if isinstance(topics, str):
-            raise OperatorError("subscribe takes several topics", f"Write subscribe([{topics!r}]).")
+            raise OperatorError("subscribe expects a list of topics", f"Write subscribe([{topics!r}]).")
         if bool(topics) == (pattern is not None):
-            raise OperatorError("subscribe takes topics or a pattern", "Give one of the two.")
+            raise OperatorError("subscribe expects topics or a pattern", "Pass one of the two.")
         if not self._subscribed and list(self.positions):
-            raise OperatorError("This consumer has assigned partitions", "Call unsubscribe before subscribe.")
+            raise OperatorError("The consumer has assigned partitions", "Call unsubscribe before subscribe.")
         self._subscribed = True
         self._listeners = {"assigned": on_assigned, "revoked": on_revoked, "lost": on_lost}
         if pattern is not None:
@@ -116,14 +116,14 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     async def unsubscribe(self) -> None:
         """Leave the group, or drop the assignment."""
         if (member := self._member) is not None:
-            await self._auto_commit.before_giving_up()
-            await self._tell("revoked", list(member.assignment))
+            await self._auto_commit.before_revocation()
+            await self._notify_listener("revoked", list(member.assignment))
             await member.leave(self._deadline(None), "the consumer unsubscribed")
             member.assignment = ()
             member.topics = frozenset()
         self._subscribed, self._pattern = False, None
         self.positions.assign(())
-        self._handout.forget_strangers()
+        self._fetch_buffer.drop_unassigned()
 
     def assignment(self) -> list[TopicPartition]:
         return sorted(self.positions)
@@ -134,30 +134,30 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     # -- poll
 
     async def poll(self, timeout_ms: float = 0, *, max_records: int | None = None) -> ConsumerRecords:
-        """Records that came next, at most `max.poll.records` (or `max_records`), waiting at most `timeout_ms` for any.
+        """The next records, at most `max.poll.records` (or `max_records`), waiting at most `timeout_ms` for any.
 
-        No record that was read before a truncation is among them once the client knows of it. Raises LogTruncationError
-        (one for all partitions that were found cut) and TopicReplacedError until a seek, OffsetOutOfRangeError,
-        NoOffsetError, UnknownEpochError and what brokers refuse for good. A refusal is raised once; polling again goes
-        on, or raises anew while its reason lasts.
+        No record that was fetched before a truncation is returned once the client knows of the truncation. Raises
+        LogTruncationError (one for all truncated partitions) and TopicReplacedError until a seek. Raises
+        OffsetOutOfRangeError, NoOffsetError, UnknownEpochError and errors of brokers that are not retriable once: the
+        next poll continues, or raises them again while the cause persists.
         """
         limit = self.config["max.poll.records"] if max_records is None else max_records
         deadline = Deadline(timeout_ms)
-        self._handout.begin_poll()
+        self._fetch_buffer.begin_poll()
         while True:
             await self._prepare_poll(deadline)
-            records = await self._handout.take_records(limit)
+            records = await self._fetch_buffer.next_records(limit)
             if records or not await self._wait(deadline):
                 return records
 
     async def poll_pieces(self, timeout_ms: float = 0, *, max_bytes: int = _ARROW_BATCH_BYTES) -> list[Fetched]:
-        """What `poll_arrow` decodes: pieces of Fetch answers. They count as handed out only when `hand_out_pieces` says
-        so, and as memory of the consumer until then; a poll before that gives them again."""
+        """The pieces of Fetch responses that `poll_arrow` decodes. They are held in memory, and count as returned only
+        after `mark_pieces_returned` has returned True; a poll before that returns them again."""
         deadline = Deadline(timeout_ms)
-        self._handout.begin_poll()
+        self._fetch_buffer.begin_poll()
         while True:
             await self._prepare_poll(deadline)
-            pieces = self._handout.take_pieces(max_bytes)
+            pieces = self._fetch_buffer.next_pieces(max_bytes)
             if pieces:
                 return pieces
             if not await self._wait(deadline):
@@ -166,10 +166,10 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     async def poll_arrow(
         self, timeout_ms: float = 0, *, max_bytes: int = _ARROW_BATCH_BYTES, **options: Any
     ) -> pa.RecordBatch:
-        """What came next as one pyarrow.RecordBatch, empty when nothing did within `timeout_ms`.
+        """The next records as one pyarrow.RecordBatch, empty if none arrived within `timeout_ms`.
 
         Columns topic, partition, offset, timestamp, timestamp_type, leader_epoch, key, value, headers; `options` as in
-        `fenceline.records.arrow.ArrowDecoder`. `max_bytes` bounds the fetched bytes decoded at once. Raises as `poll`.
+        `fenceline.records.arrow.ArrowDecoder`. `max_bytes` bounds the bytes decoded at once. Raises as `poll`.
         """
         deadline = Deadline(timeout_ms)
         while True:
@@ -180,52 +180,52 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
                 else:
                     batch = to_arrow(pieces, **options)
             except BaseException:
-                self.take_back_pieces()
+                self.put_back_pieces()
                 raise
             # Compaction leaves batches without records.
-            if self.hand_out_pieces() and (batch.num_rows or not pieces):
+            if self.mark_pieces_returned() and (batch.num_rows or not pieces):
                 return batch
 
-    def take_back_pieces(self) -> None:
-        """The last `poll_pieces` gave what could not be decoded: the next one gives it again."""
-        self._handout.take_back()
-        self._fetcher.changed()
+    def put_back_pieces(self) -> None:
+        """The pieces of the last `poll_pieces` could not be decoded: the next call returns them again."""
+        self._fetch_buffer.put_back()
+        self._fetcher.wake()
 
-    def hand_out_pieces(self) -> bool:
-        """The pieces of the last `poll_pieces` are decoded, and handed out if this is True. Otherwise the log below
-        them came into doubt meanwhile: they are not to be used, and the next poll gives what the log holds.
+    def mark_pieces_returned(self) -> bool:
+        """The pieces of the last `poll_pieces` are decoded: count them as returned. False if a truncation became
+        possible meanwhile: they must not be used, and the next poll continues after a validation.
         """
-        is_handed_out = self._handout.hand_out()
-        if not is_handed_out:
-            self._fetcher.changed()
-        return is_handed_out
+        is_returned = self._fetch_buffer.mark_returned()
+        if not is_returned:
+            self._fetcher.wake()
+        return is_returned
 
     def next_offsets(self) -> dict[TopicPartition, CommittedOffset]:
-        """Up to where the last `poll` or `poll_arrow` went: see `ConsumerRecords.next_offsets`."""
-        return dict(self._handout.next_offsets)
+        """The next offsets after the last `poll` or `poll_arrow`: see `ConsumerRecords.next_offsets`."""
+        return dict(self._fetch_buffer.next_offsets)
 
     async def _prepare_poll(self, deadline: Deadline) -> None:
         if self._is_closed:
-            raise OperatorError("The consumer is closed", "Make a new one.")
+            raise OperatorError("The consumer is closed", "Create a new one.")
         if (member := self._member) is not None:
             if self._pattern is not None and self.cluster.metadata.update_version == 0:
                 await self.cluster.refresh()
             await member.poll_group(deadline)
         elif not list(self.positions):
-            raise OperatorError("The consumer has nothing to read", "Call assign or subscribe first.")
-        self._auto_commit.when_due()
-        if (trouble := self._fetcher.take_trouble()) is not None:
-            raise trouble
-        await self._starts.settle(deadline)
+            raise OperatorError("The consumer has no assignment", "Call assign or subscribe first.")
+        self._auto_commit.commit_if_due()
+        if (pending_error := self._fetcher.next_error()) is not None:
+            raise pending_error
+        await self._initial_positions.resolve(deadline)
         if lost := self.positions.lost():
             for _, state in lost:
                 if state.replaced is not None:
                     raise state.replaced
-            await self._truncations.settle(lost)
-            self._fetcher.changed()
+            await self._truncations.handle(lost)
+            self._fetcher.wake()
 
     async def _wait(self, deadline: Deadline) -> bool:
-        """Wait for news; False when the time is over."""
+        """Wait for records or an error; False at the deadline."""
         if deadline.is_over:
             return False
         left_s = deadline.left_ms / 1000
@@ -237,12 +237,12 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     # -- positions
 
     def seek(self, tp: TopicPartition, offset: int | CommittedOffset, leader_epoch: int = NO_EPOCH) -> None:
-        """Read on from `offset`. With the epoch of the record before it, the log is checked against it first (E53):
-        `leader_epoch`, or that of a CommittedOffset.
+        """Continue at `offset`. With the epoch of the record before it (`leader_epoch`, or that of a CommittedOffset),
+        the position is validated first (E53).
         """
         to = offset if isinstance(offset, CommittedOffset) else CommittedOffset(offset, leader_epoch)
         self.positions.seek(TopicPartition(*tp), to.offset, to.leader_epoch)
-        self._fetcher.changed()
+        self._fetcher.wake()
 
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
         self._reset(partitions, EARLIEST)
@@ -253,10 +253,10 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     def _reset(self, partitions: Collection[TopicPartition], to: int) -> None:
         for tp in partitions or self.assignment():
             self.positions.await_reset(TopicPartition(*tp), to)
-        self._fetcher.changed()
+        self._fetcher.wake()
 
     async def position(self, tp: TopicPartition, *, timeout_ms: float | None = None) -> int:
-        """The offset of the next record that poll hands out."""
+        """The offset of the next record that poll returns."""
         return (await self.position_and_epoch(tp, timeout_ms=timeout_ms)).offset
 
     async def position_and_epoch(self, tp: TopicPartition, *, timeout_ms: float | None = None) -> CommittedOffset:
@@ -265,22 +265,22 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         deadline = self._deadline(timeout_ms)
         self.positions.of(tp)
         while True:
-            await self._starts.settle(deadline)
+            await self._initial_positions.resolve(deadline)
             state = self.positions.of(tp)
             if (error := state.replaced or state.truncation) is not None:
                 raise error
             if state.position is not None:
                 return CommittedOffset(state.position.offset, state.position.record_epoch)
-            if (trouble := self._fetcher.take_trouble()) is not None:
-                raise trouble
+            if (pending_error := self._fetcher.next_error()) is not None:
+                raise pending_error
             if deadline.is_over:
-                raise TimedOut(f"no position for {tp} within {deadline.timeout_ms:.0f} ms: are its brokers up?")
+                raise TimedOut(f"no position for {tp} within {deadline.timeout_ms:.0f} ms. Check its brokers.")
             await self._fetcher.wait_for_arrival(min(0.02, deadline.left_ms / 1000))
-            # Data that is already buffered does not count as arriving: give the look-up its turn.
+            # The wait returns immediately if data is buffered: let the lookup run.
             await asyncio.sleep(0.001)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
-        """Hand out nothing of these until `resume`; the membership goes on."""
+        """Return no records of these until `resume`. They stay assigned."""
         for tp in partitions:
             state = self.positions.of(TopicPartition(*tp))
             if not state.is_paused:
@@ -290,13 +290,14 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         for tp in partitions:
             self.positions.of(TopicPartition(*tp)).is_paused = False
-        self._fetcher.changed()
+        self._fetcher.wake()
 
     def paused(self) -> list[TopicPartition]:
         return sorted(tp for tp, state in self.positions.items() if state.is_paused)
 
     def lag(self, tp: TopicPartition) -> int | None:
-        """Records between the position and the end a reader may see, as of the last fetch; None before the first."""
+        """Offsets between the position and the high watermark (read_committed: the last stable offset) of the last
+        fetch; None before the first."""
         state = self.positions.of(TopicPartition(*tp))
         committed = self.config["isolation.level"] == "read_committed"
         end = state.last_stable_offset if committed else state.high_watermark
@@ -305,68 +306,68 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     # -- truncations
 
     def truncations(self) -> list[LogTruncationError]:
-        """The truncations that this consumer has met, oldest first, whatever `on.truncation` made of them."""
+        """The truncations that this consumer has detected, oldest first, whatever `on.truncation` is."""
         return list(self._truncations.seen)
 
     def decide_truncations(self, decide: Decide) -> None:
-        """Have `decide` asked about every truncation, as the function of `on.truncation` is."""
+        """Use `decide` as the function of `on.truncation`."""
         self._truncations.decide = decide
 
     async def loss_receipts(
         self, error: LogTruncationError, *, timeout_ms: float | None = None
     ) -> tuple[LossReceipt, ...]:
-        """What a Fenceline cluster has written down of the loss that `error` tells, oldest first; () elsewhere.
+        """The loss receipts of a Fenceline cluster for the truncation in `error`, oldest first; () on other clusters.
 
-        A replica writes its receipt when it cuts its log, so that there may be more than `error.evidence` has by now.
+        A replica writes its receipt when it truncates its log, so there may be more than in `error.evidence` by now.
         """
         return await self._truncations.receipts_of(error, self._deadline(timeout_ms))
 
     # -- closing
 
     async def close(self, timeout_ms: float = 30_000) -> None:
-        """Commit (with enable.auto.commit), leave the group and end."""
+        """Commit (with enable.auto.commit), leave the group and close all connections."""
         if self._is_closed:
             return
         self._is_closed = True
         try:
             if (member := self._member) is not None:
-                await self._auto_commit.before_giving_up()
+                await self._auto_commit.before_revocation()
                 try:
-                    await self._tell("revoked", list(member.assignment))
+                    await self._notify_listener("revoked", list(member.assignment))
                 finally:
                     await member.leave(Deadline(timeout_ms), "the consumer was closed")
             else:
-                await self._auto_commit.before_giving_up()
+                await self._auto_commit.before_revocation()
         finally:
             if self._group is not None:
                 await self._group.close()
             self._auto_commit.close()
-            await self._starts.close()
+            await self._initial_positions.close()
             await self._fetcher.close()
             await self.cluster.close()
 
-    # -- the group's side
+    # -- callbacks of the group
 
     async def partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        await self._auto_commit.before_giving_up()
-        await self._tell("revoked", partitions)
+        await self._auto_commit.before_revocation()
+        await self._notify_listener("revoked", partitions)
         kept = [tp for tp in self.positions if tp not in set(partitions)]
         self.positions.assign(kept)
-        self._handout.forget_strangers()
+        self._fetch_buffer.drop_unassigned()
 
     async def partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        await self._tell("lost" if self._listeners.get("lost") is not None else "revoked", partitions)
+        await self._notify_listener("lost" if self._listeners.get("lost") is not None else "revoked", partitions)
         self.positions.assign([tp for tp in self.positions if tp not in set(partitions)])
-        self._handout.forget_strangers()
+        self._fetch_buffer.drop_unassigned()
 
     async def partitions_assigned(self, assignment: list[TopicPartition], added: list[TopicPartition]) -> None:
         self.positions.assign(assignment)
-        self._handout.forget_strangers()
+        self._fetch_buffer.drop_unassigned()
         self._auto_commit.start_interval()
-        await self._tell("assigned", added)
-        self._fetcher.changed()
+        await self._notify_listener("assigned", added)
+        self._fetcher.wake()
 
-    async def _tell(self, what: str, partitions: list[TopicPartition]) -> None:
+    async def _notify_listener(self, what: str, partitions: list[TopicPartition]) -> None:
         listener = self._listeners.get(what)
         if listener is not None and (partitions or what == "assigned"):
             outcome = listener(partitions)
@@ -376,7 +377,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     # -- inside
 
     @property
-    def _member(self) -> Group | None:
+    def _member(self) -> GroupMember | None:
         return self._group if self._subscribed else None
 
     def _metadata_changed(self) -> None:
@@ -385,7 +386,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
             self._group.subscribe([t for t in self.cluster.metadata.topics if pattern.fullmatch(t) and t not in hidden])
         if self._member is not None:
             self._member.metadata_changed()
-        self._fetcher.changed()
+        self._fetcher.wake()
 
     def _track(self, topics: set[str]) -> None:
         self.cluster.tracked = set(topics)

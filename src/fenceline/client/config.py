@@ -1,8 +1,7 @@
-"""Client configuration by Kafka's and librdkafka's property names.
+"""Client configuration with Kafka's and librdkafka's property names.
 
-Owns names, defaults, parsing and refusals. Keyword arguments may be spelled with underscores (`linger_ms=5`). A known
-name with a value that is not supported is refused with the reason; an unknown name is logged and otherwise ignored,
-as Kafka's clients do.
+Owns names, defaults, parsing and validation. Keyword arguments may use underscores (`linger_ms=5`). A known property
+with an unsupported value is rejected with the reason; an unknown one is logged and ignored, as in Kafka's clients.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def _integer(low: int, high: int = 2**31 - 1) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
         number = int(value)
         if not low <= number <= high:
-            raise ValueError(f"must lie between {low} and {high}")
+            raise ValueError(f"must be between {low} and {high}")
         return number
 
     return parse
@@ -88,7 +87,7 @@ def _isolation(value: Any) -> str:
 
 def _group_protocol(value: Any) -> str:
     if str(value).strip().lower() == "consumer":
-        raise ValueError("must be classic: a group of the consumer protocol (KIP-848) takes classic members too")
+        raise ValueError("must be classic: a group of the consumer protocol (KIP-848) accepts classic members too")
     return _one_of("classic")(value)
 
 
@@ -97,13 +96,13 @@ def _on_truncation(value: Any) -> Any:
         return value
     text = str(value).strip().lower()
     if text == "callback":
-        raise ValueError("pass the function itself: on_truncation=what_to_do")
+        raise ValueError("pass the function itself: on_truncation=my_function")
     if text not in ("fail", "rewind", "latest", "reset"):
         raise ValueError("must be fail, rewind, latest, reset or a function")
     return text
 
 
-def _refused(reason: str) -> Callable[[Any], Any]:
+def _unsupported(reason: str) -> Callable[[Any], Any]:
     def parse(value: Any) -> Any:
         raise ValueError(reason)
 
@@ -154,7 +153,7 @@ _PRODUCER: Final[dict[str, Property]] = {
     ),
     "transactional.id": Property(
         None,
-        _refused("transactional producers are not built yet: leave it out; the producer is idempotent without it"),
+        _unsupported("transactional producers are not supported; the producer is idempotent without it"),
     ),
 }
 _CONSUMER: Final[dict[str, Property]] = {
@@ -202,11 +201,11 @@ _ALIASES: Final[Mapping[str, str]] = {
 _JAVA_ONLY: Final[Mapping[str, str]] = {
     "ssl.truststore.location": "use ssl.ca.location with a PEM file (keytool -exportcert -rfc writes one)",
     "ssl.keystore.location": "use ssl.certificate.location and ssl.key.location with PEM files",
-    "key.serializer": "keys are bytes here: encode them before send",
-    "value.serializer": "values are bytes here: encode them before send",
-    "key.deserializer": "keys are bytes here: decode them after poll",
-    "value.deserializer": "values are bytes here: decode them after poll",
-    "interceptor.classes": "interceptors do not exist here",
+    "key.serializer": "keys are bytes: encode them before send",
+    "value.serializer": "values are bytes: encode them before send",
+    "key.deserializer": "keys are bytes: decode them after poll",
+    "value.deserializer": "values are bytes: decode them after poll",
+    "interceptor.classes": "interceptors are not supported",
 }
 _KINDS: Final[Mapping[str, Mapping[str, Property]]] = {
     "producer": {**_COMMON, **_PRODUCER},
@@ -219,7 +218,7 @@ _KINDS: Final[Mapping[str, Mapping[str, Property]]] = {
     "reader": {
         **_COMMON,
         **_CONSUMER,
-        # A reader drains known ranges: larger pieces cost less a row, and the memory stays bounded by queued.max.bytes.
+        # A reader reads known ranges: larger fetches cost less per row, and queued.max.bytes bounds the memory.
         "max.partition.fetch.bytes": Property(4 * 1024 * 1024, _integer(0)),
         "queued.max.bytes": Property(32 * 1024 * 1024, _integer(1024)),
     },
@@ -228,7 +227,7 @@ _KINDS: Final[Mapping[str, Mapping[str, Property]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Parsed settings of one client. `values` holds every property of its kind under Kafka's name."""
+    """Parsed settings of one client. `values` has every property of its kind by Kafka's name."""
 
     kind: str
     bootstrap: tuple[tuple[str, int], ...]
@@ -239,7 +238,7 @@ class ClientConfig:
 
     @property
     def asks_controllers(self) -> bool:
-        """Whether `bootstrap` are listeners of controllers (KIP-919), not of brokers."""
+        """Whether `bootstrap` has listeners of controllers (KIP-919), not of brokers."""
         return bool(self.values.get("bootstrap.controllers"))
 
     @classmethod
@@ -248,8 +247,8 @@ class ClientConfig:
     ) -> ClientConfig:
         """Settings for `kind` (producer, consumer, admin, reader).
 
-        `bootstrap` is "host:port,host:port", a list of such, or a whole mapping as confluent-kafka takes it.
-        Raises OperatorError for a value that cannot work.
+        `bootstrap` is "host:port,host:port", a list of addresses, or a mapping of all settings as in confluent-kafka.
+        Raises OperatorError for an invalid value.
         """
         merged: dict[str, Any] = {}
         if isinstance(bootstrap, Mapping):
@@ -267,7 +266,7 @@ class ClientConfig:
                 values.update(_jaas(str(value)))
                 continue
             if name in _JAVA_ONLY:
-                raise OperatorError(f"The property {spelled} is of Java's clients", _JAVA_ONLY[name])
+                raise OperatorError(f"The property {spelled} exists in Java's clients only", _JAVA_ONLY[name])
             prop = known.get(name)
             if prop is None:
                 if name not in elsewhere:
@@ -278,14 +277,14 @@ class ClientConfig:
             try:
                 values[name] = prop.parse(value)
             except (TypeError, ValueError) as error:
-                raise OperatorError(f"The property {spelled}={value!r} can not be used", str(error)) from None
-        _check_together(kind, values, merged)
+                raise OperatorError(f"The property {spelled}={value!r} cannot be used", str(error)) from None
+        _check_combinations(kind, values, merged)
         return cls(kind, addresses(values.get("bootstrap.controllers") or values["bootstrap.servers"]), values)
 
 
 def addresses(servers: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Hosts and ports of bootstrap servers, as Kafka's clients write them. Raises OperatorError, also for an address
-    without a port: there is no port that brokers have as a rule."""
+    """Hosts and ports of bootstrap servers, in the notation of Kafka's clients. Raises OperatorError for an invalid
+    address, also for one without a port: brokers have no default port."""
     found = []
     for server in servers:
         text = server.split("://", 1)[-1]
@@ -302,46 +301,44 @@ def addresses(servers: Sequence[str]) -> tuple[tuple[str, int], ...]:
             )
         found.append((host.strip("[]"), int(port)))
     if not found:
-        raise OperatorError("No broker is named", 'Pass bootstrap servers, for example "localhost:9092".')
+        raise OperatorError("No bootstrap servers are given", 'Pass bootstrap servers, for example "localhost:9092".')
     return tuple(found)
 
 
-def _check_together(kind: str, values: dict[str, Any], given: Mapping[str, Any]) -> None:
+def _check_combinations(kind: str, values: dict[str, Any], given: Mapping[str, Any]) -> None:
     if kind == "producer":
         if values["enable.idempotence"] is None:
-            # As Kafka's producer: on unless a setting that contradicts it was chosen.
+            # As in Kafka's producer: enabled unless another setting conflicts with it.
             values["enable.idempotence"] = (
                 values["acks"] == -1 and values["max.in.flight.requests.per.connection"] <= 5 and values["retries"] > 0
             )
         elif values["enable.idempotence"]:
             if values["acks"] != -1:
-                raise OperatorError("enable.idempotence=true needs acks=all", "Remove acks, or switch idempotence off.")
+                raise OperatorError("enable.idempotence=true requires acks=all", "Remove acks, or disable idempotence.")
             if values["max.in.flight.requests.per.connection"] > 5:
                 raise OperatorError(
-                    "enable.idempotence=true allows at most 5 requests in flight a connection",
+                    "enable.idempotence=true allows at most 5 requests in flight per connection",
                     "Lower max.in.flight.requests.per.connection to 5.",
                 )
     if values.get("bootstrap.controllers") and values["bootstrap.servers"]:
-        raise OperatorError(
-            "bootstrap.servers and bootstrap.controllers exclude each other", "Ask brokers, or controllers."
-        )
+        raise OperatorError("bootstrap.servers and bootstrap.controllers are mutually exclusive", "Set one of the two.")
     if kind == "consumer" and values["heartbeat.interval.ms"] >= values["session.timeout.ms"]:
         raise OperatorError(
-            "heartbeat.interval.ms must be below session.timeout.ms", "A third of session.timeout.ms is usual."
+            "heartbeat.interval.ms must be lower than session.timeout.ms", "Use a third of session.timeout.ms."
         )
     if "SASL" in values["security.protocol"] and (values["sasl.username"] is None or values["sasl.password"] is None):
         raise OperatorError(
-            f"security.protocol={values['security.protocol']} needs a user", "Set sasl.username and sasl.password."
+            f"security.protocol={values['security.protocol']} requires a user", "Set sasl.username and sasl.password."
         )
 
 
 def _jaas(text: str) -> dict[str, Any]:
-    """User and password out of Java's `sasl.jaas.config`, for notebooks that come from Spark's connector."""
+    """User and password of Java's `sasl.jaas.config`, for settings that were written for Spark's Kafka connector."""
     import re
 
     if "PlainLoginModule" not in text and "ScramLoginModule" not in text:
         raise OperatorError(
-            "sasl.jaas.config names a login module that is not supported", "PlainLoginModule and ScramLoginModule are."
+            "sasl.jaas.config names an unsupported login module", "Use PlainLoginModule or ScramLoginModule."
         )
     fields = dict(re.findall(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"', text))
     return {f"sasl.{name}": fields[name] for name in ("username", "password") if name in fields}

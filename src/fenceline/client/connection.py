@@ -1,9 +1,9 @@
-"""One TCP connection to a broker: framing, pipelining, timeouts. Knows no topics and retries nothing.
+"""One TCP connection to a broker: framing, pipelining, timeouts. Retries nothing.
 
-Answers come in the order of the requests (Kafka's promise), so the requests in flight are a queue and a correlation
-id that does not match its head ends the connection. A large answer is received straight into its own buffer, so that
-the records of a Fetch are never copied between socket and decoder. A request without answer in time ends the
-connection, because every later answer stands behind the missing one.
+A broker answers the requests of a connection in order, so the requests in flight are a queue, and a response whose
+correlation id does not match its head closes the connection. A large response is received directly into its own
+buffer: the records of a Fetch are not copied between socket and decoder. A request that times out closes the
+connection, because all later responses come after the missing one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 _SCRATCH_BYTES: Final = 64 * 1024
 _DIRECT_BYTES: Final = 16 * 1024
-"""Answers at least this large, and not yet whole in the scratch buffer, get a buffer of their own."""
+"""Responses of at least this size that are not complete in the scratch buffer get their own buffer."""
 
 
 class _Pending(NamedTuple):
@@ -42,7 +42,7 @@ class _Pending(NamedTuple):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Made by `open_connection`. All methods run on the loop's thread."""
+    """Created by `open_connection`. All methods run on the loop's thread."""
 
     def __init__(self, peer: str, client_id: str, max_answer_bytes: int) -> None:
         self.peer = peer
@@ -76,22 +76,22 @@ class Connection(asyncio.BufferedProtocol):
     def post(
         self, api_key: ApiKey, version: int, body: Sequence[Buffer], *, timeout_ms: int
     ) -> asyncio.Future[memoryview]:
-        """Send a request at once and return the future of its answer's body (a view that owns its memory)."""
+        """Send a request immediately; returns a future of the response's body (a view that owns its memory)."""
         self._check_open()
-        correlation_id = self._take_correlation_id()
+        correlation_id = self._allocate_correlation_id()
         answer: asyncio.Future[memoryview] = self._loop.create_future()
         timer = self._loop.call_later(timeout_ms / 1000, self._expire, api_key, timeout_ms)
         self._pending.append(_Pending(correlation_id, api_key, version, answer, timer))
         self._write(api_key, version, correlation_id, body)
         return answer
 
-    def post_unanswered(self, api_key: ApiKey, version: int, body: Sequence[Buffer]) -> None:
-        """Send a request that the broker never answers (Produce with acks=0)."""
+    def post_without_response(self, api_key: ApiKey, version: int, body: Sequence[Buffer]) -> None:
+        """Send a request that has no response (Produce with acks=0)."""
         self._check_open()
-        self._write(api_key, version, self._take_correlation_id(), body)
+        self._write(api_key, version, self._allocate_correlation_id(), body)
 
     async def drained(self) -> None:
-        """Wait until the socket takes more, or the connection is gone."""
+        """Wait until the socket accepts more data, or the connection is lost."""
         if not self._writable.is_set():
             await self._writable.wait()
 
@@ -104,26 +104,26 @@ class Connection(asyncio.BufferedProtocol):
         *,
         timeout_ms: int,
     ) -> T:
-        """Send, wait, decode. Raises ConnectionLost or TimedOut."""
+        """Send a request, wait for the response and decode it. Raises ConnectionLost or TimedOut."""
         return decode(version, await self.post(api_key, version, body, timeout_ms=timeout_ms))
 
     async def call(self, api_key: ApiKey, version: int, fields: dict[str, Any], *, timeout_ms: int) -> Any:
-        """`exchange` for an API that goes through the generated entities."""
+        """`exchange` for an API that uses the generated entities."""
         body = entities.write_request(api_key, version, fields)
         answer = await self.post(api_key, version, (body,), timeout_ms=timeout_ms)
         return entities.read_response(api_key, version, answer)
 
     def version_for(self, api_key: ApiKey) -> int:
-        """The newest version both sides speak. Raises PeerError(UNSUPPORTED_VERSION) when there is none."""
+        """The newest version that both sides support. Raises PeerError(UNSUPPORTED_VERSION) if there is none."""
         return negotiate(api_key, self.versions.get(api_key), self.peer)
 
     def max_version(self, api_key: ApiKey) -> int:
-        """The broker's newest version of an API, -1 when it has none."""
+        """The broker's newest version of an API, -1 if it has none."""
         return self.versions.get(api_key, (0, -1))[1]
 
     def close(self, reason: Exception | None = None) -> None:
-        """End the connection. Without a reason what is written still goes out; with one the requests in flight fail
-        at once.
+        """Close the connection. Without a reason, buffered data is still sent; with one, the requests in flight fail
+        immediately.
         """
         if self._reason is None:
             self._reason = reason or ConnectionLost(f"the connection to {self.peer} was closed by this client")
@@ -135,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     async def closed(self, timeout_s: float) -> None:
-        """Wait until a closed connection has written all it had; cut it off when the time is over."""
+        """Wait until a closed connection has sent its buffered data; abort it after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(self.lost)
@@ -153,7 +153,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
         if self._reason is None:
             detail = f": {exc}" if exc else " (the broker closed it)"
-            self._reason = ConnectionLost(f"the connection to {self.peer} broke{detail}")
+            self._reason = ConnectionLost(f"the connection to {self.peer} was lost{detail}")
         self._writable.set()
         self._fail_pending()
         if not self.lost.done():
@@ -192,8 +192,8 @@ class Connection(asyncio.BufferedProtocol):
             if not 0 < size <= self._max_answer_bytes:
                 self.close(
                     ConnectionLost(
-                        f"{self.peer} sent an answer of {size} bytes (receive.message.max.bytes: "
-                        f"{self._max_answer_bytes}). Is it a Kafka listener, and security.protocol the listener's?"
+                        f"{self.peer} sent a response of {size} bytes (receive.message.max.bytes="
+                        f"{self._max_answer_bytes}). Check that it is a Kafka listener, and security.protocol."
                     )
                 )
                 return
@@ -217,18 +217,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answered(self, answer: memoryview) -> None:
         if not self._pending:
-            self.close(ConnectionLost(f"{self.peer} sent an answer that nobody asked for"))
+            self.close(ConnectionLost(f"{self.peer} sent a response without a request"))
             return
         pending = self._pending.popleft()
         pending.timer.cancel()
         correlation_id, body_position = frame.parse_response_header(pending.api_key, pending.version, answer)
         if correlation_id != pending.correlation_id:
-            trouble = ConnectionLost(
-                f"{self.peer} answered out of order (correlation {correlation_id} instead of {pending.correlation_id})"
+            error = ConnectionLost(
+                f"{self.peer} sent a response out of order (correlation id {correlation_id}, expected "
+                f"{pending.correlation_id})"
             )
             if not pending.answer.done():
-                pending.answer.set_exception(trouble)
-            self.close(trouble)
+                pending.answer.set_exception(error)
+            self.close(error)
             return
         if not pending.answer.done():
             pending.answer.set_result(answer[body_position:])
@@ -237,7 +238,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         self._transport.writelines(frame.encode_request_frame(api_key, version, correlation_id, self._client_id, body))
 
-    def _take_correlation_id(self) -> int:
+    def _allocate_correlation_id(self) -> int:
         taken = self._next_correlation_id
         self._next_correlation_id = (taken + 1) & 0x7FFFFFFF
         return taken
@@ -259,10 +260,10 @@ class Connection(asyncio.BufferedProtocol):
 
 
 async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None) -> Connection:
-    """Connect, authenticate and learn the broker's versions.
+    """Connect, fetch the broker's API versions and authenticate.
 
-    Raises ConnectionLost when the broker can not be reached or hangs up, TimedOut when it is silent, PeerError for a
-    refused login and OperatorError for a peer that can not be one of ours (TLS trouble).
+    Raises ConnectionLost if the broker cannot be reached or closes the connection, TimedOut if it does not answer,
+    PeerError if authentication fails and OperatorError if the TLS handshake fails.
     """
     peer = f"{host}:{port}"
     loop = asyncio.get_running_loop()
@@ -277,24 +278,24 @@ async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.S
                 server_hostname=host if tls is not None else None,
             )
     except TimeoutError:
-        doing = "accept a connection" if tls is None else "accept a connection and end its TLS handshake"
+        doing = "accept a connection" if tls is None else "accept a connection and complete its TLS handshake"
         raise TimedOut(f"{peer} did not {doing} within {timeout_ms} ms") from None
     except OSError as error:
         if type(error).__module__ == "ssl":
             raise OperatorError(
-                f"{peer}: the TLS handshake failed: {error}{_unless_tls(error, config)}",
+                f"{peer}: the TLS handshake failed: {error}{_plaintext_hint(error, config)}",
                 "Check security.protocol, ssl.ca.location and that the certificate names this host.",
             ) from None
         if tls is not None and isinstance(error, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)):
-            # A broker that goes away in that moment does the same, so it is tried again.
+            # A broker that is stopping causes this too, so it is retriable.
             raise ConnectionLost(
-                f"{peer} closed the connection in the TLS handshake: with security.protocol="
-                f"{config['security.protocol']} the port must be one of TLS, and this one may be a plaintext one"
+                f"{peer} closed the connection in the TLS handshake: security.protocol="
+                f"{config['security.protocol']} requires a TLS listener, and the port may be a plaintext one"
             ) from None
         raise ConnectionLost(f"no connection to {peer}: {error or type(error).__name__}") from None
-    _tune(transport, config)
+    _set_socket_options(transport, config)
     try:
-        await _learn_versions(connection, config)
+        await _fetch_api_versions(connection, config)
         if config["security.protocol"].startswith("SASL"):
             await _authenticate(connection, config)
     except BaseException:
@@ -303,14 +304,14 @@ async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.S
     return connection
 
 
-def _unless_tls(error: OSError, config: ClientConfig) -> str:
-    """What a handshake that met no TLS at all means; what came is read as a TLS record of an impossible version."""
+def _plaintext_hint(error: OSError, config: ClientConfig) -> str:
+    """A hint if the peer may not use TLS at all: OpenSSL reads its bytes as a TLS record of an invalid version."""
     if getattr(error, "reason", None) not in ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING"):
         return ""
     return f" (security.protocol={config['security.protocol']}, and the port may be a plaintext one)"
 
 
-def _tune(transport: asyncio.Transport, config: ClientConfig) -> None:
+def _set_socket_options(transport: asyncio.Transport, config: ClientConfig) -> None:
     transport.set_write_buffer_limits(high=4 * 1024 * 1024)
     plain: socket.socket | None = transport.get_extra_info("socket")
     if plain is None:
@@ -322,7 +323,7 @@ def _tune(transport: asyncio.Transport, config: ClientConfig) -> None:
             plain.setsockopt(socket.SOL_SOCKET, option, config[name])
 
 
-async def _learn_versions(connection: Connection, config: ClientConfig) -> None:
+async def _fetch_api_versions(connection: Connection, config: ClientConfig) -> None:
     timeout_ms = int(config["request.timeout.ms"])
     version = SUPPORTED[ApiKey.API_VERSIONS][1]
     name, software_version = client_software()
@@ -330,7 +331,7 @@ async def _learn_versions(connection: Connection, config: ClientConfig) -> None:
         fields = {"client_software_name": name, "client_software_version": software_version}
         body = entities.write_request(ApiKey.API_VERSIONS, version, fields)
         answer = await connection.post(ApiKey.API_VERSIONS, version, (body,), timeout_ms=timeout_ms)
-        # A broker that does not know our version answers in version 0 and names its own newest one.
+        # A broker that does not support this version answers in version 0 with its own newest one.
         if version > 0 and int.from_bytes(answer[:2], "big", signed=True) == ErrorCode.UNSUPPORTED_VERSION:
             refusal = entities.read_response(ApiKey.API_VERSIONS, 0, answer)
             offered = next((k for k in refusal.api_keys if int(k.api_key) == ApiKey.API_VERSIONS), None)
@@ -339,19 +340,19 @@ async def _learn_versions(connection: Connection, config: ClientConfig) -> None:
         response = entities.read_response(ApiKey.API_VERSIONS, version, answer)
         code = error_code(response.error_code)
         if code is not ErrorCode.NONE:
-            raise broker_error(code, f"{connection.peer} refused ApiVersions")
+            raise broker_error(code, f"{connection.peer} rejected ApiVersions")
         connection.versions = {int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys}
         return
-    raise broker_error(ErrorCode.UNSUPPORTED_VERSION, f"{connection.peer} speaks no version of ApiVersions that we do")
+    raise broker_error(ErrorCode.UNSUPPORTED_VERSION, f"{connection.peer} supports no common version of ApiVersions")
 
 
 async def _authenticate(connection: Connection, config: ClientConfig) -> None:
     timeout_ms, mechanism = int(config["request.timeout.ms"]), config["sasl.mechanism"]
     key = ApiKey.SASL_HANDSHAKE
-    shaken = await connection.call(key, connection.version_for(key), {"mechanism": mechanism}, timeout_ms=timeout_ms)
-    code = error_code(shaken.error_code)
+    handshake = await connection.call(key, connection.version_for(key), {"mechanism": mechanism}, timeout_ms=timeout_ms)
+    code = error_code(handshake.error_code)
     if code is not ErrorCode.NONE:
-        raise broker_error(code, f"{connection.peer} offers {', '.join(shaken.mechanisms)}, not {mechanism}")
+        raise broker_error(code, f"{connection.peer} supports {', '.join(handshake.mechanisms)}, not {mechanism}")
     exchange = sasl_exchange(mechanism, config["sasl.username"], config["sasl.password"])
     key, message = ApiKey.SASL_AUTHENTICATE, next(exchange)
     while True:
@@ -359,7 +360,7 @@ async def _authenticate(connection: Connection, config: ClientConfig) -> None:
         reply = await connection.call(key, version, {"auth_bytes": message}, timeout_ms=timeout_ms)
         code = error_code(reply.error_code)
         if code is not ErrorCode.NONE:
-            raise broker_error(code, f"{connection.peer} refused the login", reply.error_message)
+            raise broker_error(code, f"{connection.peer} rejected the login", reply.error_message)
         try:
             message = exchange.send(bytes(reply.auth_bytes))
         except StopIteration:

@@ -1,7 +1,7 @@
-"""Consumer, blocking face: the calls of `AsyncConsumer` from one thread, no event loop in sight.
+"""Consumer: the blocking API of `AsyncConsumer`.
 
-Owns the bridge. Decoding happens in the caller's thread, fetching and heartbeats in the client's; listeners run in the
-caller's thread inside `poll`, so that they may commit and seek.
+Decoding runs in the caller's thread, fetching and heartbeats in the client's thread; listeners run in the caller's
+thread inside `poll`, so that they may commit and seek.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fenceline.client.async_consumer import AsyncConsumer, Listener
+from fenceline.client.client_base import BlockingClient, CallerThreadCalls
 from fenceline.client.errors import LogTruncationError
-from fenceline.client.face import BlockingFace, Errands
 from fenceline.client.fetched import ConsumerRecords, Fetched, to_arrow
 from fenceline.client.loss_receipts import LossReceipt
 from fenceline.client.offsets import CommittedOffset, LogOffset, OffsetAndEpoch
@@ -27,15 +27,15 @@ T = TypeVar("T")
 BlockingListener = Callable[[list[TopicPartition]], None]
 
 
-class Consumer(BlockingFace[AsyncConsumer]):
-    """Poll from one thread at a time. Close it, or use it as a context manager; does not survive a fork."""
+class Consumer(BlockingClient[AsyncConsumer]):
+    """Poll from one thread at a time. Close it, or use it as a context manager. Cannot be used after a fork."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
         super().__init__("fenceline-consumer", lambda: AsyncConsumer(bootstrap, **config))
         self.config = self._async.config
-        self._errands: Errands | None = None
+        self._caller_calls: CallerThreadCalls | None = None
         if (decide := self.config["on.truncation"]) and callable(decide):
-            self._async.decide_truncations(self._asked(decide))
+            self._async.decide_truncations(self._deferred_decision(decide))
 
     # -- assignment and subscription
 
@@ -87,12 +87,12 @@ class Consumer(BlockingFace[AsyncConsumer]):
             try:
                 batch = to_arrow(pieces, **options)
             except BaseException:
-                self._on_loop(self._async.take_back_pieces)
+                self._on_loop(self._async.put_back_pieces)
                 raise
             if not pieces:
                 return batch
             # Compaction leaves batches without records.
-            if self._on_loop(self._async.hand_out_pieces) and batch.num_rows:
+            if self._on_loop(self._async.mark_pieces_returned) and batch.num_rows:
                 return batch
 
     def next_offsets(self) -> dict[TopicPartition, CommittedOffset]:
@@ -116,11 +116,11 @@ class Consumer(BlockingFace[AsyncConsumer]):
 
     def position(self, tp: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """See `AsyncConsumer.position`."""
-        return self._face.run(self._async.position(tp, timeout_ms=timeout_ms))
+        return self._loop_thread.run(self._async.position(tp, timeout_ms=timeout_ms))
 
     def position_and_epoch(self, tp: TopicPartition, *, timeout_ms: float | None = None) -> CommittedOffset:
         """See `AsyncConsumer.position_and_epoch`."""
-        return self._face.run(self._async.position_and_epoch(tp, timeout_ms=timeout_ms))
+        return self._loop_thread.run(self._async.position_and_epoch(tp, timeout_ms=timeout_ms))
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """See `AsyncConsumer.pause`."""
@@ -142,7 +142,7 @@ class Consumer(BlockingFace[AsyncConsumer]):
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, CommittedOffset | None]:
         """See `AsyncConsumer.committed`."""
-        return self._face.run(self._async.committed(partitions, timeout_ms=timeout_ms))
+        return self._loop_thread.run(self._async.committed(partitions, timeout_ms=timeout_ms))
 
     def commit(
         self,
@@ -151,28 +151,28 @@ class Consumer(BlockingFace[AsyncConsumer]):
         timeout_ms: float | None = None,
     ) -> None:
         """See `AsyncConsumer.commit`."""
-        self._face.run(self._async.commit(offsets, timeout_ms=timeout_ms))
+        self._loop_thread.run(self._async.commit(offsets, timeout_ms=timeout_ms))
 
     def beginning_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, LogOffset]:
         """See `AsyncConsumer.beginning_offsets`."""
-        return self._face.run(self._async.beginning_offsets(partitions, timeout_ms=timeout_ms))
+        return self._loop_thread.run(self._async.beginning_offsets(partitions, timeout_ms=timeout_ms))
 
     def end_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, LogOffset]:
         """See `AsyncConsumer.end_offsets`."""
-        return self._face.run(self._async.end_offsets(partitions, timeout_ms=timeout_ms))
+        return self._loop_thread.run(self._async.end_offsets(partitions, timeout_ms=timeout_ms))
 
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndEpoch | None]:
         """See `AsyncConsumer.offsets_for_times`."""
-        return self._face.run(self._async.offsets_for_times(timestamps_ms, timeout_ms=timeout_ms))
+        return self._loop_thread.run(self._async.offsets_for_times(timestamps_ms, timeout_ms=timeout_ms))
 
     def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> list[int]:
-        return self._face.run(self._async.partitions_for(topic, timeout_ms=timeout_ms))
+        return self._loop_thread.run(self._async.partitions_for(topic, timeout_ms=timeout_ms))
 
     # -- truncations
 
@@ -182,7 +182,7 @@ class Consumer(BlockingFace[AsyncConsumer]):
 
     def loss_receipts(self, error: LogTruncationError, *, timeout_ms: float | None = None) -> tuple[LossReceipt, ...]:
         """See `AsyncConsumer.loss_receipts`."""
-        return self._face.run(self._async.loss_receipts(error, timeout_ms=timeout_ms))
+        return self._loop_thread.run(self._async.loss_receipts(error, timeout_ms=timeout_ms))
 
     # -- closing
 
@@ -190,43 +190,43 @@ class Consumer(BlockingFace[AsyncConsumer]):
         """See `AsyncConsumer.close`."""
         self._close_with(lambda: self._run_with_listeners(lambda: self._async.close(timeout_s * 1000)))
 
-    # -- the bridge
+    # -- calls into the event loop
 
     def _on_loop(self, function: Callable[[], T]) -> T:
         async def call() -> T:
             return function()
 
-        return self._face.run(call())
+        return self._loop_thread.run(call())
 
     def _run_with_listeners(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        async def work(errands: Errands) -> T:
-            # Only one call at a time has listeners to run: the one that polls.
-            before, self._errands = self._errands, errands
+        async def work(calls: CallerThreadCalls) -> T:
+            # Only one call at a time runs listeners: the one that polls.
+            before, self._caller_calls = self._caller_calls, calls
             try:
                 return await make()
             finally:
-                self._errands = before
+                self._caller_calls = before
 
-        return self._face.run_with_calls(work)
+        return self._loop_thread.run_with_calls(work)
 
     def _deferred(self, listener: BlockingListener | None) -> Listener | None:
         if listener is None:
             return None
         if inspect.iscoroutinefunction(listener):
-            raise TypeError("listeners of the blocking Consumer are plain functions")
+            raise TypeError("listeners of the blocking Consumer must be plain functions, not coroutines")
 
         async def call(partitions: list[TopicPartition]) -> None:
-            assert self._errands is not None, "listeners run inside of poll, unsubscribe and close"
-            await self._errands.call(lambda: listener(partitions))
+            assert self._caller_calls is not None, "listeners run inside poll, unsubscribe and close"
+            await self._caller_calls.call(lambda: listener(partitions))
 
         return call
 
-    def _asked(self, decide: Callable[[LogTruncationError], Choice]) -> Decide:
-        """The function of `on.truncation`, to be called in the thread that polls."""
+    def _deferred_decision(self, decide: Callable[[LogTruncationError], Choice]) -> Decide:
+        """The function of `on.truncation`, called in the thread that polls."""
 
         async def ask(error: LogTruncationError) -> Choice:
-            assert self._errands is not None, "truncations are told inside of poll"
-            choice: Choice = await self._errands.call(lambda: decide(error))
+            assert self._caller_calls is not None, "truncations are reported inside poll"
+            choice: Choice = await self._caller_calls.call(lambda: decide(error))
             return choice
 
         return ask

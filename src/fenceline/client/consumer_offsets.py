@@ -1,4 +1,4 @@
-"""Offsets that a consumer commits and looks up; positions are not touched.
+"""Commits and offset lookups of a consumer. Never changes positions.
 
 Owns the consumer's side of committed offsets (with their leader epochs, `epochs.md` E61) and of ListOffsets.
 """
@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from fenceline.client.admin_groups import Membership, fetch_committed
-from fenceline.client.admin_groups import commit as commit_outside
+from fenceline.client.admin_groups import commit as commit_without_membership
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import CommitFailedError, TimedOut
-from fenceline.client.group import Group
+from fenceline.client.group import GroupMember
 from fenceline.client.offsets import (
     EARLIEST,
     LATEST,
@@ -32,36 +32,35 @@ from fenceline.ids import NO_EPOCH, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class MadeCommit:
-    """Offsets, and the membership under which their records were handed out: no other one may commit them. None: made
-    outside of a group's membership.
+class PendingCommit:
+    """Offsets, and the membership under which their records were returned: no other one may commit them. None: without
+    membership in the group.
     """
 
     offsets: Mapping[TopicPartition, CommittedOffset]
-    made_by: Membership | None = None
+    membership: Membership | None = None
 
 
 class ConsumerOffsets(ABC):
-    """Mixed into `AsyncConsumer`."""
+    """Mixin of `AsyncConsumer`."""
 
     config: ClientConfig
     cluster: Cluster
     positions: Positions
 
     def __init__(self) -> None:
-        self._turns = asyncio.Lock()
-        """Commits are sent in the order in which they were made: the retry of an earlier one never overwrites a later
-        one."""
+        self._commit_lock = asyncio.Lock()
+        """Commits are sent in the order of their calls: the retry of an earlier one never overwrites a later one."""
 
     @property
     @abstractmethod
-    def _member(self) -> Group | None:
-        """The membership of a consumer that is subscribed; others commit from outside of the group."""
+    def _member(self) -> GroupMember | None:
+        """The membership of a subscribed consumer; others commit without membership."""
 
     async def committed(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, CommittedOffset | None]:
-        """The group's committed offsets; None where there is none."""
+        """The group's committed offsets; None for partitions without one."""
         group_id = self._require_group()
         found = await fetch_committed(self.cluster, group_id, partitions, self._deadline(timeout_ms))
         return {TopicPartition(*tp): found.get(TopicPartition(*tp)) for tp in partitions}
@@ -72,64 +71,64 @@ class ConsumerOffsets(ABC):
         *,
         timeout_ms: float | None = None,
     ) -> None:
-        """Commit positions (None: of all that was handed out), with their leader epochs (E61).
+        """Commit positions (None: of all records that were returned), with their leader epochs (E61).
 
-        A commit belongs to the group's generation in which this was called. Raises CommitFailedError when the group has
-        moved on before it succeeded, and for a partition that a subscribed consumer does not hold.
+        A commit belongs to the group generation in which it was called. Raises CommitFailedError if the group
+        rebalances before it succeeds, and for a partition that is not assigned to a subscribed consumer.
         """
         self._require_group()
         if offsets is None:
-            values = self.commitable()
+            values = self.committable()
         else:
             values = {
                 TopicPartition(*tp): CommittedOffset(value) if isinstance(value, int) else _with_epoch(*value)
                 for tp, value in offsets.items()
             }
-        made = self._made(values)
-        # An automatic commit that was made before is a task that has perhaps not begun: it takes its turn first.
+        commit = self._capture_commit(values)
+        # The task of an earlier automatic commit may not have started: let it run first.
         await asyncio.sleep(0)
-        await self._send_commit(made, timeout_ms)
+        await self._send_commit(commit, timeout_ms)
 
-    def _made(self, values: Mapping[TopicPartition, CommittedOffset]) -> MadeCommit:
-        return MadeCommit(values, None if (member := self._member) is None else member.membership)
+    def _capture_commit(self, values: Mapping[TopicPartition, CommittedOffset]) -> PendingCommit:
+        return PendingCommit(values, None if (member := self._member) is None else member.membership)
 
-    async def _send_commit(self, made: MadeCommit, timeout_ms: float | None) -> None:
+    async def _send_commit(self, commit: PendingCommit, timeout_ms: float | None) -> None:
         """Raises CommitFailedError as `commit` does."""
-        if not made.offsets:
+        if not commit.offsets:
             return
         group_id = self._require_group()
         deadline = self._deadline(timeout_ms)
         try:
             async with asyncio.timeout(deadline.left_ms / 1000):
-                await self._turns.acquire()
+                await self._commit_lock.acquire()
         except TimeoutError:
             raise TimedOut(
-                f"group {group_id}: an earlier commit still waits for its answer after {deadline.timeout_ms:.0f} ms"
+                f"group {group_id}: an earlier commit has had no response for {deadline.timeout_ms:.0f} ms"
             ) from None
         try:
-            if made.made_by is None:
+            if commit.membership is None:
                 await self.cluster.retrying(
-                    deadline, lambda: commit_outside(self.cluster, group_id, made.offsets, deadline)
+                    deadline, lambda: commit_without_membership(self.cluster, group_id, commit.offsets, deadline)
                 )
                 return
             if (member := self._member) is None:
                 raise CommitFailedError(
                     ErrorCode.UNKNOWN_MEMBER_ID,
-                    f"group {group_id}: the consumer left the group before its commit was answered. Records since the "
-                    "last commit may be read again by others.",
+                    f"group {group_id}: the consumer left the group before its commit succeeded. Other members may "
+                    "read records since the last commit again.",
                 )
-            if foreign := sorted(tp for tp in made.offsets if tp not in self.positions):
+            if unassigned := sorted(tp for tp in commit.offsets if tp not in self.positions):
                 raise CommitFailedError(
                     ErrorCode.ILLEGAL_GENERATION,
-                    f"group {group_id}: {', '.join(map(str, foreign))} is not assigned to this member, so that another "
-                    "one may have committed it since. Commit before partitions are revoked (on_revoked).",
+                    f"group {group_id}: {', '.join(map(str, unassigned))} is not assigned to this member, and another "
+                    "member may have committed it. Commit before partitions are revoked (on_revoked).",
                 )
-            await member.commit(made.offsets, deadline, made_by=made.made_by)
+            await member.commit(commit.offsets, deadline, membership=commit.membership)
         finally:
-            self._turns.release()
+            self._commit_lock.release()
 
-    def commitable(self) -> dict[TopicPartition, CommittedOffset]:
-        """Positions up to which records were handed out."""
+    def committable(self) -> dict[TopicPartition, CommittedOffset]:
+        """The positions behind the records that were returned."""
         return {
             tp: CommittedOffset(state.position.offset, state.position.record_epoch)
             for tp, state in self.positions.items()
@@ -139,19 +138,19 @@ class ConsumerOffsets(ABC):
     async def beginning_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, LogOffset]:
-        """First offsets that are there, each with the leader epoch of its record (-1: unknown)."""
-        return await self._look_up(partitions, EARLIEST, timeout_ms)
+        """Log start offsets, each with the leader epoch of its record (-1: unknown)."""
+        return await self._lookup(partitions, EARLIEST, timeout_ms)
 
     async def end_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, LogOffset]:
         """High watermarks, or last stable offsets with isolation.level=read_committed, each with the leader's epoch."""
-        return await self._look_up(partitions, LATEST, timeout_ms)
+        return await self._lookup(partitions, LATEST, timeout_ms)
 
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndEpoch | None]:
-        """The first record at or after each time, with its leader epoch; None where there is none."""
+        """The offset of the first record at or after each time, with its leader epoch; None if there is none."""
         wanted = {TopicPartition(*tp): at for tp, at in timestamps_ms.items()}
         found = await self._list(wanted, timeout_ms)
         return {tp: None if answer.offset < 0 else answer for tp, answer in found.items()}
@@ -161,7 +160,7 @@ class ConsumerOffsets(ABC):
         known = answer.topics.get(topic)
         return [] if known is None else sorted(known.partitions)
 
-    async def _look_up(
+    async def _lookup(
         self, partitions: Collection[TopicPartition], spec: int, timeout_ms: float | None
     ) -> dict[TopicPartition, LogOffset]:
         found = await self._list({TopicPartition(*tp): spec for tp in partitions}, timeout_ms)
@@ -177,7 +176,7 @@ class ConsumerOffsets(ABC):
     def _require_group(self) -> str:
         group_id: str | None = self.config["group.id"]
         if not group_id:
-            raise OperatorError("Committed offsets belong to a group", "Set group.id.")
+            raise OperatorError("Committed offsets require a group", "Set group.id.")
         return group_id
 
     def _deadline(self, timeout_ms: float | None) -> Deadline:
@@ -185,5 +184,5 @@ class ConsumerOffsets(ABC):
 
 
 def _with_epoch(offset: int, leader_epoch: int = NO_EPOCH, metadata: str = "") -> CommittedOffset:
-    """A negative epoch reads as none (E56)."""
+    """A negative epoch means none (E56)."""
     return CommittedOffset(offset, max(leader_epoch, NO_EPOCH), metadata)

@@ -1,4 +1,4 @@
-"""The time that a call has, and the pauses between its attempts."""
+"""The timeout of a call, and the backoff between its attempts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import random
 
 
 def backoff_ms(attempt: int, base_ms: int, max_ms: int) -> float:
-    """Exponential, with a fifth of jitter so that clients do not march in step; attempt counts from 1."""
+    """Exponential backoff with 20 % jitter, so that clients do not retry at the same time. `attempt` starts at 1."""
     return float(min(base_ms * 2 ** min(attempt - 1, 16), max_ms)) * random.uniform(0.8, 1.2)
 
 
 class Deadline:
-    """When a call's time is over. `trouble` keeps the last reason for a retry, for the final TimedOut.
+    """When a call times out. `last_error` is the error of the last attempt, for the message of the final TimedOut.
 
-    `longest_pause_ms`: between attempts, for a call whose time is short beside `retry.backoff.*`.
+    `longest_pause_ms`: the longest pause between attempts, for a call with a shorter timeout than `retry.backoff.*`.
     """
 
     def __init__(self, timeout_ms: float, *, longest_pause_ms: float = math.inf) -> None:
@@ -23,7 +23,7 @@ class Deadline:
         self.longest_pause_ms = longest_pause_ms
         self._loop = asyncio.get_running_loop()
         self._end_s = self._loop.time() + timeout_ms / 1000
-        self.trouble: BaseException | None = None
+        self.last_error: BaseException | None = None
         self.attempt = 0
 
     @property

@@ -1,7 +1,7 @@
-"""What a sender of records gets back: a promise for one record, or for many.
+"""The results of sends: futures for one record, or for many.
 
-Owns `Delivery` and `BulkDelivery`. A promise is a view on its batch (one lock and one event a batch, not a record), so
-that handing one out costs next to nothing. Works from any thread, and can be awaited.
+Owns `Delivery` and `BulkDelivery`. They are views of their batches' outcomes (one lock and event per batch, not per
+record), so that creating one is cheap. Usable from any thread, and awaitable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _log = logging.getLogger("fenceline.client")
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record went. offset -1: the broker did not say (acks=0). timestamp in ms."""
+    """Where a record was written. offset -1: unknown (acks=0). timestamp in ms."""
 
     topic: str
     partition: int
@@ -28,7 +28,7 @@ class RecordMetadata(NamedTuple):
 
 
 class Outcome:
-    """The fate of one batch. Completed once, on the producer's loop; read from anywhere."""
+    """The outcome of one batch. Completed once, on the producer's loop; readable from any thread."""
 
     __slots__ = ("_callbacks", "_event", "_lock", "base_offset", "error", "is_done", "log_append_time_ms", "tp")
 
@@ -60,7 +60,7 @@ class Outcome:
             _guarded(callback)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Block until done; False when the time was over first."""
+        """Block until done; False after `timeout_s`."""
         if self.is_done:
             return True
         with self._lock:
@@ -71,7 +71,7 @@ class Outcome:
         return self._event.wait(timeout_s)
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call back once done, at once if it is; on the producer's loop or the caller's thread."""
+        """Call `callback` when done, immediately if it is; on the producer's loop or the caller's thread."""
         with self._lock:
             if not self.is_done:
                 self._callbacks.append(callback)
@@ -82,12 +82,12 @@ class Outcome:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
 
-        def settle() -> None:
+        def resolve() -> None:
             if not waiter.done():
                 waiter.set_result(None)
 
         def wake() -> None:
-            loop.call_soon_threadsafe(settle)
+            loop.call_soon_threadsafe(resolve)
 
         self.when_done(wake)
         await waiter
@@ -101,7 +101,7 @@ def _guarded(callback: Callable[[], None]) -> None:
 
 
 class Delivery:
-    """The promise for one record."""
+    """The future of one record."""
 
     __slots__ = ("_index", "_outcome", "_timestamp")
 
@@ -114,9 +114,9 @@ class Delivery:
         return self._outcome.is_done
 
     def result(self, timeout_s: float | None = None) -> RecordMetadata:
-        """Block until the record is acknowledged. Raises what its delivery failed with, or TimedOut."""
+        """Block until the record is acknowledged. Raises the error of a failed delivery, or TimedOut."""
         if not self._outcome.wait(timeout_s):
-            raise TimedOut(f"no acknowledgement within {timeout_s} s: call flush, wait longer, or lower linger.ms")
+            raise TimedOut(f"no acknowledgement within {timeout_s} s. Call flush, wait longer, or lower linger.ms.")
         return self._metadata()
 
     def exception(self, timeout_s: float | None = None) -> Exception | None:
@@ -143,7 +143,7 @@ class Delivery:
 
 
 class SentBatch(NamedTuple):
-    """A piece of a bulk send as the log holds it: offsets [base_offset, base_offset + record_count)."""
+    """One batch of a `send_arrow` in the log: offsets [base_offset, base_offset + record_count)."""
 
     topic: str
     partition: int
@@ -152,7 +152,7 @@ class SentBatch(NamedTuple):
 
 
 class BulkDelivery:
-    """The promise for all rows of a `send_arrow`."""
+    """The future of all rows of a `send_arrow`."""
 
     __slots__ = ("_outcomes", "record_count")
 
@@ -171,7 +171,7 @@ class BulkDelivery:
         for outcome, _ in self._outcomes:
             left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
             if not outcome.wait(left_s):
-                raise TimedOut(f"not every row was acknowledged within {timeout_s} s")
+                raise TimedOut(f"not all rows were acknowledged within {timeout_s} s")
         return self._sent()
 
     def __await__(self) -> Generator[Any, None, list[SentBatch]]:

@@ -1,8 +1,8 @@
-"""What the client raises, and which answers of a broker are worth another try.
+"""The client's exceptions, and which error codes are retriable.
 
-Owns the client's exceptions. All belong to the three families of `fenceline.errors`: a broker's answer is a `PeerError`
-with its code, a thing only the caller's configuration or network can mend is an `OperatorError`. Every one says what to
-do, can be pickled (Spark workers send them home) and carries its facts as attributes.
+All exceptions belong to the three families of `fenceline.errors`: an error response of a broker is a `PeerError` with
+its code, a problem of the caller's configuration or network is an `OperatorError`. Each has advice in its message, its
+details as attributes, and can be pickled (Spark workers send them to the driver).
 
 Rules: `epochs.md` E48-E52, `list_offsets.md` L29.
 """
@@ -33,7 +33,7 @@ STALE_METADATA: Final = frozenset(
         ErrorCode.NETWORK_EXCEPTION,
     }
 )
-"""Answers that mean: look the leader up again, then ask again (E51, E52)."""
+"""Errors after which metadata is refreshed and the request is sent again (E51, E52)."""
 
 RETRIABLE: Final = STALE_METADATA | {
     ErrorCode.UNKNOWN_LEADER_EPOCH,
@@ -58,40 +58,40 @@ COORDINATOR_MOVED: Final = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORD
 
 _ADVICE: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "Check the topic's name, or create the topic first.",
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "This user may not use the topic: ask for an ACL.",
-    ErrorCode.GROUP_AUTHORIZATION_FAILED: "This user may not use the group: ask for an ACL.",
-    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "This user lacks a permission on the cluster.",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "The user needs an ACL for the topic.",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "The user needs an ACL for the group.",
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "The user needs an ACL for the cluster.",
     ErrorCode.MESSAGE_TOO_LARGE: "Raise the topic's max.message.bytes, or lower batch.size.",
     ErrorCode.RECORD_LIST_TOO_LARGE: "Lower batch.size below the topic's segment.bytes.",
-    ErrorCode.NOT_ENOUGH_REPLICAS: "Fewer replicas are in sync than min.insync.replicas asks for: bring brokers back.",
-    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: "Records of this producer were lost on the way or on the broker.",
-    ErrorCode.INVALID_PRODUCER_EPOCH: "Another producer took over this one's id.",
-    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "The topic or the broker's version does not take this compression.type.",
-    ErrorCode.UNSUPPORTED_VERSION: "The other side, or a feature level of its cluster, is too old for this call.",
+    ErrorCode.NOT_ENOUGH_REPLICAS: "Fewer replicas are in sync than min.insync.replicas: start the missing brokers.",
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: "Earlier records of this producer were lost in transit or by the broker.",
+    ErrorCode.INVALID_PRODUCER_EPOCH: "Another producer has taken over this producer id.",
+    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "The topic or the broker's version does not support this compression.type.",
+    ErrorCode.UNSUPPORTED_VERSION: "The node, or a feature level of its cluster, is too old for this call.",
     ErrorCode.MISMATCHED_ENDPOINT_TYPE: (
-        "Brokers are named by bootstrap.servers, controllers by bootstrap.controllers."
+        "Use bootstrap.servers for brokers and bootstrap.controllers for controllers."
     ),
-    ErrorCode.INVALID_UPDATE_VERSION: "See what every node supports: fenceline features list.",
-    ErrorCode.DUPLICATE_VOTER: "It votes already; remove a voter whose directory was lost before its id votes again.",
-    ErrorCode.VOTER_NOT_FOUND: "See who votes, and with which directory id: fenceline quorum describe.",
-    ErrorCode.BROKER_ID_NOT_REGISTERED: "See who is registered: fenceline brokers list.",
+    ErrorCode.INVALID_UPDATE_VERSION: "List the levels that each node supports: fenceline features list.",
+    ErrorCode.DUPLICATE_VOTER: "It is a voter already; if its directory was lost, remove the old voter first.",
+    ErrorCode.VOTER_NOT_FOUND: "List the voters and their directory ids: fenceline quorum describe.",
+    ErrorCode.BROKER_ID_NOT_REGISTERED: "List the registered brokers: fenceline brokers list.",
     ErrorCode.SASL_AUTHENTICATION_FAILED: "Check sasl.mechanism, sasl.username and sasl.password.",
     ErrorCode.ILLEGAL_GENERATION: (
-        "The group moved on without this member: poll more often or raise max.poll.interval.ms."
+        "The group has rebalanced without this member: poll more often or raise max.poll.interval.ms."
     ),
-    ErrorCode.UNKNOWN_MEMBER_ID: "The group forgot this member: poll more often or raise session.timeout.ms.",
-    ErrorCode.FENCED_INSTANCE_ID: "Another consumer runs with the same group.instance.id: give each its own.",
+    ErrorCode.UNKNOWN_MEMBER_ID: "The group removed this member: poll more often or raise session.timeout.ms.",
+    ErrorCode.FENCED_INSTANCE_ID: "Another consumer uses the same group.instance.id: give each consumer its own.",
     ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
-        "The group's members share no assignor: use the same partition.assignment.strategy."
+        "The group's members have no assignor in common: use the same partition.assignment.strategy."
     ),
     ErrorCode.INVALID_SESSION_TIMEOUT: (
-        "session.timeout.ms is outside of what the broker allows (group.min/max.session.timeout.ms)."
+        "session.timeout.ms is outside the broker's limits (group.min/max.session.timeout.ms)."
     ),
 }
 
 
 class ClientError(PeerError):
-    """A `PeerError` whose facts survive pickling: `facts` are the keyword arguments it was made from."""
+    """A `PeerError` whose attributes survive pickling: `facts` holds the keyword arguments that it was created with."""
 
     def __init__(self, code: ErrorCode, message: str, **facts: Any) -> None:
         super().__init__(code, message)
@@ -109,40 +109,40 @@ def _rebuild(kind: type[ClientError], code: ErrorCode, message: str, facts: dict
 
 
 class RetriableError(ClientError):
-    """A refusal that says nothing against another try. Calls make it themselves while their time lasts."""
+    """An error that may be resolved by a retry. Calls retry it until their timeout."""
 
 
 class FencedLeaderEpochError(RetriableError):
-    """The request carried an older leader epoch than the broker's: the metadata behind it are stale (KIP-320, E2)."""
+    """The request's leader epoch is older than the broker's: the client's metadata is stale (KIP-320, E2)."""
 
 
 class UnknownLeaderEpochError(RetriableError):
-    """The request carried a newer leader epoch than the broker knows yet: the broker is behind (KIP-320, E2)."""
+    """The request's leader epoch is newer than the broker's: the broker's metadata is stale (KIP-320, E2)."""
 
 
 class ConnectionLost(RetriableError):
-    """A broker's connection broke or could not be made. Retried inside a call while its time lasts."""
+    """A connection to a broker was lost or could not be established."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.NETWORK_EXCEPTION, message)
 
 
 class TimedOut(RetriableError):
-    """No answer in time, or a call's retries used up its time; the message names the last trouble."""
+    """A response did not arrive in time, or a call's retries reached its timeout; the message has the last error."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.REQUEST_TIMED_OUT, message)
 
 
 class BrokersUnreachable(OperatorError):
-    """None of `bootstrap.servers` (or of the brokers they named) could be reached in time."""
+    """None of `bootstrap.servers`, and no broker that they named, could be reached in time."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.advice)
 
 
 class OffsetOutOfRangeError(ClientError):
-    """The log does not hold `offset`.
+    """`offset` is not in the log.
 
     Attributes: topic, partition, offset, leader_epoch, log_start_offset, log_end_offset (-1 where unknown).
     """
@@ -173,32 +173,34 @@ class OffsetOutOfRangeError(ClientError):
             "log_start_offset": log_start_offset,
             "log_end_offset": log_end_offset,
         }
-        known = f"it holds {log_start_offset} to {log_end_offset}" if log_end_offset >= 0 else "its range is unknown"
+        known = (
+            f"log start {log_start_offset}, log end {log_end_offset}" if log_end_offset >= 0 else "its range is unknown"
+        )
         message = (
             f"{topic}-{partition}: offset {offset} is not in the log ({known}). "
             f"{detail or 'Retention or a truncation removed it'}: "
-            "seek to an offset that exists, or set auto.offset.reset."
+            "seek to an existing offset, or set auto.offset.reset."
         )
         ClientError.__init__(self, ErrorCode.OFFSET_OUT_OF_RANGE, message, **facts)
         self.__dict__.update(facts)
 
     @property
     def offset_out_of_range_partitions(self) -> dict[TopicPartition, int]:
-        """The positions that are not in the log any more, of every partition that the error is about."""
+        """The positions that are out of range, for every partition that the error covers."""
         return {TopicPartition(self.topic, self.partition): self.offset}
 
 
 class LogTruncationError(OffsetOutOfRangeError):
-    """The log was cut below a position that had been read, so records seen before no longer exist (KIP-320, E48-E50).
+    """The log was truncated below the position, so records that were read no longer exist (KIP-320, E48-E50).
 
     Attributes: topic, partition; truncated_from and leader_epoch (the position: next offset and epoch of the record
-    before it; the former is `offset`, too); divergent_offset and divergent_epoch (up to where the log is what was read,
-    and the epoch of its record before; -1 when the leader could not tell); epochs (of what was read from there on,
-    oldest first); evidence (loss receipts of a Fenceline cluster for that range, empty where there are none). What was
-    read of offsets `divergent_offset` to `truncated_from - 1` is gone.
+    before it; `offset` is the same as truncated_from); divergent_offset and divergent_epoch (the first offset at which
+    the log differs from the records read, and the epoch of the record before it; -1 if the leader does not know);
+    epochs (of the records read from there on, oldest first); evidence (loss receipts of a Fenceline cluster for that
+    range). The records read at offsets `divergent_offset` to `truncated_from - 1` were removed.
 
-    These are of one partition. Where a poll found more than one of them cut, `others` has the errors of the others, and
-    `truncations`, `offset_out_of_range_partitions` and `truncation_offsets` speak of all.
+    These attributes describe one partition. If a poll found several truncated partitions, `others` has the errors of
+    the others, and `truncations`, `offset_out_of_range_partitions` and `truncation_offsets` cover all.
     """
 
     truncated_from: int
@@ -237,31 +239,30 @@ class LogTruncationError(OffsetOutOfRangeError):
             "others": more,
         }
         if divergent_offset >= 0:
-            read_in = "" if not read_epochs else f" in {_epochs(read_epochs)}"
+            read_in = " before" if not read_epochs else f" in {_epochs(read_epochs)}"
             at_epoch = "" if divergent_epoch < 0 else f" (epoch {divergent_epoch})"
             where = (
-                f"the histories part at offset {divergent_offset}{at_epoch}: "
-                f"records {divergent_offset} to {truncated_from - 1} as read before{read_in} are gone"
+                f"it diverges at offset {divergent_offset}{at_epoch}: "
+                f"records {divergent_offset} to {truncated_from - 1}, read{read_in}, were removed"
             )
-            advice = f"undo what was derived from them, then seek to {divergent_offset}"
+            advice = f"Undo what was derived from them, then seek to {divergent_offset}."
         else:
-            where = "the leader no longer knows that epoch, so the point where the histories part is unknown"
-            advice = "compare what was read with the log, then seek to an offset you trust"
+            where = "the leader does not know that epoch, so the offset at which the log diverges is unknown"
+            advice = "Compare the records that were read with the log, then seek to an offset that you trust."
         message = (
-            f"{topic}-{partition}: the log was truncated under offset {truncated_from} "
-            f"(read in leader epoch {leader_epoch}); {where}. "
-            f"To go on, {advice}."
+            f"{topic}-{partition}: the log was truncated below offset {truncated_from} "
+            f"(read in leader epoch {leader_epoch}); {where}. {advice}"
         )
         if receipts:
             message += " Loss receipts: " + "; ".join(map(str, receipts)) + "."
         if more:
-            message += f" {len(more)} other partitions were cut as well. " + " ".join(other.message for other in more)
+            message += f" Other truncated partitions: {len(more)}. " + " ".join(other.message for other in more)
         ClientError.__init__(self, ErrorCode.OFFSET_OUT_OF_RANGE, message, **facts)
         self.__dict__.update(facts)
 
     @property
     def truncations(self) -> tuple[LogTruncationError, ...]:
-        """One error for each partition that was found cut, this one first."""
+        """One error for each truncated partition, this one first."""
         return self, *self.others
 
     @property
@@ -270,8 +271,8 @@ class LogTruncationError(OffsetOutOfRangeError):
 
     @property
     def truncation_offsets(self) -> dict[TopicPartition, CommittedOffset]:
-        """Up to where each log is what was read: the first offset that differs, with the epoch of the record before it,
-        as `seek` takes them. A partition whose leader cannot tell is not in it.
+        """The first offset at which each log differs from the records read, with the epoch of the record before it, as
+        `seek` accepts them. Partitions for which it is unknown are left out.
         """
         from fenceline.client.offsets import CommittedOffset
 
@@ -282,11 +283,11 @@ class LogTruncationError(OffsetOutOfRangeError):
         }
 
     def with_evidence(self, evidence: Iterable[LossReceipt]) -> LogTruncationError:
-        """The same truncation with the receipts that were found for it."""
+        """The same truncation with these loss receipts."""
         return self._with(tuple(evidence), self.others)
 
     def with_others(self, others: Iterable[LogTruncationError]) -> LogTruncationError:
-        """The same truncation as one of several that were found at once."""
+        """The same truncation with the errors of other partitions."""
         return self._with(self.evidence, tuple(others))
 
     def _with(self, evidence: tuple[LossReceipt, ...], others: tuple[LogTruncationError, ...]) -> LogTruncationError:
@@ -312,10 +313,10 @@ def _epochs(epochs: tuple[int, ...]) -> str:
 
 
 class EpochMismatchError(ClientError):
-    """A record inside a planned range carries a newer leader epoch than the plan knew: the range was rewritten.
+    """A record in a planned range has another leader epoch than planned: the log was truncated and rewritten.
 
-    Attributes: topic, partition, offset (of the first such batch), leader_epoch (found), expected_epoch (highest
-    allowed).
+    Attributes: topic, partition, offset (of the first such record), leader_epoch (found), expected_epoch (at the
+    planned end).
     """
 
     topic: str
@@ -334,14 +335,14 @@ class EpochMismatchError(ClientError):
         }
         message = (
             f"{topic}-{partition}: offset {offset} was written in leader epoch {leader_epoch}, but the range was "
-            f"planned when the log ended in epoch {expected_epoch}. The log was cut and rewritten: plan it again."
+            f"planned when the log ended in epoch {expected_epoch}. The log was truncated and rewritten: plan it again."
         )
         super().__init__(ErrorCode.FENCED_LEADER_EPOCH, message, **facts)
         self.__dict__.update(facts)
 
 
 class TopicReplacedError(ClientError):
-    """A topic of that name exists, but it is not the one that was asked for (its id differs).
+    """The topic was deleted and recreated: its id differs from the expected one.
 
     Attributes: topic, expected_id, found_id.
     """
@@ -352,16 +353,16 @@ class TopicReplacedError(ClientError):
         facts = {"topic": topic, "expected_id": expected_id, "found_id": found_id}
         super().__init__(
             ErrorCode.INCONSISTENT_TOPIC_ID,
-            f"{topic}: the topic was deleted and created anew (id {expected_id} was expected, {found_id} found). "
-            "Offsets of the old one mean nothing here: start over.",
+            f"{topic}: the topic was deleted and recreated (expected id {expected_id}, found {found_id}). "
+            "Offsets of the old topic are invalid: start over with the new one.",
             **facts,
         )
         self.__dict__.update(facts)
 
 
 class UnknownEpochError(ClientError):
-    """A position's epoch is newer than any that the cluster has had for a long while: brokers that are behind, or an
-    offset of another cluster. Attributes: topic, partition, offset, leader_epoch (the position's), known_epoch.
+    """No leader reached the position's epoch within `default.api.timeout.ms`: the brokers are behind, or the offset is
+    of another cluster. Attributes: topic, partition, offset, leader_epoch (of the position), known_epoch.
     """
 
     topic: str
@@ -381,8 +382,8 @@ class UnknownEpochError(ClientError):
         super().__init__(
             ErrorCode.UNKNOWN_LEADER_EPOCH,
             f"{topic}-{partition}: offset {offset} was read in leader epoch {leader_epoch}, but the cluster is in "
-            f"epoch {known_epoch}. Either its brokers are behind, or the offset is of another cluster or of a topic "
-            "that was deleted: look where it comes from, or seek without an epoch.",
+            f"epoch {known_epoch}. Either its brokers are behind, or the offset is of another cluster or of a deleted "
+            "topic: check where it comes from, or seek without an epoch.",
             **facts,
         )
         self.__dict__.update(facts)
@@ -398,15 +399,15 @@ class NoOffsetError(ClientError):
         facts = {"topic": topic, "partition": partition}
         super().__init__(
             ErrorCode.OFFSET_OUT_OF_RANGE,
-            f"{topic}-{partition} has no committed offset and auto.offset.reset=none: seek to an offset, or set the "
-            "policy.",
+            f"{topic}-{partition} has no committed offset and auto.offset.reset=none: seek to an offset, or set "
+            "auto.offset.reset.",
             **facts,
         )
         self.__dict__.update(facts)
 
 
 class CommitFailedError(ClientError):
-    """The group moved on before a commit: other members own the partitions now. Records since may be read twice."""
+    """The group rebalanced before the commit: other members own the partitions, and may read records again."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(code, message)
@@ -426,7 +427,7 @@ _KINDS: Final[Mapping[ErrorCode, type[ClientError]]] = {
 
 
 def error_code(value: int) -> ErrorCode:
-    """The code for a number from the wire; a number newer than this client reads as UNKNOWN_SERVER_ERROR."""
+    """The code of a number in a response; UNKNOWN_SERVER_ERROR for one that this client does not know."""
     try:
         return ErrorCode(int(value))
     except ValueError:
@@ -434,7 +435,7 @@ def error_code(value: int) -> ErrorCode:
 
 
 def broker_error(code: ErrorCode, subject: str, message: str | None = None) -> ClientError:
-    """A broker's refusal in words: what it was about, the broker's own message, and what to do."""
+    """The exception for an error code: its message has the subject, the broker's message, and advice."""
     text = f"{subject}: {code.name}"
     if message:
         text += f" ({message.rstrip('.')})"
@@ -444,7 +445,7 @@ def broker_error(code: ErrorCode, subject: str, message: str | None = None) -> C
 
 
 def raise_if(result: Any, subject: str) -> None:
-    """Raise for a result whose error code is another than NONE, with its message where it has one."""
+    """Raise if the result's error code is not NONE, with its error message if it has one."""
     code = error_code(result.error_code)
     if code is not ErrorCode.NONE:
         raise broker_error(code, subject, getattr(result, "error_message", None))

@@ -1,9 +1,8 @@
-"""The memory that fetching ahead takes: answers of which something is kept, and what requests in flight may bring.
+"""The memory of fetched data: responses of which pieces are held, and reservations of requests in flight.
 
-Owns the count against `queued.max.bytes`. What is cut out of an answer are views into its buffer, so the smallest piece
-keeps all of it: an answer counts whole, and once, for as long as any piece of it is kept. Only what is larger than it
-was asked to be goes beyond the limit: a batch above its request's share, which brokers give whole, and the headers of
-an answer. Moves no data and waits for nothing.
+Owns the count against `queued.max.bytes`. A piece is a view of its response's buffer, so even the smallest keeps all of
+it in memory: a response counts in full, once, while any piece of it is held. The limit is exceeded only by a batch that
+is larger than its request, which brokers return whole, and by the headers of responses. Moves no data, never waits.
 """
 
 from __future__ import annotations
@@ -13,64 +12,66 @@ from typing import Final
 
 from fenceline.client.fetched import Fetched
 
-_WORTH_A_REQUEST: Final = 8
-"""The part of the limit that must be free for one: many small ones cost more than a short wait for a large one."""
-_AT_ONCE: Final = 2
-"""No answer takes more than this part of the limit, so that one can be under way while another is handed out."""
+_MIN_REQUEST_FRACTION: Final = 8
+"""A request needs this fraction (1/n) of the limit: many small requests cost more than a short wait."""
+_MAX_REQUEST_FRACTION: Final = 2
+"""A request gets at most this fraction (1/n) of the limit, so that one is in flight while another is decoded."""
 
 
 class FetchMemory:
-    """Of one reader. Not thread-safe."""
+    """The memory of one consumer or range reader. Not thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
-        self._promised_bytes = 0
-        self._answers: dict[int, list[int]] = {}
-        """By the identity of the buffer: its size, and how many pieces of it are kept."""
+        self._reserved_bytes = 0
+        self._responses: dict[int, list[int]] = {}
+        """By the identity of the buffer: its size, and how many pieces of it are held."""
 
     @property
-    def taken_bytes(self) -> int:
-        """Held, and promised to requests in flight."""
-        return self._held_bytes + self._promised_bytes
+    def used_bytes(self) -> int:
+        """Held, or reserved by requests in flight."""
+        return self._held_bytes + self._reserved_bytes
 
     @property
     def has_room(self) -> bool:
-        """For a request that is worth it."""
-        taken_bytes = self.taken_bytes
-        return not taken_bytes or self._limit_bytes - taken_bytes >= self._limit_bytes // _WORTH_A_REQUEST
+        """Whether enough is free for a request."""
+        used_bytes = self.used_bytes
+        return not used_bytes or self._limit_bytes - used_bytes >= self._limit_bytes // _MIN_REQUEST_FRACTION
 
-    def promise(self, wished_bytes: int, sharers: int = 1) -> int:
-        """How much a request may ask for, at least 1; it counts until `redeem`. `sharers`: requests that are to go out
-        now, this one included."""
-        share_bytes = (self._limit_bytes - self.taken_bytes) // sharers
-        promised_bytes = max(1, min(wished_bytes, share_bytes, self._limit_bytes // _AT_ONCE))
-        self._promised_bytes += promised_bytes
-        return promised_bytes
+    def reserve(self, requested_bytes: int, sharers: int = 1) -> int:
+        """Reserve memory for a request until `release_reservation`; returns its maximum response size, at least 1.
 
-    def redeem(self, promised_bytes: int) -> None:
-        """The answer is there, or none will come; what is kept of it was given to `keep` before."""
-        self._promised_bytes -= promised_bytes
-        assert self._promised_bytes >= 0, "no more is redeemed than was promised"
+        `sharers`: how many requests share the free memory, including this one.
+        """
+        share_bytes = (self._limit_bytes - self.used_bytes) // sharers
+        reserved_bytes = max(1, min(requested_bytes, share_bytes, self._limit_bytes // _MAX_REQUEST_FRACTION))
+        self._reserved_bytes += reserved_bytes
+        return reserved_bytes
 
-    def keep(self, piece: Fetched) -> None:
-        """`piece` stays for a while, and its answer with it."""
+    def release_reservation(self, reserved_bytes: int) -> None:
+        """End a reservation: the response has arrived, and `hold` was called for its pieces, or the request failed."""
+        self._reserved_bytes -= reserved_bytes
+        assert self._reserved_bytes >= 0, "no more is released than was reserved"
+
+    def hold(self, piece: Fetched) -> None:
+        """Count `piece`, and with it its response, as held."""
         if not piece.runs:
             return
         buffer = piece.runs[0].records.obj
-        known = self._answers.setdefault(id(buffer), [memoryview(buffer).nbytes, 0])
+        known = self._responses.setdefault(id(buffer), [memoryview(buffer).nbytes, 0])
         if not known[1]:
             self._held_bytes += known[0]
         known[1] += 1
 
-    def let_go(self, pieces: Iterable[Fetched]) -> None:
-        """Nobody needs these any more."""
+    def release(self, pieces: Iterable[Fetched]) -> None:
+        """Release pieces that are no longer held."""
         for piece in pieces:
             if not piece.runs:
                 continue
             key = id(piece.runs[0].records.obj)
-            known = self._answers[key]
+            known = self._responses[key]
             known[1] -= 1
             if not known[1]:
-                del self._answers[key]
+                del self._responses[key]
                 self._held_bytes -= known[0]

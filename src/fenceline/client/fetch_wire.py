@@ -1,7 +1,8 @@
-"""One Fetch request and its answer, in the client's words.
+"""One Fetch request and its response.
 
-Owns the translation between positions and Fetch versions 4-18: topic ids from version 13 on, epochs where the version
-has them, leader hints of version 16 and later into the metadata cache (E59). Sends full requests without a session.
+Owns the translation between positions and Fetch versions 4-18: topic ids from version 13 on, epochs if the version has
+them. The leaders that responses of version 16 and later name go into the metadata cache (E59). Sends full requests
+without a session.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from fenceline.wire.apis import ApiKey
 
 _FIRST_WITH_IDS: Final = 13
 NO_SESSION_EPOCH: Final = -1
-"""A session epoch that neither uses nor makes a session (KIP-227)."""
+"""The session epoch of a Fetch that neither uses nor creates a session (KIP-227)."""
 
 
 class PartitionFetch(NamedTuple):
-    """last_epoch: epoch of the record before `offset`, -1 unknown. leader_epoch: the leader's, as metadata has it."""
+    """last_epoch: epoch of the record before `offset`, -1 unknown. leader_epoch: the leader's, from metadata."""
 
     tp: TopicPartition
     offset: int
@@ -45,9 +46,9 @@ async def fetch_once(
     max_bytes: int | None = None,
     rack_id: str = "",
 ) -> dict[TopicPartition, fetch.FetchedPartition]:
-    """One answer for each partition that the broker spoke of. Raises PeerError for a refusal of the whole request.
+    """Send one Fetch; returns the response of each partition in it. Raises PeerError for an error of the request.
 
-    `rack_id`: of who can follow a leader's pointer to a replica near by (KIP-392), as which a leader may answer then.
+    `rack_id`: the rack of a client that can read from a preferred read replica (KIP-392), else "".
     """
     version = connection.version_for(ApiKey.FETCH)
     ids = {p.tp.topic: cluster.metadata.topic_id(p.tp.topic) for p in wanted}
@@ -88,7 +89,7 @@ async def fetch_once(
     )
     code = error_code(response.error_code)
     if code is not ErrorCode.NONE:
-        raise broker_error(code, f"{connection.peer} refused Fetch")
+        raise broker_error(code, f"{connection.peer} rejected Fetch")
     names = {topic_id: name for name, topic_id in ids.items()}
     endpoints = {n.node_id: BrokerEndpoint(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints}
     answers = {}

@@ -1,8 +1,8 @@
-"""From the bytes of a Fetch answer to what a reader may see: whole batches, from an offset on, without control records.
+"""The records of a Fetch response that a reader may see: complete batches from an offset on, without control records.
 
-Owns the scan that consumer and range reader share: it checks CRCs, drops what lies before the position or beyond the
-end, control batches and (read_committed) aborted transactions, and tells where to go on and in which leader epoch.
-Records are decoded later and elsewhere, straight out of the answer's buffer. Pure.
+Owns the scan that consumer and range reader share: it checks CRCs, drops records before the position or behind the end
+of a range, control batches and (read_committed) aborted transactions, and returns the next offset and the last leader
+epoch. Records are decoded later, directly from the response's buffer. Pure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ConsumerRecord(NamedTuple):
 
 
 class ConsumerRecords(list[ConsumerRecord]):
-    """What a poll gave: a list of records, and up to where it went in each partition."""
+    """The result of a poll: a list of records, and the next offset of each partition."""
 
     __slots__ = ("_next_offsets",)
 
@@ -54,14 +54,14 @@ class ConsumerRecords(list[ConsumerRecord]):
         return ConsumerRecords, (list(self), dict(self._next_offsets))
 
     def next_offsets(self) -> dict[TopicPartition, CommittedOffset]:
-        """The next offset of every partition in which this poll moved the position, and the leader epoch of the last
-        record before it (-1: unknown), as `commit` and `seek` take them (KIP-320, KIP-1094; E55).
+        """The next offset of every partition whose position this poll advanced, and the leader epoch of the last
+        record before it (-1: unknown), as `commit` and `seek` accept them (KIP-320, KIP-1094; E55).
         """
         return dict(self._next_offsets)
 
 
 class Run(NamedTuple):
-    """Batches one behind the other in `records`; only offsets in [start_offset, end_offset_exclusive) count."""
+    """Contiguous batches in `records`, of which only offsets in [start_offset, end_offset_exclusive) are visible."""
 
     records: memoryview
     start_offset: int
@@ -69,8 +69,8 @@ class Run(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What one partition's part of an answer holds. `next_offset` and `last_epoch`: where to go on, and the epoch so
-    far.
+    """One partition's part of a Fetch response. `next_offset`: the offset to fetch next; `last_epoch`: the leader
+    epoch of the last batch before it.
     """
 
     topic: str
@@ -81,9 +81,9 @@ class Fetched(NamedTuple):
     last_epoch: int
     size_bytes: int
     record_count: int
-    """Upper bound: counts of whole batches, also where the first or last one is cut."""
+    """Upper bound: the counts of complete batches, also if only a part of the first or last one is visible."""
     epoch_starts: tuple[EpochStart, ...] = ()
-    """Of epochs other than the one before `start_offset`."""
+    """The starts of epochs other than the one before `start_offset`."""
     is_compressed: bool = False
 
 
@@ -98,11 +98,11 @@ def scan(
     check_crcs: bool = True,
     max_leader_epoch: int = -1,
 ) -> tuple[Fetched, BatchHeader | None]:
-    """Cut `buf` (the records of a Fetch answer, maybe with a torn tail) into runs a reader may see.
+    """Split `buf` (the records of a Fetch response, with a possibly incomplete last batch) into visible runs.
 
-    The second value is the first batch whose epoch is above `max_leader_epoch` (-1: any is fine), where the scan
-    stopped. A damaged batch ends the scan where something was found before it. Where nothing was, raises
-    ClientError(CORRUPT_MESSAGE) when its CRC is wrong, RecordsError for bytes that are no batches.
+    The second value is the first batch whose epoch is above `max_leader_epoch` (-1: no limit), at which the scan
+    stopped. The scan also stops at a damaged batch. If that is the first one, raises ClientError(CORRUPT_MESSAGE) for
+    a wrong CRC, or RecordsError for bytes that are not batches.
     """
     runs: list[Run] = []
     run_start = run_end = -1
@@ -124,8 +124,9 @@ def scan(
             if check_crcs and not crc_is_valid(buf, header):
                 raise ClientError(
                     ErrorCode.CORRUPT_MESSAGE,
-                    f"{tp}: the batch at offset {header.base_offset} has a wrong checksum. Read again; if it stays "
-                    f"so, the broker's segment is damaged; by its header, the next one begins at {header.next_offset}.",
+                    f"{tp}: the batch at offset {header.base_offset} has a wrong checksum. Read it again; if the error "
+                    f"persists, the broker's segment is damaged. The next batch starts at offset {header.next_offset}, "
+                    "according to the header.",
                 )
             hidden = (aborted is not None and aborted.hides(buf, header)) or header.is_control
             if hidden or header.position != run_end:
@@ -134,7 +135,7 @@ def scan(
                 run_start = run_end = header.position
                 run_first_offset = max(from_offset, header.base_offset)
             if header.leader_epoch != epoch:
-                # From where the batch before ended: what lay between may be compacted away, and of this epoch.
+                # From the end of the previous batch: compaction may have removed records of this epoch in between.
                 epoch = header.leader_epoch
                 epoch_starts.append(EpochStart(epoch, next_offset))
             next_offset = min(header.next_offset, end_offset_exclusive)
@@ -147,7 +148,7 @@ def scan(
                 is_compressed = is_compressed or header.codec is not Codec.NONE
                 record_count += header.record_count
     except PeerError:
-        # What lies before the damage is as good as ever; the next answer begins with it.
+        # Return the batches before the damage; the next Fetch starts at the damaged one.
         if next_offset == from_offset:
             raise
     if run_end > run_start >= 0:
@@ -180,11 +181,11 @@ def to_records(fetched: Fetched) -> list[ConsumerRecord]:
 
 
 def to_arrow(pieces: Sequence[Fetched], **options: Any) -> pa.RecordBatch:
-    """All pieces as one RecordBatch, in the order given; `options` and columns as in `fenceline.records.arrow`."""
+    """All pieces as one RecordBatch, in the given order; `options` and columns as in `fenceline.records.arrow`."""
     from fenceline.records.arrow import batches_to_arrow
 
     chunks = [(piece.topic, piece.partition, run.records) for piece in pieces for run in piece.runs]
     starts = [run.start_offset for piece in pieces for run in piece.runs]
     ends = [run.end_offset_exclusive for piece in pieces for run in piece.runs]
-    # The scan has checked the CRCs (or was told not to).
+    # The scan has checked the CRCs, unless check.crcs=false.
     return batches_to_arrow(chunks, start_offsets=starts, end_offsets_exclusive=ends, check_crc=False, **options)

@@ -1,12 +1,11 @@
-"""Fetching ahead for a consumer: one request in flight a broker, a bounded buffer, positions validated and reset on
-the way.
+"""Prefetching for a consumer: one Fetch in flight per broker and a bounded buffer; validates and resets positions.
 
-Owns the task that keeps the buffer filled and turns what brokers answer into state: data, another leader, a replica
-near by, an offset that is out of range, a divergence. Never raises into the void: what the caller must know waits in
-`take_trouble` or in the partition's state for the next poll.
+Owns the task that keeps the buffer filled and handles the responses: records, a new leader, a preferred read replica,
+an offset out of range, a divergence. Errors never end the task: they wait in `next_error`, or in the partition's
+state, until the next poll raises them.
 
-Memory: the answers that something is kept of and what requests in flight may bring stay below `queued.max.bytes`
-together (`fetch_memory.py`). What `take` gave counts until `done`.
+Memory: responses of which pieces are held and requests in flight together use at most `queued.max.bytes`
+(`fetch_memory.py`). A piece that `next_piece` returned is held until `release`.
 
 Rules: `epochs.md` E46-E52, E55, E59.
 """
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import backoff_ms
-from fenceline.client.epoch_history import fits
+from fenceline.client.epoch_history import can_follow
 from fenceline.client.errors import (
     RETRIABLE,
     STALE_METADATA,
@@ -41,7 +40,7 @@ from fenceline.client.fetched import Fetched, scan
 from fenceline.client.metadata import LeaderAndEpoch
 from fenceline.client.offsets import EpochEnd
 from fenceline.client.position_requests import PositionRequests
-from fenceline.client.positions import PartitionState, Phase, Position, Positions
+from fenceline.client.positions import Phase, Position, Positions, PositionState
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.records.aborted import AbortedTransactions
@@ -50,19 +49,19 @@ if TYPE_CHECKING:
     from fenceline.wire.fetch import FetchedPartition
 
 _log = logging.getLogger("fenceline.client")
-_NOBODY: Final = -1
+_NO_NODE: Final = -1
 
 
 class Piece(NamedTuple):
-    """A buffered part of an answer; of no use once the partition's serial moved on."""
+    """A buffered part of a response; invalid once the partition's serial has changed."""
 
     tp: TopicPartition
     serial: int
     fetched: Fetched
 
 
-class Trouble(NamedTuple):
-    """What the caller must know; of a partition only until it is positioned anew."""
+class PendingError(NamedTuple):
+    """An error for the next poll to raise; dropped if the partition is repositioned before."""
 
     error: Exception
     tp: TopicPartition | None
@@ -70,7 +69,7 @@ class Trouble(NamedTuple):
 
 
 class Fetcher:
-    """Runs on the consumer's loop. `changed()` tells it that assignment, positions or room have changed."""
+    """Runs on the consumer's loop. Call `wake()` after a change of assignment, positions or free memory."""
 
     def __init__(self, cluster: Cluster, positions: Positions, config: ClientConfig) -> None:
         self._cluster = cluster
@@ -83,17 +82,17 @@ class Fetcher:
         self._isolation = int(config["isolation.level"] == "read_committed")
         self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._requests = PositionRequests(
-            cluster, positions, config, settled=self._settled, delay=self._delay, tell=self._tell
+            cluster, positions, config, on_answers=self._requests_answered, delay=self._delay, report=self._report
         )
         self._wake = asyncio.Event()
         self._arrived = asyncio.Event()
-        self._turn = 0
-        self._looked_at = -1
-        """The `update_version` of the metadata that all positions were held against last."""
-        self._trouble: deque[Trouble] = deque()
+        self._rotation = 0
+        self._checked_version = -1
+        """The `update_version` of the metadata that all positions were last checked against."""
+        self._errors: deque[PendingError] = deque()
         self._task = asyncio.ensure_future(self._run())
 
-    def changed(self) -> None:
+    def wake(self) -> None:
         self._wake.set()
 
     async def close(self) -> None:
@@ -103,10 +102,10 @@ class Fetcher:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._requests.close()
 
-    # -- what poll takes
+    # -- for poll
 
-    def take(self) -> Piece | None:
-        """The oldest piece that still counts and may be handed out now, None when there is none. See `done`."""
+    def next_piece(self) -> Piece | None:
+        """Remove and return the oldest piece that is valid and readable now, None if there is none. See `release`."""
         kept: list[Piece] = []
         found: Piece | None = None
         while self._buffer and found is None:
@@ -114,45 +113,45 @@ class Fetcher:
             state = self._positions.get(piece.tp)
             if state is None or state.serial != piece.serial or state.is_paused:
                 self._drop(piece)
-            elif self.still_counts(piece):
-                self._unbuffered(piece)
+            elif self.is_valid(piece):
+                self._uncount(piece)
                 found = piece
             else:
                 kept.append(piece)
         self._buffer.extendleft(reversed(kept))
         return found
 
-    def still_counts(self, piece: Piece) -> bool:
-        """Whether the piece may be handed out at this moment, by all that is known: the loop may not have looked at the
-        newest metadata yet, which can name another leader, or another topic of that name.
+    def is_valid(self, piece: Piece) -> bool:
+        """Whether the piece may be returned now. Checks the newest metadata first, which the loop may not have handled
+        yet: it can have another leader, or another topic of that name.
         """
         state = self._positions.get(piece.tp)
         if state is None or state.serial != piece.serial:
             return False
-        if self._looked_at != self._cluster.metadata.update_version:
-            self._hold_against_metadata(piece.tp)
+        if self._checked_version != self._cluster.metadata.update_version:
+            self._check_metadata(piece.tp)
         return state.serial == piece.serial and state.is_readable
 
-    def done(self, pieces: Iterable[Fetched]) -> None:
-        """What `take` gave is decoded, or is of no use: its memory is free."""
-        self._memory.let_go(pieces)
+    def release(self, pieces: Iterable[Fetched]) -> None:
+        """Release pieces that `next_piece` returned."""
+        self._memory.release(pieces)
         if self._is_full and self._memory.has_room:
             self._wake.set()
 
-    def take_trouble(self) -> Exception | None:
-        """The oldest error that the caller was not told yet."""
-        while self._trouble:
-            error, tp, serial = self._trouble.popleft()
+    def next_error(self) -> Exception | None:
+        """Remove and return the oldest error that was not raised yet."""
+        while self._errors:
+            error, tp, serial = self._errors.popleft()
             state = None if tp is None else self._positions.get(tp)
             if tp is None or (state is not None and state.serial == serial):
                 return error
         return None
 
     def _drop(self, piece: Piece) -> None:
-        self._unbuffered(piece)
-        self.done([piece.fetched])
+        self._uncount(piece)
+        self.release([piece.fetched])
 
-    def _unbuffered(self, piece: Piece) -> None:
+    def _uncount(self, piece: Piece) -> None:
         left = self._buffered_by_tp[piece.tp] - 1
         if left:
             self._buffered_by_tp[piece.tp] = left
@@ -167,8 +166,8 @@ class Fetcher:
         return False
 
     async def wait_for_arrival(self, timeout_s: float) -> None:
-        """Wait until something new is there to take or to raise, at most `timeout_s`."""
-        if self._trouble or self._has_readable() or self._positions.lost():
+        """Wait until there is a piece or an error for poll, at most `timeout_s`."""
+        if self._errors or self._has_readable() or self._positions.lost():
             return
         self._arrived.clear()
         try:
@@ -177,8 +176,8 @@ class Fetcher:
         except TimeoutError:
             pass
 
-    def announce(self) -> None:
-        """Make a waiting poll look again."""
+    def wake_poll(self) -> None:
+        """Wake a waiting poll."""
         self._arrived.set()
 
     # -- the loop
@@ -189,8 +188,8 @@ class Fetcher:
             try:
                 pause_s = self._step()
             except Exception as error:
-                _log.exception("the fetcher failed")
-                self._tell(error)
+                _log.exception("unexpected error in the fetcher")
+                self._report(error)
                 pause_s = 1.0
             try:
                 async with asyncio.timeout(pause_s):
@@ -200,7 +199,7 @@ class Fetcher:
             self._wake.clear()
 
     def _step(self) -> float | None:
-        """Start whatever can be started; seconds until another look is due (None: not before a change)."""
+        """Start all requests that are possible; returns the seconds until the next step (None: after a change)."""
         now_s = asyncio.get_running_loop().time()
         metadata = self._cluster.metadata
         due_s = float("inf")
@@ -209,10 +208,10 @@ class Fetcher:
         to_validate: dict[int, list[TopicPartition]] = {}
         to_learn: dict[int, list[TopicPartition]] = {}
         is_behind = False
-        self._looked_at = metadata.update_version
+        self._checked_version = metadata.update_version
         for tp, state in self._positions.items():
             known = metadata.leader(tp)
-            leader = self._hold_against_metadata(tp)
+            leader = self._check_metadata(tp)
             if state.phase is Phase.INITIALIZING or state.is_lost:
                 continue
             if known.leader < 0:
@@ -222,14 +221,14 @@ class Fetcher:
                 due_s = min(due_s, state.retry_at_s)
             elif state.phase is Phase.AWAIT_RESET:
                 if state.reset_to in (None, "none"):
-                    self._tell(NoOffsetError(tp.topic, tp.partition), tp)
+                    self._report(NoOffsetError(tp.topic, tp.partition), tp)
                     self._delay([tp])
                 else:
                     to_reset.setdefault(known.leader, []).append(tp)
             elif leader is None:
                 to_learn.setdefault(known.leader, []).append(tp)
             elif state.phase is Phase.AWAIT_VALIDATION:
-                if self._positions.question(tp) is not None:
+                if self._positions.validation_query(tp) is not None:
                     to_validate.setdefault(leader.leader, []).append(tp)
                 else:
                     is_behind = True
@@ -251,39 +250,39 @@ class Fetcher:
             due_s = min(due_s, now_s + self._config["retry.backoff.ms"] / 1000)
         return None if due_s == float("inf") else max(0.001, due_s - now_s)
 
-    def _hold_against_metadata(self, tp: TopicPartition) -> LeaderAndEpoch | None:
-        """Another leader, epoch or topic ends what may be handed out. The leader, None where its epoch is to be asked
-        first."""
+    def _check_metadata(self, tp: TopicPartition) -> LeaderAndEpoch | None:
+        """Check the position against metadata: a new leader, epoch or topic makes buffered pieces invalid. Returns the
+        leader, None if its epoch must be learned first."""
         metadata = self._cluster.metadata
         leader = self._requests.epochs.of(tp, metadata.leader(tp))
         if self._positions.check_topic(tp, metadata.topic_id(tp.topic)):
             self._arrived.set()
         if leader is not None and self._positions.check_leader(tp, leader):
-            self._cluster.expect(leader.leader)
+            self._cluster.reconnect_now(leader.leader)
             self._wake.set()
         return leader
 
-    def _wait_for_epoch(self, tp: TopicPartition, state: PartitionState, known_epoch: int, now_s: float) -> None:
-        """No leader that is known could tell about the position (E54): wait for one, and say so when none comes."""
+    def _wait_for_epoch(self, tp: TopicPartition, state: PositionState, known_epoch: int, now_s: float) -> None:
+        """No known leader can validate the position (E54): wait for one, and report an error if there is none."""
         position = state.fetch_position
         if state.waits_for_epoch_since_s is None or position is None:
             state.waits_for_epoch_since_s = now_s
         elif (now_s - state.waits_for_epoch_since_s) * 1000 >= self._config["default.api.timeout.ms"]:
             state.waits_for_epoch_since_s = now_s
-            self._tell(UnknownEpochError(tp.topic, tp.partition, position.offset, position.epoch, known_epoch), tp)
+            self._report(UnknownEpochError(tp.topic, tp.partition, position.offset, position.epoch, known_epoch), tp)
 
     # -- fetching
 
-    def _node_to_read(self, state: PartitionState, leader: int, now_s: float) -> int:
-        """The follower that the leader named, else the leader."""
-        if state.read_replica != _NOBODY and (
+    def _node_to_read(self, state: PositionState, leader: int, now_s: float) -> int:
+        """The preferred read replica, else the leader."""
+        if state.read_replica != _NO_NODE and (
             now_s >= state.read_replica_until_s or state.read_replica not in self._cluster.metadata.brokers
         ):
-            state.read_replica = _NOBODY
-        return leader if state.read_replica == _NOBODY else state.read_replica
+            state.read_replica = _NO_NODE
+        return leader if state.read_replica == _NO_NODE else state.read_replica
 
     def _fetch_from(self, by_node: dict[int, list[TopicPartition]]) -> None:
-        """One request to each node, as large as the room that is left allows them."""
+        """Send one Fetch to each node, limited by the free memory."""
         self._is_full = False
         if by_node and not self._memory.has_room:
             self._make_room()
@@ -291,17 +290,17 @@ class Fetcher:
             if not self._memory.has_room:
                 self._is_full = True
                 return
-            wished_bytes = min(
+            requested_bytes = min(
                 self._config["fetch.max.bytes"], len(partitions) * self._config["max.partition.fetch.bytes"]
             )
-            max_bytes = self._memory.promise(wished_bytes, len(by_node) - number)
-            self._turn += 1
+            max_bytes = self._memory.reserve(requested_bytes, len(by_node) - number)
+            self._rotation += 1
             task = self._in_flight[node_id] = asyncio.ensure_future(self._fetch(node_id, partitions, max_bytes))
             task.add_done_callback(lambda _: self._wake.set())
 
     def _make_room(self) -> None:
-        """When all that is held waits for leaders that do not answer, it is given up and fetched again one day: other
-        partitions must not wait for these."""
+        """If all memory is held by partitions in validation whose leaders do not answer, drop their pieces, to be
+        fetched again later: other partitions must not wait for them."""
         if self._in_flight or self._has_readable():
             return
         for tp, state in self._positions.items():
@@ -319,9 +318,11 @@ class Fetcher:
     async def _fetch(self, node_id: int, partitions: list[TopicPartition], max_bytes: int) -> None:
         try:
             asked: dict[TopicPartition, tuple[int, Position]] = {}
-            # Those with nothing buffered go first, and the order turns, so that full answers starve nobody.
-            turn = self._turn % len(partitions)
-            order = sorted(partitions[turn:] + partitions[:turn], key=lambda tp: self._buffered_by_tp.get(tp, 0))
+            # Partitions with nothing buffered come first, and the order rotates, so that full responses starve none.
+            rotation = self._rotation % len(partitions)
+            order = sorted(
+                partitions[rotation:] + partitions[:rotation], key=lambda tp: self._buffered_by_tp.get(tp, 0)
+            )
             wanted = []
             for tp in order:
                 state = self._positions.get(tp)
@@ -355,53 +356,53 @@ class Fetcher:
                     state.unanswered = 0
                     serial, position = asked[tp]
                     if state.serial == serial and state.fetch_position == position:
-                        self._take_or_tell(tp, state, position, answer, node_id)
+                        self._handle_partition(tp, state, position, answer, node_id)
         except (ConnectionLost, TimedOut) as error:
             _log.info("fetch failed: %s", error)
             self._cluster.request_refresh()
             self._delay(partitions, is_answered=False, leaves=node_id)
         except PeerError as error:
             if error.code not in RETRIABLE:
-                self._tell(error)
+                self._report(error)
             self._delay(partitions, leaves=node_id)
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            self._tell(error)
+            self._report(error)
             self._delay(partitions)
         finally:
-            self._memory.redeem(max_bytes)
+            self._memory.release_reservation(max_bytes)
             self._in_flight.pop(node_id, None)
 
-    def _take_or_tell(
-        self, tp: TopicPartition, state: PartitionState, position: Position, answer: FetchedPartition, node_id: int
+    def _handle_partition(
+        self, tp: TopicPartition, state: PositionState, position: Position, answer: FetchedPartition, node_id: int
     ) -> None:
-        """What is damaged is no reason to forget the other partitions of the answer. It is fetched again: the next
-        time another replica may have it, or the bytes were damaged on their way."""
+        """A damaged batch must not affect the other partitions of the response. It is fetched again: another replica
+        may have an intact copy, or it was damaged in transit."""
         try:
-            self._take_answer(tp, state, position, answer, node_id)
+            self._handle_response(tp, state, position, answer, node_id)
         except PeerError as error:
-            is_told = isinstance(error, ClientError)
+            is_client_error = isinstance(error, ClientError)
             where = f"reading {tp} at offset {position.offset}"
-            self._tell(error if is_told else broker_error(error.code, where, str(error)), tp)
+            self._report(error if is_client_error else broker_error(error.code, where, str(error)), tp)
             self._delay([tp])
 
-    def _take_answer(
-        self, tp: TopicPartition, state: PartitionState, position: Position, answer: FetchedPartition, node_id: int
+    def _handle_response(
+        self, tp: TopicPartition, state: PositionState, position: Position, answer: FetchedPartition, node_id: int
     ) -> None:
         code = error_code(answer.error_code)
         if code is not ErrorCode.NONE:
-            self._take_refusal(tp, state, position, code, node_id)
+            self._handle_error(tp, state, position, code, node_id)
             return
         if answer.preferred_read_replica >= 0 and answer.preferred_read_replica != node_id:
-            self._read_near(tp, state, answer.preferred_read_replica)
+            self._use_read_replica(tp, state, answer.preferred_read_replica)
         state.high_watermark = answer.high_watermark
         state.last_stable_offset = answer.last_stable_offset
         state.log_start_offset = answer.log_start_offset
         if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
-            if node_id != position.leader.leader and self._positions.demand_validation(tp):
-                # A follower may have lost what its leader still has.
-                state.read_replica = _NOBODY
+            if node_id != position.leader.leader and self._positions.request_validation(tp):
+                # A follower may have lost records that the leader still has.
+                state.read_replica = _NO_NODE
                 self._delay([tp])
                 return
             epoch, end_offset = answer.diverging_epoch
@@ -422,8 +423,8 @@ class Fetcher:
         )
         if fetched.next_offset == position.offset:
             return
-        if position.leader.epoch < 0 and not fits(fetched.epoch_starts, position.record_epoch):
-            # No broker could be asked whether the log is still the one that was read: its records say that it is not.
+        if position.leader.epoch < 0 and not can_follow(fetched.epoch_starts, position.record_epoch):
+            # No broker can validate the position, but the records' epochs show that the log was rewritten.
             self._positions.rewritten(tp)
             self._arrived.set()
             return
@@ -431,12 +432,12 @@ class Fetcher:
             self._cluster.request_refresh()
         state.fetch_position = Position(fetched.next_offset, fetched.last_epoch, position.leader)
         self._buffer.append(Piece(tp, state.serial, fetched))
-        self._memory.keep(fetched)
+        self._memory.hold(fetched)
         self._buffered_by_tp[tp] = self._buffered_by_tp.get(tp, 0) + 1
         self._arrived.set()
 
-    def _read_near(self, tp: TopicPartition, state: PartitionState, replica: int) -> None:
-        """The leader names a replica near by, for as long as metadata counts as fresh (KIP-392)."""
+    def _use_read_replica(self, tp: TopicPartition, state: PositionState, replica: int) -> None:
+        """Read from the replica that the leader named, until metadata expires (KIP-392)."""
         if replica not in self._cluster.metadata.brokers:
             self._cluster.request_refresh()
             self._delay([tp])
@@ -445,18 +446,18 @@ class Fetcher:
         lease_s = self._config["metadata.max.age.ms"] / 1000
         state.read_replica_until_s = asyncio.get_running_loop().time() + lease_s
 
-    def _take_refusal(
-        self, tp: TopicPartition, state: PartitionState, position: Position, code: ErrorCode, node_id: int
+    def _handle_error(
+        self, tp: TopicPartition, state: PositionState, position: Position, code: ErrorCode, node_id: int
     ) -> None:
         if node_id != position.leader.leader:
-            # A follower that is behind, or none any more: the leader knows (E52).
-            state.read_replica = _NOBODY
+            # A follower that is behind, or no longer a replica: ask the leader (E52).
+            state.read_replica = _NO_NODE
             if code is ErrorCode.OFFSET_OUT_OF_RANGE:
                 self._delay([tp])
                 return
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            # With a known epoch first find out whether the log was cut below us; without one only the policy is left.
-            if self._positions.demand_validation(tp):
+            # With a known epoch, validate first: the log may be truncated. Without one, apply auto.offset.reset.
+            if self._positions.request_validation(tp):
                 state.out_of_range = True
             else:
                 self._out_of_range(tp, state, position)
@@ -466,22 +467,22 @@ class Fetcher:
             self._requests.epochs.forget(tp)
             known = self._cluster.metadata.leader(tp)
             if known.epoch >= 0 and known.leader >= 0 and known != position.leader:
-                return  # The answer named the new leader (KIP-951).
+                return  # The response named the new leader (KIP-951).
             if known.epoch < 0 and code is ErrorCode.FENCED_LEADER_EPOCH:
-                return  # It is asked which epoch it is in.
+                return  # The next step learns the leader's epoch.
         elif code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
-            # The broker has found the damage on its disk: asking again does not mend it.
-            self._tell(broker_error(code, f"reading {tp} at offset {position.offset}"), tp)
+            # The damage is on the broker's disk: a retry alone does not help.
+            self._report(broker_error(code, f"reading {tp} at offset {position.offset}"), tp)
         self._delay([tp])
 
-    def _out_of_range(self, tp: TopicPartition, state: PartitionState, position: Position) -> None:
+    def _out_of_range(self, tp: TopicPartition, state: PositionState, position: Position) -> None:
         if state.position is not None and state.position.offset != position.offset:
-            # Records fetched before are still to be handed out: first things first.
+            # Records fetched before must be returned first.
             self._delay([tp])
             return
         policy = self._config["auto.offset.reset"]
         if policy == "none":
-            self._tell(
+            self._report(
                 OffsetOutOfRangeError(
                     tp.topic,
                     tp.partition,
@@ -494,13 +495,14 @@ class Fetcher:
             )
             self._delay([tp])
             return
-        _log.warning("%s: offset %d is out of range, going to %s", tp, position.offset, policy)
+        _log.warning("%s: offset %d is out of range, resetting to %s", tp, position.offset, policy)
         self._positions.await_reset(tp, policy)
 
     # -- inside
 
-    def _settled(self, partitions: Collection[TopicPartition]) -> None:
-        """Something was learned of these positions; one that stands though it is out of range goes by the policy."""
+    def _requests_answered(self, partitions: Collection[TopicPartition]) -> None:
+        """Requests about these positions were answered. A valid position that is out of range follows
+        `auto.offset.reset`."""
         for tp in partitions:
             state = self._positions.get(tp)
             if state is None:
@@ -514,10 +516,10 @@ class Fetcher:
             self._arrived.set()
 
     def _delay(
-        self, partitions: Collection[TopicPartition], *, is_answered: bool = True, leaves: int = _NOBODY
+        self, partitions: Collection[TopicPartition], *, is_answered: bool = True, leaves: int = _NO_NODE
     ) -> None:
-        """Ask about these later, and ever later where there is no answer at all. `leaves`: a node that does not serve
-        them as a near replica any more."""
+        """Retry these after a backoff, which grows while the node does not answer. `leaves`: a node that is no longer
+        used as their preferred read replica."""
         states = [state for tp in partitions if (state := self._positions.get(tp)) is not None]
         for state in states:
             state.unanswered = 0 if is_answered else state.unanswered + 1
@@ -525,15 +527,15 @@ class Fetcher:
         pause_ms = backoff_ms(max(1, attempt), self._config["retry.backoff.ms"], self._config["retry.backoff.max.ms"])
         until_s = asyncio.get_running_loop().time() + pause_ms / 1000
         for state in states:
-            if leaves != _NOBODY and state.read_replica == leaves:
-                state.read_replica = _NOBODY
+            if leaves != _NO_NODE and state.read_replica == leaves:
+                state.read_replica = _NO_NODE
             else:
                 state.retry_at_s = until_s
 
-    def _tell(self, error: Exception, tp: TopicPartition | None = None) -> None:
-        """Once, however often it comes before the next poll."""
+    def _report(self, error: Exception, tp: TopicPartition | None = None) -> None:
+        """Keep an error for the next poll; a repeated one is kept once."""
         state = None if tp is None else self._positions.get(tp)
-        trouble = Trouble(error, tp, -1 if state is None else state.serial)
-        if not any((t.tp, t.serial, str(t.error)) == (tp, trouble.serial, str(error)) for t in self._trouble):
-            self._trouble.append(trouble)
+        pending = PendingError(error, tp, -1 if state is None else state.serial)
+        if not any((t.tp, t.serial, str(t.error)) == (tp, pending.serial, str(error)) for t in self._errors):
+            self._errors.append(pending)
         self._arrived.set()

@@ -1,8 +1,8 @@
-"""A consumer's membership in a classic group: join, sync, heartbeats, leaving, commits.
+"""A consumer's membership in a classic group: JoinGroup, SyncGroup, heartbeats, LeaveGroup, commits.
 
-Owns the member's side of the protocol (KIP-62, KIP-345, KIP-394, KIP-429). Joining happens inside poll, so that a
-rebalance never takes partitions from under records being handed out; heartbeats run in the background, and stop when
-the caller does not poll for max.poll.interval.ms, so that a stuck consumer gives its partitions up.
+Owns the member's side of the protocol (KIP-62, KIP-345, KIP-394, KIP-429). A member joins inside poll, so that a
+rebalance never revokes partitions while their records are returned. Heartbeats run in the background, and stop if the
+caller does not poll for max.poll.interval.ms, so that a stuck consumer loses its partitions.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ _REJOIN = frozenset(
 )
 _LOST = frozenset({ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID})
 _JOIN_SLACK_MS = 5_000
-"""How much longer than the rebalance timeout to wait for a JoinGroup's answer."""
+"""How much longer than the rebalance timeout to wait for a JoinGroup response."""
 
 
-class Owner(Protocol):
-    """What the membership needs of its consumer."""
+class GroupCallbacks(Protocol):
+    """The callbacks of the consumer."""
 
     async def partitions_revoked(self, partitions: list[TopicPartition]) -> None: ...
     async def partitions_lost(self, partitions: list[TopicPartition]) -> None: ...
     async def partitions_assigned(self, assignment: list[TopicPartition], added: list[TopicPartition]) -> None: ...
-    def commitable(self) -> dict[TopicPartition, CommittedOffset]: ...
+    def committable(self) -> dict[TopicPartition, CommittedOffset]: ...
 
 
-class Group:
-    """One membership. Runs on the consumer's loop; `poll_group` only from within the consumer's poll."""
+class GroupMember:
+    """One member. Runs on the consumer's loop; `poll_group` is only called inside the consumer's poll."""
 
-    def __init__(self, cluster: Cluster, config: ClientConfig, owner: Owner) -> None:
+    def __init__(self, cluster: Cluster, config: ClientConfig, callbacks: GroupCallbacks) -> None:
         self.group_id: str = config["group.id"]
         self._cluster = cluster
         self._config = config
-        self._owner = owner
+        self._callbacks = callbacks
         self._instance_id: str | None = config["group.instance.id"]
         self._assignors = assignors_of(config["partition.assignment.strategy"])
         self._is_cooperative = all(a.is_cooperative for a in self._assignors)
@@ -80,12 +80,12 @@ class Group:
         self._needs_join = True
         self._was_lost = False
         self._joining: asyncio.Task[tuple[TopicPartition, ...]] | None = None
-        self._leads = False
-        self._counts_when_led: dict[str, int] = {}
+        self._is_leader = False
+        self._assigned_counts: dict[str, int] = {}
         self._last_poll_s = asyncio.get_running_loop().time()
         self._heartbeats: asyncio.Task[None] | None = None
         self._fatal: Exception | None = None
-        self.on_news: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
 
     @property
     def membership(self) -> Membership:
@@ -96,21 +96,25 @@ class Group:
         return self._needs_join
 
     def subscribe(self, topics: Collection[str]) -> None:
-        """Change what the member wants; it joins again at the next poll."""
+        """Change the subscription; the member joins again at the next poll."""
         wanted = frozenset(topics)
         if wanted != self.topics:
             self.topics = wanted
             self._needs_join = True
 
     def metadata_changed(self) -> None:
-        """A leader deals out anew when a topic of its group grows, shrinks, appears or goes."""
-        if self._leads and not self._needs_join and self._counts(self._counts_when_led) != self._counts_when_led:
-            _log.info("group %s: topics changed, the leader starts a rebalance", self.group_id)
+        """The group's leader starts a rebalance if the partition count of a subscribed topic has changed."""
+        if (
+            self._is_leader
+            and not self._needs_join
+            and self._partition_counts(self._assigned_counts) != self._assigned_counts
+        ):
+            _log.info("group %s: partition counts changed, the leader starts a rebalance", self.group_id)
             self._needs_join = True
-            self.on_news()
+            self.on_change()
 
     async def poll_group(self, deadline: Deadline) -> None:
-        """Be a member in good standing: join when needed, until `deadline`. Raises what no retry mends."""
+        """Join the group if needed, until `deadline`. Raises errors that are not retriable."""
         self._last_poll_s = asyncio.get_running_loop().time()
         while True:
             if self._was_lost:
@@ -122,7 +126,7 @@ class Group:
                     return
                 await self._begin_join()
             assert self._joining is not None
-            # The join outlives a short poll: the next one goes on waiting for it.
+            # The join continues after a short poll, and the next poll waits for it again.
             await asyncio.wait({self._joining}, timeout=deadline.left_ms / 1000)
             if not self._joining.done():
                 return
@@ -131,7 +135,7 @@ class Group:
                 assignment = joined.result()
             except PeerError as error:
                 self._needs_join = True
-                self._take_error(error)
+                self._handle_join_error(error)
                 if deadline.is_over:
                     return
                 await self._cluster.pause(deadline)
@@ -139,61 +143,61 @@ class Group:
                 self._needs_join = True
                 raise
             else:
-                await self._take_assignment(assignment)
+                await self._apply_assignment(assignment)
 
     async def commit(
         self,
         offsets: Mapping[TopicPartition, CommittedOffset],
         deadline: Deadline,
         *,
-        made_by: Membership | None = None,
+        membership: Membership | None = None,
     ) -> None:
-        """Commit as the membership that made the offsets (None: the present one), retrying what is worth it.
+        """Commit as the membership of the offsets (None: the current one), with retries.
 
-        Raises CommitFailedError when the group moved on, also between two attempts: what was given up in a rebalance is
-        the new owner's to commit.
+        Raises CommitFailedError if the group has rebalanced, also between two attempts: only the new owner may commit
+        revoked partitions.
         """
         if not offsets:
             return
-        made = self.membership if made_by is None else made_by
+        made = self.membership if membership is None else membership
 
         async def attempt() -> None:
             if made.generation_id < 0:
-                raise self._commit_failed(ErrorCode.UNKNOWN_MEMBER_ID, "this consumer is no member of it")
+                raise self._commit_failed(ErrorCode.UNKNOWN_MEMBER_ID, "this consumer is not a member")
             if made != self.membership:
-                what = f"the commit of generation {made.generation_id} came too late for it"
+                what = f"the commit belongs to generation {made.generation_id}, which has ended"
                 raise self._commit_failed(ErrorCode.ILLEGAL_GENERATION, what)
             try:
                 await commit(self._cluster, self.group_id, offsets, deadline, membership=made, purpose=Purpose.GROUP)
             except PeerError as error:
                 if error.code in _LOST or error.code is ErrorCode.REBALANCE_IN_PROGRESS:
-                    self._take_refused_commit(error, made)
-                    what = f"the commit of generation {made.generation_id} was refused"
+                    self._handle_commit_error(error, made)
+                    what = f"the coordinator rejected the commit of generation {made.generation_id}"
                     raise self._commit_failed(error.code, what) from error
                 raise
 
         await self._cluster.retrying(deadline, attempt)
 
-    def _take_refused_commit(self, error: PeerError, made: Membership) -> None:
-        """What the refusal says about the present membership: nothing, where another one made the commit."""
+    def _handle_commit_error(self, error: PeerError, made: Membership) -> None:
+        """Apply the error to the current membership, unless the commit was of another one."""
         if made.member_id != self.member_id:
             return
         if error.code is ErrorCode.FENCED_INSTANCE_ID:
             self._fatal, self._was_lost = error, True
         elif error.code is not ErrorCode.REBALANCE_IN_PROGRESS:
-            self._lose(error.code, made.generation_id)
+            self._lose_membership(error.code, made.generation_id)
         elif made == self.membership:
             self._needs_join = True
 
     def _commit_failed(self, code: ErrorCode, what: str) -> CommitFailedError:
         return CommitFailedError(
             code,
-            f"group {self.group_id} is rebalancing, {what}: records since the last commit may be read again by others. "
-            "Poll more often, or raise max.poll.interval.ms.",
+            f"group {self.group_id} has rebalanced: {what}. Other members may read records since the last commit "
+            "again. Poll more often, or raise max.poll.interval.ms.",
         )
 
     async def leave(self, deadline: Deadline, reason: str) -> None:
-        """Tell the coordinator, so that the others need not wait for the session to time out. Static members stay."""
+        """Send LeaveGroup, so that the group does not wait for the session timeout. Static members do not leave."""
         await self._stop_heartbeats()
         if self.member_id and self._instance_id is None and self.generation_id >= 0:
             member = {"member_id": self.member_id, "group_instance_id": None, "reason": reason}
@@ -203,7 +207,7 @@ class Group:
                     self._cluster, self.group_id, ApiKey.LEAVE_GROUP, fields, deadline, purpose=Purpose.GROUP
                 )
             except (PeerError, OperatorError) as error:
-                _log.info("group %s: could not leave: %s", self.group_id, error)
+                _log.info("group %s: LeaveGroup failed: %s", self.group_id, error)
         self._reset_identity()
         self._needs_join = True
 
@@ -218,19 +222,19 @@ class Group:
 
     async def _begin_join(self) -> None:
         if self._is_cooperative:
-            gone = [tp for tp in self.assignment if tp.topic not in self.topics]
-            if gone:
-                await self._give_up(gone)
+            unsubscribed = [tp for tp in self.assignment if tp.topic not in self.topics]
+            if unsubscribed:
+                await self._revoke(unsubscribed)
         elif self.assignment:
-            await self._give_up(list(self.assignment))
-        # Whatever asks for a join from here on asks for another one.
+            await self._revoke(list(self.assignment))
+        # A join that is requested from here on is another one.
         self._needs_join = False
-        self._joining = asyncio.ensure_future(self._negotiate())
-        self._joining.add_done_callback(lambda _: self.on_news())
+        self._joining = asyncio.ensure_future(self._join_and_sync())
+        self._joining.add_done_callback(lambda _: self.on_change())
 
-    async def _negotiate(self) -> tuple[TopicPartition, ...]:
-        """Join and sync: the network's half of a rebalance, without a word to the consumer."""
-        response = await self._ask_join()
+    async def _join_and_sync(self) -> tuple[TopicPartition, ...]:
+        """JoinGroup and SyncGroup; returns the assignment, without calling the consumer."""
+        response = await self._join()
         self.generation_id, self.member_id = int(response.generation_id), response.member_id
         protocol = response.protocol_name or ""
         assignor = next((a for a in self._assignors if a.name == protocol), None)
@@ -239,15 +243,15 @@ class Group:
                 f"group {self.group_id} chose the assignor {protocol!r}, which this member did not offer",
                 "Give all members the same partition.assignment.strategy.",
             )
-        self._leads = response.leader == response.member_id
-        dealt: dict[str, list[TopicPartition]] = {}
-        if self._leads and not getattr(response, "skip_assignment", False):
-            dealt = await self._deal_out(assignor, response.members)
-        assignment = await self._sync(protocol, dealt)
+        self._is_leader = response.leader == response.member_id
+        assignments: dict[str, list[TopicPartition]] = {}
+        if self._is_leader and not getattr(response, "skip_assignment", False):
+            assignments = await self._assign_partitions(assignor, response.members)
+        assignment = await self._sync(protocol, assignments)
         self._start_heartbeats()
         return assignment
 
-    async def _ask_join(self) -> Any:
+    async def _join(self) -> Any:
         deadline = Deadline(self._config["default.api.timeout.ms"])
         rebalance_ms = self._config["max.poll.interval.ms"]
         for _ in range(2):
@@ -274,7 +278,7 @@ class Group:
             if code is not ErrorCode.MEMBER_ID_REQUIRED:
                 raise_group_error(self._cluster, self.group_id, code, f"joining group {self.group_id}")
                 return response
-            # The coordinator names us before it lets us in, so that lost members do not pile up (KIP-394).
+            # The coordinator assigns the member id first, so that failed joins leave no members behind (KIP-394).
             self.member_id = response.member_id
         raise broker_error(ErrorCode.MEMBER_ID_REQUIRED, f"joining group {self.group_id}")
 
@@ -285,7 +289,7 @@ class Group:
             Subscription(tuple(self.topics), owned, self.generation_id, user_data, self._config["client.rack"] or None)
         )
 
-    async def _deal_out(self, assignor: Assignor, members: Any) -> dict[str, list[TopicPartition]]:
+    async def _assign_partitions(self, assignor: Assignor, members: Any) -> dict[str, list[TopicPartition]]:
         subscriptions = {m.member_id: decode_subscription(bytes(m.metadata)) for m in members}
         topics = {topic for s in subscriptions.values() for topic in s.topics}
         deadline = Deadline(self._config["default.api.timeout.ms"])
@@ -293,17 +297,17 @@ class Group:
             self._cluster.tracked |= topics
         if topics - self._cluster.metadata.topics.keys():
             await self._cluster.fetch_metadata(sorted(topics), deadline)
-        self._counts_when_led = self._counts(dict.fromkeys(topics, 0))
-        if not all(self._counts_when_led.values()):
-            # A topic that is not to be seen yet: when it is, `metadata_changed` starts another round.
+        self._assigned_counts = self._partition_counts(dict.fromkeys(topics, 0))
+        if not all(self._assigned_counts.values()):
+            # A topic that is not in the metadata yet: when it is, `metadata_changed` starts another rebalance.
             self._cluster.request_refresh()
-        return assignor.assign(subscriptions, self._counts_when_led)
+        return assignor.assign(subscriptions, self._assigned_counts)
 
-    def _counts(self, topics: Mapping[str, int]) -> dict[str, int]:
+    def _partition_counts(self, topics: Mapping[str, int]) -> dict[str, int]:
         known = self._cluster.metadata.topics
         return {topic: len(known[topic].partitions) if topic in known else 0 for topic in topics}
 
-    async def _sync(self, protocol: str, dealt: dict[str, list[TopicPartition]]) -> tuple[TopicPartition, ...]:
+    async def _sync(self, protocol: str, assignments: dict[str, list[TopicPartition]]) -> tuple[TopicPartition, ...]:
         fields = {
             "group_id": self.group_id,
             "generation_id": self.generation_id,
@@ -313,7 +317,7 @@ class Group:
             "protocol_name": protocol,
             "assignments": [
                 {"member_id": member, "assignment": encode_assignment(partitions)}
-                for member, partitions in dealt.items()
+                for member, partitions in assignments.items()
             ],
         }
         deadline = Deadline(self._config["default.api.timeout.ms"])
@@ -331,45 +335,45 @@ class Group:
         )
         return decode_assignment(bytes(response.assignment))
 
-    async def _take_assignment(self, assignment: tuple[TopicPartition, ...]) -> None:
+    async def _apply_assignment(self, assignment: tuple[TopicPartition, ...]) -> None:
         before = set(self.assignment)
         wanted = sorted(assignment)
         revoked = sorted(before - set(wanted))
         if self._is_cooperative and revoked:
-            # Give back first, join again for whatever the round held back for its new owner (KIP-429).
-            await self._give_up(revoked)
+            # Revoke first, then join again, so that the new owners get these partitions (KIP-429).
+            await self._revoke(revoked)
             self._needs_join = True
         self.assignment = self._before_join = tuple(wanted)
         added = sorted(set(wanted) - before)
         _log.info("group %s: generation %d, assigned %s", self.group_id, self.generation_id, wanted)
-        await self._owner.partitions_assigned(wanted, added)
+        await self._callbacks.partitions_assigned(wanted, added)
 
-    async def _give_up(self, partitions: list[TopicPartition]) -> None:
-        await self._owner.partitions_revoked(partitions)
+    async def _revoke(self, partitions: list[TopicPartition]) -> None:
+        await self._callbacks.partitions_revoked(partitions)
         self.assignment = tuple(tp for tp in self.assignment if tp not in set(partitions))
 
     async def _drop_lost(self) -> None:
         self._was_lost = False
         lost, self.assignment, self._before_join = list(self.assignment), (), ()
         if lost:
-            await self._owner.partitions_lost(lost)
+            await self._callbacks.partitions_lost(lost)
 
-    # -- trouble
+    # -- errors
 
-    def _take_error(self, error: PeerError) -> None:
-        """Decide whether a refused join or sync is worth another try; raise when not."""
+    def _handle_join_error(self, error: PeerError) -> None:
+        """Prepare the retry of a failed join or sync; raises the error if it is not retriable."""
         if error.code in _LOST:
-            self._lose(error.code, self.generation_id)
+            self._lose_membership(error.code, self.generation_id)
         if error.code in COORDINATOR_MOVED or isinstance(error, ConnectionLost | TimedOut):
             self._cluster.forget_coordinator(self.group_id)
         if error.code is ErrorCode.FENCED_INSTANCE_ID or error.code not in RETRIABLE | _REJOIN:
             raise error
 
-    def _lose(self, code: ErrorCode, asked_generation_id: int) -> None:
-        """The group went on without this member: what it held may have another owner already.
+    def _lose_membership(self, code: ErrorCode, asked_generation_id: int) -> None:
+        """The group has rebalanced without this member: its partitions may have another owner already.
 
-        Not so where the request carried a generation that this member has left behind itself: brokers answer in order,
-        and what was sent while a JoinGroup waited is judged by the generation that came of it.
+        Ignored if the request carried an older generation than the member's: brokers answer in order, so a request that
+        was sent while a JoinGroup waited is checked against the new generation.
         """
         if code is ErrorCode.ILLEGAL_GENERATION and asked_generation_id != self.generation_id:
             return
@@ -380,13 +384,13 @@ class Group:
             self.member_id = ""
 
     def _reset_identity(self) -> None:
-        self.generation_id, self.member_id, self._leads = -1, "", False
+        self.generation_id, self.member_id, self._is_leader = -1, "", False
 
     # -- heartbeats
 
     def _start_heartbeats(self) -> None:
         if self._heartbeats is None or self._heartbeats.done():
-            self._heartbeats = asyncio.ensure_future(self._beat())
+            self._heartbeats = asyncio.ensure_future(self._run_heartbeats())
 
     async def _stop_heartbeats(self) -> None:
         task, self._heartbeats = self._heartbeats, None
@@ -394,7 +398,7 @@ class Group:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _beat(self) -> None:
+    async def _run_heartbeats(self) -> None:
         failures = 0
         while True:
             interval_ms = self._config["heartbeat.interval.ms"]
@@ -408,18 +412,18 @@ class Group:
                 continue
             idle_ms = (asyncio.get_running_loop().time() - self._last_poll_s) * 1000
             if idle_ms > self._config["max.poll.interval.ms"]:
-                await self._stop_being_a_member()
+                await self._leave_after_idle()
                 return
             asked = self.generation_id
             try:
-                await self._one_heartbeat()
+                await self._send_heartbeat()
                 failures = 0
             except (PeerError, OperatorError) as error:
                 failures += 1
                 if isinstance(error, PeerError):
-                    self._take_heartbeat_error(error, asked)
+                    self._handle_heartbeat_error(error, asked)
 
-    async def _one_heartbeat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         fields = {
             "group_id": self.group_id,
             "generation_id": self.generation_id,
@@ -434,25 +438,25 @@ class Group:
             self._cluster, self.group_id, error_code(response.error_code), f"heartbeat to group {self.group_id}"
         )
 
-    def _take_heartbeat_error(self, error: PeerError, asked_generation_id: int) -> None:
+    def _handle_heartbeat_error(self, error: PeerError, asked_generation_id: int) -> None:
         match error.code:
             case ErrorCode.REBALANCE_IN_PROGRESS:
                 self._needs_join = True
-                self.on_news()
+                self.on_change()
             case ErrorCode.ILLEGAL_GENERATION | ErrorCode.UNKNOWN_MEMBER_ID:
-                self._lose(error.code, asked_generation_id)
-                self.on_news()
+                self._lose_membership(error.code, asked_generation_id)
+                self.on_change()
             case ErrorCode.FENCED_INSTANCE_ID | ErrorCode.GROUP_AUTHORIZATION_FAILED:
                 self._fatal = error
                 self._was_lost = True
-                self.on_news()
+                self.on_change()
             case _:
                 _log.info("group %s: %s", self.group_id, error)
 
-    async def _stop_being_a_member(self) -> None:
+    async def _leave_after_idle(self) -> None:
         _log.warning(
-            "group %s: no poll for max.poll.interval.ms=%d, leaving the group. Handle records faster, lower "
-            "max.poll.records, or raise the interval.",
+            "group %s: no poll within max.poll.interval.ms=%d, leaving the group. Process records faster, lower "
+            "max.poll.records, or raise max.poll.interval.ms.",
             self.group_id,
             self._config["max.poll.interval.ms"],
         )

@@ -1,7 +1,7 @@
-"""The bytes that members of a "consumer" group exchange through the coordinator: subscriptions and assignments.
+"""The subscriptions and assignments that members of a "consumer" group exchange through the coordinator.
 
-Owns Kafka's ConsumerProtocolSubscription (versions 0-3) and ConsumerProtocolAssignment (0-3). They are not requests: a
-version and plain fields, never flexible; a reader takes what it knows of a newer version and leaves the rest.
+Owns Kafka's ConsumerProtocolSubscription (versions 0-3) and ConsumerProtocolAssignment (0-3). They have a version and
+plain fields, and are never flexible; the fields that a newer version adds are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ASSIGNMENT_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member wants, what it holds now, and since which generation (-1: unknown)."""
+    """A member's topics, the partitions that it owns, and the generation of that assignment (-1: unknown)."""
 
     topics: tuple[str, ...]
     owned: tuple[TopicPartition, ...] = ()
@@ -38,14 +38,14 @@ class _Cursor:
         try:
             (value,) = struct.unpack_from(form, self.raw, self.position)
         except struct.error:
-            raise ClientError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "a member's group metadata is cut short") from None
+            raise ClientError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "a member's group metadata is truncated") from None
         self.position += struct.calcsize(form)
         return int(value)
 
     def block(self, size: int) -> bytes:
         taken = self.raw[self.position : self.position + size]
         if size < 0 or len(taken) != size:
-            raise ClientError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "a member's group metadata is cut short")
+            raise ClientError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "a member's group metadata is truncated")
         self.position += size
         return taken
 
@@ -98,7 +98,7 @@ def encode_subscription(subscription: Subscription) -> bytes:
 
 
 def decode_subscription(raw: bytes) -> Subscription:
-    """Raises ClientError(INCONSISTENT_GROUP_PROTOCOL) for bytes that are no subscription."""
+    """Raises ClientError(INCONSISTENT_GROUP_PROTOCOL) for bytes that are not a subscription."""
     cursor = _Cursor(raw)
     version = cursor.take(">h")
     topics = tuple(cursor.text() for _ in range(cursor.take(">i")))
@@ -117,7 +117,7 @@ def encode_assignment(partitions: Iterable[TopicPartition], user_data: bytes | N
 
 
 def decode_assignment(raw: bytes) -> tuple[TopicPartition, ...]:
-    """No bytes at all mean no partitions (a member that has not synced)."""
+    """Empty bytes mean no partitions (a member that has not synced)."""
     if not raw:
         return ()
     cursor = _Cursor(raw)
@@ -126,12 +126,12 @@ def decode_assignment(raw: bytes) -> tuple[TopicPartition, ...]:
 
 
 def encode_owned(partitions: Iterable[TopicPartition], generation_id: int) -> bytes:
-    """What the sticky assignor puts into user data: the member's last assignment and its generation."""
+    """The user data of the sticky assignor: the member's last assignment and its generation."""
     return _partitions(partitions) + struct.pack(">i", generation_id)
 
 
 def decode_owned(raw: bytes) -> tuple[tuple[TopicPartition, ...], int]:
-    """Inverse of `encode_owned`; old members leave the generation out."""
+    """Inverse of `encode_owned`; old members omit the generation."""
     cursor = _Cursor(raw)
     partitions = cursor.partitions()
     generation_id = cursor.take(">i") if cursor.position < len(raw) else -1

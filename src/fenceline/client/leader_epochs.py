@@ -1,13 +1,13 @@
-"""Epochs of leaders whose metadata does not tell any that may be trusted: they are asked themselves.
+"""Leader epochs on brokers whose metadata has no reliable ones: learned from the leaders themselves.
 
-Owns what they said. Brokers before Metadata version 9 (Kafka 2.1 to 2.3) may name an old epoch for as long as replicas
-are moved (`epochs.md E57`), and whoever sends that is fenced for as long. But from ListOffsets version 4 on, the end of
-a log comes with the epoch that its leader is in. With it a position is validated, and every Fetch is fenced, as with
-metadata's: a leader that has another epoch by then refuses both, and is asked again. So an answer is used only of a
-leader that is known to be no older than the position (`gaps.md G7`), and nothing is told that is not so. Pure.
+Owns these epochs. Brokers before Metadata version 9 (Kafka 2.1 to 2.3) may return an old epoch while replicas are
+reassigned (`epochs.md E57`), and a request with that epoch is fenced. But a response of ListOffsets version 4 or newer
+has the leader's epoch with the log end. It is used for validation and in every Fetch, like an epoch of metadata: a
+leader that has another epoch by then rejects both requests, and is asked again. So a response is only used if the
+leader's epoch is not older than the position's (`gaps.md G7`). Pure.
 
-Kafka 2.1 leaves the epoch out of that answer, but holds the one in the question against its own. So metadata's is a
-guess, the question carries it, and only the leader's yes counts: it answers in exactly that epoch, and no other.
+Kafka 2.1 leaves the epoch out of that response, but compares the one in the request with its own. So the client sends
+metadata's epoch as a guess, and uses it only if the leader accepts it: a leader only answers requests with its epoch.
 """
 
 from __future__ import annotations
@@ -19,57 +19,57 @@ from fenceline.errors import ErrorCode
 from fenceline.ids import NO_EPOCH, TopicPartition
 
 GUESSES: Final = 8
-"""Put to a leader in one go; who asks again goes on where that ended."""
+"""The most guesses per call; the next call continues after the last one."""
 
 
 class LeaderEpochs:
-    """Of one consumer."""
+    """The learned leader epochs of one consumer."""
 
     def __init__(self) -> None:
-        self._said: dict[TopicPartition, LeaderAndEpoch] = {}
+        self._learned: dict[TopicPartition, LeaderAndEpoch] = {}
 
     def of(self, tp: TopicPartition, leader: LeaderAndEpoch) -> LeaderAndEpoch | None:
-        """`leader` as metadata has it, with the epoch that is known otherwise (-1: it can not be asked); None where it
-        is to be asked first."""
+        """`leader` of metadata, with the learned epoch if metadata has none (-1: it cannot be learned); None if it must
+        be learned first."""
         if leader.leader < 0 or leader.epoch >= 0:
             return leader
-        said = self._said.get(tp)
-        return said if said is not None and said.leader == leader.leader else None
+        learned = self._learned.get(tp)
+        return learned if learned is not None and learned.leader == leader.leader else None
 
     def learn(self, tp: TopicPartition, node_id: int, epoch: int) -> None:
-        """The leader said so."""
-        self._said[tp] = LeaderAndEpoch(node_id, max(epoch, NO_EPOCH))
+        """Store the epoch that the leader returned."""
+        self._learned[tp] = LeaderAndEpoch(node_id, max(epoch, NO_EPOCH))
 
-    def can_not_tell(self, tp: TopicPartition, node_id: int) -> None:
-        """Until another one leads, nobody is asked."""
-        self._said[tp] = LeaderAndEpoch(node_id, NO_EPOCH)
+    def mark_unavailable(self, tp: TopicPartition, node_id: int) -> None:
+        """The epoch cannot be learned from this leader."""
+        self._learned[tp] = LeaderAndEpoch(node_id, NO_EPOCH)
 
     def forget(self, tp: TopicPartition) -> None:
-        """It may be another one by now; who can not tell is not asked again."""
-        if tp in self._said and self._said[tp].epoch >= 0:
-            del self._said[tp]
+        """The epoch may have changed. A leader from which it cannot be learned is not asked again."""
+        if tp in self._learned and self._learned[tp].epoch >= 0:
+            del self._learned[tp]
 
 
 class EpochGuesses:
-    """Of one cluster: the epochs that are put to leaders which answer without their own (Kafka 2.1)."""
+    """The epochs to send to leaders that do not return their own (Kafka 2.1), for one cluster."""
 
     def __init__(self) -> None:
         self._at_least: dict[TopicPartition, int] = {}
 
     def of(self, tp: TopicPartition) -> int:
-        """What a question about the partition is to carry; -1 while its leaders were not found to keep theirs back."""
+        """The guess to send in a request about the partition; -1 unless its leader omits its epoch."""
         return self._at_least.get(tp, NO_EPOCH)
 
-    def untold(self, tp: TopicPartition, named: int) -> None:
-        """A leader answered without its epoch. `named`: metadata's, -1 where there is none to guess by."""
+    def epoch_omitted(self, tp: TopicPartition, named: int) -> None:
+        """A leader answered without its epoch. `named`: metadata's epoch, -1 if there is none."""
         if named >= 0:
             self._at_least[tp] = named
 
-    def refused(self, tp: TopicPartition, guess: int, named: int, code: ErrorCode) -> bool:
-        """A leader refused `guess`; True when there is another one to try.
+    def rejected(self, tp: TopicPartition, guess: int, named: int, code: ErrorCode) -> bool:
+        """A leader rejected `guess`; True if there is another one to try.
 
-        FENCED_LEADER_EPOCH: its epoch is a later one, as metadata may name by now. UNKNOWN_LEADER_EPOCH: it has not
-        heard of that one, or the topic was made anew: metadata have to be asked.
+        FENCED_LEADER_EPOCH: the leader's epoch is higher, and metadata may have it by now. UNKNOWN_LEADER_EPOCH: it is
+        lower, or the topic was recreated: refresh metadata first.
         """
         if code is ErrorCode.FENCED_LEADER_EPOCH:
             self._at_least[tp] = max(guess + 1, named)

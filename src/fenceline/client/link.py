@@ -1,6 +1,6 @@
-"""The way to one address: a connection that is made when it is needed.
+"""The connection to one address, established on demand.
 
-Owns reconnection with backoff. Knows no request.
+Owns reconnection with backoff. Sends no requests.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from fenceline.client.errors import ConnectionLost, TimedOut
 
 
 class Link:
-    """At most one connection to one address, made when needed, made again with growing pauses
-    (`reconnect.backoff.*`).
-    """
+    """At most one connection to one address, established on demand and again with backoff (`reconnect.backoff.*`)."""
 
     def __init__(self, host: str, port: int, config: ClientConfig, tls: Any) -> None:
         self.host, self.port = host, port
         self._config, self._tls = config, tls
         self._connection: Connection | None = None
-        self._dialing: asyncio.Task[Connection] | None = None
+        self._connecting: asyncio.Task[Connection] | None = None
         self._failures = 0
         self._not_before_s = 0.0
-        self._hurries = asyncio.Event()
+        self._backoff_skipped = asyncio.Event()
 
     @property
     def address(self) -> str:
@@ -42,36 +40,36 @@ class Link:
         return self._connection is not None and self._connection.is_open
 
     @property
-    def backs_off(self) -> bool:
+    def is_backing_off(self) -> bool:
         return self._failures > 0 and asyncio.get_running_loop().time() < self._not_before_s
 
     async def connection(self) -> Connection:
-        """The open connection. Raises ConnectionLost or TimedOut when it can not be made.
+        """The open connection. Raises ConnectionLost or TimedOut if it cannot be established.
 
-        Who waits for the same one shares it, or its failure; it is made to its end when nobody waits any more.
+        Concurrent callers share one attempt and its failure. The attempt continues if all callers are cancelled.
         """
         if self._connection is not None and self._connection.is_open:
             return self._connection
-        if self._dialing is None or self._dialing.done():
-            self._dialing = asyncio.ensure_future(self._dial())
-            self._dialing.add_done_callback(_look)
-        dialing = self._dialing
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.ensure_future(self._connect())
+            self._connecting.add_done_callback(_retrieve_exception)
+        connecting = self._connecting
         try:
-            return await asyncio.shield(dialing)
+            return await asyncio.shield(connecting)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not dialing.cancelled() or (task is not None and task.cancelling()):
+            if not connecting.cancelled() or (task is not None and task.cancelling()):
                 raise
-            raise ConnectionLost(f"the way to {self.address} was closed") from None
+            raise ConnectionLost(f"the connection to {self.address} was closed by this client") from None
 
-    async def _dial(self) -> Connection:
+    async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         pause_s = self._not_before_s - loop.time()
         if pause_s > 0:
-            self._hurries.clear()
+            self._backoff_skipped.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self._hurries.wait()
+                    await self._backoff_skipped.wait()
         try:
             self._connection = await open_connection(self.host, self.port, self._config, self._tls)
         except (ConnectionLost, TimedOut):
@@ -84,15 +82,15 @@ class Link:
         self._failures = 0
         return self._connection
 
-    def try_now(self) -> None:
-        """The broker is said to be up: the pause after what failed before is over."""
+    def skip_backoff(self) -> None:
+        """End the backoff after failed attempts: the broker is known to be up."""
         self._not_before_s = 0.0
-        self._hurries.set()
+        self._backoff_skipped.set()
 
     def close(self) -> Connection | None:
-        """Begin to close; the connection that still has to end."""
-        if self._dialing is not None:
-            self._dialing.cancel()
+        """Start to close. Returns the connection that is still closing, if any."""
+        if self._connecting is not None:
+            self._connecting.cancel()
         connection, self._connection = self._connection, None
         if connection is not None and connection.is_open:
             connection.close()
@@ -100,7 +98,7 @@ class Link:
         return None
 
 
-def _look(dialing: asyncio.Task[Connection]) -> None:
-    """A failure for which nobody waited any more is no error of the loop."""
-    if not dialing.cancelled():
-        dialing.exception()
+def _retrieve_exception(connecting: asyncio.Task[Connection]) -> None:
+    """Retrieve the exception, so that the loop does not log it if no caller waits any more."""
+    if not connecting.cancelled():
+        connecting.exception()

@@ -1,8 +1,8 @@
-"""What a Fenceline cluster wrote down of records that its logs lost: receipts from its ledger topic.
+"""Loss receipts: a Fenceline cluster's records of lost records, in its ledger topic.
 
-Owns a receipt as clients see it, and the look-up of those that tell of a range. Other clusters have no such topic,
-which is no error; nothing here creates it. A replica writes its receipt when it cuts its log, which may be after a
-reader has noticed: none found means that none is there yet.
+Owns a receipt as clients see it, and the lookup of the receipts for a range. Other clusters have no such topic, which
+is not an error; the client never creates it. A replica writes its receipt when it truncates its log, possibly after a
+reader has detected the truncation: an empty result means that there is no receipt yet.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PIECE_BYTES: Final = 1024 * 1024
 class LossReceipt(NamedTuple):
     """Offsets [start_offset, end_offset_exclusive) that `replica` lost, written in `leader_epochs` (oldest first).
 
-    `loss_class`: committed, maybe_acknowledged, never_acknowledged or expired. `evidence`: paths on that node where the
-    lost bytes are kept; `evidence_note`: why there are none, or not all. `topic_id` as text, "" unknown. `known_by`:
-    how the class is known. `leader_epoch`: of `leader`, when the log was cut. `group`: whose offset was passed, where
-    the class is expired.
+    `loss_class`: committed, maybe_acknowledged, never_acknowledged or expired. `evidence`: paths on that node of the
+    lost bytes; `evidence_note`: why there are none, or not all. `topic_id` as text, "" if unknown. `known_by`: how the
+    class was determined. `leader_epoch`: of `leader`, at the truncation. `group`: for the class expired, the group
+    whose committed offset was passed.
     """
 
     id: str
@@ -57,12 +57,12 @@ class LossReceipt(NamedTuple):
     def __str__(self) -> str:
         kept = "evidence kept" if self.evidence else "no evidence"
         return (
-            f"{self.id[:12]} (node {self.replica} cut offsets {self.start_offset} to {self.end_offset_exclusive - 1}, "
+            f"{self.id[:12]} (node {self.replica} lost offsets {self.start_offset} to {self.end_offset_exclusive - 1}, "
             f"{self.records} records, {self.loss_class}, {kept})"
         )
 
-    def tells_of(self, start_offset: int, end_offset_exclusive: int, epochs: Iterable[int] = ()) -> bool:
-        """Whether it covers some of a range of its partition; `epochs`: of the records that were read there, none where
+    def overlaps(self, start_offset: int, end_offset_exclusive: int, epochs: Iterable[int] = ()) -> bool:
+        """Whether the receipt covers a part of a range of its partition; `epochs`: of the records read there, empty if
         unknown."""
         read_in = set(epochs)
         return (
@@ -73,7 +73,7 @@ class LossReceipt(NamedTuple):
 
 
 def parse_receipt(document: bytes) -> LossReceipt | None:
-    """A ledger record's value; None for what is no receipt that this client understands."""
+    """Parse the value of a ledger record; None if it is not a receipt that this client understands."""
     try:
         fields: dict[str, Any] = json.loads(document)
         if fields["topic_id"]:
@@ -107,9 +107,9 @@ def parse_receipt(document: bytes) -> LossReceipt | None:
 async def find_receipts(
     cluster: Cluster, config: ClientConfig, errors: Sequence[LogTruncationError], *, deadline: Deadline
 ) -> list[tuple[LossReceipt, ...]]:
-    """The receipts that tell of each truncation, oldest first, each as it was last written. Raises PeerError, TimedOut.
+    """The receipts for each truncation, oldest first, each in its newest version. Raises PeerError, TimedOut.
 
-    Reads the ledger once, from its beginning: it holds one small record for each loss.
+    Reads the ledger once, from its beginning: it has one small record for each loss.
     """
     searched: dict[TopicPartition, list[int]] = {}
     for number, error in enumerate(errors):
@@ -120,13 +120,13 @@ async def find_receipts(
             error = errors[number]
             start, topic_id = max(0, error.divergent_offset), cluster.metadata.topic_id(error.topic)
             is_of_topic = not receipt.topic_id or topic_id in (ZERO_UUID, decode_uuid(receipt.topic_id))
-            if is_of_topic and receipt.tells_of(start, error.truncated_from, error.epochs):
+            if is_of_topic and receipt.overlaps(start, error.truncated_from, error.epochs):
                 found[number][receipt.id] = receipt
     return [tuple(sorted(each.values(), key=lambda receipt: (receipt.time_ms, receipt.id))) for each in found]
 
 
 async def _ledger(cluster: Cluster, config: ClientConfig, deadline: Deadline) -> AsyncIterator[LossReceipt]:
-    """Every receipt, each partition's in the order in which they were written."""
+    """All receipts; those of one ledger partition in the order in which they were written."""
     known = (await cluster.fetch_metadata([LOSSES_TOPIC], deadline)).topics.get(LOSSES_TOPIC)
     if known is None or known.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or not known.partitions:
         return
@@ -136,18 +136,18 @@ async def _ledger(cluster: Cluster, config: ClientConfig, deadline: Deadline) ->
     left = {ledger: starts[ledger].offset for ledger in partitions if starts[ledger].offset < ends[ledger].offset}
     while left:
         if deadline.is_over:
-            raise cluster.out_of_time(deadline)
+            raise cluster.timeout_error(deadline)
         moved = False
         for node_id, led in (await cluster.by_leader(list(left), deadline)).items():
             wanted = [
                 PartitionFetch(ledger, left[ledger], NO_EPOCH, leader.epoch, _PIECE_BYTES) for ledger, leader in led
             ]
             try:
-                # Not over the connection of fetches: there one may be parked for as long as fetch.max.wait.ms.
+                # Not on the FETCH connection, on which a Fetch may wait for fetch.max.wait.ms.
                 connection = await cluster.link(node_id).connection()
                 answers = await fetch_once(cluster, connection, wanted, config, max_wait_ms=0)
             except (ConnectionLost, TimedOut) as error:
-                deadline.trouble = error
+                deadline.last_error = error
                 continue
             for ledger, answer in answers.items():
                 if answer.error_code or not answer.records:

@@ -1,7 +1,7 @@
-"""What the client knows of the cluster: brokers, topics, leaders, and the newest leader epoch seen of each partition.
+"""The client's metadata cache: brokers, topics, leaders, and the newest leader epoch seen of each partition.
 
-Owns the rules that keep an old answer from replacing a newer one. Pure: no sockets, no clock. A leader is given out
-only while its epoch is the newest that was seen anywhere; otherwise it counts as unknown until metadata catches up.
+Owns the rules by which a stale response does not replace newer metadata. Pure: no sockets, no clock. A leader is
+returned only if its epoch is the newest that was seen in any response; otherwise it is unknown until the next refresh.
 
 Rules: `epochs.md` E57-E60.
 """
@@ -18,7 +18,7 @@ from fenceline.errors import ErrorCode
 from fenceline.ids import NO_EPOCH, ZERO_UUID, TopicPartition
 
 TRUSTED_EPOCHS_VERSION: Final = 9
-"""Metadata answers below this version carry no leader epochs that may be trusted (E57)."""
+"""Metadata responses below this version have no reliable leader epochs (E57)."""
 
 
 class BrokerEndpoint(NamedTuple):
@@ -29,9 +29,9 @@ class BrokerEndpoint(NamedTuple):
 
 
 class PartitionMetadata(NamedTuple):
-    """One partition as the brokers tell it; leader -1 means that there is none now.
+    """One partition in a Metadata response; leader -1: none.
 
-    untrusted_epoch: of an answer whose epochs may be old (E57), where `leader_epoch` reads as -1; a guess, no more.
+    untrusted_epoch: the leader epoch of a response whose epochs may be stale (E57); `leader_epoch` is -1 then.
     """
 
     leader: int
@@ -54,7 +54,7 @@ class TopicMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:
-    """One answer (or the cache's whole): brokers by id, topics by name."""
+    """One Metadata response: brokers by id, topics by name."""
 
     cluster_id: str | None
     controller_id: int
@@ -73,7 +73,7 @@ UNKNOWN_LEADER: Final = LeaderAndEpoch(-1, NO_EPOCH)
 
 
 def parse_metadata(version: int, response: Any) -> ClusterMetadata:
-    """A Metadata answer as values; epochs of versions that may not be trusted read as -1 (E57)."""
+    """Convert a Metadata response; leader epochs of versions where they are not reliable become -1 (E57)."""
     topics: dict[str, TopicMetadata] = {}
     for topic in response.topics:
         if topic.name is None:
@@ -103,15 +103,13 @@ def parse_metadata(version: int, response: Any) -> ClusterMetadata:
 
 
 def parse_controllers(response: Any) -> ClusterMetadata:
-    """A DescribeCluster answer about controllers (KIP-919): they are the nodes, and the active one is known."""
+    """Convert a DescribeCluster response about controllers (KIP-919): the nodes are the controllers."""
     nodes = {int(b.broker_id): BrokerEndpoint(int(b.broker_id), b.host, int(b.port), b.rack) for b in response.brokers}
     return ClusterMetadata(response.cluster_id, int(response.controller_id), nodes, {})
 
 
 class MetadataCache:
-    """The newest known state. `update_version` counts answers taken in, so that users can do work once for each
-    (E46).
-    """
+    """The newest known metadata. `update_version` changes with every update, so that users act once for each (E46)."""
 
     def __init__(self) -> None:
         self.cluster_id: str | None = None
@@ -122,9 +120,9 @@ class MetadataCache:
         self._last_seen: dict[TopicPartition, int] = {}
 
     def apply(self, answer: ClusterMetadata, *, complete: bool = False, asked: Iterable[str] = ()) -> None:
-        """Take in an answer. `complete`: it names every topic, so topics that it lacks are gone.
+        """Apply a response. `complete`: it has all topics, so topics that it lacks were deleted.
 
-        `asked` names the topics that were asked for: those that the answer refuses as unknown are forgotten.
+        `asked`: the requested topics; those that the response does not have are forgotten.
         """
         self.update_version += 1
         self.cluster_id = answer.cluster_id or self.cluster_id
@@ -142,15 +140,16 @@ class MetadataCache:
             if topic.error is not ErrorCode.NONE and not topic.partitions:
                 if topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     self._forget(name)
-                # Any other error says nothing about the topic: what was known stays, or the error is kept to be told.
+                # After any other error the cached topic stays; without one the error is kept, to be raised.
                 self.topics.setdefault(name, topic)
                 continue
             self.topics[name] = self._merged(topic, known)
 
     def note_epoch(self, tp: TopicPartition, epoch: int) -> bool:
-        """A partition's epoch was seen outside of metadata; True when it is newer, so metadata must be asked anew
-        (E58). It is remembered also where no metadata is there yet, so that none of before it is trusted then (G8).
-        Where metadata has no epochs, there is nothing to hold it against.
+        """Note a leader epoch that was seen outside of metadata; True if it is newer, so a refresh is needed (E58).
+
+        It is also remembered before the partition's first metadata, so that older metadata is not trusted (G8). Ignored
+        if metadata has no epochs, because they cannot be compared.
         """
         topic = self.topics.get(tp.topic)
         known = None if topic is None else topic.partitions.get(tp.partition)
@@ -162,7 +161,7 @@ class MetadataCache:
         return True
 
     def leader(self, tp: TopicPartition) -> LeaderAndEpoch:
-        """Leader and epoch, the leader -1 while metadata is older than the newest epoch seen (E58)."""
+        """Leader and epoch; leader -1 while metadata is older than the newest epoch seen (E58)."""
         topic = self.topics.get(tp.topic)
         partition = None if topic is None else topic.partitions.get(tp.partition)
         last_seen = self._last_seen.get(tp, NO_EPOCH)
@@ -174,7 +173,7 @@ class MetadataCache:
         return LeaderAndEpoch(leader, partition.leader_epoch)
 
     def untrusted_epoch(self, tp: TopicPartition) -> int:
-        """The epoch that metadata name where theirs may be old (E57); -1 where there is none, or a better one."""
+        """The metadata's leader epoch if it may be stale (E57); -1 if there is none or it is reliable."""
         topic = self.topics.get(tp.topic)
         partition = None if topic is None else topic.partitions.get(tp.partition)
         return NO_EPOCH if partition is None else partition.untrusted_epoch
@@ -182,7 +181,9 @@ class MetadataCache:
     def accept_hint(
         self, tp: TopicPartition, leader: int, epoch: int, endpoints: Mapping[int, BrokerEndpoint] | None = None
     ) -> bool:
-        """The leader that a Fetch or Produce answer names; taken only when newer, known and resolvable (E59)."""
+        """Apply the leader that a Fetch or Produce response names, if it is newer and its endpoint is known (E59).
+        True if it was applied.
+        """
         topic = self.topics.get(tp.topic)
         partition = None if topic is None else topic.partitions.get(tp.partition)
         if topic is None or partition is None or epoch <= max(partition.leader_epoch, self._last_seen.get(tp, -1)):
@@ -200,7 +201,7 @@ class MetadataCache:
         return True
 
     def topic_id(self, topic: str) -> UUID:
-        """The topic's id, all zero when unknown or the broker has none."""
+        """The topic's id, all zero if it is unknown or the broker has no topic ids."""
         known = self.topics.get(topic)
         return ZERO_UUID if known is None else known.id
 

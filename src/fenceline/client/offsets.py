@@ -1,7 +1,7 @@
-"""Looking offsets up: ListOffsets and OffsetForLeaderEpoch, grouped by leader, fenced by epoch, retried.
+"""Offset lookups with ListOffsets and OffsetForLeaderEpoch: grouped by leader, fenced by epoch, retried.
 
-Owns the two look-ups that admin, consumer and reader share. Every request carries the leader epoch known from
-metadata, so an answer of a deposed leader can not be mistaken for the truth.
+Owns the two lookups that admin, consumer and reader share. Every request carries the leader epoch of metadata, so that
+a deposed leader rejects it.
 
 Rules: `list_offsets.md` L29-L33, `epochs.md` E46-E51.
 """
@@ -28,7 +28,7 @@ MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 FENCED_LIST_OFFSETS: Final = 4
-"""The first version of ListOffsets that carries epochs: the one that is asked for is held against the leader's."""
+"""The first version of ListOffsets with leader epochs: the leader rejects a request with another epoch than its own."""
 _MIN_VERSION: Final[Mapping[int, int]] = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 _NAMES: Final[Mapping[str, int]] = {
     "latest": LATEST,
@@ -39,13 +39,11 @@ _NAMES: Final[Mapping[str, int]] = {
 }
 
 OffsetSpec = int | str
-"""A time in ms since 1970, one of the special timestamps (-1 to -5), or their names ("latest", "earliest", ...)."""
+"""A time in ms since 1970, one of the special timestamps (-1 to -5), or its name ("latest", "earliest", ...)."""
 
 
 class OffsetAndEpoch(NamedTuple):
-    """offset -1: nothing was found. leader_epoch -1: the broker did not say. timestamp -1: none belongs to the
-    offset.
-    """
+    """offset -1: not found. leader_epoch -1: not returned by the broker. timestamp -1: the offset has none."""
 
     offset: int
     leader_epoch: int = NO_EPOCH
@@ -53,7 +51,7 @@ class OffsetAndEpoch(NamedTuple):
 
 
 class LogOffset(int):
-    """An end or a beginning of a log, as a number; `leader_epoch` as in `OffsetAndEpoch`."""
+    """A log start or log end offset, as an int; `leader_epoch` as in `OffsetAndEpoch`."""
 
     leader_epoch: int
 
@@ -67,9 +65,7 @@ class LogOffset(int):
 
 
 class CommittedOffset(NamedTuple):
-    """The next offset to read and the leader epoch of the record before it (-1: unknown), as a group keeps it (E56,
-    E61).
-    """
+    """The next offset to read and the leader epoch of the record before it (-1: unknown), as committed (E56, E61)."""
 
     offset: int
     leader_epoch: int = NO_EPOCH
@@ -77,7 +73,7 @@ class CommittedOffset(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """Answer of OffsetForLeaderEpoch: the largest epoch not above the one asked for, and where it ends (E13); -1
+    """Result of OffsetForLeaderEpoch: the largest epoch not above the requested one, and its end offset (E13); -1:
     unknown.
     """
 
@@ -86,7 +82,7 @@ class EpochEnd(NamedTuple):
 
 
 def timestamp_of(spec: OffsetSpec) -> int:
-    """The wire's timestamp of a spec. Raises OperatorError for a spec that means nothing."""
+    """The timestamp of a spec in ListOffsets. Raises OperatorError for an invalid spec."""
     if isinstance(spec, int):
         if spec < LATEST_TIERED:
             raise OperatorError(
@@ -107,10 +103,11 @@ async def ask_offsets(
     deadline: Deadline,
     isolation_level: int = 0,
 ) -> dict[TopicPartition, OffsetAndEpoch | ErrorCode]:
-    """Ask one node, with the leader epochs of metadata. Partitions that its answer leaves out are left out.
+    """ListOffsets from one node, with the leader epochs of metadata. The result lacks partitions that the response
+    lacks.
 
-    Once, unless it gives the end of a log without the epoch that it leads in: then by guesses (`leader_epochs.py`),
-    the first of which that is not refused is told as its epoch.
+    One request, unless the node returns a log end without its leader epoch: then it guesses the epoch
+    (`leader_epochs.py`), and the result has the first guess that the leader accepts.
     """
     timestamps = {tp: timestamp_of(spec) for tp, spec in wanted.items()}
     found: dict[TopicPartition, OffsetAndEpoch | ErrorCode] = {}
@@ -124,7 +121,9 @@ async def ask_offsets(
         answers = await _ask_offsets_once(cluster, node_id, timestamps, guesses, deadline, isolation_level)
         found |= {tp: _with_guess(answer, guesses.get(tp, NO_EPOCH)) for tp, answer in answers.items()}
         timestamps = {
-            tp: LATEST for tp, guess in guesses.items() if tp in answers and _has_another(cluster, tp, guess, found[tp])
+            tp: LATEST
+            for tp, guess in guesses.items()
+            if tp in answers and _has_next_guess(cluster, tp, guess, found[tp])
         }
         if not timestamps:
             break
@@ -137,15 +136,14 @@ def _with_guess(answer: OffsetAndEpoch | ErrorCode, guess: int) -> OffsetAndEpoc
     return answer._replace(leader_epoch=guess)
 
 
-def _has_another(cluster: Cluster, tp: TopicPartition, guess: int, answer: OffsetAndEpoch | ErrorCode) -> bool:
-    """Whether the leader is to be asked again for the end of the log and its epoch, by a guess that it was not asked
-    by."""
+def _has_next_guess(cluster: Cluster, tp: TopicPartition, guess: int, answer: OffsetAndEpoch | ErrorCode) -> bool:
+    """Whether to request the log end again, with another guess of the leader's epoch."""
     guesses, named = cluster.epoch_guesses, cluster.metadata.untrusted_epoch(tp)
     if isinstance(answer, ErrorCode):
-        return guess >= 0 and guesses.refused(tp, guess, named, answer)
+        return guess >= 0 and guesses.rejected(tp, guess, named, answer)
     if answer.leader_epoch >= 0 or answer.offset < 0:
         return False
-    guesses.untold(tp, named)
+    guesses.epoch_omitted(tp, named)
     return guesses.of(tp) >= 0
 
 
@@ -194,7 +192,7 @@ async def _ask_offsets_once(
 async def ask_epoch_ends(
     cluster: Cluster, node_id: int, wanted: Mapping[TopicPartition, tuple[int, int]], *, deadline: Deadline
 ) -> dict[TopicPartition, EpochEnd | ErrorCode]:
-    """Ask one node once. `wanted`: partition -> (epoch asked for, current leader epoch, -1 for no check)."""
+    """OffsetForLeaderEpoch from one node. `wanted`: partition -> (requested epoch, current leader epoch or -1)."""
     by_topic: dict[str, list[dict[str, int]]] = {}
     for tp, (epoch, current) in wanted.items():
         by_topic.setdefault(tp.topic, []).append(
@@ -210,7 +208,7 @@ async def ask_epoch_ends(
         for answer in topic.partitions:
             tp = TopicPartition(str(topic.topic), int(answer.partition))
             code = error_code(answer.error_code)
-            # Version 0 does not tell the epoch; clients of such brokers do not validate.
+            # Version 0 has no epoch; clients of such brokers do not validate.
             epoch = int(getattr(answer, "leader_epoch", NO_EPOCH))
             found[tp] = EpochEnd(epoch, int(answer.end_offset)) if code is ErrorCode.NONE else code
     return found
@@ -223,7 +221,7 @@ async def list_offsets(
     deadline: Deadline,
     isolation_level: int = 0,
 ) -> dict[TopicPartition, OffsetAndEpoch]:
-    """One answer for each partition asked for. Raises the first refusal that no retry mends, or TimedOut."""
+    """ListOffsets for all partitions. Raises the first error that is not retriable, or TimedOut."""
     specs = {tp: timestamp_of(spec) for tp, spec in wanted.items()}
 
     async def ask(node_id: int, partitions: list[TopicPartition]) -> dict[TopicPartition, OffsetAndEpoch | ErrorCode]:
@@ -240,11 +238,10 @@ async def offsets_for_leader_epoch(
     *,
     deadline: Deadline,
 ) -> dict[TopicPartition, EpochEnd]:
-    """Where epochs end on the leaders. `wanted`: partition -> (epoch asked for, current leader epoch or -1 for
+    """Where epochs end on the leaders. `wanted`: partition -> (requested epoch, current leader epoch or -1 for
     metadata's).
 
-    A current epoch above what metadata knows makes metadata catch up first; one below is told to the leader, which
-    fences it.
+    If the current epoch is newer than metadata's, metadata is refreshed first; if it is older, the leader rejects it.
     """
     for tp, (_, current) in wanted.items():
         if cluster.metadata.note_epoch(tp, current):
@@ -272,7 +269,7 @@ async def _ask_leaders(
     ask: Callable[[int, list[TopicPartition]], Awaitable[dict[TopicPartition, A | ErrorCode]]],
     deadline: Deadline,
 ) -> dict[TopicPartition, A]:
-    """Run `ask(node, partitions)` for each leader, again for whatever was refused in passing, until all is there."""
+    """Run `ask(node, partitions)` for each leader, and again for retriable errors, until all have a result."""
     found: dict[TopicPartition, A] = {}
     while True:
         grouped = await cluster.by_leader(sorted(wanted - found.keys()), deadline)
@@ -283,7 +280,7 @@ async def _ask_leaders(
         moved = set(wanted)
         for outcome in outcomes:
             if isinstance(outcome, ConnectionLost | TimedOut):
-                deadline.trouble = outcome
+                deadline.last_error = outcome
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
@@ -291,7 +288,7 @@ async def _ask_leaders(
                     if not isinstance(answer, ErrorCode):
                         found[tp] = answer
                         continue
-                    deadline.trouble = error = broker_error(answer, f"{what} of {tp}")
+                    deadline.last_error = error = broker_error(answer, f"{what} of {tp}")
                     if answer not in RETRIABLE:
                         raise error
                     if answer is ErrorCode.OFFSET_NOT_AVAILABLE:
@@ -299,8 +296,8 @@ async def _ask_leaders(
         if not wanted - found.keys():
             return found
         if deadline.is_over:
-            raise cluster.out_of_time(deadline)
+            raise cluster.timeout_error(deadline)
         await cluster.pause(deadline)
-        # Who says that the offset is not known yet leads: it is asked again, and nothing looked up (gaps.md G15).
+        # OFFSET_NOT_AVAILABLE comes from the leader: retry without a metadata refresh (gaps.md G15).
         if stale := {tp.topic for tp in moved - found.keys()}:
             await cluster.fetch_metadata(stale, deadline)

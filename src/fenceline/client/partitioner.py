@@ -1,8 +1,7 @@
-"""Which partition a record goes to.
+"""The partition of a record, as in Kafka's own producer.
 
-Owns the rule of Kafka's own producer: a record with a key goes to murmur2(key) modulo the partitions, so the same key
-goes to the same partition from every client; records without a key stick to one partition for a batch and then move
-on (KIP-480), which makes few large batches of many small ones.
+A record with a key goes to partition murmur2(key) modulo the partition count, so all clients send a key to the same
+partition; records without a key stay in one partition for a batch and then switch (KIP-480), for larger batches.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from fenceline.records.kernel import murmur2
 
 
 def partition_of_key(key: bytes, partition_count: int) -> int:
-    """As Java's `Utils.toPositive(Utils.murmur2(key)) % numPartitions`."""
+    """As `Utils.toPositive(Utils.murmur2(key)) % numPartitions` in Java."""
     return murmur2(key) % partition_count
 
 
-class Sticky:
-    """The partition for records without a key; `move_on` after each batch."""
+class StickyPartitioner:
+    """The partition for records without a key; call `switch` after each batch."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()
@@ -31,8 +30,8 @@ class Sticky:
             chosen = self._current[topic] = self._rng.choice(available)
         return chosen
 
-    def move_on(self, topic: str, available: Sequence[int]) -> int:
-        """Another partition than now, where there is one."""
+    def switch(self, topic: str, available: Sequence[int]) -> int:
+        """Switch to another partition if there is one."""
         now = self._current.get(topic)
         others = [p for p in available if p != now] or list(available)
         chosen = self._current[topic] = self._rng.choice(others)

@@ -1,9 +1,9 @@
-"""What a consumer asks leaders about its positions: where epochs end (validation), where to begin (resets), and which
-epoch they are in where metadata does not tell.
+"""A consumer's requests about its positions: validation (OffsetForLeaderEpoch), resets (ListOffsets), and the leaders'
+epochs if metadata does not have them.
 
-Owns one task for each leader and kind of question, so that one that does not answer holds up its own partitions only.
-Each task asks once; the fetcher's next look asks again for whatever stayed open. Decides nothing: what an answer means
-is the positions' to say.
+Owns one task per leader and kind of request, so that an unresponsive leader delays only its own partitions. A task
+sends its request once; the fetcher starts another one for partitions without a result. `positions.py` interprets the
+responses.
 
 Rules: `epochs.md` E46-E51, E55; `list_offsets.md` L29-L33.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
-from fenceline.client.epoch_history import Question
+from fenceline.client.epoch_history import EpochQuery
 from fenceline.client.errors import RETRIABLE, STALE_METADATA, ConnectionLost, TimedOut, broker_error
 from fenceline.client.leader_epochs import LeaderEpochs
 from fenceline.client.offsets import FENCED_LIST_OFFSETS, LATEST, OffsetAndEpoch, ask_epoch_ends, ask_offsets
@@ -29,21 +29,21 @@ from fenceline.wire.apis import ApiKey
 
 _log = logging.getLogger("fenceline.client")
 _VALIDATING_VERSION: Final = 2
-"""Of OffsetForLeaderEpoch, from which on a question can be fenced by an epoch."""
-_FOR_CONSUMERS: Final = 3
-"""Before this version brokers may want the right to act as one of them (ClusterAction) from who asks (E22, E46)."""
+"""The first version of OffsetForLeaderEpoch with a current leader epoch."""
+_OPEN_TO_CONSUMERS: Final = 3
+"""Before this version brokers may require the ClusterAction permission (E22, E46)."""
 _DENIED: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 class Delay(Protocol):
-    """Ask about these later, and ever later where there is no answer at all."""
+    """Retry these after a backoff, which grows while the node does not answer."""
 
     def __call__(self, partitions: Collection[TopicPartition], *, is_answered: bool = True) -> None: ...
 
 
 class PositionRequests:
-    """Runs on the consumer's loop. `settled(tps)`: something was learned of them; `tell(error, tp)`: the caller must
-    know.
+    """Runs on the consumer's loop. `on_answers(tps)`: requests about these were answered; `report(error, tp)`: an error
+    for the caller of poll.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class PositionRequests:
         positions: Positions,
         config: ClientConfig,
         *,
-        settled: Callable[[Collection[TopicPartition]], None],
+        on_answers: Callable[[Collection[TopicPartition]], None],
         delay: Delay,
-        tell: Callable[[Exception, TopicPartition | None], None],
+        report: Callable[[Exception, TopicPartition | None], None],
     ) -> None:
         self._cluster = cluster
         self._positions = positions
         self._config = config
         self._isolation = int(config["isolation.level"] == "read_committed")
-        self._settled, self._delay, self._tell = settled, delay, tell
+        self._requests_answered, self._delay, self._report = on_answers, delay, report
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._warned_of: set[int] = set()
+        self._warned_nodes: set[int] = set()
         self.epochs = LeaderEpochs()
 
     async def close(self) -> None:
@@ -72,11 +72,11 @@ class PositionRequests:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def validate(self, node_id: int, partitions: Collection[TopicPartition]) -> None:
-        """Have the leader asked about the positions of these, unless a question to it is under way."""
+        """Validate the positions of these with their leader, unless such a request is in flight."""
         self._start("validate", node_id, lambda: self._validate(node_id, partitions))
 
     def reset(self, node_id: int, partitions: Collection[TopicPartition]) -> None:
-        """Have the leader asked where these are to begin."""
+        """Look up the reset offsets of these from their leader."""
         self._start("reset", node_id, lambda: self._reset(node_id, partitions))
 
     def _start(self, kind: str, node_id: int, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -87,16 +87,16 @@ class PositionRequests:
 
     def _ended(self, kind: str, node_id: int) -> None:
         del self._tasks[kind, node_id]
-        self._settled(())
+        self._requests_answered(())
 
     # -- validation
 
     async def _validate(self, node_id: int, partitions: Collection[TopicPartition]) -> None:
-        asked: dict[TopicPartition, tuple[Position, Question]] = {}
+        asked: dict[TopicPartition, tuple[Position, EpochQuery]] = {}
         for tp in partitions:
-            state, question = self._positions.get(tp), self._positions.question(tp)
-            if state is not None and state.fetch_position is not None and question is not None:
-                asked[tp] = state.fetch_position, question
+            state, query = self._positions.get(tp), self._positions.validation_query(tp)
+            if state is not None and state.fetch_position is not None and query is not None:
+                asked[tp] = state.fetch_position, query
         if not asked:
             return
         try:
@@ -104,50 +104,52 @@ class PositionRequests:
             connection = await self._cluster.link(node_id).connection()
             version = connection.max_version(ApiKey.OFFSET_FOR_LEADER_EPOCH)
             if version < _VALIDATING_VERSION:
-                self._warn_of_old_brokers(node_id)
+                self._warn_cannot_validate(node_id)
                 for tp, (position, _) in asked.items():
                     self._positions.skip_validation(tp, position)
-                self._settled(asked)
+                self._requests_answered(asked)
                 return
-            wanted = {tp: (question.epoch, position.leader.epoch) for tp, (position, question) in asked.items()}
+            wanted = {tp: (query.epoch, position.leader.epoch) for tp, (position, query) in asked.items()}
             ends = await ask_epoch_ends(self._cluster, node_id, wanted, deadline=deadline)
         except Exception as error:
             self._failed("validated", asked, error)
             return
-        open_ones = set(asked)
+        unresolved = set(asked)
         for tp, end in ends.items():
-            if version < _FOR_CONSUMERS and end in _DENIED and tp in asked:
-                self._warn_of_old_brokers(node_id, "lets only other brokers ask")
-                open_ones.discard(tp)
-                self.epochs.can_not_tell(tp, node_id)
+            if version < _OPEN_TO_CONSUMERS and end in _DENIED and tp in asked:
+                self._warn_cannot_validate(node_id, "requires the ClusterAction permission for OffsetForLeaderEpoch")
+                unresolved.discard(tp)
+                self.epochs.mark_unavailable(tp, node_id)
                 self._positions.skip_validation(tp, asked[tp][0])
             elif isinstance(end, ErrorCode):
                 self.epochs.forget(tp)
                 self._refused("OffsetForLeaderEpoch", tp, end)
             elif tp in asked:
-                open_ones.discard(tp)
-                position, question = asked[tp]
-                if self._positions.complete_validation(tp, position, question, end) is Verdict.DIVERGED:
-                    _log.warning("%s", self._positions.of(tp).truncation or f"{tp}: what a look-up found was cut off")
-        if open_ones:
-            self._delay(open_ones)
-        self._settled(asked.keys() - open_ones)
+                unresolved.discard(tp)
+                position, query = asked[tp]
+                if self._positions.complete_validation(tp, position, query, end) is Verdict.DIVERGED:
+                    _log.warning(
+                        "%s", self._positions.of(tp).truncation or f"{tp}: the log was truncated below the reset offset"
+                    )
+        if unresolved:
+            self._delay(unresolved)
+        self._requests_answered(asked.keys() - unresolved)
 
-    def _warn_of_old_brokers(self, node_id: int, why: str = "is too old to tell") -> None:
-        """Once for each broker: it can not be asked."""
-        if node_id not in self._warned_of:
-            self._warned_of.add(node_id)
+    def _warn_cannot_validate(self, node_id: int, why: str = "is too old to validate positions") -> None:
+        """Log, once per broker, that it cannot validate positions."""
+        if node_id not in self._warned_nodes:
+            self._warned_nodes.add(node_id)
             _log.warning(
-                "broker %d %s where leader epochs end (Kafka 2.3 and newer tell every consumer, 2.1 and 2.2 those that "
-                "may act as a broker): a truncation of its logs can only be noticed by records of an older epoch",
+                "broker %d %s (Kafka 2.3 and newer answer every consumer, 2.1 and 2.2 users with the ClusterAction "
+                "permission): a truncation of its logs is only detected by records of an older epoch",
                 node_id,
                 why,
             )
 
-    # -- epochs that metadata does not tell
+    # -- leader epochs that metadata does not have
 
     def learn_epochs(self, node_id: int, partitions: Collection[TopicPartition]) -> None:
-        """Have the leader asked which epoch it is in (`leader_epochs.py`)."""
+        """Ask the leader of these for its epoch (`leader_epochs.py`)."""
         self._start("epochs", node_id, lambda: self._learn_epochs(node_id, partitions))
 
     async def _learn_epochs(self, node_id: int, partitions: Collection[TopicPartition]) -> None:
@@ -168,7 +170,7 @@ class PositionRequests:
         for tp, answer in self._answered(partitions, found):
             self.epochs.learn(tp, node_id, answer.leader_epoch)
             if answer.leader_epoch < 0:
-                self._warn_of_old_brokers(node_id)
+                self._warn_cannot_validate(node_id)
 
     # -- resets
 
@@ -191,15 +193,15 @@ class PositionRequests:
             return
         answered = self._answered(wanted, found)
         for tp, answer in answered:
-            self._take_offset(tp, serials.get(tp, -1), answer)
-        self._settled({tp for tp, _ in answered})
+            self._apply_offset(tp, serials.get(tp, -1), answer)
+        self._requests_answered({tp for tp, _ in answered})
 
-    def _take_offset(self, tp: TopicPartition, serial: int, answer: OffsetAndEpoch) -> None:
+    def _apply_offset(self, tp: TopicPartition, serial: int, answer: OffsetAndEpoch) -> None:
         state = self._positions.get(tp)
         if answer.offset >= 0:
             self._positions.complete_reset(tp, serial, answer)
         elif state is not None and state.serial == serial:
-            # A timestamp beyond the last record: the end of the log is where such records will come.
+            # The timestamp is later than the last record's: continue at the log end.
             state.reset_to = "latest"
 
     # -- inside
@@ -207,28 +209,28 @@ class PositionRequests:
     def _answered(
         self, wanted: Collection[TopicPartition], found: Mapping[TopicPartition, OffsetAndEpoch | ErrorCode]
     ) -> list[tuple[TopicPartition, OffsetAndEpoch]]:
-        """What ListOffsets told; the others of `wanted` are asked again later, or their refusal is told."""
+        """The results of ListOffsets; the others of `wanted` are retried later, or their error is reported."""
         answered: list[tuple[TopicPartition, OffsetAndEpoch]] = []
         for tp, answer in found.items():
             if isinstance(answer, ErrorCode):
                 self._refused("ListOffsets", tp, answer)
             else:
                 answered.append((tp, answer))
-        if open_ones := set(wanted) - {tp for tp, _ in answered}:
-            self._delay(open_ones)
+        if unresolved := set(wanted) - {tp for tp, _ in answered}:
+            self._delay(unresolved)
         return answered
 
     def _failed(self, what: str, partitions: Mapping[TopicPartition, Any], error: Exception) -> None:
         is_answered = not isinstance(error, ConnectionLost | TimedOut)
         if not is_answered:
-            _log.info("positions could not be %s: %s", what, error)
+            _log.info("positions could not be %s, retrying: %s", what, error)
             self._cluster.request_refresh()
         elif not isinstance(error, PeerError) or error.code not in RETRIABLE:
-            self._tell(error, None)
+            self._report(error, None)
         self._delay(partitions.keys(), is_answered=is_answered)
 
     def _refused(self, what: str, tp: TopicPartition, code: ErrorCode) -> None:
         if code in STALE_METADATA or code is ErrorCode.UNKNOWN_LEADER_EPOCH:
             self._cluster.request_refresh()
         elif code not in RETRIABLE:
-            self._tell(broker_error(code, f"{what} of {tp}"), tp)
+            self._report(broker_error(code, f"{what} of {tp}"), tp)

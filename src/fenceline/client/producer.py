@@ -1,7 +1,7 @@
-"""Producer: records in, promises out. Asynchronous core and blocking face over the same buffer.
+"""Producer and AsyncProducer: the blocking and the asynchronous API over the same buffer.
 
-Owns the way of a record from the caller to its batch: partition, timestamp, waiting for room. Sending, order and
-retries are the sender's. Idempotent unless acks, retries or max.in.flight say otherwise (KIP-679).
+Owns a record's way into its batch: partition, timestamp, waiting for buffer memory. Sending, order and retries are in
+`sender`. Idempotent unless acks, retries or max.in.flight conflict with that (KIP-679).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.client.accumulator import Accumulator
+from fenceline.client.client_base import AsyncClient, BlockingClient
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
 from fenceline.client.delivery import BulkDelivery, Delivery, Outcome, RecordMetadata
 from fenceline.client.errors import RETRIABLE, BufferFull, TimedOut, broker_error
-from fenceline.client.face import AsyncFace, BlockingFace
-from fenceline.client.partitioner import Sticky, partition_of_key
+from fenceline.client.partitioner import StickyPartitioner, partition_of_key
 from fenceline.client.sender import Sender
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.ids import TopicPartition
@@ -34,7 +34,7 @@ _ROOM_POLL_S: Final = 0.005
 
 
 class _Core:
-    """What both faces share: everything here is safe to call from any thread, except where the loop is named."""
+    """What both producers share. Thread-safe, except `update_partitions`."""
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
@@ -44,25 +44,23 @@ class _Core:
             codec=Codec.from_name(config["compression.type"]),
             level=config["compression.level"],
         )
-        self.sticky = Sticky()
+        self.sticky = StickyPartitioner()
         self.partitions: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Topic -> (partition count, partitions with a leader)."""
-        self.named: dict[str, tuple[TopicPartition, ...]] = {}
-        """The partitions of each topic, made once and not for every record."""
+        self.topic_partitions: dict[str, tuple[TopicPartition, ...]] = {}
+        """The partitions of each topic, so that they are not created for every record."""
         self._keys_choose = config["partitioner"] != "round_robin"
         self.wake: Callable[[], None] = lambda: None
 
-    def choose(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+    def choose_partition(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
         count, available = self.partitions[topic]
         if partition is not None:
             if not 0 <= partition < count:
-                raise OperatorError(
-                    f"{topic} has no partition {partition}", f"Its partitions are 0 to {count - 1}; or leave it out."
-                )
-            return self.named[topic][partition]
+                raise OperatorError(f"{topic} has no partition {partition}", f"Use 0 to {count - 1}, or leave it out.")
+            return self.topic_partitions[topic][partition]
         if key is not None and self._keys_choose:
-            return self.named[topic][partition_of_key(key, count)]
-        return self.named[topic][self.sticky.current(topic, available)]
+            return self.topic_partitions[topic][partition_of_key(key, count)]
+        return self.topic_partitions[topic][self.sticky.current(topic, available)]
 
     def try_append(
         self,
@@ -73,17 +71,17 @@ class _Core:
         partition: int | None,
         timestamp: int,
     ) -> Delivery | None:
-        """One try; None when the buffer is full."""
-        tp = self.choose(topic, key, partition)
+        """Append without waiting; None if the buffer is full."""
+        tp = self.choose_partition(topic, key, partition)
         pairs: Sequence[tuple[str, bytes | None]] = ()
         if headers:
             pairs = list(headers.items()) if isinstance(headers, Mapping) else headers
         is_sticky = partition is None and (key is None or not self._keys_choose)
         added = self.accumulator.append(tp, timestamp, key, value, pairs, may_open=not is_sticky)
         if added is None and is_sticky:
-            # The partition's batch is full (or there was none): records without a key move on with each new batch.
+            # The partition's batch is full (or there is none): records without a key change partition with each batch.
             _, available = self.partitions[topic]
-            tp = TopicPartition(topic, self.sticky.move_on(topic, available))
+            tp = TopicPartition(topic, self.sticky.switch(topic, available))
             added = self.accumulator.append(tp, timestamp, key, value, pairs)
         if added is None:
             return None
@@ -92,12 +90,12 @@ class _Core:
             self.wake()
         return Delivery(outcome, index, timestamp)
 
-    def learn(self, cluster: Cluster) -> None:
-        """Take partition counts over from metadata; on the loop."""
+    def update_partitions(self, cluster: Cluster) -> None:
+        """Copy partition counts from metadata. Runs on the loop."""
         for name, topic in cluster.metadata.topics.items():
             if topic.partitions:
                 led = tuple(i for i, p in topic.partitions.items() if p.leader >= 0)
-                self.named[name] = tuple(TopicPartition(name, i) for i in range(len(topic.partitions)))
+                self.topic_partitions[name] = tuple(TopicPartition(name, i) for i in range(len(topic.partitions)))
                 self.partitions[name] = (len(topic.partitions), led or tuple(topic.partitions))
 
     def check_sizes(self, key: bytes | None, value: bytes | None) -> None:
@@ -109,10 +107,10 @@ class _Core:
             )
 
 
-class AsyncProducer(AsyncFace):
-    """`delivery = await producer.send(...)` queues a record; `await delivery` waits for its acknowledgement.
+class AsyncProducer(AsyncClient):
+    """`delivery = await producer.send(...)` buffers a record; `await delivery` waits for its acknowledgement.
 
-    Make it inside a running loop; close it with `await close()` or use it as an async context manager.
+    Create it inside a running loop; close it with `await close()` or use it as an async context manager.
     """
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
@@ -121,7 +119,7 @@ class AsyncProducer(AsyncFace):
         self._core = _Core(self.config)
         self._sender = Sender(self.cluster, self._core.accumulator, self.config)
         self._core.wake = self._sender.wake
-        self.cluster.on_update.append(lambda: self._core.learn(self.cluster))
+        self.cluster.on_update.append(lambda: self._core.update_partitions(self.cluster))
         self.cluster.on_update.append(self._sender.wake)
 
     async def send(
@@ -135,9 +133,9 @@ class AsyncProducer(AsyncFace):
         timestamp_ms: int | None = None,
         on_delivery: Callback | None = None,
     ) -> Delivery:
-        """Queue one record and return its promise; waits only for metadata and for room in the buffer.
+        """Buffer one record and return its delivery; waits only for metadata and for buffer memory.
 
-        Raises BufferFull after max.block.ms, PeerError for a topic that can not be written.
+        Raises BufferFull after max.block.ms, PeerError for a topic that cannot be written.
         """
         self._core.check_sizes(key, value)
         if topic not in self._core.partitions:
@@ -158,7 +156,7 @@ class AsyncProducer(AsyncFace):
     async def send_arrow(
         self, table: pa.Table | pa.RecordBatch, topic: str, *, value: str = "value", **options: Any
     ) -> BulkDelivery:
-        """Every row of `table` as a record; see `Producer.send_arrow`."""
+        """Send every row of `table` as a record; see `Producer.send_arrow`."""
         from fenceline.client.arrow_send import encoded_pieces
 
         await self.prepare(topic)
@@ -180,7 +178,7 @@ class AsyncProducer(AsyncFace):
         return BulkDelivery(outcomes)
 
     async def prepare(self, topic: str) -> None:
-        """Have the topic's partitions at hand. Raises PeerError when it does not exist within max.block.ms."""
+        """Fetch the topic's partitions. Raises PeerError if it does not exist within max.block.ms."""
         assert self.cluster.tracked is not None
         self.cluster.tracked.add(topic)
         self.cluster.keep_fresh()
@@ -193,17 +191,17 @@ class AsyncProducer(AsyncFace):
             found = answer.topics.get(topic)
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if found is None else found.error
             error = broker_error(code, f"topic {topic}")
-            deadline.trouble = error
+            deadline.last_error = error
             if code not in RETRIABLE:
                 raise error
-            # A topic that the broker is not about to create does not appear by waiting.
+            # Do not wait for a topic that the broker does not create.
             given_up = code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and deadline.attempt >= 20
             if deadline.is_over or given_up:
                 raise error
             await self.cluster.pause(deadline)
 
     async def flush(self, timeout_ms: float | None = None) -> None:
-        """Send everything queued without lingering and wait until it is acknowledged or failed. Raises TimedOut."""
+        """Send all buffered records without lingering; wait until all are acknowledged or failed. Raises TimedOut."""
         accumulator = self._core.accumulator
         outcomes = accumulator.outstanding()
         accumulator.flushing += 1
@@ -215,12 +213,12 @@ class AsyncProducer(AsyncFace):
                         await outcome.done()
         except TimeoutError:
             left = sum(not outcome.is_done for outcome in outcomes)
-            raise TimedOut(f"{left} batches were still unacknowledged after {timeout_ms} ms") from None
+            raise TimedOut(f"{left} batches were not acknowledged within {timeout_ms} ms") from None
         finally:
             accumulator.flushing -= 1
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Flush (at most `timeout_ms`), then stop. What could not be sent fails its promise."""
+        """Flush (at most `timeout_ms`), then stop. Deliveries of unsent records fail."""
         self._core.accumulator.is_closed = True
         try:
             await self.flush(timeout_ms)
@@ -232,21 +230,21 @@ class AsyncProducer(AsyncFace):
 
     async def _wait_for_room(self, deadline: Deadline) -> None:
         accumulator = self._core.accumulator
-        accumulator.starved += 1
+        accumulator.waiting_for_memory += 1
         try:
             self._sender.wake()
             await asyncio.sleep(_ROOM_POLL_S)
         finally:
-            accumulator.starved -= 1
+            accumulator.waiting_for_memory -= 1
         if deadline.is_over:
             raise BufferFull(
-                f"buffer.memory={self.config['buffer.memory']} stayed full for {deadline.timeout_ms:.0f} ms: brokers "
-                "take records slower than they are sent. Raise buffer.memory or max.block.ms, or send less."
+                f"buffer.memory={self.config['buffer.memory']} was full for {deadline.timeout_ms:.0f} ms: records are "
+                "produced faster than brokers accept them. Raise buffer.memory or max.block.ms, or send more slowly."
             )
 
 
-class Producer(BlockingFace[AsyncProducer]):
-    """Blocking face: `send` returns a promise at once, `flush` waits for all of them. Safe to use from many threads."""
+class Producer(BlockingClient[AsyncProducer]):
+    """Blocking producer: `send` returns a delivery immediately, `flush` waits for all of them. Thread-safe."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
         super().__init__("fenceline-producer", lambda: AsyncProducer(bootstrap, **config))
@@ -267,14 +265,14 @@ class Producer(BlockingFace[AsyncProducer]):
         timestamp_ms: int | None = None,
         on_delivery: Callback | None = None,
     ) -> Delivery:
-        """Queue one record; blocks only for metadata (first use of a topic) and while the buffer is full.
+        """Buffer one record; blocks only for metadata (first use of a topic) and while the buffer is full.
 
-        `key` chooses the partition (murmur2, as Kafka's own producer) unless `partition` is given.
+        `key` determines the partition (murmur2, as in Kafka's own producer) unless `partition` is given.
         `on_delivery(metadata, error)` runs on the producer's thread and must not block. Raises BufferFull, PeerError.
         """
         core = self._core
         if topic not in core.partitions:
-            self._face.run(self._async.prepare(topic))
+            self._loop_thread.run(self._async.prepare(topic))
         if (value is not None and len(value) > 65_536) or (key is not None and len(key) > 65_536):
             core.check_sizes(key, value)
         timestamp = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
@@ -301,18 +299,18 @@ class Producer(BlockingFace[AsyncProducer]):
         headers: str | None = None,
         partition: str | int | None = None,
     ) -> BulkDelivery:
-        """Every row of `table` as a record; returns the promise for all of them.
+        """Send every row of `table` as a record; returns the delivery of all of them.
 
         `key`, `value`, `timestamp`, `headers` name columns (binary or string; int64 ms or timestamp; list of structs).
-        `partition` is a number, or the name of an int column; without it keys choose as in `send`, and rows without
-        any key column are dealt out in pieces of a batch. Rows of one partition keep their order. Blocks while the
-        buffer is full.
+        `partition` is a number, or the name of an int column; without it keys determine partitions as in `send`, and
+        rows without a key column change partition with each batch. Rows of one partition keep their order. Blocks while
+        the buffer is full.
         """
         from fenceline.client.arrow_send import encoded_pieces
 
         core = self._core
         if topic not in core.partitions:
-            self._face.run(self._async.prepare(topic))
+            self._loop_thread.run(self._async.prepare(topic))
         count, available = core.partitions[topic]
         outcomes: list[tuple[Outcome, int]] = []
         for tp, encoded, rows in encoded_pieces(
@@ -338,19 +336,19 @@ class Producer(BlockingFace[AsyncProducer]):
         return BulkDelivery(outcomes)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Send everything queued and wait until all is acknowledged or failed. Raises TimedOut."""
-        self._face.run(self._async.flush(None if timeout_s is None else timeout_s * 1000))
+        """Send all buffered records and wait until they are acknowledged or failed. Raises TimedOut."""
+        self._loop_thread.run(self._async.flush(None if timeout_s is None else timeout_s * 1000))
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
-        """The topic's partitions; creates the topic where the broker does that."""
+        """The topic's partitions; the broker may create the topic (`allow.auto.create.topics`)."""
         if topic not in self._core.partitions:
-            self._face.run(self._async.prepare(topic))
+            self._loop_thread.run(self._async.prepare(topic))
         return tuple(range(self._core.partitions[topic][0]))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush and stop. What could not be sent within `timeout_s` fails its promise."""
+        """Flush and stop. Deliveries of records not sent within `timeout_s` fail."""
         timeout_ms = None if timeout_s is None else timeout_s * 1000
-        self._close_with(lambda: self._face.run(self._async.close(timeout_ms)))
+        self._close_with(lambda: self._loop_thread.run(self._async.close(timeout_ms)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -364,12 +362,12 @@ class Producer(BlockingFace[AsyncProducer]):
         self._core.accumulator.wait_for_room(max(0.001, end_s - time.monotonic()))
 
     def _wake_from_outside(self) -> None:
-        # One call in the loop's queue is enough, however many threads have news.
+        # One pending call in the loop's queue is enough for all threads.
         if self._waking:
             return
         self._waking = True
-        self._face.check_usable()
-        self._face.call_soon(self._wake_on_loop)
+        self._loop_thread.check_usable()
+        self._loop_thread.call_soon(self._wake_on_loop)
 
     def _wake_on_loop(self) -> None:
         self._waking = False

@@ -1,4 +1,4 @@
-"""Ranges of offsets: what is asked for, how far each is read, and the memory that all may hold."""
+"""Offset ranges of a read: their definition, their progress, and their shared memory limit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fenceline.records.batch import iter_headers
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets [start_offset, end_offset_exclusive) of one partition, and what was known when the range was planned.
+    """Offsets [start_offset, end_offset_exclusive) of one partition, and the epochs known when the range was planned.
 
-    leader_epoch: epoch of the position start_offset, as a checkpoint, a committed offset or ListOffsets gives it (-1:
-    not known, then nothing is checked at the start). max_leader_epoch: epoch of the position end_offset_exclusive; a
-    record inside the range with a newer one means that the log was rewritten since (-1: any). topic_id: the topic
-    must have it. epochs: of the log when it was planned, oldest first, each with its first offset; a record of another
-    epoch than the one there means the same (empty: any).
+    leader_epoch: epoch of the position start_offset, from a checkpoint, a committed offset or ListOffsets (-1: unknown,
+    the start is not validated). max_leader_epoch: epoch of the position end_offset_exclusive; a record in the range
+    with a newer epoch shows that the log was rewritten (-1: not checked). topic_id: the expected topic id. epochs: of
+    the log when it was planned, oldest first, each with its start offset; a record with another epoch shows the same
+    (empty: not checked).
     """
 
     start_offset: int
@@ -39,9 +39,19 @@ RangeSpec = OffsetRange | tuple[int, int] | tuple[int, int, int] | tuple[int, in
 
 
 class Cursor:
-    """How far one range is read."""
+    """The progress of one range."""
 
-    __slots__ = ("epoch", "epochs", "offset", "patience", "range", "stalled_since_s", "tp", "trouble", "validated")
+    __slots__ = (
+        "epoch",
+        "epochs",
+        "last_error",
+        "leader_deadline",
+        "offset",
+        "range",
+        "stalled_since_s",
+        "tp",
+        "validated",
+    )
 
     def __init__(self, tp: TopicPartition, wanted: OffsetRange) -> None:
         self.tp = tp
@@ -49,19 +59,19 @@ class Cursor:
         self.offset = wanted.start_offset
         self.epoch = wanted.leader_epoch
         self.stalled_since_s: float | None = None
-        self.patience: Deadline | None = None
-        """When to give up; None while a leader serves it."""
-        self.trouble: PeerError | None = None
-        """Why it was last taken from a leader."""
+        self.leader_deadline: Deadline | None = None
+        """The deadline for finding a leader; None while a leader serves the range."""
+        self.last_error: PeerError | None = None
+        """The last error for which the range changed its leader."""
         self.validated = wanted.leader_epoch < 0
         known = [start for start in wanted.epochs if start.offset < wanted.start_offset]
         self.epochs = (
             EpochHistory.remembered(self.offset, known) if known else EpochHistory(self.offset, wanted.leader_epoch)
         )
-        """Of the log that was read, and of what the plan knows below it."""
+        """The epochs of the records read, and those of the plan below them."""
 
-    def take(self, piece: Fetched) -> None:
-        """Go on behind a piece that was read."""
+    def advance(self, piece: Fetched) -> None:
+        """Advance behind a piece that was read."""
         for start in piece.epoch_starts:
             if start.offset < piece.next_offset:
                 self.epochs.note(start)
@@ -72,16 +82,16 @@ class Cursor:
         return self.offset >= self.range.end_offset_exclusive
 
 
-def first_of_another_epoch(planned: Sequence[EpochStart], epoch: int, piece: Fetched) -> EpochStart | None:
-    """The first offset in a piece whose record is of another epoch than the plan has for it, with that epoch.
+def first_epoch_mismatch(planned: Sequence[EpochStart], epoch: int, piece: Fetched) -> EpochStart | None:
+    """The first record in a piece whose epoch differs from the planned one: its offset and epoch.
 
-    `epoch`: of the record before the piece. Records below the first planned epoch, and those without an epoch, can not
-    be told. Offsets that compaction emptied belong to no epoch.
+    `epoch`: of the record before the piece. Records below the first planned epoch, and those without an epoch, are not
+    checked. Offsets that compaction removed have no epoch.
     """
     if not planned:
         return None
     if not any(piece.start_offset < start.offset < piece.next_offset for start in planned):
-        # The whole piece is planned to be of one epoch, so only the places where its own changes need a look.
+        # The piece is planned to be of one epoch, so only its own epoch changes must be checked.
         found = [EpochStart(epoch, run.start_offset) for run in piece.runs[:1]]
         if piece.epoch_starts and (not found or piece.epoch_starts[0].offset <= found[0].offset):
             found = []
@@ -100,7 +110,7 @@ def first_of_another_epoch(planned: Sequence[EpochStart], epoch: int, piece: Fet
 
 
 class Budget:
-    """The memory of one read, and the waiting for it. `brokers`: as many as are read from at once."""
+    """The memory limit of one read. `brokers`: the number of brokers that it fetches from."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -108,22 +118,22 @@ class Budget:
         self._room = asyncio.Event()
         self.brokers = 1
 
-    async def promise(self, wished_bytes: int) -> int:
-        """How much a request may ask for, as soon as there is room for one: each broker has its part of the memory, and
-        one part is for what the caller decodes meanwhile."""
+    async def reserve(self, requested_bytes: int) -> int:
+        """Wait for free memory and reserve it for a request; returns the maximum response size. Each broker gets an
+        equal share, and one share is for the pieces that the caller decodes meanwhile."""
         while not self._memory.has_room:
             self._room.clear()
             await self._room.wait()
-        return self._memory.promise(min(wished_bytes, self._limit_bytes // (self.brokers + 1)))
+        return self._memory.reserve(min(requested_bytes, self._limit_bytes // (self.brokers + 1)))
 
-    def redeem(self, promised_bytes: int) -> None:
-        self._memory.redeem(promised_bytes)
+    def release_reservation(self, reserved_bytes: int) -> None:
+        self._memory.release_reservation(reserved_bytes)
         self._room.set()
 
-    def keep(self, piece: Fetched) -> None:
-        self._memory.keep(piece)
+    def hold(self, piece: Fetched) -> None:
+        self._memory.hold(piece)
 
-    def let_go(self, pieces: Iterable[Fetched]) -> None:
-        """The caller has decoded these."""
-        self._memory.let_go(pieces)
+    def release(self, pieces: Iterable[Fetched]) -> None:
+        """Release pieces that the caller has decoded."""
+        self._memory.release(pieces)
         self._room.set()

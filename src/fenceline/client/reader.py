@@ -1,10 +1,9 @@
-"""RangeReader: exactly the records of given offset ranges, or an error that says why not.
+"""RangeReader: exactly the records of given offset ranges, or an error with the reason.
 
-Owns the bulk path that Spark executors use. Every Fetch carries the leader epoch known from metadata and the epoch of
-the last record read, so a broker of another history answers with the point of divergence instead of with other
-records (KIP-320, `epochs.md` E8-E10); every batch's epoch is held against those that the range was planned with.
-Memory is bounded by `queued.max.bytes` (`fetch_memory.py`); the next Fetch of a broker is under way while the caller
-decodes the last.
+Owns the bulk path that Spark executors use. Every Fetch carries the leader epoch of metadata and the epoch of the last
+record read, so a broker with a diverging log returns the divergence instead of records (KIP-320, `epochs.md` E8-E10);
+the epoch of every batch is compared with the plan of the range. Memory is bounded by `queued.max.bytes`
+(`fetch_memory.py`); the next Fetch to a broker is in flight while the caller decodes the previous response.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from fenceline.client.client_base import AsyncClient, BlockingClient, LoopThread
 from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
-from fenceline.client.epoch_history import EpochStart, Question
+from fenceline.client.epoch_history import EpochQuery, EpochStart
 from fenceline.client.errors import (
     RETRIABLE,
     ConnectionLost,
@@ -29,12 +29,11 @@ from fenceline.client.errors import (
     broker_error,
     error_code,
 )
-from fenceline.client.face import AsyncFace, BlockingFace, LoopThread
 from fenceline.client.fetch_wire import PartitionFetch, fetch_once
 from fenceline.client.fetched import ConsumerRecord, Fetched, scan, to_arrow, to_records
-from fenceline.client.news import NewsWatch
+from fenceline.client.long_poll import LongPoller
 from fenceline.client.offsets import EARLIEST, LATEST, EpochEnd, list_offsets, offsets_for_leader_epoch
-from fenceline.client.ranges import Budget, Cursor, OffsetRange, RangeSpec, first_of_another_epoch
+from fenceline.client.ranges import Budget, Cursor, OffsetRange, RangeSpec, first_epoch_mismatch
 from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.records.aborted import AbortedTransactions
@@ -47,11 +46,11 @@ if TYPE_CHECKING:
     from fenceline.wire.fetch import FetchedPartition
 
 _FIRST_VALIDATING_FETCH = 12
-"""The first Fetch version in which the broker itself checks the last fetched epoch."""
+"""The first Fetch version with the last fetched epoch, which the broker validates."""
 
 
-class AsyncRangeReader(AsyncFace):
-    """Make it inside a running loop. `stall_timeout_ms`: how long a log may end before the end of a range."""
+class AsyncRangeReader(AsyncClient):
+    """Create it inside a running loop. `stall_timeout_ms`: how long to wait for a log that ends before its range."""
 
     def __init__(
         self,
@@ -63,43 +62,43 @@ class AsyncRangeReader(AsyncFace):
         self.config = ClientConfig.parse("reader", bootstrap, config)
         self.cluster = Cluster(self.config)
         self._stall_timeout_ms = stall_timeout_ms
-        self._watch = NewsWatch(self.cluster)
+        self._long_poller = LongPoller(self.cluster)
 
     async def close(self) -> None:
-        await self._watch.close()
+        await self._long_poller.close()
         await self.cluster.close()
 
-    async def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
-        """See `NewsWatch.await_news`."""
-        return await self._watch.await_news(positions, timeout_ms)
+    async def wait_for_change(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
+        """See `LongPoller.wait_for_change`."""
+        return await self._long_poller.wait_for_change(positions, timeout_ms)
 
     async def fetch(self, ranges: Mapping[TopicPartition, RangeSpec]) -> AsyncIterator[Fetched]:
-        """Pieces of the ranges as they come, each partition's in order; one counts as memory until the next is asked
-        for."""
+        """Pieces of the ranges as they arrive, those of a partition in order. A piece is held in memory until the next
+        one is requested."""
         pieces: asyncio.Queue[Fetched | BaseException | None] = asyncio.Queue()
         budget = Budget(self.config["queued.max.bytes"])
-        known = _KnownTruncation()
-        task = asyncio.ensure_future(self.pump(ranges, known.noting(pieces.put_nowait), budget))
+        truncation = _DetectedTruncation()
+        task = asyncio.ensure_future(self.fetch_all(ranges, truncation.observe(pieces.put_nowait), budget))
         try:
             while True:
                 piece = await pieces.get()
-                known.raise_it()
+                truncation.raise_if_detected()
                 if piece is None:
                     return
                 if isinstance(piece, BaseException):
                     raise piece
                 yield piece
-                budget.let_go([piece])
+                budget.release([piece])
                 del piece
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def pump(self, ranges: Mapping[TopicPartition, RangeSpec], deliver: Any, budget: Budget) -> None:
-        """Fetch all ranges; hand each piece to `deliver`, at last None, or the exception that ended it."""
+    async def fetch_all(self, ranges: Mapping[TopicPartition, RangeSpec], deliver: Any, budget: Budget) -> None:
+        """Fetch all ranges; call `deliver` with each piece, at the end with None or the exception."""
         try:
             cursors = self._cursors(ranges)
-            await self._look_up(cursors)
+            await self._fetch_metadata(cursors)
             await self._read_all([c for c in cursors if not c.is_done], deliver, budget)
         except asyncio.CancelledError:
             raise
@@ -115,13 +114,13 @@ class AsyncRangeReader(AsyncFace):
             wanted = given if isinstance(given, OffsetRange) else OffsetRange(*given)
             if not 0 <= wanted.start_offset <= wanted.end_offset_exclusive:
                 raise OperatorError(
-                    f"{tp[0]}-{tp[1]}: {wanted.start_offset} to {wanted.end_offset_exclusive} is no range of offsets",
-                    "A range starts at 0 or above and ends at or after its start.",
+                    f"{tp[0]}-{tp[1]}: {wanted.start_offset} to {wanted.end_offset_exclusive} is not an offset range",
+                    "A range starts at 0 or above and does not end before its start.",
                 )
             cursors.append(Cursor(TopicPartition(*tp), wanted))
         return cursors
 
-    async def _look_up(self, cursors: list[Cursor]) -> None:
+    async def _fetch_metadata(self, cursors: list[Cursor]) -> None:
         if not cursors:
             return
         await self.cluster.fetch_metadata(sorted({c.tp.topic for c in cursors}), self._deadline())
@@ -129,7 +128,7 @@ class AsyncRangeReader(AsyncFace):
             self._check_id(cursor)
 
     def _check_id(self, cursor: Cursor) -> None:
-        """By what metadata say now, which is also what a Fetch asks for."""
+        """Check the topic's id in the current metadata, which a Fetch requests, too."""
         wanted, found = cursor.range.topic_id, self.cluster.metadata.topic_id(cursor.tp.topic)
         if wanted is not None and found not in (ZERO_UUID, wanted):
             raise TopicReplacedError(cursor.tp.topic, wanted, found)
@@ -138,70 +137,70 @@ class AsyncRangeReader(AsyncFace):
         return Deadline(self.config["default.api.timeout.ms"])
 
     async def _read_all(self, waiting: list[Cursor], deliver: Any, budget: Budget) -> None:
-        """One pump a leader; cursors whose leader moved come back and are handed to the next one."""
-        pumps: set[asyncio.Task[list[Cursor]]] = set()
+        """One task per leader; cursors whose leader has changed are returned by it and passed to the next one."""
+        tasks: set[asyncio.Task[list[Cursor]]] = set()
         try:
-            while waiting or pumps:
+            while waiting or tasks:
                 if waiting:
-                    grouped = await self.cluster.by_leader([c.tp for c in waiting], self._patience_with(waiting))
+                    grouped = await self.cluster.by_leader([c.tp for c in waiting], self._earliest_deadline(waiting))
                     by_tp = {c.tp: c for c in waiting}
                     waiting = []
                     for node_id, led in grouped.items():
                         cursors = [by_tp[tp] for tp, _ in led]
-                        pumps.add(asyncio.ensure_future(self._read_from(node_id, cursors, deliver, budget)))
-                    budget.brokers = len(pumps)
-                done, pumps = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-                waiting = [cursor for pump in done for cursor in pump.result()]
+                        tasks.add(asyncio.ensure_future(self._read_from(node_id, cursors, deliver, budget)))
+                    budget.brokers = len(tasks)
+                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                waiting = [cursor for task in done for cursor in task.result()]
                 for cursor in waiting:
-                    # Another leader may have another history.
+                    # The new leader's log may diverge.
                     cursor.validated = cursor.epoch < 0
-                    # The time is that of a look-up, however long was read before it.
-                    cursor.patience = cursor.patience or self._deadline()
-                    cursor.patience.trouble = cursor.trouble
+                    # The timeout starts when the leader is lost, not when the read started.
+                    cursor.leader_deadline = cursor.leader_deadline or self._deadline()
+                    cursor.leader_deadline.last_error = cursor.last_error
                 if waiting:
-                    deadline = self._patience_with(waiting)
+                    deadline = self._earliest_deadline(waiting)
                     if deadline.is_over:
-                        raise self.cluster.out_of_time(deadline)
+                        raise self.cluster.timeout_error(deadline)
                     await self.cluster.pause(deadline)
                     await self.cluster.fetch_metadata(sorted({c.tp.topic for c in waiting}), deadline)
         finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _patience_with(self, cursors: list[Cursor]) -> Deadline:
-        """That with the cursor which no leader serves for longest."""
-        running = [cursor.patience for cursor in cursors if cursor.patience is not None]
+    def _earliest_deadline(self, cursors: list[Cursor]) -> Deadline:
+        """The deadline of the cursor that has been without a leader for longest."""
+        running = [cursor.leader_deadline for cursor in cursors if cursor.leader_deadline is not None]
         return min(running, key=lambda deadline: deadline.left_ms) if running else self._deadline()
 
     async def _read_from(self, node_id: int, cursors: list[Cursor], deliver: Any, budget: Budget) -> list[Cursor]:
-        """Read from one leader until all is read or the leader is not (any more) the right one for some."""
+        """Read from one leader until its ranges are complete; returns the cursors that need another leader."""
         moved: list[Cursor] = []
         active = list(cursors)
         while active:
-            wished_bytes = len(active) * self.config["max.partition.fetch.bytes"]
-            max_bytes = await budget.promise(min(wished_bytes, self.config["fetch.max.bytes"]))
+            requested_bytes = len(active) * self.config["max.partition.fetch.bytes"]
+            max_bytes = await budget.reserve(min(requested_bytes, self.config["fetch.max.bytes"]))
             try:
                 try:
                     answers = await self._fetch(node_id, active, max_bytes)
                 except (ConnectionLost, TimedOut) as error:
                     for cursor in active:
-                        cursor.trouble = error
+                        cursor.last_error = error
                     return moved + active
-                still: list[Cursor] = []
+                remaining: list[Cursor] = []
                 for cursor in active:
                     answer = answers.get(cursor.tp)
                     if answer is None:
-                        cursor.trouble = ConnectionLost(f"broker {node_id} left {cursor.tp} out of its answer")
+                        cursor.last_error = ConnectionLost(f"the response of broker {node_id} lacks {cursor.tp}")
                         moved.append(cursor)
-                    elif not await self._take(cursor, answer, deliver, budget):
+                    elif not await self._handle_response(cursor, answer, deliver, budget):
                         moved.append(cursor)
                     elif not cursor.is_done:
-                        still.append(cursor)
+                        remaining.append(cursor)
             finally:
-                budget.redeem(max_bytes)
-            # The partition that was answered first comes last: a full answer must not starve the others.
-            active = still[1:] + still[:1]
+                budget.release_reservation(max_bytes)
+            # Rotate the order, so that full responses do not starve the partitions at the end.
+            active = remaining[1:] + remaining[:1]
         return moved
 
     async def _fetch(
@@ -223,34 +222,34 @@ class AsyncRangeReader(AsyncFace):
             self.config["max.partition.fetch.bytes"],
         )
 
-    async def _take(self, cursor: Cursor, answer: FetchedPartition, deliver: Any, budget: Budget) -> bool:
-        """Take one partition's answer; False when the leader has to be looked up again."""
+    async def _handle_response(self, cursor: Cursor, answer: FetchedPartition, deliver: Any, budget: Budget) -> bool:
+        """Handle one partition's response; False if its leader must be looked up again."""
         code = error_code(answer.error_code)
         tp = cursor.tp
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             raise await self._explain_out_of_range(cursor)
         if code is not ErrorCode.NONE:
-            cursor.trouble = broker_error(code, f"reading {tp} at offset {cursor.offset}")
+            cursor.last_error = broker_error(code, f"reading {tp} at offset {cursor.offset}")
             if code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
-                # A broker that has found damage on its disk finds it again.
-                raise cursor.trouble
+                # The damage is on the broker's disk: a retry does not help.
+                raise cursor.last_error
             return False
-        cursor.patience = None
+        cursor.leader_deadline = None
         if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
             raise await self._truncation(cursor, EpochEnd(*answer.diverging_epoch), self._deadline())
         if answer.records:
             piece, newer = self._scan(cursor, answer, cursor.range.end_offset_exclusive)
-            other = first_of_another_epoch(cursor.range.epochs, cursor.epoch, piece)
+            other = first_epoch_mismatch(cursor.range.epochs, cursor.epoch, piece)
             if other is not None:
-                # What lies below is what was planned, and is given.
+                # The records below are as planned, and are returned.
                 piece, _ = self._scan(cursor, answer, other.offset)
             elif newer is not None:
                 other = EpochStart(newer.leader_epoch, max(newer.base_offset, cursor.offset))
             is_ahead = piece.next_offset > cursor.offset
             if is_ahead:
-                cursor.take(piece)
+                cursor.advance(piece)
                 if piece.runs:
-                    budget.keep(piece)
+                    budget.hold(piece)
                     deliver(piece)
             if other is not None:
                 raise EpochMismatchError(
@@ -277,16 +276,16 @@ class AsyncRangeReader(AsyncFace):
         )
 
     async def _truncation(self, cursor: Cursor, answer: EpochEnd, deadline: Deadline) -> LogTruncationError:
-        """Where the log parts from what was read, exactly where the epochs that were read tell (`gaps.md G6`).
+        """Search the offset at which the log diverges from the records read (`gaps.md G6`).
 
-        `answer`: the leader's, about the cursor's epoch.
+        `answer`: the leader's response about the cursor's epoch.
         """
-        found = cursor.epochs.compare(Question(cursor.epoch, cursor.offset), answer)
-        while isinstance(found, Question):
+        found = cursor.epochs.compare(EpochQuery(cursor.epoch, cursor.offset), answer)
+        while isinstance(found, EpochQuery):
             wanted = {cursor.tp: (found.epoch, -1)}
             answer = (await offsets_for_leader_epoch(self.cluster, wanted, deadline=deadline))[cursor.tp]
             found = cursor.epochs.compare(found, answer)
-        # A reader that goes back to an offset which is not certain would skip what was written anew below it.
+        # A reader that rewinds to an inexact offset would skip records that were rewritten below it.
         offset, epoch = (found.offset, found.epoch) if found.is_exact else (-1, answer.leader_epoch)
         return LogTruncationError(
             cursor.tp.topic,
@@ -314,19 +313,19 @@ class AsyncRangeReader(AsyncFace):
                 log_start_offset=answer.log_start_offset,
                 log_end_offset=end,
                 detail=(
-                    f"The range was to end at {cursor.range.end_offset_exclusive}, but the readable log ends at {end} "
-                    f"since {self._stall_timeout_ms} ms: it was truncated, or its in-sync replicas are behind"
+                    f"The range ends at {cursor.range.end_offset_exclusive}, but the readable log has ended at {end} "
+                    f"for {self._stall_timeout_ms} ms: it was truncated, or its in-sync replicas are behind"
                 ),
             )
 
     async def _explain_out_of_range(self, cursor: Cursor) -> PeerError:
-        """Why an offset is out of range, as exactly as the cluster can tell."""
+        """The error for an offset that is out of range: a truncation if the leader confirms one."""
         tp, deadline = cursor.tp, self._deadline()
         start = (await list_offsets(self.cluster, {tp: EARLIEST}, deadline=deadline))[tp]
         end = (await list_offsets(self.cluster, {tp: LATEST}, deadline=deadline))[tp]
         if cursor.epoch >= 0 and cursor.offset >= start.offset:
             known = (await offsets_for_leader_epoch(self.cluster, {tp: (cursor.epoch, -1)}, deadline=deadline))[tp]
-            if not _holds(cursor, known):
+            if not _has_records_read(cursor, known):
                 return await self._truncation(cursor, known, deadline)
         return OffsetOutOfRangeError(
             tp.topic,
@@ -338,7 +337,7 @@ class AsyncRangeReader(AsyncFace):
         )
 
     async def _validate(self, cursors: list[Cursor]) -> None:
-        """The check that brokers before Fetch 12 do not make themselves (E47-E49)."""
+        """The validation that brokers before Fetch 12 do not do themselves (E47-E49)."""
         unchecked = {c.tp: c for c in cursors if not c.validated}
         if not unchecked:
             return
@@ -346,18 +345,18 @@ class AsyncRangeReader(AsyncFace):
         wanted = {tp: (cursor.epoch, -1) for tp, cursor in unchecked.items()}
         ends = await offsets_for_leader_epoch(self.cluster, wanted, deadline=deadline)
         for tp, cursor in unchecked.items():
-            if not _holds(cursor, ends[tp]):
+            if not _has_records_read(cursor, ends[tp]):
                 raise await self._truncation(cursor, ends[tp], deadline)
             cursor.validated = True
 
 
-class _KnownTruncation:
-    """Of one read. What was fetched before a truncation, and not given yet, is not given once that is known."""
+class _DetectedTruncation:
+    """The truncation that one read has detected, if any: no piece that was fetched before is returned after it."""
 
     def __init__(self) -> None:
         self._error: LogTruncationError | None = None
 
-    def noting(self, deliver: Callable[[Any], None]) -> Callable[[Any], None]:
+    def observe(self, deliver: Callable[[Any], None]) -> Callable[[Any], None]:
         def note(item: Any) -> None:
             if isinstance(item, LogTruncationError):
                 self._error = item
@@ -365,20 +364,20 @@ class _KnownTruncation:
 
         return note
 
-    def raise_it(self) -> None:
+    def raise_if_detected(self) -> None:
         if self._error is not None:
             raise self._error
 
 
-def _holds(cursor: Cursor, end: EpochEnd) -> bool:
-    """Whether the leader's log holds what was read, by its answer about the cursor's epoch (E10)."""
+def _has_records_read(cursor: Cursor, end: EpochEnd) -> bool:
+    """Whether the leader's log has the records read, by its response about the cursor's epoch (E10)."""
     return end.end_offset >= cursor.offset and end.leader_epoch >= cursor.epoch
 
 
-class RangeReader(BlockingFace[AsyncRangeReader]):
-    """Blocking face: `for batch in reader.read({tp: (start, end_exclusive, leader_epoch)}): ...`.
+class RangeReader(BlockingClient[AsyncRangeReader]):
+    """Blocking range reader: `for batch in reader.read({tp: (start, end_exclusive, leader_epoch)}): ...`.
 
-    One reader serves one `read` after another (or several at once) over the same connections. Not for use after a fork.
+    All calls of `read`, also concurrent ones, share its connections. Cannot be used after a fork.
     """
 
     def __init__(
@@ -421,36 +420,36 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
         """Every record of the ranges, each partition in offset order, partitions interleaved as they arrive.
 
         Yields pyarrow.RecordBatch (columns and `options` as in `fenceline.records.arrow.batches_to_arrow`), or lists of
-        ConsumerRecord. A range is `OffsetRange` or its first two to four fields. Offsets that compaction or
-        transactions left empty are skipped. `progress` is told up to where (exclusive) each partition was given, before
-        the caller gets it. Raises LogTruncationError, EpochMismatchError, OffsetOutOfRangeError, TopicReplacedError, or
-        what the brokers refuse; nothing is skipped in silence.
+        ConsumerRecord. A range is `OffsetRange` or its first two to four fields. Offsets without visible records
+        (compaction, transactions) are skipped. `progress` is updated with the next offset of each partition before its
+        records are returned. Raises LogTruncationError, EpochMismatchError, OffsetOutOfRangeError, TopicReplacedError
+        and errors of the brokers; no record is skipped silently.
         """
-        known = _KnownTruncation()
-        for pieces, give_back in self._pieces(ranges, known):
+        truncation = _DetectedTruncation()
+        for pieces, release in self._pieces(ranges, truncation):
             reached = [(TopicPartition(piece.topic, piece.partition), piece.next_offset) for piece in pieces]
             if arrow:
                 decoded: list[tuple[Any, list[tuple[TopicPartition, int]]]] = [(to_arrow(pieces, **options), reached)]
             else:
                 decoded = [(to_records(piece), [end]) for piece, end in zip(pieces, reached, strict=True)]
-            give_back()
+            release()
             for rows, ends in decoded:
-                known.raise_it()
+                truncation.raise_if_detected()
                 if progress is not None:
                     progress.update(ends)
                 # Compaction leaves batches without records.
                 if len(rows):
                     yield rows
 
-    def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
-        """See `NewsWatch.await_news`."""
-        return self._face.run(self._async.await_news(positions, timeout_ms))
+    def wait_for_change(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
+        """See `LongPoller.wait_for_change`."""
+        return self._loop_thread.run(self._async.wait_for_change(positions, timeout_ms))
 
     def _pieces(
-        self, ranges: Mapping[TopicPartition, RangeSpec], known: _KnownTruncation
+        self, ranges: Mapping[TopicPartition, RangeSpec], truncation: _DetectedTruncation
     ) -> Iterator[tuple[list[Fetched], Callable[[], None]]]:
-        """What has arrived, a few megabytes at a time, so that many small partitions become few batches; with the call
-        that empties the list and gives its memory back.
+        """The pieces that have arrived, a few megabytes at a time, so that many small partitions become few batches;
+        with a function that clears the list and releases its memory.
         """
         arrived: queue.SimpleQueue[Fetched | BaseException | None] = queue.SimpleQueue()
         limit_bytes = self.config["max.partition.fetch.bytes"]
@@ -458,22 +457,22 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
         async def construct() -> Budget:
             return Budget(self.config["queued.max.bytes"])
 
-        budget = self._face.run(construct())
+        budget = self._loop_thread.run(construct())
         pieces: list[Fetched] = []
 
-        def give_back() -> None:
-            self._face.call_soon(budget.let_go, pieces.copy())
+        def release() -> None:
+            self._loop_thread.call_soon(budget.release, pieces.copy())
             pieces.clear()
 
-        self._face.check_usable()
+        self._loop_thread.check_usable()
         task = asyncio.run_coroutine_threadsafe(
-            self._async.pump(ranges, known.noting(arrived.put), budget), self._face.loop
+            self._async.fetch_all(ranges, truncation.observe(arrived.put), budget), self._loop_thread.loop
         )
         try:
             while True:
-                last = _take_some(arrived, self._face, pieces, limit_bytes)
+                last = _next_pieces(arrived, self._loop_thread, pieces, limit_bytes)
                 if pieces:
-                    yield pieces, give_back
+                    yield pieces, release
                 if isinstance(last, BaseException):
                     raise last
                 if last is None:
@@ -482,12 +481,12 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
             task.cancel()
 
 
-def _take_some(
+def _next_pieces(
     arrived: queue.SimpleQueue[Any], face: LoopThread, pieces: list[Fetched], limit_bytes: int
 ) -> BaseException | Literal["more"] | None:
-    """Move what is there to `pieces`, at least one. What came behind them, if that is not more of them."""
+    """Move available pieces to `pieces`, at least one. Returns the item behind them, "more" if it is a piece."""
     size_bytes = 0
-    piece = _wait(arrived, face)
+    piece = _next_item(arrived, face)
     while isinstance(piece, Fetched):
         pieces.append(piece)
         size_bytes += piece.size_bytes
@@ -497,8 +496,8 @@ def _take_some(
     return piece
 
 
-def _wait(arrived: queue.SimpleQueue[Any], face: LoopThread) -> Fetched | BaseException | None:
-    """The next piece; notices when the client is closed under the caller."""
+def _next_item(arrived: queue.SimpleQueue[Any], face: LoopThread) -> Fetched | BaseException | None:
+    """The next piece; raises an error if the client is closed meanwhile."""
     while True:
         try:
             piece: Fetched | BaseException | None = arrived.get(timeout=1.0)
@@ -506,5 +505,5 @@ def _wait(arrived: queue.SimpleQueue[Any], face: LoopThread) -> Fetched | BaseEx
             face.check_usable()
             continue
         if piece is not None and not isinstance(piece, Fetched | BaseException):
-            raise InternalError(f"a piece of type {type(piece)} arrived")
+            raise InternalError(f"unexpected item of type {type(piece)}")
         return piece

@@ -1,7 +1,7 @@
-"""TLS and SASL for a connection: contexts and exchanges, no sockets.
+"""TLS contexts and SASL exchanges of a connection, without I/O.
 
-Owns the translation of `ssl.*` and `sasl.*` properties. PLAIN (RFC 4616) and SCRAM-SHA-256/512 (RFC 5802, 7677) are
-built from `hashlib` and `hmac`; a SASL exchange is a generator of messages so that it can be tested against the RFC's
+Owns the translation of `ssl.*` and `sasl.*` properties. Implements PLAIN (RFC 4616) and SCRAM-SHA-256/512 (RFC 5802,
+7677) with `hashlib` and `hmac`; a SASL exchange is a generator of messages, so that it can be tested with the RFC's
 example.
 """
 
@@ -19,7 +19,7 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 
 
 def tls_context(config: ClientConfig) -> ssl.SSLContext | None:
-    """The TLS context of `security.protocol`, or None for the plain ones. Raises OperatorError for unusable files."""
+    """The TLS context for `security.protocol`, None without TLS. Raises OperatorError for unusable files."""
     if config["security.protocol"] not in ("SSL", "SASL_SSL"):
         return None
     try:
@@ -32,18 +32,18 @@ def tls_context(config: ClientConfig) -> ssl.SSLContext | None:
             )
     except (OSError, ssl.SSLError) as error:
         raise OperatorError(
-            f"The TLS files can not be used: {error}",
+            f"The TLS files cannot be used: {error}",
             "Check ssl.ca.location, ssl.certificate.location and ssl.key.location (PEM files).",
         ) from None
     return context
 
 
 Exchange = Generator[bytes, bytes, None]
-"""Yields what to send, is sent what the broker answered; ends when the broker has proved itself."""
+"""Yields the messages to send, receives the broker's responses, and ends when the broker is authenticated."""
 
 
 def sasl_exchange(mechanism: str, username: str, password: str) -> Exchange:
-    """The client's side of `mechanism`."""
+    """The client side of `mechanism`."""
     if mechanism == "PLAIN":
         return _plain(username, password)
     return scram(mechanism, username, password, nonce=secrets.token_urlsafe(24))
@@ -54,8 +54,8 @@ def _plain(username: str, password: str) -> Exchange:
 
 
 def scram(mechanism: str, username: str, password: str, *, nonce: str) -> Exchange:
-    """SCRAM without channel binding. Raises PeerError(SASL_AUTHENTICATION_FAILED) when the broker does not know the
-    secret.
+    """SCRAM without channel binding. Raises PeerError(SASL_AUTHENTICATION_FAILED) if the broker does not know the
+    password.
     """
     digest = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}[mechanism]
     escaped = username.replace("=", "=3D").replace(",", "=2C")
@@ -66,7 +66,7 @@ def scram(mechanism: str, username: str, password: str, *, nonce: str) -> Exchan
         raise PeerError(ErrorCode.SASL_AUTHENTICATION_FAILED, "the broker's SCRAM challenge is malformed")
     rounds = int(fields["i"])
     if rounds < 4096:
-        raise PeerError(ErrorCode.SASL_AUTHENTICATION_FAILED, f"the broker asks for only {rounds} SCRAM iterations")
+        raise PeerError(ErrorCode.SASL_AUTHENTICATION_FAILED, f"the broker requests only {rounds} SCRAM iterations")
     salted = hashlib.pbkdf2_hmac(digest, password.encode(), base64.b64decode(fields["s"]), rounds)
     client_key = hmac.digest(salted, b"Client Key", digest)
     final_bare = f"c=biws,r={fields['r']}"

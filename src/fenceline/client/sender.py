@@ -1,9 +1,9 @@
-"""Sends what the accumulator holds: grouped by leader, in order, again where that can help.
+"""Sends the accumulator's batches: grouped by leader, in order, with retries.
 
-Owns the sender task of a producer. Order and exactly-once hold by three rules: a partition's batches are sent in
-order and keep their sequence numbers through retries; when one fails, nothing more of its partition is sent until all
-in flight is back; and a batch whose fate is unknown is never sent under a new sequence. A leader's hint in an answer
-saves a metadata round trip (E59).
+Owns the sender task of a producer. Three rules ensure order and exactly-once delivery: a partition's batches are sent
+in order and keep their sequence numbers in retries; after a failure, no batch of the partition is sent until all in
+flight have a result; and a batch whose outcome is unknown is never sent with a new sequence number. The new leader in
+an error response saves a metadata request (E59).
 
 Rules: KIP-98, KIP-360, `epochs.md` E59.
 """
@@ -41,12 +41,12 @@ from fenceline.wire.primitives import Buffer
 _log = logging.getLogger("fenceline.client")
 _FIRST_WITH_IDS = 13
 _IN_FLIGHT_REMEMBERED = 5
-"""How many batches of a producer a leader remembers to tell repetitions by (KIP-98)."""
+"""How many batches of a producer a leader remembers to detect duplicates (KIP-98)."""
 _UNKNOWN_PRODUCER = frozenset({ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_ID_MAPPING})
 
 
 class Sender:
-    """Runs on the producer's loop. `wake` may be called from there at any time."""
+    """Runs on the producer's loop, also `wake`."""
 
     def __init__(self, cluster: Cluster, accumulator: Accumulator, config: ClientConfig) -> None:
         self._cluster = cluster
@@ -57,9 +57,9 @@ class Sender:
         self._idempotent = bool(config["enable.idempotence"])
         self._producer_id = -1
         self._producer_epoch = -1
-        self._identity: asyncio.Task[None] | None = None
+        self._init_task: asyncio.Task[None] | None = None
         self._in_flight: defaultdict[int, int] = defaultdict(int)
-        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._send_locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._wake = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
         self._task = asyncio.ensure_future(self._run())
@@ -67,19 +67,19 @@ class Sender:
 
     @property
     def fatal(self) -> Exception | None:
-        """Why the producer can not go on, or None."""
+        """The error after which the producer cannot continue, or None."""
         return self._fatal
 
     def wake(self) -> None:
         self._wake.set()
 
     async def close(self) -> None:
-        """Stop at once; what was not sent fails."""
+        """Stop immediately; unsent batches fail."""
         self._task.cancel()
         for request in list(self._requests):
             request.cancel()
-        if self._identity is not None:
-            self._identity.cancel()
+        if self._init_task is not None:
+            self._init_task.cancel()
         await asyncio.gather(self._task, *self._requests, return_exceptions=True)
         self._fail_all(ClientError(ErrorCode.REQUEST_TIMED_OUT, "the producer was closed before this record was sent"))
 
@@ -90,7 +90,7 @@ class Sender:
             try:
                 pause_s = self._drain()
             except Exception as error:
-                _log.exception("the sender failed")
+                _log.exception("unexpected error in the sender")
                 self._fatal = error
                 self._fail_all(error)
                 return
@@ -102,7 +102,7 @@ class Sender:
             self._wake.clear()
 
     def _drain(self) -> float | None:
-        """Send all that can go; return seconds until something else may (None: not before a wake)."""
+        """Send all batches that are ready; returns the seconds until the next may be (None: after a wake)."""
         if self._fatal is not None:
             self._fail_all(self._fatal)
             return None
@@ -137,7 +137,7 @@ class Sender:
                 batch,
                 TimedOut(
                     f"{batch.tp}: {batch.record_count} records were not acknowledged within delivery.timeout.ms="
-                    f"{self._config['delivery.timeout.ms']}. Check the brokers, or raise it."
+                    f"{self._config['delivery.timeout.ms']}. Check the brokers, or raise delivery.timeout.ms."
                 ),
             )
         for node_id, batches in ready:
@@ -153,20 +153,20 @@ class Sender:
     def _compose(
         self, by_node: dict[int, list[PartitionQueue]], now_s: float
     ) -> list[tuple[int, list[tuple[PartitionQueue, Batch]]]]:
-        """Requests for the nodes that take more: at most one batch a partition each (K31). Under the lock."""
+        """Requests to nodes below the in-flight limit, with at most one batch per partition (K31). Under the lock."""
         requests = []
         limit_bytes, per_node = self._config["max.request.size"], self._config["max.in.flight.requests.per.connection"]
         for node_id, queues in by_node.items():
             room = per_node - self._in_flight[node_id]
             while room > 0:
-                taken: list[tuple[PartitionQueue, Batch]] = []
+                batches: list[tuple[PartitionQueue, Batch]] = []
                 size_bytes = 0
                 for queue in queues:
                     batch = self._next_batch(queue, now_s)
                     if batch is None:
                         continue
                     encoded = self._accumulator.seal(batch)
-                    if taken and size_bytes + len(encoded) > limit_bytes:
+                    if batches and size_bytes + len(encoded) > limit_bytes:
                         continue
                     if self._idempotent and not self._assign_sequence(queue, batch):
                         continue
@@ -174,10 +174,10 @@ class Sender:
                     queue.in_flight.append(batch)
                     batch.attempts += 1
                     size_bytes += len(encoded)
-                    taken.append((queue, batch))
-                if not taken:
+                    batches.append((queue, batch))
+                if not batches:
                     break
-                requests.append((node_id, taken))
+                requests.append((node_id, batches))
                 room -= 1
         return requests
 
@@ -190,15 +190,15 @@ class Sender:
         if queue.unresolved and (queue.in_flight or not head.has_sequence):
             if queue.in_flight:
                 return None
-            # Nothing is left whose answer could tell what became of the lost batch: go on under a new epoch.
-            self._bump(queue)
+            # No response can reveal the outcome of the lost batch any more: continue in a new epoch.
+            self._bump_epoch(queue)
         return head if self._accumulator.is_ready(head, queue, now_s, self._linger_s) else None
 
     def _assign_sequence(self, queue: PartitionQueue, batch: Batch) -> bool:
-        """Give the batch its place in the sequence; False while the producer has no id yet."""
+        """Assign the batch's sequence numbers; False while the producer has no id."""
         if self._producer_id < 0:
-            if self._identity is None or self._identity.done():
-                self._identity = asyncio.ensure_future(self._learn_identity())
+            if self._init_task is None or self._init_task.done():
+                self._init_task = asyncio.ensure_future(self._init_producer_id())
             return False
         if queue.producer_id != self._producer_id:
             if queue.in_flight:
@@ -212,7 +212,7 @@ class Sender:
         return True
 
     def _expire(self, queue: PartitionQueue, now_s: float) -> list[Batch]:
-        """Take out what has waited too long. Under the lock."""
+        """Remove and return the batches past delivery.timeout.ms. Under the lock."""
         expired = []
         while queue.waiting and now_s - queue.waiting[0].created_s >= self._delivery_s:
             batch = queue.waiting.popleft()
@@ -224,18 +224,18 @@ class Sender:
 
     # -- one request
 
-    async def _send(self, node_id: int, taken: list[tuple[PartitionQueue, Batch]]) -> None:
+    async def _send(self, node_id: int, batches: list[tuple[PartitionQueue, Batch]]) -> None:
         acks = self._config["acks"]
         timeout_ms = self._config["request.timeout.ms"]
         try:
-            # While a connection comes up several requests wait for it; they go out in the order they were composed in.
-            async with self._turns[node_id]:
+            # Requests that wait for the connection are sent in the order in which they were composed.
+            async with self._send_locks[node_id]:
                 connection = await self._cluster.link(node_id, Purpose.PRODUCE).connection()
                 await connection.drained()
-                version, ids, body = self._encode(connection, taken)
+                version, ids, body = self._encode(connection, batches)
                 if acks == 0:
-                    connection.post_unanswered(ApiKey.PRODUCE, version, body)
-                    self._settle_unanswered(taken)
+                    connection.post_without_response(ApiKey.PRODUCE, version, body)
+                    self._complete_without_response(batches)
                     return
                 answer = connection.post(ApiKey.PRODUCE, version, body, timeout_ms=timeout_ms)
             response = produce.parse_response(version, await answer)
@@ -244,20 +244,20 @@ class Sender:
         except Exception as error:
             if isinstance(error, ConnectionLost | TimedOut):
                 self._cluster.request_refresh()
-            for queue, batch in taken:
-                self._refused(queue, batch, error, outcome_unknown=True)
+            for queue, batch in batches:
+                self._handle_failure(queue, batch, error, outcome_unknown=True)
         else:
-            self._answered(taken, response, {topic_id.bytes: name for name, topic_id in ids.items()})
+            self._handle_response(batches, response, {topic_id.bytes: name for name, topic_id in ids.items()})
         finally:
             self._in_flight[node_id] -= 1
             self._wake.set()
 
     def _encode(
-        self, connection: Connection, taken: list[tuple[PartitionQueue, Batch]]
+        self, connection: Connection, batches: list[tuple[PartitionQueue, Batch]]
     ) -> tuple[int, dict[str, UUID], list[Buffer]]:
         """Version, topic ids and body of one request."""
         version = connection.version_for(ApiKey.PRODUCE)
-        ids = {q.tp.topic: self._cluster.metadata.topic_id(q.tp.topic) for q, _ in taken}
+        ids = {q.tp.topic: self._cluster.metadata.topic_id(q.tp.topic) for q, _ in batches}
         if version >= _FIRST_WITH_IDS and ZERO_UUID in ids.values():
             version = _FIRST_WITH_IDS - 1
         request = produce.ProduceRequest(
@@ -268,28 +268,28 @@ class Sender:
                 produce.PartitionRecords(
                     q.tp.topic, ids[q.tp.topic].bytes, q.tp.partition, memoryview(batch.encoded or b"")
                 )
-                for q, batch in taken
+                for q, batch in batches
             ],
         )
         return version, ids, produce.encode_request(version, request)
 
-    def _settle_unanswered(self, taken: list[tuple[PartitionQueue, Batch]]) -> None:
-        for queue, batch in taken:
+    def _complete_without_response(self, batches: list[tuple[PartitionQueue, Batch]]) -> None:
+        for queue, batch in batches:
             self._succeed(queue, batch, -1, -1)
 
-    def _answered(
-        self, taken: list[tuple[PartitionQueue, Batch]], response: produce.ProduceResponse, names: dict[bytes, str]
+    def _handle_response(
+        self, batches: list[tuple[PartitionQueue, Batch]], response: produce.ProduceResponse, names: dict[bytes, str]
     ) -> None:
         endpoints = {n.node_id: BrokerEndpoint(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints}
         results: dict[TopicPartition, produce.PartitionResult] = {}
         for one in response.results:
             topic = one.topic if one.topic else names.get(bytes(one.topic_id or b""), "")
             results[TopicPartition(topic, one.index)] = one
-        for queue, batch in taken:
+        for queue, batch in batches:
             result = results.get(queue.tp)
             if result is None:
-                error = broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"the broker's answer lacks {queue.tp}")
-                self._refused(queue, batch, error, outcome_unknown=True)
+                error = broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"the broker's response lacks {queue.tp}")
+                self._handle_failure(queue, batch, error, outcome_unknown=True)
                 continue
             code = error_code(result.error_code)
             if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
@@ -302,7 +302,7 @@ class Sender:
                 self._cluster.request_refresh()
             details = "; ".join(f"record {i}: {why}" for i, why in result.record_errors if why)
             message = ". ".join(part for part in (result.error_message, details) if part)
-            self._refused(queue, batch, broker_error(code, f"producing to {queue.tp}", message or None))
+            self._handle_failure(queue, batch, broker_error(code, f"producing to {queue.tp}", message or None))
 
     def _succeed(self, queue: PartitionQueue, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
         with self._accumulator.lock:
@@ -311,11 +311,13 @@ class Sender:
             queue.is_known = True
             if not queue.in_flight:
                 queue.retrying = False
-        self._accumulator.finished(batch)
+        self._accumulator.release(batch)
         batch.outcome.complete(base_offset, log_append_time_ms)
 
-    def _refused(self, queue: PartitionQueue, batch: Batch, error: Exception, *, outcome_unknown: bool = False) -> None:
-        """A batch came back: send it again where that can help, else fail it and keep the sequence whole."""
+    def _handle_failure(
+        self, queue: PartitionQueue, batch: Batch, error: Exception, *, outcome_unknown: bool = False
+    ) -> None:
+        """Handle a failed batch: send it again if it is retriable, else fail it and keep the sequence consistent."""
         now_s = time.monotonic()
         code = error.code if isinstance(error, PeerError) else ErrorCode.UNKNOWN_SERVER_ERROR
         lost: list[Batch] = []
@@ -327,13 +329,13 @@ class Sender:
             queue.retrying = True
             retry, new_epoch = self._may_retry(queue, code, is_first)
             if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._idempotent and not retry:
-                # Whoever leads does not know what this producer wrote. What was sent behind this batch may be in the
-                # log: under a new epoch it would be written twice.
-                queue.lost_track = True
-                lost = queue.take_sent()
+                # The leader has lost earlier batches of this producer. Later batches may be in the log: sent again in a
+                # new epoch, they would be written twice.
+                queue.sequence_lost = True
+                lost = queue.remove_sequenced()
             expired = now_s - batch.created_s >= self._delivery_s
             exhausted = not self._idempotent and batch.attempts > self._config["retries"]
-            retry = retry and not expired and not exhausted and not queue.lost_track
+            retry = retry and not expired and not exhausted and not queue.sequence_lost
             if retry:
                 self._put_back(queue, batch, now_s)
             elif batch.has_sequence:
@@ -341,24 +343,24 @@ class Sender:
                 if not outcome_unknown and not queue.in_flight:
                     new_epoch = True
             if new_epoch and not queue.in_flight:
-                self._bump(queue)
+                self._bump_epoch(queue)
             if not queue.in_flight and not queue.waiting:
                 queue.retrying = False
         if not retry:
             if expired and code in RETRIABLE:
-                error = TimedOut(f"{batch.tp}: gave up after delivery.timeout.ms; the last trouble was: {error}")
+                error = TimedOut(f"{batch.tp}: timed out after delivery.timeout.ms; the last error was: {error}")
             self._fail(batch, error)
         for other in lost:
             self._fail(other, error)
 
     def _may_retry(self, queue: PartitionQueue, code: ErrorCode, is_first: bool) -> tuple[bool, bool]:
-        """(whether sending again can help, whether the sequence has to start anew). Under the lock."""
+        """(whether a retry can succeed, whether the sequence must restart in a new epoch). Under the lock."""
         if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._idempotent:
-            # Behind a batch that failed it is the expected echo. At the head it means that what came before was never
-            # written: given up here (then we may start anew), or lost there (then the caller must know).
+            # Expected behind a batch that failed. For the first batch it means that an earlier one was not written:
+            # either it expired here (restart in a new epoch), or the broker lost it (the caller must know).
             return (not is_first or queue.unresolved), is_first and queue.unresolved
         if code in _UNKNOWN_PRODUCER and self._idempotent:
-            # The broker forgot the producer, its records being gone by retention: sequences start anew (KIP-360).
+            # The broker forgot the producer after retention removed its records: restart in a new epoch (KIP-360).
             return True, True
         return code in RETRIABLE, False
 
@@ -369,8 +371,8 @@ class Sender:
         queue.waiting.insert(position, batch)
         self._accumulator.dirty.add(queue.tp)
 
-    def _bump(self, queue: PartitionQueue) -> None:
-        """Start the partition's sequence anew under the next epoch, which brokers take as from the same producer."""
+    def _bump_epoch(self, queue: PartitionQueue) -> None:
+        """Restart the partition's sequence in the next producer epoch, which brokers accept from the same producer."""
         if queue.epoch >= MAX_EPOCH or queue.producer_id < 0:
             self._producer_id = -1
             queue.producer_id = -1
@@ -379,7 +381,7 @@ class Sender:
         queue.begin_epoch(queue.producer_id, queue.epoch + 1)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
-        self._accumulator.finished(batch)
+        self._accumulator.release(batch)
         batch.outcome.fail(error)
 
     def _fail_all(self, error: Exception) -> None:
@@ -395,7 +397,7 @@ class Sender:
 
     # -- the producer's id
 
-    async def _learn_identity(self) -> None:
+    async def _init_producer_id(self) -> None:
         fields = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
 
         async def attempt() -> tuple[int, int]:
@@ -409,14 +411,14 @@ class Sender:
         try:
             self._producer_id, self._producer_epoch = await self._cluster.retrying(deadline, attempt)
         except TimedOut as error:
-            _log.warning("no producer id: %s", error)
+            _log.warning("no producer id could be obtained, retrying: %s", error)
         except Exception as error:
             self._fatal = error
         self._wake.set()
 
 
 def _precedes(one: Batch, other: Batch) -> bool:
-    """Whether `one` has the earlier sequence, or without sequences was made earlier."""
+    """Whether `one` has the earlier sequence number, or without sequence numbers was created earlier."""
     if one.has_sequence and other.has_sequence:
         return is_after(other.base_sequence, one.base_sequence)
     return one.created_s <= other.created_s

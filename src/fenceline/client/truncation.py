@@ -1,15 +1,15 @@
-"""What poll does when the log was cut below what was handed out: tells it, or goes on by `on.truncation`.
+"""The reaction of poll to a truncation below the position: an error, or the policy of `on.truncation`.
 
-Owns that policy and the joining of loss receipts. Every truncation is logged, and kept for `truncations()`, whatever
-the policy: going on is a choice, not noticing is none.
+Owns that policy and the lookup of loss receipts. Every truncation is logged, and kept for `truncations()`, whatever the
+policy.
 
-| on.truncation | |
+| on.truncation | reaction |
 |---|---|
 | fail | raise LogTruncationError from every poll until a seek (E50) |
-| rewind | read on from where the histories part (E49); where that is unknown by `auto.offset.reset`, or fail (E48) |
-| latest | read on from the end of the log |
-| reset | by `auto.offset.reset`, to the letter of KIP-320: with earliest or latest as rewind, with none as fail |
-| a function | is given the error: it may seek, or return one of the above, an offset or (offset, epoch); None fails |
+| rewind | continue where the log diverges (E49); if that is unknown, follow `auto.offset.reset`, or fail (E48) |
+| latest | continue at the log end |
+| reset | exactly as in KIP-320: with `auto.offset.reset` earliest or latest as rewind, with none as fail |
+| a function | call it with the error; it may seek, or return a policy, an offset or (offset, epoch); None: fail |
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import LogTruncationError
 from fenceline.client.loss_receipts import LossReceipt, find_receipts
-from fenceline.client.positions import PartitionState, Positions
+from fenceline.client.positions import Positions, PositionState
 from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import TopicPartition
 
 _log = logging.getLogger("fenceline.client")
 _KEPT: Final = 1000
 _PAUSE_MS: Final = 50
-"""Between looks at a ledger that has no leader yet: at a cluster's first loss it is being made."""
+"""Between attempts to read a ledger topic without a leader: the cluster's first loss creates it."""
 
 Choice = str | int | tuple[int, int] | None
 Decide = Callable[[LogTruncationError], Choice | Awaitable[Choice]]
 
 
 class Truncations:
-    """Of one consumer. `decide` is the function of `on.truncation`, where that is one."""
+    """The truncations of one consumer. `decide`: the function of `on.truncation`, if it is one."""
 
     def __init__(self, cluster: Cluster, positions: Positions, config: ClientConfig) -> None:
         self._cluster = cluster
@@ -49,46 +49,46 @@ class Truncations:
         chosen = config["on.truncation"]
         self._policy: str = chosen if isinstance(chosen, str) else "fail"
         self.decide: Decide | None = None if isinstance(chosen, str) else chosen
-        self._joined: dict[TopicPartition, LogTruncationError] = {}
+        self._with_receipts: dict[TopicPartition, LogTruncationError] = {}
         self.seen: deque[LogTruncationError] = deque(maxlen=_KEPT)
 
-    async def settle(self, lost: Collection[tuple[TopicPartition, PartitionState]]) -> None:
-        """Do what was chosen for the truncations of these. Raises one LogTruncationError for all that are to fail."""
-        await self._join_receipts(lost)
-        failed = [error for tp, state in lost if (error := await self._settle(tp, state)) is not None]
+    async def handle(self, lost: Collection[tuple[TopicPartition, PositionState]]) -> None:
+        """Apply `on.truncation` to these. Raises one LogTruncationError for all partitions that are to fail."""
+        await self._attach_receipts(lost)
+        failed = [error for tp, state in lost if (error := await self._handle_one(tp, state)) is not None]
         if failed:
             raise failed[0] if len(failed) == 1 else failed[0].with_others(failed[1:])
 
-    async def _join_receipts(self, lost: Collection[tuple[TopicPartition, PartitionState]]) -> None:
-        """To those that have not been met before: with one look at the ledger, as many as may have been cut at once."""
+    async def _attach_receipts(self, lost: Collection[tuple[TopicPartition, PositionState]]) -> None:
+        """Add loss receipts to the truncations that are new, with one read of the ledger for all of them."""
         met = [
             (tp, state, state.truncation)
             for tp, state in lost
-            if state.truncation is not None and self._joined.get(tp) is not state.truncation
+            if state.truncation is not None and self._with_receipts.get(tp) is not state.truncation
         ]
         found = await self._receipts([error for _, _, error in met])
         for (tp, state, error), receipts in zip(met, found, strict=True):
             if state.truncation is error and self._positions.get(tp) is state:
-                state.truncation = self._joined[tp] = error.with_evidence(receipts)
+                state.truncation = self._with_receipts[tp] = error.with_evidence(receipts)
                 self.seen.append(state.truncation)
 
-    async def _settle(self, tp: TopicPartition, state: PartitionState) -> LogTruncationError | None:
-        """The error where it is to be raised."""
+    async def _handle_one(self, tp: TopicPartition, state: PositionState) -> LogTruncationError | None:
+        """Returns the error if it is to be raised."""
         error = state.truncation
-        if error is None or self._joined.get(tp) is not error or self._positions.get(tp) is not state:
+        if error is None or self._with_receipts.get(tp) is not error or self._positions.get(tp) is not state:
             return None
         if self.decide is None:
-            return self._go_on(tp, error, self._policy)
+            return self._apply_choice(tp, error, self._policy)
         serial = state.serial
         choice = self.decide(error)
         if inspect.isawaitable(choice):
             choice = await choice
         if self._positions.get(tp) is state and state.serial == serial:
-            return self._go_on(tp, error, "fail" if choice is None else choice)
+            return self._apply_choice(tp, error, "fail" if choice is None else choice)
         return None
 
-    def _go_on(self, tp: TopicPartition, error: LogTruncationError, choice: Any) -> LogTruncationError | None:
-        """The error where it is to be raised."""
+    def _apply_choice(self, tp: TopicPartition, error: LogTruncationError, choice: Any) -> LogTruncationError | None:
+        """Returns the error if it is to be raised."""
         if choice == "reset":
             choice = "fail" if self._config["auto.offset.reset"] == "none" else "rewind"
         if choice == "latest":
@@ -106,13 +106,13 @@ class Truncations:
         else:
             raise OperatorError(
                 f"on.truncation returned {choice!r}",
-                "Return 'fail', 'rewind', 'latest', 'reset', an offset, (offset, epoch), or nothing.",
+                "Return 'fail', 'rewind', 'latest', 'reset', an offset, (offset, epoch), or None.",
             ) from error
-        _log.warning("%s goes on by on.truncation (%s)", tp, choice)
+        _log.warning("%s: continuing after the truncation by on.truncation=%s", tp, choice)
         return None
 
     async def _receipts(self, errors: Sequence[LogTruncationError]) -> list[tuple[LossReceipt, ...]]:
-        """What the cluster tells of each within `truncation.evidence.timeout.ms`: errors wait no longer."""
+        """The loss receipts of each, read within `truncation.evidence.timeout.ms`."""
         timeout_ms = self._config["truncation.evidence.timeout.ms"]
         if not timeout_ms or not errors:
             return [()] * len(errors)
@@ -120,11 +120,11 @@ class Truncations:
             async with asyncio.timeout(timeout_ms / 1000):
                 deadline = Deadline(timeout_ms, longest_pause_ms=_PAUSE_MS)
                 return await find_receipts(self._cluster, self._config, errors, deadline=deadline)
-        except (PeerError, OperatorError, TimeoutError) as trouble:
-            _log.info("no loss receipts could be read: %s", trouble)
+        except (PeerError, OperatorError, TimeoutError) as failure:
+            _log.info("loss receipts could not be read: %s", failure)
             return [()] * len(errors)
 
     async def receipts_of(self, error: LogTruncationError, deadline: Deadline) -> tuple[LossReceipt, ...]:
-        """The loss receipts that the cluster has of what `error` tells. Raises PeerError, OperatorError."""
+        """The cluster's loss receipts for the truncation in `error`. Raises PeerError, OperatorError."""
         (found,) = await find_receipts(self._cluster, self._config, [error], deadline=deadline)
         return found

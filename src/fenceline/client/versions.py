@@ -1,7 +1,7 @@
-"""Which versions of each API the client speaks, and the choice between them and a broker's.
+"""The API versions that the client supports, and their negotiation with a broker.
 
-Owns the table. The lower ends reach back to Kafka 2.1; the upper ends stop where the newer version would need what the
-client does not do (OffsetCommit 10 and OffsetFetch 10 name topics by id only, which brokers without ids can not map).
+Owns the table. The lowest versions are those of Kafka 2.1; the highest are the newest that the client implements
+(OffsetCommit 10 and OffsetFetch 10 name topics by id only, and some brokers have no topic ids).
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ SUPPORTED: Final[dict[ApiKey, tuple[int, int]]] = {
 
 
 def negotiate(api_key: ApiKey, offered: tuple[int, int] | None, peer: str) -> int:
-    """The newest version that both sides speak. Raises PeerError(UNSUPPORTED_VERSION) when there is none."""
+    """The newest version that both sides support. Raises PeerError(UNSUPPORTED_VERSION) if there is none."""
     ours = SUPPORTED[api_key]
     if offered is not None:
         version = min(ours[1], offered[1])
         if version >= max(ours[0], offered[0]):
             return version
-    theirs = "not at all" if offered is None else f"in versions {offered[0]} to {offered[1]}"
+    theirs = "does not support" if offered is None else f"supports versions {offered[0]} to {offered[1]} of"
     raise broker_error(
         ErrorCode.UNSUPPORTED_VERSION,
-        f"{peer} speaks {api_key.name} {theirs}; this client speaks versions {ours[0]} to {ours[1]}",
+        f"{peer} {theirs} {api_key.name}; this client supports versions {ours[0]} to {ours[1]}",
     )
 
 
 @cache
 def client_software() -> tuple[str, str]:
-    """Name and version as told in ApiVersions."""
+    """Software name and version as sent in ApiVersions."""
     from fenceline import __version__
 
     return "fenceline", __version__

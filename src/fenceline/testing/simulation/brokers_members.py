@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from fenceline.client import auto_commit
 from fenceline.client.async_consumer import AsyncConsumer
-from fenceline.client.consumer_offsets import MadeCommit
+from fenceline.client.consumer_offsets import PendingCommit
 from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
 from fenceline.testing.simulation.brokers import Story
@@ -70,7 +70,7 @@ class _Consumer(AsyncConsumer):
 
     member: Member
 
-    async def _send_commit(self, made: MadeCommit, timeout_ms: float | None) -> None:
+    async def _send_commit(self, made: PendingCommit, timeout_ms: float | None) -> None:
         await super()._send_commit(made, timeout_ms)
         least = self.member.commits.least()
         if any(committed.offset < least.get(where, 0) for where, committed in made.offsets.items()):
@@ -125,7 +125,7 @@ class Member(Client):
         return consumer
 
     async def _commit(self, consumer: AsyncConsumer) -> None:
-        offsets = {where: each.offset for where, each in consumer.commitable().items()}
+        offsets = {where: each.offset for where, each in consumer.committable().items()}
         if offsets:
             self.world.coverage.operation(Operation.COMMIT_OFFSETS)
             await consumer.commit(offsets)

@@ -1,4 +1,4 @@
-"""What every blocking client does when it is made and when it ends."""
+"""Creation and closing of the blocking clients."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from fenceline.client import Admin, Consumer, Producer, RangeReader
-from fenceline.client.face import AsyncFace, BlockingFace
+from fenceline.client.client_base import AsyncClient, BlockingClient
 from fenceline.errors import OperatorError
 
 
-class Core(AsyncFace):
+class Core(AsyncClient):
     def __init__(self, fault: Exception | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         self.closed = 0
@@ -30,7 +30,7 @@ def threads(name: str) -> list[threading.Thread]:
 
 
 def test_leaving_the_context_closes_once_and_ends_the_thread() -> None:
-    with BlockingFace("face-closes", Core) as face:
+    with BlockingClient("face-closes", Core) as face:
         assert len(threads("face-closes")) == 1
     face.close()
     assert face._async.closed == 1
@@ -42,12 +42,12 @@ def test_a_core_that_can_not_be_made_leaves_no_thread() -> None:
         raise OperatorError("no", "never")
 
     with pytest.raises(OperatorError, match="no"):
-        BlockingFace("face-refused", refuse)
+        BlockingClient("face-refused", refuse)
     assert not threads("face-refused")
 
 
 def test_a_close_that_fails_says_so_and_leaves_no_thread() -> None:
-    face = BlockingFace("face-fails", lambda: Core(ConnectionError("gone")))
+    face = BlockingClient("face-fails", lambda: Core(ConnectionError("gone")))
     with pytest.raises(ConnectionError, match="gone"):
         face.close()
     assert not threads("face-fails")

@@ -1,4 +1,4 @@
-"""Waiting at the brokers: how often they are asked, and what counts as news. `fetch_once` is the test's."""
+"""Long polling: how many requests are sent, and which responses count as a change. `fetch_once` is replaced."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from fenceline.client import news
+from fenceline.client import long_poll
 from fenceline.client.cluster import Purpose
 from fenceline.client.config import ClientConfig
 from fenceline.client.fetch_wire import PartitionFetch
+from fenceline.client.long_poll import LongPoller
 from fenceline.client.metadata import LeaderAndEpoch
-from fenceline.client.news import NewsWatch
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 
@@ -27,7 +27,7 @@ Asked = list[tuple[TopicPartition, int, int, int]]
 
 @dataclass
 class Brokers:
-    """Partition N is led by node N; a broker holds its answer back until the test gives it."""
+    """Partition N is led by node N; a broker delays its response until the test provides it."""
 
     config: ClientConfig = field(default_factory=lambda: ClientConfig.parse("reader", "h:1", {"fetch.min.bytes": 1000}))
     asked: dict[int, list[Asked]] = field(default_factory=lambda: defaultdict(list))
@@ -58,11 +58,11 @@ class Brokers:
         return {one.tp: SimpleNamespace(**{**NOTHING, **answer}) for one in wanted}
 
 
-def run(monkeypatch: pytest.MonkeyPatch, story: Callable[[Brokers, NewsWatch], Awaitable[None]]) -> None:
+def run(monkeypatch: pytest.MonkeyPatch, story: Callable[[Brokers, LongPoller], Awaitable[None]]) -> None:
     async def main() -> None:
         brokers = Brokers()
-        monkeypatch.setattr(news, "fetch_once", brokers.fetch_once)
-        watch = NewsWatch(brokers)  # type: ignore[arg-type]
+        monkeypatch.setattr(long_poll, "fetch_once", brokers.fetch_once)
+        watch = LongPoller(brokers)  # type: ignore[arg-type]
         try:
             await story(brokers, watch)
         finally:
@@ -72,64 +72,64 @@ def run(monkeypatch: pytest.MonkeyPatch, story: Callable[[Brokers, NewsWatch], A
 
 
 def test_a_broker_that_holds_its_answer_back_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(brokers: Brokers, watch: NewsWatch) -> None:
+    async def story(brokers: Brokers, watch: LongPoller) -> None:
         for _ in range(3):
-            assert not await watch.await_news({ONE: (5, 2)}, 1)
+            assert not await watch.wait_for_change({ONE: (5, 2)}, 1)
         assert brokers.asked == {1: [[(ONE, 5, 2, 7)]]}
-        # One record is news, however many bytes readers wish for.
-        assert brokers.settings == [(1, news.HOLD_MS)]
+        # One record is a change, whatever fetch.min.bytes is.
+        assert brokers.settings == [(1, long_poll.HOLD_MS)]
         brokers.answers[1].put_nowait({"records": b"r"})
-        assert await watch.await_news({ONE: (5, 2)}, 60_000)
+        assert await watch.wait_for_change({ONE: (5, 2)}, 60_000)
         brokers.answers[1].put_nowait({})
-        assert not await watch.await_news({ONE: (6, 2)}, 60_000)
+        assert not await watch.wait_for_change({ONE: (6, 2)}, 60_000)
         assert brokers.asked[1] == [[(ONE, 5, 2, 7)], [(ONE, 6, 2, 7)]]
         assert not brokers.refreshed
 
     run(monkeypatch, story)
 
 
-def test_another_history_is_news_and_so_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(brokers: Brokers, watch: NewsWatch) -> None:
+def test_a_divergence_is_a_change_and_so_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(brokers: Brokers, watch: LongPoller) -> None:
         brokers.answers[1].put_nowait({"diverging_epoch": (1, 3)})
-        assert await watch.await_news({ONE: (5, 2)}, 60_000)
+        assert await watch.wait_for_change({ONE: (5, 2)}, 60_000)
         assert not brokers.refreshed
         for trouble in (
             {"error_code": int(ErrorCode.FENCED_LEADER_EPOCH)},
             PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "it was"),
         ):
             brokers.answers[1].put_nowait(trouble)
-            assert await watch.await_news({ONE: (5, 2)}, 60_000)
+            assert await watch.wait_for_change({ONE: (5, 2)}, 60_000)
         # Who leads is looked up before it is asked again.
         assert brokers.refreshed == [["t"]]
-        assert not await watch.await_news({ONE: (5, 2)}, 1)
+        assert not await watch.wait_for_change({ONE: (5, 2)}, 1)
         assert brokers.refreshed == [["t"]] * 2
 
     run(monkeypatch, story)
 
 
-def test_news_of_one_leader_do_not_wait_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(brokers: Brokers, watch: NewsWatch) -> None:
+def test_a_change_on_one_leader_does_not_wait_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(brokers: Brokers, watch: LongPoller) -> None:
         brokers.answers[1].put_nowait({})
         brokers.answers[2].put_nowait({"records": b"r"})
-        assert await watch.await_news({ONE: (5, 2), TWO: (9, 1)}, 60_000)
+        assert await watch.wait_for_change({ONE: (5, 2), TWO: (9, 1)}, 60_000)
         # The first has nothing, the second holds back: it is waited for.
         brokers.answers[1].put_nowait({})
         asyncio.get_running_loop().call_later(0.05, brokers.answers[2].put_nowait, {"records": b"r"})
-        assert await watch.await_news({ONE: (5, 2), TWO: (10, 1)}, 60_000)
+        assert await watch.wait_for_change({ONE: (5, 2), TWO: (10, 1)}, 60_000)
         assert len(brokers.asked[1]) == 2
 
     run(monkeypatch, story)
 
 
 def test_positions_that_a_leader_was_not_asked_about_are_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(brokers: Brokers, watch: NewsWatch) -> None:
-        assert not await watch.await_news({ONE: (5, 2)}, 1)
-        assert await watch.await_news({ONE: (6, 2)}, 1)
-        assert await watch.await_news({ONE: (6, 2), TWO: (0, -1)}, 1)
+    async def story(brokers: Brokers, watch: LongPoller) -> None:
+        assert not await watch.wait_for_change({ONE: (5, 2)}, 1)
+        assert await watch.wait_for_change({ONE: (6, 2)}, 1)
+        assert await watch.wait_for_change({ONE: (6, 2), TWO: (0, -1)}, 1)
         assert len(brokers.asked[1]) == 1
         brokers.answers[1].put_nowait({})
-        assert await watch.await_news({ONE: (6, 2)}, 60_000)
-        assert not await watch.await_news({ONE: (6, 2)}, 1)
+        assert await watch.wait_for_change({ONE: (6, 2)}, 60_000)
+        assert not await watch.wait_for_change({ONE: (6, 2)}, 1)
         assert brokers.asked[1][1:] == [[(ONE, 6, 2, 7)]]
 
     run(monkeypatch, story)

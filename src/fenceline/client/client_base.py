@@ -1,7 +1,7 @@
-"""What the clients' two faces are made of: closing, and the bridge from blocking callers to the asyncio core.
+"""Base classes of the asynchronous and blocking clients: closing, and calls from threads into the asyncio core.
 
-Owns the thread of a blocking client, with one event loop, and its end. A client belongs to the process that made it:
-after a fork (a PySpark worker) the thread does not exist, so use is refused with advice instead of hanging.
+Owns the thread and event loop of a blocking client. A client belongs to the process that created it: after a fork (a
+PySpark worker) the thread does not exist, so calls raise an error with advice instead of hanging.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fenceline.errors import OperatorError
 T = TypeVar("T")
 
 
-class AsyncFace(ABC):
+class AsyncClient(ABC):
     """An asynchronous client: `async with` closes it."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -38,11 +38,11 @@ class AsyncFace(ABC):
         await self.close()
 
 
-Core = TypeVar("Core", bound=AsyncFace)
+Core = TypeVar("Core", bound=AsyncClient)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop where there is one, else the standard library's."""
+    """A uvloop event loop if uvloop is installed, else one of the standard library."""
     try:
         import uvloop
     except ImportError:
@@ -50,15 +50,15 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-class Errands:
-    """Calls that a coroutine wants made in the thread that waits for it."""
+class CallerThreadCalls:
+    """Calls that a coroutine runs in the thread that waits for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.queue: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = queue.SimpleQueue()
         self._loop = loop
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Have the waiting thread call `function`; its result or exception."""
+        """Run `function` in the waiting thread; returns its result or raises its exception."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         self.queue.put((function, answer))
         return await answer
@@ -67,15 +67,15 @@ class Errands:
         try:
             result = function()
         except Exception as error:
-            self._loop.call_soon_threadsafe(_settle, answer, None, error)
+            self._loop.call_soon_threadsafe(_set_outcome, answer, None, error)
         except BaseException as error:
-            self._loop.call_soon_threadsafe(_settle, answer, None, RuntimeError(f"interrupted: {error!r}"))
+            self._loop.call_soon_threadsafe(_set_outcome, answer, None, RuntimeError(f"interrupted: {error!r}"))
             raise
         else:
-            self._loop.call_soon_threadsafe(_settle, answer, result, None)
+            self._loop.call_soon_threadsafe(_set_outcome, answer, result, None)
 
 
-def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def _set_outcome(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
     if answer.done():
         return
     if error is not None:
@@ -85,7 +85,10 @@ def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -
 
 
 class LoopThread:
-    """Runs coroutines for other threads. `close` is idempotent and may be called from any thread but its own."""
+    """A thread with an event loop that runs coroutines for other threads.
+
+    `close` is idempotent and may be called from any thread but this one.
+    """
 
     def __init__(self, name: str) -> None:
         self._owner_pid = os.getpid()
@@ -97,7 +100,7 @@ class LoopThread:
         started.wait()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to the end and return its result; an interrupt of the caller cancels the work."""
+        """Run to completion and return the result; an interrupt of the caller cancels the work."""
         try:
             self.check_usable()
         except OperatorError:
@@ -107,51 +110,52 @@ class LoopThread:
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise OperatorError("The client was closed during the call", "Make a new client.") from None
+            raise OperatorError("The client was closed during the call", "Create a new client.") from None
         except BaseException:
             future.cancel()
             raise
 
     @property
     def is_closed(self) -> bool:
-        """Also True in a process that was forked from the owner's: there is nothing to close there."""
+        """Also True in a process that was forked from the owner: there is nothing to close."""
         return self._closed or os.getpid() != self._owner_pid
 
-    def run_with_calls(self, make: Callable[[Errands], Coroutine[Any, Any, T]]) -> T:
-        """`run` for work that has to call back into the caller's thread, where blocking calls are allowed.
+    def run_with_calls(self, make: Callable[[CallerThreadCalls], Coroutine[Any, Any, T]]) -> T:
+        """`run` for work that calls functions in the caller's thread, where blocking calls are allowed.
 
-        `make` gets the `Errands` through which the work sends its calls.
+        `make` receives the `CallerThreadCalls` object through which the work makes these calls.
         """
         self.check_usable()
-        errands = Errands(self.loop)
-        future = asyncio.run_coroutine_threadsafe(make(errands), self.loop)
-        future.add_done_callback(lambda _: errands.queue.put(None))
+        calls = CallerThreadCalls(self.loop)
+        future = asyncio.run_coroutine_threadsafe(make(calls), self.loop)
+        future.add_done_callback(lambda _: calls.queue.put(None))
         try:
-            while (errand := errands.queue.get()) is not None:
-                errands.perform(*errand)
+            while (call := calls.queue.get()) is not None:
+                calls.perform(*call)
             return future.result()
         except concurrent.futures.CancelledError:
-            raise OperatorError("The client was closed during the call", "Make a new client.") from None
+            raise OperatorError("The client was closed during the call", "Create a new client.") from None
         except BaseException:
             future.cancel()
             raise
 
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Have the loop call something soon; ignored once closed."""
+        """Schedule a callback on the loop; ignored after `close`."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback, *args)
 
     def check_usable(self) -> None:
         if os.getpid() != self._owner_pid:
             raise OperatorError(
-                "This client was made in another process", "A client does not survive fork: make one in each process."
+                "The client was created in another process",
+                "A client does not survive a fork: create one in each process.",
             )
         if self._closed:
-            raise OperatorError("The client is closed", "Make a new one.")
+            raise OperatorError("The client is closed", "Create a new one.")
         if threading.current_thread() is self._thread:
             raise OperatorError(
-                "A blocking call was made from the client's own thread (a callback?)",
-                "Do the work in another thread, or use the Async client.",
+                "A blocking call was made from the client's own thread, for example in a callback",
+                "Make the call from another thread, or use the Async client.",
             )
 
     def close(self) -> None:
@@ -176,34 +180,34 @@ class LoopThread:
             self.loop.close()
 
 
-class BlockingFace(Generic[Core]):
-    """A blocking client: an asynchronous core on a thread of its own, made and closed with it.
+class BlockingClient(Generic[Core]):
+    """A blocking client: an asynchronous core on its own thread, which is closed with it.
 
-    `make` builds the core, on the thread that it will run on.
+    `make` creates the core, on that thread.
     """
 
     def __init__(self, name: str, make: Callable[[], Core]) -> None:
-        self._face = LoopThread(name)
+        self._loop_thread = LoopThread(name)
 
         async def construct() -> Core:
             return make()
 
         try:
-            self._async = self._face.run(construct())
+            self._async = self._loop_thread.run(construct())
         except BaseException:
-            self._face.close()
+            self._loop_thread.close()
             raise
 
     def close(self) -> None:
-        """Close the core, then its thread; the second call does nothing."""
-        self._close_with(lambda: self._face.run(self._async.close()))
+        """Close the core, then its thread. Idempotent."""
+        self._close_with(lambda: self._loop_thread.run(self._async.close()))
 
     def _close_with(self, close_core: Callable[[], None]) -> None:
-        if not self._face.is_closed:
+        if not self._loop_thread.is_closed:
             try:
                 close_core()
             finally:
-                self._face.close()
+                self._loop_thread.close()
 
     def __enter__(self) -> Self:
         return self

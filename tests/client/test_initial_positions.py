@@ -1,4 +1,4 @@
-"""Where partitions without a position begin, and that a poll waits no longer for it than it may."""
+"""Initial positions of partitions, and that a poll does not wait for them longer than its timeout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Waiting at the brokers: a Fetch that they hold back until there is something new for who reads at a position.
+"""Long polling: a Fetch that the broker answers when a partition changes at a given position, or after `HOLD_MS`.
 
-Owns at most one such request for each leader; it outlives the caller's patience, so that who waits for long asks
-seldom. Takes no records: whoever waits looks for himself afterwards.
+Owns at most one such request per leader. A request continues after the caller's timeout, and the next call waits for
+the same one. Discards the records: the caller fetches them.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 
 HOLD_MS: Final = 5_000
-"""How long a broker may hold an answer back."""
+"""`max_wait_ms` of the Fetch."""
 
 Positions = Mapping[TopicPartition, tuple[int, int]]
 """Next offset, and the epoch of the record before it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PendingRequest:
     positions: Positions
     answer: asyncio.Task[bool]
 
 
-class NewsWatch:
-    """Make it inside a running loop."""
+class LongPoller:
+    """Create it inside a running loop."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        # One record is news.
+        # One record is a change.
         self._config = replace(cluster.config, values={**cluster.config.values, "fetch.min.bytes": 1})
-        self._asked: dict[int, _Asked] = {}
-        """By leader. A broker answers a connection in order, so that one who holds back is not asked again."""
+        self._pending: dict[int, _PendingRequest] = {}
+        """By leader. A broker handles a connection's requests in order, so a second one would wait for the first."""
         self._is_stale = False
-        """A leader's answer says that metadata may be."""
+        """Whether a response showed that metadata may be stale."""
 
     async def close(self) -> None:
-        answers = [asked.answer for asked in self._asked.values()]
+        answers = [pending.answer for pending in self._pending.values()]
         for answer in answers:
             answer.cancel()
         await asyncio.gather(*answers, return_exceptions=True)
 
-    async def await_news(self, positions: Positions, timeout_ms: int) -> bool:
-        """Wait until there is something new for a reader at `positions`: records, another leader, another history.
+    async def wait_for_change(self, positions: Positions, timeout_ms: int) -> bool:
+        """Wait for a change at `positions`: new records, another leader, or a truncation.
 
-        False when the time is over, or when the brokers have no news before that. True as well when it is over and a
-        leader was last asked about other positions: it can not be asked about these before it has answered.
+        False if there is none within `timeout_ms`, or if all leaders answered that there is none. Otherwise True, also
+        if a leader's request in flight is for other positions: whether these have changed is not known.
         """
         loop = asyncio.get_running_loop()
         deadline = Deadline(self._config["default.api.timeout.ms"])
@@ -65,12 +65,14 @@ class NewsWatch:
         is_covered = True
         for node_id, led in grouped.items():
             here = {tp: positions[tp] for tp, _ in led}
-            asked = self._asked.get(node_id)
-            if asked is None or asked.answer.done():
+            pending = self._pending.get(node_id)
+            if pending is None or pending.answer.done():
                 wanted = [PartitionFetch(tp, *here[tp], leader.epoch, 1) for tp, leader in led]
-                asked = self._asked[node_id] = _Asked(here, asyncio.ensure_future(self._ask(node_id, wanted)))
-            is_covered = is_covered and asked.positions == here
-        waiting = {self._asked[node_id].answer for node_id in grouped}
+                pending = self._pending[node_id] = _PendingRequest(
+                    here, asyncio.ensure_future(self._ask(node_id, wanted))
+                )
+            is_covered = is_covered and pending.positions == here
+        waiting = {self._pending[node_id].answer for node_id in grouped}
         while waiting:
             done, waiting = await asyncio.wait(
                 waiting, timeout=max(0.0, ends_s - loop.time()), return_when=asyncio.FIRST_COMPLETED

@@ -1,6 +1,6 @@
-"""What `poll` promises: no record that was read before a truncation is handed out once the client knows of it.
+"""The guarantee of `poll`: no record that was fetched before a truncation is returned once the client knows of it.
 
-Each test stops the client at a moment between fetching and handing out, and has the log cut there.
+Each test stops the client between fetching and returning, and truncates the log there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.client import async_consumer, handout
+from fenceline.client import async_consumer, fetch_buffer
 from fenceline.client import consumer as consumer_module
 from fenceline.client import reader as reader_module
 from fenceline.client.async_consumer import AsyncConsumer
@@ -215,7 +215,7 @@ class _Driven(Consumer):
         super().__init__(bootstrap, **_QUICK)
 
     def poll_arrow(self, timeout_ms: float = 0, *, max_bytes: int = 8 * 1024 * 1024, **options: Any) -> Any:
-        return self._face.run(self._async.poll_arrow(timeout_ms, max_bytes=max_bytes, **options))
+        return self._loop_thread.run(self._async.poll_arrow(timeout_ms, max_bytes=max_bytes, **options))
 
 
 @pytest.mark.parametrize("what", ["seek", "pause"])
@@ -247,9 +247,11 @@ def test_records_in_hand_do_not_wait_for_what_takes_long_to_decode(
     gate = Gate()
     with Consumer(cluster.bootstrap, **_QUICK, **{"max.poll.records": 5_000}) as consumer:
         core = consumer._async
-        to_records = handout.to_records
+        to_records = fetch_buffer.to_records
         gated = gate.around(to_records)
-        monkeypatch.setattr(handout, "to_records", lambda piece: (gated if piece.partition == 1 else to_records)(piece))
+        monkeypatch.setattr(
+            fetch_buffer, "to_records", lambda piece: (gated if piece.partition == 1 else to_records)(piece)
+        )
 
         def is_known() -> bool:
             return core.positions.of(short).truncation is not None
@@ -333,7 +335,7 @@ def test_so_does_the_asyncio_face_of_ranges(cluster: ScriptedCluster, monkeypatc
 def _known(monkeypatch: pytest.MonkeyPatch) -> list[LogTruncationError]:
     """The truncations that a reader's loop has found."""
     found: list[LogTruncationError] = []
-    pump = AsyncRangeReader.pump
+    fetch_all = AsyncRangeReader.fetch_all
 
     async def watched(self: AsyncRangeReader, ranges: Any, deliver: Callable[[Any], None], budget: Any) -> None:
         def note(item: Any) -> None:
@@ -341,7 +343,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> list[LogTruncationError]:
             if isinstance(item, LogTruncationError):
                 found.append(item)
 
-        await pump(self, ranges, note, budget)
+        await fetch_all(self, ranges, note, budget)
 
-    monkeypatch.setattr(AsyncRangeReader, "pump", watched)
+    monkeypatch.setattr(AsyncRangeReader, "fetch_all", watched)
     return found
