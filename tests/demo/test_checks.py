@@ -86,7 +86,7 @@ def test_each_wrong_count_of_the_loss_is_found() -> None:
         ({"reported": 0}, "lost ranges reported by the consumer"),
         ({"removed_rows": 0}, "stale rows deleted from the raw table"),
         ({"resent": 0}, "lost records sent again"),
-        ({"audit": "behind"}, "audit of the raw table against the log"),
+        ({"audit": "behind"}, "audit of the raw table"),
         ({"log_errors": 1}, "errors in the logs of all replicas"),
     ]
     for wrong, name in wrongs:

@@ -94,7 +94,7 @@ def test_the_order_of_the_steps() -> None:
         "Node 2 is the only replica in the ISR: these records are committed",
         "The consumer and the raw table have read these records",
         "Node 2 is unreachable. Unclean election: node 3, which lacks these records, is the leader",
-        "Node 3 accepts 8,000 other records from the same offset on",
+        "Node 3 accepts 8,000 other records, starting at the same offset",
         "Node 2 rejoins, truncates its log and writes a loss receipt",
     ]
 

@@ -114,7 +114,7 @@ def check_loss(counts: LossCounts) -> list[Check]:
     """Every lost record has a receipt, was reported by the consumer, deleted from the table and sent again."""
     lost = f"{counts.acknowledged:,}"
     return [
-        Check("audit of the raw table against the log", "equal", counts.audit),
+        Check("audit of the raw table", "equal", counts.audit),
         Check("lost records with a receipt", lost, f"{counts.with_receipt:,}"),
         Check("lost ranges reported by the consumer", str(counts.ranges), str(counts.reported)),
         Check("stale rows deleted from the raw table", lost, f"{counts.removed_rows:,}"),

@@ -115,7 +115,7 @@ def run_loss(
     record(
         f"Node {old.node} is unreachable. Unclean election: node {new.node}, which lacks these records, is the leader"
     )
-    record(f"Node {new.node} accepts {partition.write_to_successor():,} other records from the same offset on")
+    record(f"Node {new.node} accepts {partition.write_to_successor():,} other records, starting at the same offset")
     partition.reconnect(old.node)
     wait(partition.has_receipt, f"node {old.node} has written a receipt for the lost records")
     reconnected_s = record(f"Node {old.node} rejoins, truncates its log and writes a loss receipt")
