@@ -41,13 +41,13 @@ def run(figures: Figures, repeats: int) -> None:
         for _ in range(repeats):
             for side, subject in subjects.items():
                 (other,) = (each for each in subjects.values() if each is not subject)
-                beside(figures, side, "beside a cold reader of 5 GB", subject, of=subject)
+                measure_with_reader(figures, side, "beside a cold reader of 5 GB", subject, of=subject)
                 # The control: the reader loads the same cores, but another broker.
-                beside(figures, side, "beside one at the other broker", subject, of=other)
+                measure_with_reader(figures, side, "beside one at the other broker", subject, of=other)
 
 
-def beside(figures: Figures, side: str, label: str, subject: Subject, *, of: Subject) -> None:
-    latencies, reader_rate = latencies_beside_reader(subject, of=of)
+def measure_with_reader(figures: Figures, side: str, label: str, subject: Subject, *, of: Subject) -> None:
+    latencies, reader_rate = latencies_with_reader(subject, of=of)
     add_percentiles(figures, side, label, latencies)
     quiet = statistics.median(figures.series["quiet: p99"][side].values)
     figures.add(f"{label}: p99 over the quiet one", side, percentile(latencies, 0.99) / quiet, "times")
@@ -55,7 +55,7 @@ def beside(figures: Figures, side: str, label: str, subject: Subject, *, of: Sub
     figures.add(f"{label}: the reader", side, reader_rate * COLD_RECORD_BYTES / 1e6, "MB/s")
 
 
-def latencies_beside_reader(subject: Subject, *, of: Subject) -> tuple[list[float], float]:
+def latencies_with_reader(subject: Subject, *, of: Subject) -> tuple[list[float], float]:
     """Sorted latencies in microseconds while a process reads the topic `cold` of a broker from disk, and the reader's
     records per second.
     """
