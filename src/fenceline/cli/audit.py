@@ -25,7 +25,7 @@ from fenceline.cli.output import (
 from fenceline.errors import OperatorError
 
 AUDIT_EXAMPLES: Final = examples(
-    ("fenceline audit ./flights", "every topic that the table has rows of"),
+    ("fenceline audit ./flights", "all topics in the table"),
     ("fenceline audit ./flights --topic flights --json", "one topic, as JSON"),
     ("fenceline audit ./flights --repair", "what a repair would change; --apply changes it"),
     ("fenceline audit ./flights --repair --kind stale,missing --apply", "delete stale rows, add missing rows"),

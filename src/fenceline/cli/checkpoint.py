@@ -19,7 +19,7 @@ checkpoint = typer.Typer(
 
 @checkpoint.callback()
 def group() -> None:
-    """Typer merges a single command into its group, unless the group has a callback."""
+    """Keeps `export` a subcommand: without a callback, Typer makes a single command the group itself."""
 
 
 @checkpoint.command()

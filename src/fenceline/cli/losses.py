@@ -58,9 +58,7 @@ _DataDir = Annotated[
     typer.Option("--data-dir", help="the data directory with the evidence, if it was moved or copied"),
 ]
 _HEADER: str = "fenceline.lost."
-_NO_RECEIPTS: str = (
-    "There are no loss receipts. Fenceline brokers write one for every loss; Apache Kafka brokers write none."
-)
+_NO_RECEIPTS: str = "There are no loss receipts. Brokers of Apache Kafka write none."
 _NO_MATCH: str = "There are no loss receipts of this topic and class."
 
 

@@ -46,7 +46,7 @@ def verify(
         bool, typer.Option("--compare/--no-compare", help="compare the replicas of each partition")
     ] = True,
     allow_gaps: Annotated[
-        bool, typer.Option("--allow-gaps", help="do not report offset gaps, which are normal in compacted topics")
+        bool, typer.Option("--allow-gaps", help="treat every topic as compacted: offset gaps are not errors")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -42,7 +42,7 @@ MONTHS: Final = 12
 _MONTH_S: Final = 1.0
 _TIMEOUT_S: Final = 600.0
 _POLL_S: Final = 0.3
-_DERIVE_EVERY_S: Final = 1.0
+_AGGREGATE_EVERY_S: Final = 1.0
 _REPAIRS_EVERY_S: Final = 2.0
 
 
@@ -99,14 +99,14 @@ class _Demo:
                 return in_table and watcher.has_read(ends) and pipeline.connector_caught_up(ends)
 
             feed = Feed(cluster.bootstrap, TOPIC, self._flights.months(PARTITIONS), cluster.busy)
-            stage = BusyPartition(cluster, feed, readers_caught_up)
-            scenario = Scenario(stage, feed, self._timeline, before=self._before, pause_s=_MONTH_S)
+            partition = BusyPartition(cluster, feed, readers_caught_up)
+            scenario = Scenario(partition, feed, self._timeline, before=self._before, pause_s=_MONTH_S)
             workers = [
                 watcher,
                 scenario,
                 RepeatingWorker("leaders", self._record_leaders, _POLL_S, retries=True),
                 RepeatingWorker("ends", self._record_ends, _POLL_S, retries=True),
-                RepeatingWorker("aggregate", pipeline.update_aggregate, _DERIVE_EVERY_S),
+                RepeatingWorker("aggregate", pipeline.update_aggregate, _AGGREGATE_EVERY_S),
             ]
             for worker in workers:
                 worker.start()
@@ -121,12 +121,12 @@ class _Demo:
             report.connector, report.connector_skipped = pipeline.connector(), "" if jars else NO_JARS
             logs = read_logs(cluster.bootstrap, TOPIC, range(PARTITIONS))
         report.produced, report.producing_s = feed.produced, feed.producing_s
-        report.lost = lost_ranges(stage.receipts, watcher.truncations)
+        report.lost = lost_ranges(partition.receipts, watcher.truncations)
         self._report_tables(pipeline.raw_table, scenario, logs)
         tables = read_tables(pipeline.raw_table, pipeline.hourly_table)
         report.checks = check_loss(
             LossCounts(
-                acknowledged=stage.acknowledged,
+                acknowledged=partition.acknowledged,
                 with_receipt=report.lost_records,
                 ranges=len(report.lost),
                 reported=sum(lost.reported_s is not None for lost in report.lost),
