@@ -1,4 +1,4 @@
-# Everything a newcomer needs: `make demo` and `make test`. Each target does its own set-up.
+# Start with `make demo` and `make test`. Each target does its own setup.
 SHELL := /bin/bash
 PYTHON ?= python3
 UV_VERSION := 0.13.8
@@ -15,14 +15,14 @@ KERNEL_SOURCES := pyproject.toml setup.py $(wildcard src/fenceline/*.pxd src/fen
 
 .PHONY: help setup demo test test-spark43 simulate bench lint format rules soak lock jars java clean
 
-help:  ## show this list
+help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(BUILD_STAMP)  ## create .venv with the locked dependencies and build the kernel
+setup: $(BUILD_STAMP)  ## create .venv with the locked dependencies and build the compiled modules
 
 $(BIN)/uv:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Fenceline needs Python 3.11 or newer; $(PYTHON) is older. Set PYTHON=python3.x"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "The venv module is missing: install your system's python3-venv package"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Fenceline needs Python 3.11 or newer, and $(PYTHON) is older. Set PYTHON=python3.x"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "The venv module is missing: install the python3-venv package"; exit 1; }
 	@$(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
 
 $(LOCK_STAMP): requirements.lock | $(BIN)/uv
@@ -36,10 +36,10 @@ $(BUILD_STAMP): $(LOCK_STAMP) $(KERNEL_SOURCES)
 	@$(BIN)/python -m compileall -q src
 	@touch $@
 
-java:  ## find Java 17+, or install a headless JRE where that is allowed
+java:  ## check for Java 17+; install a headless JRE if running as root on Debian or Ubuntu
 	@bash tools/ensure_java.sh
 
-jars: $(JARS)/.complete $(OLD_JARS)/.complete  ## fetch Apache Kafka's and Spark's connector jars (tests and bench compare against them)
+jars: $(JARS)/.complete $(OLD_JARS)/.complete  ## download the jars of Apache Kafka and Spark's Kafka connector, for tests and benchmarks
 
 $(JARS)/.complete: tools/kafka/pom.xml tools/kafka/connector.xml
 	@bash tools/fetch_jars.sh $(KAFKA_VERSION) $(JARS)
@@ -47,8 +47,8 @@ $(JARS)/.complete: tools/kafka/pom.xml tools/kafka/connector.xml
 $(OLD_JARS)/.complete: tools/kafka/old.xml
 	@bash tools/fetch_jars.sh $(OLD_KAFKA_VERSION) $(OLD_JARS) old
 
-demo: setup java  ## flights through three brokers and Spark; records are lost, told of, and taken out of the tables
-	@# Spark's own connector runs beside it; without Maven, or without a way to its jars, the demo goes on alone.
+demo: setup java  ## stream flights through three brokers and Spark, with a data loss that is reported and repaired
+	@# Spark's own Kafka connector runs for comparison; without its jars and Maven, the demo skips it.
 	@ls $(JARS)/connector/*.jar >/dev/null 2>&1 || ! command -v mvn >/dev/null || timeout 120 bash tools/fetch_jars.sh $(KAFKA_VERSION) $(JARS) connector || true
 	@$(BIN)/fenceline demo
 
@@ -58,20 +58,20 @@ OPERATIONS := $(BIN)/python -m fenceline.testing.simulation operations
 MEMBERS := $(BIN)/python -m fenceline.testing.simulation members
 CORPUS := tests/simulation/corpus.txt
 
-test: setup java  ## all tests (those against real Kafka need Maven)
+test: setup java  ## run all tests (those against Apache Kafka need Maven)
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS) $(OLD_KAFKA_VERSION) $(OLD_JARS)
-	@# Three workers on two cores: who waits for a JVM or for a process leaves its core to the others.
+	@# Three workers on two cores: a worker that waits for a JVM or another process uses no CPU.
 	@$(BIN)/python -m pytest -n 3
-	@echo "300 seeds of simulated quorums and controllers ..."
+	@echo "Simulating quorums and controllers, 300 seeds ..."
 	@$(SIMULATION) --seeds 0..300 --workers 2 --progress 100
-	@echo "300 seeds of simulated clusters with data ..."
+	@echo "Simulating clusters with data, 300 seeds ..."
 	@$(CLUSTERS) --seeds 0..300 --workers 2 --progress 100
-	@echo "100 seeds of simulated clusters with operators ..."
+	@echo "Simulating clusters with operators, 100 seeds ..."
 	@$(OPERATIONS) --seeds 0..100 --workers 2 --progress 50
-	@echo "The same logs and data path without the compiled modules ..."
+	@echo "Testing logs and the data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
 
-test-spark43: setup java $(SPARK43)/.locked  ## the Spark tests again under PySpark 4.3.0, without Spark's own connector
+test-spark43: setup java $(SPARK43)/.locked  ## run the Spark tests with PySpark 4.3.0, without Spark's own connector
 	@PYTHONPATH="$(CURDIR)/src" $(SPARK43)/bin/python -m pytest -m "not kafka" tests/spark
 
 $(SPARK43)/.locked: requirements.lock requirements-spark43.lock | $(BIN)/uv
@@ -84,34 +84,34 @@ $(SPARK43)/.locked: requirements.lock requirements-spark43.lock | $(BIN)/uv
 
 SEEDS ?= 0..2000
 
-simulate: setup  ## the corpus, 2,000 seeds of simulated quorums, of clusters, and of clusters with operators (SEEDS=A..B)
+simulate: setup  ## simulate the corpus and 2,000 seeds of quorums, clusters and operators (SEEDS=A..B)
 	@$(OPERATIONS) --corpus $(CORPUS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(SIMULATION) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(CLUSTERS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(MEMBERS) --seeds $(SEEDS) --workers 2 --progress 100
 
-soak: setup java  ## half an hour of chaos on processes, kill loops, fuzzing; then new simulated seeds until stopped
+soak: setup java  ## run chaos tests, kill loops and fuzzing for half an hour; then simulate new seeds until stopped
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS) $(OLD_KAFKA_VERSION) $(OLD_JARS)
 	@$(BIN)/python -m pytest -m soak --timeout=0
 	@$(SIMULATION) --seeds $$(date +%s).. --stop --workers 2 --progress 1000
 
-bench: setup java $(JARS)/.complete  ## measure beside Apache Kafka; writes benchmarks/results/
+bench: setup java $(JARS)/.complete  ## run the benchmarks against Apache Kafka; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks
 
-lint: setup  ## formatting, ruff, strict types, import contracts
+lint: setup  ## check formatting, lint, types and import contracts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-format: setup  ## rewrite formatting and imports
+format: setup  ## format the code and sort imports
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-rules: setup  ## write docs/rules/coverage.md anew: which code and which tests cite each rule
+rules: setup  ## regenerate docs/rules/coverage.md: the code and tests that cite each rule
 	@$(BIN)/python -m tests.rules_coverage
 
-lock: $(BIN)/uv  ## resolve requirements.lock anew from pyproject.toml
+lock: $(BIN)/uv  ## regenerate requirements.lock from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 --all-extras pyproject.toml -o requirements.lock
 
 clean:

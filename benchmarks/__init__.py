@@ -1,5 +1,5 @@
 """Measurements side by side with Apache Kafka and Spark's own connector, in the same run on the same machine.
 
-Absolute times of a shared machine prove nothing; every figure is given for both sides with its ratio, as minimum,
-median and maximum over the repeats, after both sides were warmed up.
+Absolute times on a shared machine are not comparable: every figure is reported for both sides with their ratio, as
+minimum, median and maximum over the repeats, after a warm-up of both sides.
 """

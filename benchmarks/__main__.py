@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME...]`: run all benchmarks or those named, write `benchmarks/results/`."""
+"""`python -m benchmarks [NAME...]`: runs all or the given benchmarks, and writes `benchmarks/results/`."""
 
 from __future__ import annotations
 
@@ -13,35 +13,33 @@ NAMES = {
     "startup": "spawn to the first Metadata answer, memory at rest",
     "produce": "ProducerPerformance and confluent-kafka, 100 B and 1 KB",
     "consume": "confluent-kafka and ConsumerPerformance, 100 B",
-    "latency": "one synchronous record through librdkafka, quiet and beside a cold reader",
-    "client": "our own client: poll_arrow and send_arrow",
-    "snapshots": "100,000 and 1,000,000 partitions: snapshot generated and loaded, memory of the image",
+    "latency": "one synchronous record through librdkafka, alone and with a concurrent cold reader",
+    "client": "Fenceline's client: poll_arrow and send_arrow",
+    "snapshots": "metadata snapshots of 100,000 and 1,000,000 partitions: generating, loading, memory",
     "quorum": "three combined nodes: start, memory, failover, topics; a controller that joins late",
-    "replication": "three nodes, replication factor 3: produce, failover, catching up, at rest (BENCH_ROWS)",
-    "truncation": "an unclean election under a polling consumer, until it is told",
-    "groups": "10,000 idle groups, a coordinator of 1,000,000 offsets that is lost (BENCH_ROWS)",
-    "large_group": "one group of the consumer protocol with 1,000 members: sharing out, heartbeats",
-    "simulation": "simulated time over real time, three controllers with a broker each",
-    "compaction": "a dirty log of one partition, by the node's cleaner",
-    "partitions": "10,000 partitions, 500 topics one by one, an idle node",
-    "verify": "fenceline verify over segments, beside Kafka's DumpLogSegments",
-    "spark": "batch and stream against Spark's own connector (BENCH_ROWS)",
-    "spark_tables": "tables kept equal to the log: sink, audit, backfill, end to end (BENCH_ROWS)",
-    "spark_repair": "300,000 rows of a table of 5 M that an unclean election has made stale",
+    "replication": "three nodes, replication factor 3: produce, failover, catching up, idle (BENCH_ROWS)",
+    "truncation": "an unclean election under a polling consumer: time until it reports the truncation",
+    "groups": "10,000 idle groups; failover of a coordinator with 1,000,000 offsets (BENCH_ROWS)",
+    "large_group": "one group of the consumer protocol with 1,000 members: rebalances, heartbeats",
+    "simulation": "simulated time per real time, three controllers and brokers",
+    "compaction": "the log cleaner on a dirty log of one partition",
+    "partitions": "10,000 partitions; 500 topics one by one; an idle node",
+    "verify": "fenceline verify against Kafka's DumpLogSegments",
+    "spark": "batch and streaming against Spark's own connector (BENCH_ROWS)",
+    "spark_tables": "Delta tables: sink, audit, backfill, end-to-end latency (BENCH_ROWS)",
+    "spark_repair": "repair of 300,000 stale rows in a table of 5 M after an unclean election",
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=f"{__doc__}\n\nBENCH_BASE=FOLDER: beside nodes of another checkout instead of Apache Kafka.",
+        description=f"{__doc__}\n\nBENCH_BASE=DIRECTORY: compare with another checkout instead of Apache Kafka.",
         epilog="\n".join(f"  {name:<12} {text}" for name, text in NAMES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="one or more of the names below; all when none is given"
-    )
-    parser.add_argument("--repeats", type=int, default=3, help="counted runs of each figure (default 3)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="names from the list below (default: all)")
+    parser.add_argument("--repeats", type=int, default=3, help="measured runs of each figure (default 3)")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:

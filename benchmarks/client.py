@@ -1,4 +1,4 @@
-"""Our own client beside confluent-kafka, both against a Fenceline node: rows read and sent as Arrow, 100 B records."""
+"""Fenceline's client against confluent-kafka, both on a Fenceline node: rows read and sent as Arrow, 100 B records."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fenceline.client import Consumer, Producer, TopicPartition
 
 PARTITIONS = 4
 RECORDS = 4_000_000
-A_CALL = 10_000
-"""Records that one poll gives at most, as `confluent_consume` asks for."""
-BY_DEFAULT = 500
+PER_POLL = 10_000
+"""`max.poll.records`, the batch size of `confluent_consume`."""
+DEFAULT_PER_POLL = 500
 SENT_ROWS = 2_000_000
 WARM_UPS = 1
 TOPIC = "client-100"
@@ -28,7 +28,7 @@ def run(figures: Figures, repeats: int) -> None:
         for attempt in range(WARM_UPS + repeats):
             ours, cpu = poll_arrow(node.bootstrap)
             theirs = confluent_consume(node.bootstrap, TOPIC, PARTITIONS, RECORDS)
-            polled, polled_by_default = poll(node.bootstrap, A_CALL), poll(node.bootstrap, BY_DEFAULT)
+            polled, polled_by_default = poll(node.bootstrap, PER_POLL), poll(node.bootstrap, DEFAULT_PER_POLL)
             sent = send_arrow(node.bootstrap)
             if attempt >= WARM_UPS:
                 figures.add("consume as Arrow", "fenceline", ours, "rows/s")
@@ -36,14 +36,14 @@ def run(figures: Figures, repeats: int) -> None:
                 figures.add("consume as Arrow: client CPU", "fenceline", cpu, "s")
                 figures.add("poll() records", "fenceline", polled, "rows/s")
                 figures.add("poll() records", "confluent-kafka", theirs, "rows/s")
-                figures.add(f"poll() records, {BY_DEFAULT} a call", "fenceline", polled_by_default, "rows/s")
-                figures.add(f"poll() records, {BY_DEFAULT} a call", "confluent-kafka", theirs, "rows/s")
+                figures.add(f"poll() records, {DEFAULT_PER_POLL} a call", "fenceline", polled_by_default, "rows/s")
+                figures.add(f"poll() records, {DEFAULT_PER_POLL} a call", "confluent-kafka", theirs, "rows/s")
                 figures.add("send_arrow()", "fenceline", sent, "rows/s")
     finally:
         node.close()
 
 
-def _consumer(bootstrap: str, max_poll_records: int = A_CALL) -> Consumer:
+def _consumer(bootstrap: str, max_poll_records: int = PER_POLL) -> Consumer:
     consumer = Consumer(bootstrap, **{"enable.auto.commit": False, "max.poll.records": max_poll_records})
     consumer.assign([TopicPartition(TOPIC, index) for index in range(PARTITIONS)])
     consumer.seek_to_beginning()
@@ -51,7 +51,7 @@ def _consumer(bootstrap: str, max_poll_records: int = A_CALL) -> Consumer:
 
 
 def poll_arrow(bootstrap: str) -> tuple[float, float]:
-    """Rows a second from the first batch on, and CPU seconds of this process."""
+    """Rows per second from the first batch on, and CPU seconds of this process."""
     before = time.process_time()
     with _consumer(bootstrap) as consumer:
         rows, started = 0, 0.0
@@ -66,7 +66,7 @@ def poll_arrow(bootstrap: str) -> tuple[float, float]:
 
 
 def poll(bootstrap: str, max_poll_records: int) -> float:
-    """Rows a second from the first ones on."""
+    """Rows per second from the first poll with records on."""
     with _consumer(bootstrap, max_poll_records) as consumer:
         rows, started = 0, 0.0
         while rows < RECORDS:
@@ -83,9 +83,9 @@ def send_arrow(bootstrap: str) -> float:
     table = pa.table({"value": pa.array([b"x" * 100] * 200_000, pa.binary())})
     with Producer(bootstrap) as producer:
         started = time.perf_counter()
-        promises = [producer.send_arrow(table, "sent") for _ in range(SENT_ROWS // table.num_rows)]
-        for promise in promises:
-            promise.result()
+        deliveries = [producer.send_arrow(table, "sent") for _ in range(SENT_ROWS // table.num_rows)]
+        for delivery in deliveries:
+            delivery.result()
         elapsed = time.perf_counter() - started
     delete_topics(bootstrap, ["sent"])
     return SENT_ROWS / elapsed

@@ -1,6 +1,6 @@
-"""Clusters of processes under measurement, of either kind, with the same properties.
+"""Clusters of processes under measurement, of Fenceline or Apache Kafka, with the same properties.
 
-Formatted and not started when they are entered: benchmarks start them, so that all can be timed from outside.
+They are formatted but not started on entry: benchmarks start them, to measure from outside.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from fenceline.testing.waiting import eventually
 
 PATIENCE_S: Final = 120.0
 STEP_S: Final = 0.005
-IMPATIENT: Final = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
-"""Properties of brokers whose silence the controller soon takes for their end."""
+SHORT_SESSIONS: Final = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
+"""Broker properties with which the controller soon fences a silent broker."""
 _VOTERS: Final = 3
 
 wait_for = partial(eventually, wait_s=PATIENCE_S, step_s=STEP_S)
 
 
 class ClusterUnderTest(MixedCluster):
-    """Three nodes of `roles` that begin a quorum; `joining` more are formatted, and join when they are started."""
+    """Three nodes of `roles` that form a quorum; `joining` more nodes are formatted, and join when they are started."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ClusterUnderTest(MixedCluster):
         joining: int = 0,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        # Python's compiled files are where they are after any first start; the checkout may forbid to write them.
+        # Cache compiled files outside of the checkout, which may be read-only.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment["PYTHONPYCACHEPREFIX"] = str(root.parent / f"pycache-{side}")
         environment |= source_of(side)
@@ -63,7 +63,7 @@ class ClusterUnderTest(MixedCluster):
         shutil.rmtree(self.root, ignore_errors=True)
 
     def start_voters(self) -> float:
-        """Seconds from the first spawn until all brokers know all, or all controllers listen and one leads."""
+        """Seconds from the first spawn until all brokers know each other, or all controllers listen with a leader."""
         started = time.perf_counter()
         for node in self.voters:
             node.start()
@@ -76,17 +76,17 @@ class ClusterUnderTest(MixedCluster):
         return time.perf_counter() - started
 
     def wait_caught_up(self) -> None:
-        """Until every voter has the whole log and asked for more a moment ago."""
+        """Wait until every voter has the complete log and has fetched within the last second."""
 
-        def look() -> bool:
+        def is_caught_up() -> bool:
             found = self._quorum()
             fetched = [v.last_fetch_ms or 0 for v in found.voters if v.replica_id != found.leader_id]
             return all(v.lag == 0 for v in found.voters) and min(fetched) > (time.time() - 1) * 1000
 
-        eventually(look, f"all voters of {self.side} caught up", wait_s=PATIENCE_S, step_s=0.1)
+        eventually(is_caught_up, f"all voters of {self.side} caught up", wait_s=PATIENCE_S, step_s=0.1)
 
     def _quorum(self) -> QuorumDescription:
-        """Asked at the controllers. Raises FencelineError."""
+        """From the controllers. Raises FencelineError."""
         where = ",".join(each.controller for each in self.voters)
         with Admin({"bootstrap.controllers": where, "default.api.timeout.ms": 5000}) as admin:
             return admin.describe_quorum()

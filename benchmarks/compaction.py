@@ -1,7 +1,7 @@
-"""Log compaction: from when a topic's dirty log is due until the node says in its checkpoint that it is done.
+"""Log compaction: from the moment when a topic's log becomes cleanable until the cleaner checkpoint covers it.
 
-The same records for both, in segments of 64 MiB; the topic's `min.cleanable.dirty.ratio` keeps the cleaner away until
-all of them are there. Bytes are those of the sealed segments, read once.
+Both sides get the same records, in segments of 64 MiB; `min.cleanable.dirty.ratio` of the topic blocks the cleaner
+until all of them are written. Bytes are those of the inactive segments, read once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "1 KB lz4, 100,000 keys": {"records": 500_000, "size_bytes": 1_000, "keys": 100_000, "codec": "lz4"},
     "100 B, batches of 1": {"records": 400_000, "size_bytes": 100, "keys": 50_000, "batch": 1},
 }
-_SAFE_S = 7.0
-"""Until recovery points are on the disk."""
-_LOOK_S = 0.002
+_FLUSH_S = 7.0
+"""Wait until recovery points are written."""
+_POLL_S = 0.002
 
 
 def run(figures: Figures, repeats: int) -> None:
@@ -50,7 +50,7 @@ def measure(
     with Admin(subject.bootstrap) as admin:
         admin.create_topics([NewTopic(topic, 1, 1, configs=TOPIC_SETTINGS)])
         write(subject.bootstrap, topic, **row)
-        time.sleep(_SAFE_S)
+        time.sleep(_FLUSH_S)
         sealed = sorted((data / f"{topic}-0").glob("*.log"))
         active = int(sealed.pop().stem)
         size_bytes = sum(path.stat().st_size for path in sealed)
@@ -68,7 +68,7 @@ def measure(
 
 
 def write(bootstrap: str, topic: str, *, records: int, size_bytes: int, keys: int, **how: Any) -> None:
-    """Random values, so that they are what a codec finds little in."""
+    """Write random values, which compress badly."""
     from confluent_kafka import Producer
 
     rng = Random(7)
@@ -95,10 +95,10 @@ def write(bootstrap: str, topic: str, *, records: int, size_bytes: int, keys: in
 
 
 def wait_for(path: Path, line: str, *, timeout_s: float = 600) -> None:
-    """Until a checkpoint has this line."""
+    """Wait until a checkpoint file has this line."""
     deadline_s = time.perf_counter() + timeout_s
     while time.perf_counter() < deadline_s:
         if path.exists() and line in path.read_text().splitlines():
             return
-        time.sleep(_LOOK_S)
-    raise TimeoutError(f"{path} does not say {line!r}")
+        time.sleep(_POLL_S)
+    raise TimeoutError(f"{path} has no line {line!r}")

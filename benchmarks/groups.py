@@ -1,10 +1,11 @@
-"""Groups: memory of 10,000 idle ones, and a coordinator of a million committed offsets that is lost.
+"""Groups: memory of 10,000 idle groups, and failover of a coordinator with a million committed offsets.
 
-What a coordinator that is killed, or stopped, costs is the time until a client that asks for a position is told it. A
-coordinator that is stopped hands over before it ends: what is left then is the load. No position may be told wrong.
+Failover is the time from the kill or stop of a coordinator until OffsetFetch returns an offset again. A coordinator
+that is stopped hands over before it ends: then only the load of the offsets remains. Every returned offset must be
+right.
 
-`BENCH_ROWS` names what to run (the keys of `ROWS`, with commas), both when it is not set; `BENCH_GROUPS` (of
-`idle`), `BENCH_OFFSETS` (of `failover`, in thousands) and `BENCH_ROUNDS` shorten it.
+`BENCH_ROWS` selects the rows (keys of `ROWS`, comma-separated; default: all); `BENCH_GROUPS` (of `idle`),
+`BENCH_OFFSETS` (of `failover`, in thousands) and `BENCH_ROUNDS` shorten the run.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ LARGE_GROUPS: Final = int(os.environ.get("BENCH_OFFSETS", "1000"))
 """Times PARTITIONS: a million offsets."""
 CONNECTIONS: Final = 20
 ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", "3"))
-_ANSWER_MS: Final = 60_000
+_REQUEST_TIMEOUT_MS: Final = 60_000
 _STEP_S: Final = 0.005
 _SESSION_MS: Final = 1_800_000
-_NOT_NOW: Final = frozenset(
+_RETRIABLE: Final = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 )
 
@@ -83,7 +84,7 @@ async def _join_all(bootstrap: str, numbers: Iterable[int]) -> None:
 
 
 async def _join(connection: Connection, group: str) -> None:
-    """One member joins, is assigned, and commits."""
+    """One member joins, gets an assignment, and commits."""
     subscription = b"\x00\x00\x00\x00\x00\x01\x00\x04idle\xff\xff\xff\xff"
     joining = {
         "group_id": group,
@@ -102,7 +103,7 @@ async def _join(connection: Connection, group: str) -> None:
     await _commit(connection, group, "idle", OFFSETS_EACH, joined.generation_id, joined.member_id)
 
 
-# --- losing the coordinator -------------------------------------------------------------------------------------------
+# --- coordinator failover ---------------------------------------------------------------------------------------------
 
 
 def failover(figures: Figures) -> None:
@@ -125,10 +126,10 @@ def _fail_over(figures: Figures, side: str, directory: Path) -> None:
         figures.add(f"{count:,} offsets committed", side, count / (time.perf_counter() - started), "offsets/s")
         for _ in range(ROUNDS):
             for what in ("killed", "stopped"):
-                _lose(figures, cluster, what, count)
+                _measure_failover(figures, cluster, what, count)
 
 
-def _lose(figures: Figures, cluster: ClusterUnderTest, what: str, count: int) -> None:
+def _measure_failover(figures: Figures, cluster: ClusterUnderTest, what: str, count: int) -> None:
     cluster.wait_complete()
     wait_for(lambda: _all_in_sync(cluster), "all replicas are in sync")
     controller = cluster.leader()
@@ -142,8 +143,8 @@ def _lose(figures: Figures, cluster: ClusterUnderTest, what: str, count: int) ->
     else:
         node.stop()
         moment = time.monotonic()
-    told = asyncio.run(_until_told([each.bootstrap for each in staying], node.node_id))
-    figures.add(f"{label}: until a position is told", cluster.side, told - moment, "s")
+    answered = asyncio.run(_until_answered([each.bootstrap for each in staying], node.node_id))
+    figures.add(f"{label}: until a position is told", cluster.side, answered - moment, "s")
     node.start()
 
 
@@ -156,37 +157,37 @@ def _all_in_sync(cluster: ClusterUnderTest) -> bool:
         return len(admin.metadata(["__consumer_offsets"]).topics["__consumer_offsets"].partitions[0].isr) == 3
 
 
-async def _until_told(bootstraps: list[str], gone: int) -> float:
-    """When a staying broker, found by asking them in turn, tells a position. Raises AssertionError for a wrong one."""
+async def _until_answered(bootstraps: list[str], lost_id: int) -> float:
+    """The time at which a remaining broker returns an offset. Raises AssertionError for a wrong offset."""
     deadline = time.monotonic() + 120
     turn = 0
     while time.monotonic() < deadline:
         turn += 1
         with suppress(OSError, FencelineError):
             found = await _coordinator_at(bootstraps[turn % len(bootstraps)])
-            if found is not None and found[0] != gone and await _tells(found[1]):
+            if found is not None and found[0] != lost_id and await _returns_offsets(found[1]):
                 return time.monotonic()
         await asyncio.sleep(_STEP_S)
-    raise TimeoutError("no position is told")
+    raise TimeoutError("no offset was returned")
 
 
-async def _tells(bootstrap: str) -> bool:
+async def _returns_offsets(bootstrap: str) -> bool:
     connection = await _connect(bootstrap)
     try:
         group = f"large-{LARGE_GROUPS - 1}"
         topics = [{"name": "many", "partition_indexes": [0, PARTITIONS - 1]}]
         fields = {"group_id": group, "topics": topics, "require_stable": False}
         while True:
-            answer = await connection.call(ApiKey.OFFSET_FETCH, 7, fields, timeout_ms=_ANSWER_MS)
+            answer = await connection.call(ApiKey.OFFSET_FETCH, 7, fields, timeout_ms=_REQUEST_TIMEOUT_MS)
             code = ErrorCode(answer.error_code)
             if code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
                 await asyncio.sleep(_STEP_S)
                 continue
-            if code in _NOT_NOW:
+            if code in _RETRIABLE:
                 return False
             assert code is ErrorCode.NONE, code
-            told = [each.committed_offset for each in answer.topics[0].partitions]
-            assert told == [1_000, 1_000 + PARTITIONS - 1], f"a known position is told as {told}"
+            offsets = [each.committed_offset for each in answer.topics[0].partitions]
+            assert offsets == [1_000, 1_000 + PARTITIONS - 1], f"wrong offsets: {offsets}"
             return True
     finally:
         connection.close()
@@ -233,21 +234,21 @@ async def _coordinator_at(bootstrap: str) -> tuple[int, str] | None:
     connection = await _connect(bootstrap)
     try:
         fields = {"key": "large-0", "key_type": 0}
-        answer = await connection.call(ApiKey.FIND_COORDINATOR, 3, fields, timeout_ms=_ANSWER_MS)
+        answer = await connection.call(ApiKey.FIND_COORDINATOR, 3, fields, timeout_ms=_REQUEST_TIMEOUT_MS)
     finally:
         connection.close()
     return (answer.node_id, f"{answer.host}:{answer.port}") if not answer.error_code else None
 
 
 async def _until_done(connection: Connection, api: ApiKey, version: int, fields: dict[str, Any]) -> Any:
-    deadline = time.monotonic() + _ANSWER_MS / 1000
+    deadline = time.monotonic() + _REQUEST_TIMEOUT_MS / 1000
     while True:
-        answer = await connection.call(api, version, fields, timeout_ms=_ANSWER_MS)
+        answer = await connection.call(api, version, fields, timeout_ms=_REQUEST_TIMEOUT_MS)
         if not answer.error_code:
             return answer
         code = ErrorCode(answer.error_code)
-        assert code in _NOT_NOW, code
-        assert time.monotonic() < deadline, f"{api.name}: {code.name} for a minute"
+        assert code in _RETRIABLE, code
+        assert time.monotonic() < deadline, f"{api.name}: still {code.name} after a minute"
         await asyncio.sleep(_STEP_S)
 
 
@@ -272,11 +273,11 @@ async def _commit(
         "topics": [{"name": topic, "partitions": partitions}],
     }
     while True:
-        answer = await connection.call(ApiKey.OFFSET_COMMIT, 8, fields, timeout_ms=_ANSWER_MS)
+        answer = await connection.call(ApiKey.OFFSET_COMMIT, 8, fields, timeout_ms=_REQUEST_TIMEOUT_MS)
         codes = {ErrorCode(each.error_code) for each in answer.topics[0].partitions}
         if codes == {ErrorCode.NONE}:
             return
-        assert codes <= _NOT_NOW, codes
+        assert codes <= _RETRIABLE, codes
         await asyncio.sleep(_STEP_S)
 
 

@@ -1,4 +1,4 @@
-"""Subjects, clocks and result files. Owns how a figure is taken and written; measures nothing itself."""
+"""Brokers under measurement, CPU and memory readings, and result files. Owns how figures are recorded and written."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ Side = Literal["fenceline", "kafka", "before"]
 _BASE: Final = os.environ.get("BENCH_BASE", "")
 OTHER_SIDE: Final[Side] = "before" if _BASE else "kafka"
 SIDES: Final[tuple[Side, ...]] = ("fenceline", OTHER_SIDE)
-"""`BENCH_BASE` names a checkout of an older commit, after `make setup`, whose nodes run where those of Apache Kafka do
-otherwise."""
+"""If `BENCH_BASE` is set to a checkout of another commit, after `make setup`, its nodes run instead of Apache Kafka."""
 
 
 class Subject(Protocol):
@@ -59,7 +58,7 @@ def start_before(**options: Any) -> EmbeddedNode:
 
 
 def source_of(side: Side) -> dict[str, str]:
-    """What of the environment makes a Python process of this side run its own source."""
+    """Environment variables with which a Python process runs the source of this side."""
     return {"PYTHONPATH": str(Path(_BASE).resolve() / "src")} if side == "before" else {}
 
 
@@ -73,7 +72,7 @@ STARTERS: dict[Side, Callable[..., Any]] = {side: _STARTERS[side] for side in SI
 
 @contextmanager
 def both(**options: Any) -> Iterator[dict[str, Subject]]:
-    """Both of `SIDES`, running, with the same broker properties in `overrides`."""
+    """Run both of `SIDES`, with the same broker properties in `overrides`."""
     running: dict[str, Subject] = {}
     try:
         for name, start in STARTERS.items():
@@ -86,7 +85,7 @@ def both(**options: Any) -> Iterator[dict[str, Subject]]:
 
 @dataclass(slots=True)
 class Series:
-    """Repeats of one figure on one side."""
+    """Values of one figure on one side."""
 
     unit: str
     values: list[float] = field(default_factory=list)
@@ -105,7 +104,7 @@ class Series:
 
 
 class Figures:
-    """What one benchmark found: figure name -> side -> series."""
+    """Figures of one benchmark: figure name -> side -> series."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -133,9 +132,9 @@ class Figures:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system CPU seconds so far of a process, of what it started, and of what of that has ended.
+    """User and system CPU seconds of a process and its descendants, including those that have ended.
 
-    A process that ended counts where it was waited for: in its parent. So the sum never goes down.
+    The time of an ended process is counted in the parent that reaped it, so the sum never decreases.
     """
     while True:
         try:
@@ -144,7 +143,7 @@ def cpu_seconds(pid: int) -> float:
             if _tree(pid) == tree:
                 return total
         except psutil.NoSuchProcess:
-            # One of them ended meanwhile; if it was not the first one, its parent has its time now.
+            # A process ended meanwhile; if it was a descendant, its parent has its time now.
             if not psutil.pid_exists(pid):
                 raise
 
@@ -160,31 +159,31 @@ def resident_mb(pid: int) -> float:
 
 @contextmanager
 def cpu_of(pid: int) -> Iterator[Callable[[], float]]:
-    """CPU seconds that the process used since the block was entered."""
+    """CPU seconds of the process since the start of the block."""
     before = cpu_seconds(pid)
     yield lambda: cpu_seconds(pid) - before
 
 
-def cpu_in(pid: int, wait_s: float, *, look_s: float = 0.5) -> float:
-    """CPU seconds in the next `wait_s` seconds of a process and of those that it started, looked at every `look_s`.
+def cpu_in(pid: int, wait_s: float, *, sample_s: float = 0.5) -> float:
+    """CPU seconds of a process and its descendants in the next `wait_s` seconds, sampled every `sample_s`.
 
-    For those that do little: unlike `cpu_of` it takes no part of what they did before, though one ends meanwhile that
-    nobody waits for (workers of PySpark's daemon). What such a one does after the last look at it does not count.
+    For mostly idle processes: unlike `cpu_of`, it never counts earlier time of a descendant that ends meanwhile and is
+    reaped late (workers of PySpark's daemon). Time after the last sample of such a descendant is not counted.
     """
 
-    def look() -> dict[psutil.Process, float]:
+    def sample() -> dict[psutil.Process, float]:
         seconds = {}
         for each in _tree(pid):
             with suppress(psutil.NoSuchProcess):
                 seconds[each] = sum(each.cpu_times()[:2])
         return seconds
 
-    first = look()
+    first = sample()
     last = dict(first)
     ends_s = time.monotonic() + wait_s
     while (left_s := ends_s - time.monotonic()) > 0:
-        time.sleep(min(look_s, left_s))
-        last |= look()
+        time.sleep(min(sample_s, left_s))
+        last |= sample()
     return sum(seconds - first.get(each, 0.0) for each, seconds in last.items())
 
 
@@ -195,13 +194,13 @@ def scratch() -> Iterator[Path]:
 
 
 def run_rows(figures: Figures, rows: Mapping[str, Callable[[], None]], *, parts: Collection[str] = ()) -> None:
-    """Run those that `BENCH_ROWS` names, with commas, or all but `parts` of others. What each found is written when it
-    is over, whatever becomes of those behind it. Raises when one of them failed.
+    """Run the rows in `BENCH_ROWS` (comma-separated), or all except `parts`, which are parts of other rows. The figures
+    of each row are written at its end. Raises RuntimeError if a row failed.
     """
     wanted = [name for name in os.environ.get("BENCH_ROWS", "").split(",") if name]
     wanted = wanted or [name for name in rows if name not in parts]
     if unknown := [name for name in wanted if name not in rows]:
-        raise ValueError(f"BENCH_ROWS names {', '.join(unknown)}; known: {', '.join(rows)}")
+        raise ValueError(f"Unknown rows in BENCH_ROWS: {', '.join(unknown)}; known rows: {', '.join(rows)}")
     failed = []
     for name in wanted:
         try:
@@ -243,7 +242,7 @@ def commit(root: Path = ROOT) -> str:
 
 
 def write_results(results: Mapping[str, Figures]) -> Path:
-    """Merge into `results/<date>-<commit>.json` and render the table beside it."""
+    """Merge into `results/<date>-<commit>.json` and render it as a Markdown table."""
     RESULTS.mkdir(exist_ok=True)
     beside = f"-beside-{commit(Path(_BASE))}" if _BASE else ""
     path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-{commit()}{beside}.json"
@@ -251,7 +250,7 @@ def write_results(results: Mapping[str, Figures]) -> Path:
     for name, figures in results.items():
         found = figures.as_json()
         before = known["results"].get(name, {"figures": {}})
-        # Rows may be measured one by one.
+        # Rows may be measured in separate runs.
         known["results"][name] = {**found, "figures": {**before["figures"], **found["figures"]}}
     path.write_text(json.dumps(known, indent=2) + "\n")
     path.with_suffix(".md").write_text(render(known))

@@ -1,7 +1,7 @@
-"""One group of the consumer protocol (KIP-848) with 1,000 members: until each has its share, and what it costs then.
+"""One group of the consumer protocol (KIP-848) with 1,000 members: rebalances, and the cost of heartbeats.
 
-Every member beats as a client does: at the interval that the coordinator names, and at once when it has something to
-give up. Each member has a request of its own; connections are shared.
+Every member sends heartbeats as a client does: at the interval of the coordinator, and at once when its assignment
+changes. Each member sends its own requests; connections are shared.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LEAVING: Final = 100
 CONNECTIONS: Final = 20
 REST_S: Final = 20.0
 TOPIC: Final = "large"
-_ANSWER_MS: Final = 60_000
+_REQUEST_TIMEOUT_MS: Final = 60_000
 _STEP_S: Final = 0.02
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 _REBALANCE_MS: Final = 300_000
-_NOT_NOW: Final = frozenset(
+_RETRIABLE: Final = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 )
 
@@ -49,10 +49,10 @@ def run(figures: Figures, repeats: int) -> None:
                     f"{TOPIC} has leaders",
                 )
             for number in range(repeats):
-                asyncio.run(_Life(figures, side, subject, f"large-{number}").live())
+                asyncio.run(_GroupRun(figures, side, subject, f"large-{number}").run())
 
 
-class _Life:
+class _GroupRun:
     """One group on one side."""
 
     def __init__(self, figures: Figures, side: str, subject: Subject, group: str) -> None:
@@ -60,7 +60,7 @@ class _Life:
         self._members: list[_Member] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         connections = await asyncio.gather(*(_connect(self._subject.bootstrap) for _ in range(CONNECTIONS)))
         await _until_coordinated(connections[0], self._group)
         await self._timed(f"{MEMBERS:,} members join", lambda: self._join(connections, MEMBERS))
@@ -74,14 +74,14 @@ class _Life:
             connection.close()
 
     async def _timed(self, what: str, change: Callable[[], Any]) -> None:
-        """How long, and how much of the node's time, until all partitions are used and nobody has more than a share."""
+        """Time and CPU seconds of the node until all partitions are assigned and balanced."""
         began, before = time.perf_counter(), cpu_seconds(self._subject.pid)
         await change()
-        while not self._is_shared():
+        while not self._is_balanced():
             for task in self._tasks:
                 if task.done() and not task.cancelled():
                     task.result()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         label = f"one group, {PARTITIONS:,} partitions: {what}"
         self._figures.add(f"{label}: until all are shared", self._side, time.perf_counter() - began, "s")
         self._figures.add(f"{label}: CPU of the node", self._side, cpu_seconds(self._subject.pid) - before, "s")
@@ -91,11 +91,11 @@ class _Life:
             number = len(self._tasks)
             member = _Member(connections[number % CONNECTIONS], self._group, f"{self._group}-member-{number:05}")
             self._members.append(member)
-            self._tasks.append(asyncio.ensure_future(member.live()))
+            self._tasks.append(asyncio.ensure_future(member.run()))
 
     async def _leave(self) -> None:
-        going, self._members = self._members[:LEAVING], self._members[LEAVING:]
-        for member, task in zip(going, self._tasks, strict=False):
+        leaving, self._members = self._members[:LEAVING], self._members[LEAVING:]
+        for member, task in zip(leaving, self._tasks, strict=False):
             task.cancel()
             await member.leave()
 
@@ -109,14 +109,14 @@ class _Life:
         self._figures.add(f"{label}: heartbeats", self._side, count / took, "1/s")
         self._figures.add(f"{label}: share of a core", self._side, 100 * used / took, "%")
 
-    def _is_shared(self) -> bool:
+    def _is_balanced(self) -> bool:
         most = -(-PARTITIONS // len(self._members))
         sizes = [sum(map(len, member.owned.values())) for member in self._members]
         return sum(sizes) == PARTITIONS and max(sizes) <= most
 
 
 class _Member:
-    """A client of the consumer protocol that reads nothing."""
+    """A client of the consumer protocol that fetches nothing."""
 
     def __init__(self, connection: Connection, group: str, member_id: str) -> None:
         self.owned: dict[UUID, frozenset[int]] = {}
@@ -124,29 +124,29 @@ class _Member:
         self._connection, self._group, self._member_id = connection, group, member_id
         self._epoch = 0
 
-    async def live(self) -> None:
-        says = True
+    async def run(self) -> None:
+        reports_owned = True
         while True:
-            answer = await self._beat(self._epoch, says=says)
+            answer = await self._heartbeat(self._epoch, reports_owned=reports_owned)
             code = ErrorCode(answer.error_code)
-            if code in _NOT_NOW:
+            if code in _RETRIABLE:
                 await asyncio.sleep(_STEP_S)
                 continue
             assert code is ErrorCode.NONE, code
             self.beats += 1
             self._epoch = answer.member_epoch
-            says = False
+            reports_owned = False
             if answer.assignment is not None:
                 given = {each.topic_id: frozenset(each.partitions) for each in answer.assignment.topic_partitions}
-                says = given != self.owned
+                reports_owned = given != self.owned
                 self.owned = given
-            if not says:
+            if not reports_owned:
                 await asyncio.sleep(answer.heartbeat_interval.total_seconds())
 
     async def leave(self) -> None:
-        await self._beat(-1, says=False)
+        await self._heartbeat(-1, reports_owned=False)
 
-    async def _beat(self, epoch: int, *, says: bool) -> Any:
+    async def _heartbeat(self, epoch: int, *, reports_owned: bool) -> Any:
         owned = [{"topic_id": topic_id, "partitions": sorted(each)} for topic_id, each in self.owned.items()]
         fields = {
             "group_id": self._group,
@@ -158,9 +158,9 @@ class _Member:
             "subscribed_topic_names": [TOPIC] if epoch == 0 else None,
             "subscribed_topic_regex": None,
             "server_assignor": None,
-            "topic_partitions": owned if says else None,
+            "topic_partitions": owned if reports_owned else None,
         }
-        return await self._connection.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, fields, timeout_ms=_ANSWER_MS)
+        return await self._connection.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, fields, timeout_ms=_REQUEST_TIMEOUT_MS)
 
 
 async def _connect(bootstrap: str) -> Connection:
@@ -170,7 +170,9 @@ async def _connect(bootstrap: str) -> Connection:
 
 async def _until_coordinated(connection: Connection, group: str) -> None:
     while True:
-        found = await connection.call(ApiKey.FIND_COORDINATOR, 3, {"key": group, "key_type": 0}, timeout_ms=_ANSWER_MS)
+        found = await connection.call(
+            ApiKey.FIND_COORDINATOR, 3, {"key": group, "key_type": 0}, timeout_ms=_REQUEST_TIMEOUT_MS
+        )
         if not found.error_code:
             return
         await asyncio.sleep(_STEP_S)

@@ -1,4 +1,4 @@
-"""One 100 B record at a time through librdkafka, acks=all: quiet, and while another consumer reads cold data."""
+"""One 100 B record at a time through librdkafka, acks=all: alone, and while another consumer reads cold data."""
 
 from __future__ import annotations
 
@@ -34,31 +34,30 @@ def run(figures: Figures, repeats: int) -> None:
             for side, subject in subjects.items():
                 latencies = synchronous_latencies_us(subject.bootstrap, "latency", RECORDS)
                 if attempt >= 2:
-                    tell(figures, side, "quiet", latencies)
+                    add_percentiles(figures, side, "quiet", latencies)
         for subject in subjects.values():
             create_topic(subject.bootstrap, "cold", COLD_PARTITIONS)
             confluent_produce(subject.bootstrap, "cold", COLD_RECORDS, COLD_RECORD_BYTES)
         for _ in range(repeats):
             for side, subject in subjects.items():
                 (other,) = (each for each in subjects.values() if each is not subject)
-                beside(figures, side, "beside a cold reader of 5 GB", subject, of=subject)
-                # What this machine's cores make of it by themselves: the measured broker reads nothing.
-                beside(figures, side, "beside one at the other broker", subject, of=other)
+                measure_with_reader(figures, side, "beside a cold reader of 5 GB", subject, of=subject)
+                # The control: the reader loads the same cores, but another broker.
+                measure_with_reader(figures, side, "beside one at the other broker", subject, of=other)
 
 
-def beside(figures: Figures, side: str, label: str, subject: Subject, *, of: Subject) -> None:
-    latencies, reader_rate = latencies_beside_reader(subject, of=of)
-    tell(figures, side, label, latencies)
+def measure_with_reader(figures: Figures, side: str, label: str, subject: Subject, *, of: Subject) -> None:
+    latencies, reader_rate = latencies_with_reader(subject, of=of)
+    add_percentiles(figures, side, label, latencies)
     quiet = statistics.median(figures.series["quiet: p99"][side].values)
     figures.add(f"{label}: p99 over the quiet one", side, percentile(latencies, 0.99) / quiet, "times")
-    # What giving way costs the reader.
+    # The throughput that remains for the reader.
     figures.add(f"{label}: the reader", side, reader_rate * COLD_RECORD_BYTES / 1e6, "MB/s")
 
 
-def latencies_beside_reader(subject: Subject, *, of: Subject) -> tuple[list[float], float]:
-    """Latencies in microseconds, sorted, for as long as a process reads the topic `cold` of a broker from the disk.
-
-    And that reader's records a second.
+def latencies_with_reader(subject: Subject, *, of: Subject) -> tuple[list[float], float]:
+    """Sorted latencies in microseconds while a process reads the topic `cold` of a broker from disk, and the reader's
+    records per second.
     """
     drop_page_cache(Path(of.log_dir))  # type: ignore[attr-defined]
     latencies: list[float] = []
@@ -79,17 +78,17 @@ def latencies_beside_reader(subject: Subject, *, of: Subject) -> tuple[list[floa
         reader.kill()
         reader.wait()
     if not latencies:
-        raise RuntimeError("the cold reader was done before the first measurement")
+        raise RuntimeError("the cold reader finished before the first measurement")
     return sorted(latencies), float(reader_rate)
 
 
-def tell(figures: Figures, side: str, label: str, latencies: Sequence[float]) -> None:
+def add_percentiles(figures: Figures, side: str, label: str, latencies: Sequence[float]) -> None:
     for name, fraction in (("p50", 0.5), ("p99", 0.99)):
         figures.add(f"{label}: {name}", side, percentile(latencies, fraction), "us")
 
 
 def drop_page_cache(directory: Path) -> None:
-    """Write the directory's files out and drop them from the page cache (needs no privilege)."""
+    """Flush the directory's segment files and drop them from the page cache (needs no privileges)."""
 
     for path in directory.rglob("*.log"):
         descriptor = os.open(path, os.O_RDONLY)

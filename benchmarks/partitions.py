@@ -1,4 +1,4 @@
-"""Many partitions: creation, clean stop, start, memory and disk; topics one by one; a node at rest."""
+"""Many partitions: creation, clean stop, start, memory and disk; topics one by one; an idle node."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def many_partitions(figures: Figures, side: str) -> None:
 def create(bootstrap: str, topics: dict[str, int]) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap, "socket.timeout.ms": 120_000})
     wanted = [NewTopic(name, count, 1) for name, count in topics.items()]
-    # A request may not become more than 10,000 metadata records (POLICY_VIOLATION on both sides): two requests.
+    # A request with more than 10,000 metadata records fails on both sides (POLICY_VIOLATION): send two.
     answers = [admin.create_topics(wanted[start::2], request_timeout=120, operation_timeout=120) for start in range(2)]
     for answer in answers:
         for future in answer.values():

@@ -1,7 +1,7 @@
-"""Three combined nodes beside three of Apache Kafka: start, memory, failover, topics; a controller that joins late.
+"""Three combined nodes against three of Apache Kafka: start, memory, failover, topics; a controller that joins late.
 
-Both sides have the same properties and Kafka's default timeouts; replication factor 1 everywhere. One client, the same
-code for both, speaks to one node that stays.
+Both sides have the same properties and Kafka's default timeouts, with replication factor 1. The same client code sends
+requests to one node that keeps running.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fenceline.wire.apis import ApiKey
 
 KILLS: Final = int(os.environ.get("BENCH_KILLS", "20"))
 FREEZES: Final[dict[Side, int]] = {"fenceline": 5, "kafka": 2, "before": 5}
-"""A broker of Kafka waits 30 s for the answer of a controller that is frozen."""
+"""A Kafka broker waits 30 s for the response of a frozen controller."""
 TOPICS: Final = int(os.environ.get("BENCH_TOPICS", "1000"))
 WARM_TOPICS: Final = 100
 MANY_TOPICS, MANY_EACH = 10, 999
-"""One request may become 10,000 records at most, on both sides: 10 topics and 9,990 partitions."""
+"""Both sides limit a request to 10,000 metadata records: 10 topics and 9,990 partitions."""
 JOINED_PARTITIONS: Final = int(os.environ.get("BENCH_JOINED", "100000"))
 IDLE_S: Final = 5.0
-ANSWER_S: Final = 90.0
+REQUEST_TIMEOUT_S: Final = 90.0
 RETRY_S: Final = 0.02
 
 
@@ -61,15 +61,14 @@ def run(figures: Figures, repeats: int) -> None:
             for size in (0, JOINED_PARTITIONS):
                 joined(figures, side, root / f"joined-{size}-{side}", size)
     figures.note(
-        "Spawn: from the first of three spawns on formatted directories until the metadata of each names all three."
+        "Spawn: from the first of three spawns on formatted directories until the metadata of each has all three nodes."
         f" Memory: resident, {IDLE_S:.0f} s later, shared pages counted for each. Failover: from the signal to the"
-        " active controller until a CreateTopics that was sent at that moment through a node that stays is answered"
-        " without an error; refusals are sent again after 20 ms. Kafka's default timeouts; failover of a killed one"
-        " does not wait for them."
+        " active controller until a CreateTopics sent at that moment through a remaining node succeeds; after an error"
+        " it is retried after 20 ms. Kafka's default timeouts; failover of a killed controller does not wait for them."
     )
     figures.note(
-        f"Joined: from the spawn of a fourth controller until it answers from an image that holds the snapshot of"
-        f" {JOINED_PARTITIONS:,} partitions; 0 partitions: the same without a snapshot, which is what starting costs."
+        f"Joined: from the spawn of a fourth controller until its image contains the snapshot of {JOINED_PARTITIONS:,}"
+        " partitions; 0 partitions: the same without a snapshot, the cost of the start alone."
     )
 
 
@@ -77,7 +76,7 @@ def run(figures: Figures, repeats: int) -> None:
 
 
 def fresh_cluster(figures: Figures, side: Side, root: Path) -> None:
-    """Start, memory at rest, and many partitions at once."""
+    """Start, idle memory, and many partitions in one request."""
     with ClusterUnderTest(side, root) as cluster:
         figures.add("three nodes, spawn to all registered and unfenced", side, cluster.start_voters(), "s")
         time.sleep(IDLE_S)
@@ -115,7 +114,7 @@ def one_by_one(figures: Figures, cluster: ClusterUnderTest) -> None:
 
 
 def killed(figures: Figures, cluster: ClusterUnderTest) -> None:
-    """kill -9 of the active controller, again and again; it comes back before the next turn."""
+    """kill -9 of the active controller, repeatedly; it is started again before the next round."""
     staying = list(cluster.nodes)
     for number in range(KILLS):
         cluster.wait_caught_up()
@@ -126,14 +125,14 @@ def killed(figures: Figures, cluster: ClusterUnderTest) -> None:
         took_s = _failover(through, f"killed-{number}", partial(leader.send_signal, signal.SIGKILL))
         leader.kill()
         figures.add("failover, active controller killed", cluster.side, took_s, "s")
-        # Who was killed last is asked last: its broker waits for its old session to end.
+        # Use the last killed node last: its broker waits until its old session has expired.
         staying.append(leader)
         leader.start()
         wait_for(leader.listens, f"{cluster.side}'s node {leader.node_id} is back")
 
 
 def frozen(figures: Figures, cluster: ClusterUnderTest) -> None:
-    """SIGSTOP: connections stay open, and silent."""
+    """SIGSTOP: connections stay open without traffic."""
     cluster.wait_complete()
     for number in range(FREEZES[cluster.side]):
         cluster.wait_caught_up()
@@ -148,10 +147,10 @@ def frozen(figures: Figures, cluster: ClusterUnderTest) -> None:
 
 
 def joined(figures: Figures, side: Side, root: Path, size: int) -> None:
-    """A fourth controller gets the image of three others."""
+    """A fourth controller loads the image from three others."""
     with ClusterUnderTest(side, root, roles=CONTROLLER, joining=1) as cluster:
         if size:
-            give_snapshots(cluster, size)
+            write_snapshots(cluster, size)
         cluster.start_voters()
         cluster.wait_caught_up()
         late = cluster.nodes[-1]
@@ -169,12 +168,12 @@ def joined(figures: Figures, side: Side, root: Path, size: int) -> None:
                     pass
                 await asyncio.sleep(RETRY_S)
 
-        asyncio.run(asyncio.wait_for(loaded(), ANSWER_S))
+        asyncio.run(asyncio.wait_for(loaded(), REQUEST_TIMEOUT_S))
         figures.add(f"a fourth controller joined, {size:,} partitions", side, time.perf_counter() - started, "s")
 
 
-def give_snapshots(cluster: ClusterUnderTest, size: int) -> None:
-    """The same image of so many partitions in each voter's directory, before any of them starts."""
+def write_snapshots(cluster: ClusterUnderTest, size: int) -> None:
+    """Write the same image of `size` partitions to each voter's directory, before any of them starts."""
     image = image_of(size)
     voters = parse_initial_controllers(cluster.initial_controllers, LISTENER)
     now_ms = time.time_ns() // 1_000_000
@@ -212,7 +211,7 @@ def _through(node: MixedNode, work: Callable[[Connection], Coroutine[Any, Any, f
 
 async def _connect(node: MixedNode, *, at_controller: bool = False) -> Connection:
     port = node.controller_port if at_controller else node.port
-    config = ClientConfig.parse("admin", f"127.0.0.1:{port}", {"request.timeout.ms": int(ANSWER_S * 1000)})
+    config = ClientConfig.parse("admin", f"127.0.0.1:{port}", {"request.timeout.ms": int(REQUEST_TIMEOUT_S * 1000)})
     return await open_connection("127.0.0.1", port, config, None)
 
 
@@ -221,33 +220,33 @@ def _topic(name: str, partitions: int) -> dict[str, Any]:
 
 
 async def _create(connection: Connection, topics: list[dict[str, Any]]) -> None:
-    """Until it is done. A request that was sent again may find that the first one has done it."""
-    fields = {"topics": topics, "timeout": int(ANSWER_S * 1000), "validate_only": False}
-    deadline = time.perf_counter() + ANSWER_S
-    again = False
+    """Retry until the topics are created. A retry may find topics that an earlier request created."""
+    fields = {"topics": topics, "timeout": int(REQUEST_TIMEOUT_S * 1000), "validate_only": False}
+    deadline = time.perf_counter() + REQUEST_TIMEOUT_S
+    is_retry = False
     while True:
-        answer = await connection.call(ApiKey.CREATE_TOPICS, 7, fields, timeout_ms=int(ANSWER_S * 1000))
+        answer = await connection.call(ApiKey.CREATE_TOPICS, 7, fields, timeout_ms=int(REQUEST_TIMEOUT_S * 1000))
         codes = {ErrorCode(topic.error_code) for topic in answer.topics}
-        if codes <= {ErrorCode.NONE} | ({ErrorCode.TOPIC_ALREADY_EXISTS} if again else set()):
+        if codes <= {ErrorCode.NONE} | ({ErrorCode.TOPIC_ALREADY_EXISTS} if is_retry else set()):
             return
         if time.perf_counter() > deadline:
             raise TimeoutError(f"{topics[0]['name']}: {codes}")
-        again = True
+        is_retry = True
         await asyncio.sleep(RETRY_S)
 
 
 async def _await_leaders(connection: Connection, total: int) -> None:
     fields = {"topics": None, "allow_auto_topic_creation": False}
     while True:
-        answer = await connection.call(ApiKey.METADATA, 12, fields, timeout_ms=int(ANSWER_S * 1000))
+        answer = await connection.call(ApiKey.METADATA, 12, fields, timeout_ms=int(REQUEST_TIMEOUT_S * 1000))
         if sum(partition.leader_id >= 0 for topic in answer.topics for partition in topic.partitions) >= total:
             return
         await asyncio.sleep(RETRY_S)
 
 
 async def _image_offset(connection: Connection) -> int:
-    """How far a node's image is: the epoch of its finalized features is an offset, on Kafka's side the one of the last
-    change of features or of the snapshot."""
+    """The offset of a node's image, from the epoch of its finalized features; on Kafka, the offset of the last change
+    of features or of the snapshot."""
     fields = {"client_software_name": "benchmark", "client_software_version": "1"}
     answer = await connection.call(ApiKey.API_VERSIONS, 4, fields, timeout_ms=5000)
     return int(answer.finalized_features_epoch)

@@ -1,8 +1,8 @@
-"""Three combined nodes beside three of Apache Kafka, replication factor 3: produce, failover, catching up, at rest.
+"""Three combined nodes against three of Apache Kafka, replication factor 3: produce, failover, catching up, idle.
 
-Both sides have the same properties, min.insync.replicas 2, and the same clients. `BENCH_ROWS` names what to run (the
-keys of `ROWS`, with commas), all when it is not set; `BENCH_KILLS`, `BENCH_RECORDS` (a share of the produce runs, 0 to
-1), `BENCH_BEHIND_MB` shorten it.
+Both sides have the same properties, min.insync.replicas 2, and the same clients. `BENCH_ROWS` selects the rows (keys of
+`ROWS`, comma-separated; default: all); `BENCH_KILLS`, `BENCH_RECORDS` (a fraction of the produce runs, 0 to 1) and
+`BENCH_BEHIND_MB` shorten the run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.clusters import IMPATIENT, ClusterUnderTest
+from benchmarks.clusters import SHORT_SESSIONS, ClusterUnderTest
 from benchmarks.harness import SIDES, Figures, Side, cpu_seconds, resident_mb, run_rows, scratch
 from benchmarks.produce import CLIENTS, SIZES, WARM_UPS
 from benchmarks.replication_probe import Load, Stream, Watch, create_replicated, receipt_of, wait_left_in_sync
@@ -29,7 +29,7 @@ SHARE: Final = float(os.environ.get("BENCH_RECORDS", "1"))
 LATENCY_RECORDS: Final = 5_000
 _KILLS: Final = int(os.environ.get("BENCH_KILLS", "20"))
 KILLS: Final[dict[Side, int]] = {"fenceline": _KILLS, "before": _KILLS, "kafka": min(5, _KILLS)}
-"""Kafka needs 10 s for each."""
+"""Kafka needs 10 s for each failover."""
 FREEZES: Final = min(5, _KILLS)
 SHUTDOWNS: Final = min(5, _KILLS)
 LEADERS: Final = 1000
@@ -41,7 +41,7 @@ RATE_S: Final = 5.0
 IDLE_PARTITIONS: Final = 1000
 IDLE_S: Final = 20.0
 SOCKET_TIMEOUT_MS: Final = {signal.SIGKILL: 60_000, signal.SIGSTOP: 1_000}
-"""A frozen leader closes no connection: the producer has to notice by itself, on both sides in the same way."""
+"""A frozen leader closes no connection: the producer detects it by this timeout, on both sides."""
 WITHOUT_FAST_FENCING: Final = {"fenceline.broker.fencing.grace.ms": "-1"}
 
 
@@ -54,7 +54,7 @@ def run(figures: Figures, repeats: int) -> None:
 
 
 def produce(figures: Figures, root: Path, repeats: int, *, only: str | None = None) -> None:
-    """One cluster after the other: what the threads of idle brokers take is missing where both cores are busy."""
+    """One cluster after the other: idle brokers would use CPU time while both cores are busy."""
     for side in SIDES:
         with ClusterUnderTest(side, root / f"produce-{side}") as cluster:
             cluster.start_voters()
@@ -63,8 +63,8 @@ def produce(figures: Figures, root: Path, repeats: int, *, only: str | None = No
                     continue
                 for size_bytes, records in SIZES.items():
                     for attempt in range(WARM_UPS + repeats):
-                        told = figures if attempt >= WARM_UPS else None
-                        _produced(told, side, cluster, client, load, size_bytes, int(records * SHARE))
+                        counted = figures if attempt >= WARM_UPS else None
+                        _produced(counted, side, cluster, client, load, size_bytes, int(records * SHARE))
             largest = max(resident_mb(node.pid) for node in cluster.nodes)
             figures.add("resident memory of a broker after produce", side, largest, "MB")
 
@@ -102,11 +102,11 @@ def latency(figures: Figures, root: Path, repeats: int) -> None:
                         figures.add(f"one record, acks=all: {name}", side, percentile(found, fraction), "us")
 
 
-# --- losing a leader --------------------------------------------------------------------------------------------------
+# --- leader failover --------------------------------------------------------------------------------------------------
 
 
 def killed(figures: Figures, root: Path, repeats: int) -> None:
-    """Kafka's default timeouts; the leader is the active controller, too, or it is not."""
+    """Kafka's default timeouts; the leader is a broker with or without the active controller."""
     for side in SIDES:
         with ClusterUnderTest(side, root / f"killed-{side}") as cluster:
             cluster.start_voters()
@@ -118,7 +118,7 @@ def killed(figures: Figures, root: Path, repeats: int) -> None:
 def frozen(figures: Figures, root: Path, repeats: int) -> None:
     """Session 1.5 s, heartbeat 0.3 s: a leader that is stopped, and one that is killed without fast fencing."""
     for side in SIDES:
-        with ClusterUnderTest(side, root / f"frozen-{side}", settings=IMPATIENT | WITHOUT_FAST_FENCING) as cluster:
+        with ClusterUnderTest(side, root / f"frozen-{side}", settings=SHORT_SESSIONS | WITHOUT_FAST_FENCING) as cluster:
             cluster.start_voters()
             for number in range(FREEZES):
                 for is_controller in (False, True):
@@ -144,7 +144,7 @@ def _failed_over(
     create_replicated(_bootstrap(cluster), topic, first=leader.node_id)
     watch = Watch(staying, topic)
     with Stream(_bootstrap(cluster), topic, socket_timeout_ms=SOCKET_TIMEOUT_MS[sent]) as stream:
-        # librdkafka looks at its timeouts once a second: the moment falls at another tenth of that second each time.
+        # librdkafka checks its timeouts once a second: vary the moment of the fault within that second.
         stream.wait_until_s(1 + number * 0.3 % 1)
         moment = time.monotonic()
         leader.send_signal(sent)
@@ -152,18 +152,18 @@ def _failed_over(
             elected_s = watch.until_led_by_others(leader.node_id) - moment
             acknowledged_s = stream.next_acknowledged_s(moment)
         finally:
-            _bring_back(leader, sent)
+            _restore(leader, sent)
     label = f"leader {what}{', the active controller, too' if is_controller else ''}"
     figures.add(f"{label}: until another leads in the metadata", cluster.side, elected_s, "s")
     figures.add(f"{label}: until the next acknowledgement", cluster.side, acknowledged_s, "s")
     if stream.errors:
         figures.note(f"{cluster.side}, {label}: {len(stream.errors)} errors, the first {stream.errors[0]}")
-    # librdkafka gives up requests to a broker that is not in the metadata any more, as one that was frozen before.
+    # librdkafka fails requests to a broker that has left the metadata, such as one that was frozen before.
     cluster.wait_complete()
     delete_topics(_bootstrap(cluster), [topic])
 
 
-def _bring_back(node: MixedNode, sent: signal.Signals) -> None:
+def _restore(node: MixedNode, sent: signal.Signals) -> None:
     if sent == signal.SIGSTOP:
         node.send_signal(signal.SIGCONT)
     else:
@@ -172,7 +172,7 @@ def _bring_back(node: MixedNode, sent: signal.Signals) -> None:
 
 
 def shutdown(figures: Figures, root: Path, repeats: int) -> None:
-    """SIGTERM to a leader whose producer goes on."""
+    """SIGTERM to a leader while a producer keeps sending."""
     for side in SIDES:
         with ClusterUnderTest(side, root / f"shutdown-{side}") as cluster:
             cluster.start_voters()
@@ -213,14 +213,14 @@ def many_leaders(figures: Figures, root: Path, repeats: int) -> None:
                 label = f"{LEADERS:,} leaders of a killed broker"
                 figures.add(f"{label}: until all are led by others", side, decided - moment, "s")
                 figures.add(f"{label}: from there until all serve", side, served - decided, "s")
-                _bring_back(leader, signal.SIGKILL)
+                _restore(leader, signal.SIGKILL)
                 delete_topics(_bootstrap(cluster), [topic])
 
 
 def unclean(figures: Figures, root: Path, repeats: int) -> None:
-    """A leader that was alone in sync is stopped, and goes on when the one that lacks its records leads. Kafka tells
-    of no loss."""
-    with ClusterUnderTest("fenceline", root / "unclean", settings=IMPATIENT) as cluster:
+    """The only replica in the ISR is suspended, and resumed when a replica that lacks its records leads. Kafka reports
+    no loss."""
+    with ClusterUnderTest("fenceline", root / "unclean", settings=SHORT_SESSIONS) as cluster:
         cluster.start_voters()
         for number in range(repeats):
             cluster.wait_complete()
@@ -247,15 +247,15 @@ def unclean(figures: Figures, root: Path, repeats: int) -> None:
             lost = receipt_of(controller.bootstrap, topic).records
             figures.add("unclean election: until the receipt is read", "fenceline", time.monotonic() - elected, "s")
             if lost != UNCLEAN_RECORDS:
-                raise ValueError(f"the receipt tells of {lost} records, {UNCLEAN_RECORDS} were lost")
+                raise ValueError(f"the receipt has {lost} records, {UNCLEAN_RECORDS} were lost")
 
 
-# --- catching up, and nothing to do -----------------------------------------------------------------------------------
+# --- catching up, idle ------------------------------------------------------------------------------------------------
 
 
 def behind(figures: Figures, root: Path, repeats: int, *, per_s: int = 0) -> None:
-    """A follower was away while much was written; producers go on while it catches up, as fast as they can or with
-    `per_s` records a second."""
+    """A follower was down while much was written. Producers keep sending while it catches up, as fast as they can or
+    with `per_s` records per second."""
     for side in SIDES:
         with ClusterUnderTest(side, root / f"behind-{per_s}-{side}") as cluster:
             cluster.start_voters()
@@ -310,7 +310,7 @@ def idle(figures: Figures, root: Path, repeats: int) -> None:
 
 @contextmanager
 def _both(root: Path, name: str) -> Iterator[dict[Side, ClusterUnderTest]]:
-    """Both sides, running."""
+    """Run both sides."""
     with ExitStack() as stack:
         clusters: dict[Side, ClusterUnderTest] = {}
         for side in SIDES:
@@ -346,4 +346,4 @@ ROWS: Final[dict[str, Callable[[Figures, Path, int], None]]] = {
     "idle": idle,
 }
 _PARTS: Final = ("produce-java", "produce-confluent")
-"""Only when they are named."""
+"""Run only if BENCH_ROWS selects them."""

@@ -1,6 +1,7 @@
-"""What is looked at while a cluster loses a broker: a producer's acknowledgements, leaders in the metadata, who serves.
+"""Observes a cluster while it loses a broker: a producer's acknowledgements, leaders in the metadata, serving leaders.
 
-Owns the clocks and the connections of an observer. Does nothing to the cluster, and keeps no figures.
+Owns the clocks and the connections of the observer. Changes nothing in the cluster but test topics, and keeps no
+figures.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from fenceline.testing.mixed_cluster import MixedNode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 
-ANSWER_MS: Final = 20_000
-PATIENCE_S: Final = 120.0
-LOOK_S: Final = 0.005
+REQUEST_TIMEOUT_MS: Final = 20_000
+TIMEOUT_S: Final = 120.0
+POLL_S: Final = 0.005
 SEND_S: Final = 0.005
 _LATEST: Final = -1
 _TWO_IN_SYNC: Final = {"min.insync.replicas": "2"}
@@ -45,7 +46,7 @@ def create_replicated(
     brokers: Collection[int] = (1, 2, 3),
     config: Mapping[str, str] = _TWO_IN_SYNC,
 ) -> None:
-    """A topic on all of `brokers`, led by `first` where that is given. Waits until every replica is in sync."""
+    """Create a topic on all of `brokers`, led by `first` if given, and wait until every replica is in sync."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     if first is None:
         wanted = NewTopic(topic, partitions, len(brokers), config=dict(config))
@@ -56,23 +57,23 @@ def create_replicated(
     for future in admin.create_topics([wanted], operation_timeout=60).values():
         future.result()
 
-    def whole() -> bool:
+    def is_in_sync() -> bool:
         found = admin.list_topics(topic, timeout=10).topics[topic].partitions.values()
         return len(found) == partitions and all(p.leader >= 0 and len(p.isrs) == len(brokers) for p in found)
 
-    eventually(whole, f"{topic} is in sync", wait_s=PATIENCE_S)
+    eventually(is_in_sync, f"{topic} is in sync", wait_s=TIMEOUT_S)
 
 
 class Stream:
-    """One record every few milliseconds to a topic's first partition, acks=all, from a thread.
+    """Sends a record every few milliseconds to a topic's first partition, acks=all, from a thread.
 
-    Use as a context manager; it has been acknowledged once when the block is entered.
+    Use as a context manager; the first record is acknowledged on entry.
     """
 
     def __init__(
         self, bootstrap: str, topic: str, *, is_idempotent: bool = False, socket_timeout_ms: int = 60_000
     ) -> None:
-        """`socket_timeout_ms`: librdkafka hears of nobody else's leader before a silent one has timed out (its own
+        """`socket_timeout_ms`: librdkafka finds no new leader before the request to a silent one has timed out (its
         default is a minute)."""
         self._producer = Producer(
             {
@@ -84,29 +85,29 @@ class Stream:
         )
         self._topic = topic
         self._acknowledged: list[tuple[float, float]] = []
-        """When it was sent, when it was acknowledged."""
+        """Times of sending and acknowledgement."""
         self.errors: list[str] = []
-        self._stops = threading.Event()
+        self._stop_requested = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._began = 0.0
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()
         self._thread.start()
-        eventually(lambda: self._acknowledged, f"a first record of {self._topic}", wait_s=PATIENCE_S, step_s=LOOK_S)
+        eventually(lambda: self._acknowledged, f"a first record of {self._topic}", wait_s=TIMEOUT_S, step_s=POLL_S)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stops.set()
+        self._stop_requested.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stops.is_set():
+        while not self._stop_requested.is_set():
             self._producer.produce(self._topic, b"x" * 100, partition=0, on_delivery=self._delivered(time.monotonic()))
             self._producer.poll(SEND_S)
-        if self._producer.flush(PATIENCE_S):
+        if self._producer.flush(TIMEOUT_S):
             self.errors.append("not all records were delivered")
 
     def _delivered(self, sent: float) -> Callable[[Any, Any], None]:
@@ -119,16 +120,16 @@ class Stream:
         return delivered
 
     def wait_until_s(self, age_s: float) -> None:
-        """Until that many seconds after the producer began."""
+        """Sleep until `age_s` seconds after the start of the producer."""
         time.sleep(max(0.0, self._began + age_s - time.monotonic()))
 
     def next_acknowledged_s(self, moment: float) -> float:
-        """Seconds from `moment` until a record that was sent after it was acknowledged; waits for it."""
+        """Wait for the acknowledgement of a record sent after `moment`. Returns the seconds since `moment`."""
 
-        def look() -> float | None:
+        def first_acknowledged() -> float | None:
             return next((acked for sent, acked in reversed(self._acknowledged) if sent > moment), None)
 
-        eventually(look, "an acknowledgement", wait_s=PATIENCE_S, step_s=LOOK_S)
+        eventually(first_acknowledged, "an acknowledgement", wait_s=TIMEOUT_S, step_s=POLL_S)
         return min(acked for sent, acked in self._acknowledged if sent > moment) - moment
 
     def longest_gap_s(self, since: float) -> float:
@@ -142,7 +143,7 @@ import sys, time
 from confluent_kafka import Producer
 bootstrap, topic, size_bytes, per_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 5, "batch.size": 1_000_000})
-payload, count, told = b"x" * size_bytes, 0, 0.0
+payload, count, printed = b"x" * size_bytes, 0, 0.0
 def delivered(error, message):
     global count
     count += 100 * (error is None)
@@ -157,21 +158,21 @@ while True:
         producer.poll(0.01)
     if number % 1000 == 0:
         producer.poll(0)
-        if time.monotonic() - told > 0.05:
-            told = time.monotonic()
-            print(told, count, flush=True)
+        if time.monotonic() - printed > 0.05:
+            printed = time.monotonic()
+            print(printed, count, flush=True)
 """
 
 
 class Load:
-    """A process that produces with acks=all, and tells how much was acknowledged when."""
+    """A process that produces with acks=all, and prints the number of acknowledged records over time."""
 
     def __init__(self, bootstrap: str, topic: str, size_bytes: int, per_s: int = 0) -> None:
-        """`per_s`: records a second; 0: as many as it can."""
+        """`per_s`: records per second; 0: unlimited."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", _LOAD, bootstrap, topic, str(size_bytes), str(per_s)], stdout=subprocess.PIPE
         )
-        self._told: list[tuple[float, int]] = []
+        self._counts: list[tuple[float, int]] = []
         self._thread = threading.Thread(target=self._read, daemon=True)
 
     def __enter__(self) -> Self:
@@ -189,124 +190,126 @@ class Load:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             moment, count = line.split()
-            self._told.append((float(moment), int(count)))
+            self._counts.append((float(moment), int(count)))
 
     def runs_for(self, seconds: float) -> None:
-        """Waits until it has produced for so long."""
-        eventually(lambda: self._told and self._told[-1][0] - self._told[0][0] > seconds, "a load", wait_s=PATIENCE_S)
+        """Wait until it has produced for `seconds`."""
+        eventually(
+            lambda: self._counts and self._counts[-1][0] - self._counts[0][0] > seconds, "a load", wait_s=TIMEOUT_S
+        )
 
     def rate(self, since: float, until: float) -> float:
-        """Records per second that were acknowledged between two moments of `time.monotonic`, as far as it told."""
-        eventually(lambda: self._told[-1][0] > until, "the load tells more", wait_s=PATIENCE_S)
-        first_s, first = max(told for told in self._told if told[0] <= since)
-        last_s, last = min(told for told in self._told if told[0] >= until)
+        """Acknowledged records per second between two times of `time.monotonic`, from the printed counts."""
+        eventually(lambda: self._counts[-1][0] > until, "newer counts of the load", wait_s=TIMEOUT_S)
+        first_s, first = max(each for each in self._counts if each[0] <= since)
+        last_s, last = min(each for each in self._counts if each[0] >= until)
         return (last - first) / (last_s - first_s)
 
 
 def wait_left_in_sync(bootstrap: str, topic: str, replicas: int) -> None:
-    """Until so many are left in sync in the partition that has the most."""
+    """Wait until the largest ISR of the topic has `replicas` members."""
 
-    def look() -> bool:
+    def is_left() -> bool:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions.values()
         return max(len(each.isrs) for each in partitions) == replicas
 
-    eventually(look, f"{replicas} of {topic} left in sync", wait_s=PATIENCE_S)
+    eventually(is_left, f"{replicas} of {topic} left in sync", wait_s=TIMEOUT_S)
 
 
 class Watch:
-    """Another node's metadata of one topic, and whether its leaders serve."""
+    """Polls another node's metadata of one topic, and whether its leaders serve."""
 
     def __init__(self, through: MixedNode, topic: str) -> None:
         self._through = through
         self._topic = topic
 
-    def until_led_by_others(self, gone: int) -> float:
-        """The moment (monotonic seconds) at which no partition is led by `gone`, or by nobody."""
+    def until_led_by_others(self, lost_id: int) -> float:
+        """The time (monotonic seconds) at which all partitions have a leader other than `lost_id`."""
 
-        async def look() -> float:
+        async def poll() -> float:
             connection = await _connected(self._through)
             try:
                 while True:
                     leaders = await _leaders(connection, self._topic)
-                    if leaders and gone not in leaders.values() and -1 not in leaders.values():
+                    if leaders and lost_id not in leaders.values() and -1 not in leaders.values():
                         return time.monotonic()
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
             finally:
                 connection.close()
 
-        return asyncio.run(asyncio.wait_for(look(), PATIENCE_S))
+        return asyncio.run(asyncio.wait_for(poll(), TIMEOUT_S))
 
     def until_served(self, nodes: Iterable[MixedNode]) -> float:
-        """The moment at which every leader tells the end of its log to consumers (KIP-207: so it is committed)."""
+        """The time at which every leader returns its log end offset (after KIP-207 it is committed then)."""
 
-        async def look() -> float:
+        async def poll() -> float:
             connections = {node.node_id: await _connected(node) for node in nodes}
             try:
                 first = next(iter(connections.values()))
-                open_ones = set((await _leaders(first, self._topic)).items())
-                while open_ones:
+                pending = set((await _leaders(first, self._topic)).items())
+                while pending:
                     for node_id, connection in connections.items():
-                        mine = [index for index, leader in open_ones if leader == node_id]
+                        mine = [index for index, leader in pending if leader == node_id]
                         served = await _served(connection, self._topic, mine) if mine else set()
-                        open_ones -= {(index, node_id) for index in served}
-                    if open_ones:
-                        await asyncio.sleep(LOOK_S)
+                        pending -= {(index, node_id) for index in served}
+                    if pending:
+                        await asyncio.sleep(POLL_S)
                         leaders = await _leaders(first, self._topic)
-                        open_ones = {(index, leaders[index]) for index, _ in open_ones}
+                        pending = {(index, leaders[index]) for index, _ in pending}
                 return time.monotonic()
             finally:
                 for connection in connections.values():
                     connection.close()
 
-        return asyncio.run(asyncio.wait_for(look(), PATIENCE_S))
+        return asyncio.run(asyncio.wait_for(poll(), TIMEOUT_S))
 
     def until_in_sync(self, replicas: int) -> float:
-        """The moment at which every partition has so many replicas in sync."""
+        """The time at which every partition has `replicas` replicas in sync."""
 
-        async def look() -> float:
+        async def poll() -> float:
             connection = await _connected(self._through)
             try:
                 while True:
                     partitions = await _partitions(connection, self._topic)
                     if partitions and all(len(each.isr_nodes) >= replicas for each in partitions):
                         return time.monotonic()
-                    await asyncio.sleep(10 * LOOK_S)
+                    await asyncio.sleep(10 * POLL_S)
             finally:
                 connection.close()
 
-        return asyncio.run(look())
+        return asyncio.run(poll())
 
 
 def receipt_of(bootstrap: str, topic: str) -> Receipt:
-    """The first receipt of that topic that a consumer of the ledger reads, once it is there."""
+    """Wait for the first receipt of a topic in the ledger."""
     ledger = TopicPartition(LOSSES_TOPIC, 0)
     with Consumer(bootstrap) as consumer:
         consumer.assign([ledger])
         consumer.seek_to_beginning([ledger])
 
-        def look() -> Receipt | None:
+        def next_receipt() -> Receipt | None:
             found = (decode(record.value) for record in consumer.poll(timeout_ms=100) if record.value is not None)
             return next((receipt for receipt in found if receipt.topic == topic), None)
 
-        return eventually(look, f"a receipt of {topic}", wait_s=PATIENCE_S, step_s=LOOK_S)
+        return eventually(next_receipt, f"a receipt of {topic}", wait_s=TIMEOUT_S, step_s=POLL_S)
 
 
 async def _connected(node: MixedNode) -> Connection:
-    config = ClientConfig.parse("admin", node.bootstrap, {"request.timeout.ms": ANSWER_MS})
-    deadline = time.monotonic() + PATIENCE_S
+    config = ClientConfig.parse("admin", node.bootstrap, {"request.timeout.ms": REQUEST_TIMEOUT_MS})
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
             return await open_connection("127.0.0.1", node.port, config, None)
         except FencelineError:
             if time.monotonic() > deadline:
                 raise
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
 
 async def _partitions(connection: Connection, topic: str) -> list[Any]:
     fields = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
-    answer = await connection.call(ApiKey.METADATA, 9, fields, timeout_ms=ANSWER_MS)
+    answer = await connection.call(ApiKey.METADATA, 9, fields, timeout_ms=REQUEST_TIMEOUT_MS)
     return list(answer.topics[0].partitions)
 
 
@@ -315,8 +318,8 @@ async def _leaders(connection: Connection, topic: str) -> dict[int, int]:
 
 
 async def _served(connection: Connection, topic: str, indexes: Iterable[int]) -> set[int]:
-    """Which of these partitions give their log's end."""
+    """The partitions whose leader returns the log end offset."""
     partitions = [{"partition_index": index, "current_leader_epoch": -1, "timestamp": _LATEST} for index in indexes]
     fields = {"replica_id": -1, "isolation_level": 0, "topics": [{"name": topic, "partitions": partitions}]}
-    answer = await connection.call(ApiKey.LIST_OFFSETS, 6, fields, timeout_ms=ANSWER_MS)
+    answer = await connection.call(ApiKey.LIST_OFFSETS, 6, fields, timeout_ms=REQUEST_TIMEOUT_MS)
     return {int(each.partition_index) for each in answer.topics[0].partitions if not each.error_code}

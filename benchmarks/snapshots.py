@@ -1,6 +1,6 @@
-"""Snapshots of the metadata log: generated beside a running event loop, loaded at a start, and the memory of an image.
+"""Metadata snapshots: generation during a running event loop, loading at start, and the memory of an image.
 
-Each size is measured in a process of its own, as `python -m benchmarks.snapshots PARTITIONS` does, which prints JSON.
+Each size is measured in a separate process, `python -m benchmarks.snapshots PARTITIONS`, which prints JSON.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def run(figures: Figures, repeats: int) -> None:
             for figure, (value, unit) in json.loads(done.stdout).items():
                 figures.add(f"{size} partitions: {figure}", "fenceline", value, unit)
     figures.note(
-        "Generated: encoded, written, synced and renamed by a thread while the loop runs a timer of 1 ms; the longest"
-        " pause is the longest time between two of its ticks. Loaded: opening the directory and replaying the snapshot."
-        " Memory: resident memory that the image takes, over its partitions; three replicas, six brokers."
+        "Generated: encoded, written, synced and renamed by a thread while the loop runs a 1 ms timer; the longest"
+        " pause is the longest time between two ticks. Loaded: opening the directory and replaying the snapshot."
+        " Memory: resident memory of the image per partition; three replicas, six brokers."
     )
 
 
 def values(size: int) -> Iterator[bytes]:
-    """Encoded records of so many partitions, ten a topic."""
+    """Encoded records of `size` partitions, ten per topic."""
     yield encode_record(FeatureLevelRecord("metadata.version", 30), 30)
     encode = PartitionEncoder(30).encode
     directories = tuple(UUID(int=900 + broker) for broker in range(BROKERS))
@@ -80,7 +80,7 @@ def image_of(size: int) -> MetadataImage:
 
 
 async def generate(log: MetadataLog, image: MetadataImage) -> tuple[float, float]:
-    """Seconds that a snapshot takes beside the loop, and the loop's longest pause meanwhile in ms."""
+    """Seconds of the snapshot's generation, and the longest pause of the loop meanwhile in ms."""
     loop = asyncio.get_running_loop()
     longest_s = 0.0
     last = time.perf_counter()
@@ -113,7 +113,7 @@ def measure(size: int) -> dict[str, tuple[float, str]]:
     image = image_of(size)
     gc.collect()
     found = {"memory of the image": ((process.memory_info().rss - before) / size, "bytes a partition")}
-    # As after a node's start: what is there for good is not looked at again.
+    # As a node does after its start: exclude permanent objects from garbage collection.
     gc.freeze()
     with scratch() as root:
         log = MetadataLog.open(OsDisk(), str(root), now_ms=0)

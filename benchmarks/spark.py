@@ -1,10 +1,10 @@
-"""`format("fenceline")` beside Spark's own Kafka connector: one session, one node, the same topic.
+"""`format("fenceline")` against Spark's own Kafka connector: one session, one node, the same topic.
 
-10 M records of 100 B (key 8 B) in 4 partitions, local[2]. Both sides are warmed up before they count. Small batches
-come in two ways: records that keep trickling in, and records that come once the query is idle, where the connector
-waits for its own long poll (`docs/decisions/008-small-batches-of-the-connector.md`). An idle query is there to see what
-it costs to have no data: a session without any query is its yardstick. `BENCH_ROWS` names what to run, with commas
-(the keys of `rows`).
+10 M records of 100 B (key 8 B) in 4 partitions, local[2]. Both sides are warmed up first. Small batches are measured in
+two ways: with a continuous trickle of records, and with records sent when the query is idle, where the connector waits
+for its own long poll (`docs/decisions/008-small-batches-of-the-connector.md`). The idle query measures the cost of a
+query without data, compared with a session without any query. `BENCH_ROWS` selects the rows (keys of `rows`,
+comma-separated).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(figures: Figures, repeats: int) -> None:
 
 @cache
 def fill(bootstrap: str) -> None:
-    """Once for each node."""
+    """Write the topic, once per node."""
     create_topic(bootstrap, TOPIC, PARTITIONS)
     rows = 250_000
     keys = pa.array([b"%08d" % number for number in range(rows)], pa.binary())
@@ -140,7 +140,7 @@ def stream(spark: Any, form: str, bootstrap: str, topic: str) -> Any:
 
 
 def drain(spark: Any, form: str, bootstrap: str, directory: Path, sink: str) -> None:
-    """Read the whole topic with Trigger.AvailableNow, 2 M rows a batch."""
+    """Read the complete topic with Trigger.AvailableNow, 2 M rows per batch."""
     target, checkpoint = directory / "target", directory / "checkpoint"
     for path in (target, checkpoint):
         shutil.rmtree(path, ignore_errors=True)
@@ -151,7 +151,7 @@ def drain(spark: Any, form: str, bootstrap: str, directory: Path, sink: str) -> 
 
 
 def small_batches(spark: Any, form: str, bootstrap: str, directory: Path, topic: str, trickles: bool) -> list[float]:
-    """Milliseconds of each micro-batch, with records every 50 ms or one round of them whenever a batch is over."""
+    """Milliseconds of each micro-batch, with records every 50 ms or one round of records after each batch."""
     create_topic(bootstrap, topic, PARTITIONS)
     frame = stream(spark, form, bootstrap, topic).load()
     durations: dict[int, float] = {}
@@ -166,13 +166,13 @@ def small_batches(spark: Any, form: str, bootstrap: str, directory: Path, topic:
             query.processAllAvailable()
         finally:
             query.stop()
-    # The first batches pay for the start of the query.
+    # The first batches include the start of the query.
     return [duration for _, duration in sorted(durations.items())][3:]
 
 
 @contextmanager
 def idle_query(spark: Any, form: str, bootstrap: str, directory: Path) -> Iterator[None]:
-    """A query with trigger 0 that has read all there is."""
+    """A query with trigger 0 that has read all records."""
     topic = f"idle-{form}-{time.monotonic_ns()}"
     create_topic(bootstrap, topic, PARTITIONS)
     with Producer(bootstrap) as producer:
@@ -181,7 +181,7 @@ def idle_query(spark: Any, form: str, bootstrap: str, directory: Path) -> Iterat
     query = frame.writeStream.format("noop").option("checkpointLocation", str(directory / topic)).start()
     try:
         query.processAllAvailable()
-        # Until compilers and collectors are through with its first batch.
+        # Let the JIT compiler and garbage collector finish with the first batch.
         time.sleep(IDLE_S / 2)
         yield
         if (failure := query.exception()) is not None:
@@ -191,7 +191,7 @@ def idle_query(spark: Any, form: str, bootstrap: str, directory: Path) -> Iterat
 
 
 def idle_percent(spark: Any) -> float:
-    """Of one core, by the JVM and its Python processes."""
+    """Percent of one core, used by the JVM and its Python processes."""
     return 100 * cpu_in(spark.sparkContext._gateway.proc.pid, IDLE_S) / IDLE_S
 
 
@@ -204,7 +204,7 @@ def send_round(producer: Producer, topic: str) -> None:
 
 @contextmanager
 def trickle(producer: Producer, topic: str) -> Iterator[None]:
-    """A round of records every 50 ms, however far the query is."""
+    """Send a round of records every 50 ms, independently of the query."""
     ended = threading.Event()
 
     def feed() -> None:
@@ -221,7 +221,7 @@ def trickle(producer: Producer, topic: str) -> Iterator[None]:
 
 
 def await_batch(query: Any, durations: dict[int, float]) -> None:
-    """Wait until a batch with rows is over that is not in `durations` yet; add it."""
+    """Wait for the next completed batch with rows, and add it to `durations`."""
     seen = len(durations)
     while len(durations) == seen:
         if (failure := query.exception()) is not None:

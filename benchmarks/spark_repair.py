@@ -1,10 +1,11 @@
-"""A table of 5 M rows, 300,000 of which an unclean election cuts out of the log: what the batch costs that repairs it.
+"""The cost of a repair: a table of 5 M rows, 300,000 of which become stale in an unclean election.
 
-Three nodes; Spark in local[2]. The leader of four partitions is alone in sync, takes 150,000 records with acks=1 in two
-of them, which a batch brings into the table in files with rows that stay, and is killed; the replica that lacks them is
-elected and takes one record a partition. The stream goes back, and the batch that brings these records takes the stale
-rows out. The figure is how much longer it lasts than a batch of one record a partition before the cut; both are the
-first ones of a started query. The audit must find the table equal to the log after each.
+Three nodes; Spark in local[2]. The leader of four partitions is the only replica in the ISR. It accepts 150,000 records
+with acks=1 in each of two partitions, which a batch writes to files of the table that also have rows to keep, and is
+killed. A replica that lacks these records is elected and accepts one record per partition. The stream rewinds, and the
+batch with these records deletes the stale rows. The figure is the extra time over a batch of one record per partition
+before the truncation; both are the first batch of a started query. After each repair the audit must find the table
+equal to the log.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pyarrow as pa
 from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 
-from benchmarks.clusters import IMPATIENT, ClusterUnderTest
+from benchmarks.clusters import SHORT_SESSIONS, ClusterUnderTest
 from benchmarks.harness import Figures, scratch
 from benchmarks.replication_probe import Watch, create_replicated, wait_left_in_sync
 from benchmarks.spark import session
@@ -29,14 +30,14 @@ TOPIC: Final = "repair"
 PARTITIONS: Final = 4
 ROWS: Final = 5_000_000
 KEPT_ROWS: Final = 50_000
-"""In each file that has stale rows."""
+"""Rows to keep in each file with stale rows."""
 STALE_ROWS: Final = 300_000
 CUT_PARTITIONS: Final = 2
 ALONE: Final = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true", "retention.ms": "-1"}
 
 
 def run(figures: Figures, repeats: int) -> None:
-    with scratch() as root, ClusterUnderTest("fenceline", root / "cluster", settings=IMPATIENT) as cluster:
+    with scratch() as root, ClusterUnderTest("fenceline", root / "cluster", settings=SHORT_SESSIONS) as cluster:
         cluster.start_voters()
         controller = cluster.leader()
         first, second = (node for node in cluster.nodes if node is not controller)
@@ -67,7 +68,7 @@ def measure(figures: Figures, cluster: ClusterUnderTest, spark: Any, root: Path)
     write(bootstrap, 1, range(PARTITIONS), "all")
     plain_ms = batch(spark, bootstrap, root)
 
-    ahead, behind = lone_leader(cluster)
+    ahead, behind = leader_and_follower(cluster)
     cut = range(CUT_PARTITIONS)
     write(bootstrap, KEPT_ROWS, cut, "all")
     behind.kill()
@@ -81,11 +82,11 @@ def measure(figures: Figures, cluster: ClusterUnderTest, spark: Any, root: Path)
     write(bootstrap, 1, range(PARTITIONS), "1")
     repair_ms = batch(spark, bootstrap, root)
     table = DeltaTable(root / TOPIC)
-    if (gone := rows + PARTITIONS - table.count()) != STALE_ROWS:
-        raise ValueError(f"{STALE_ROWS} rows were to be taken out, not {gone}")
+    if (removed := rows + PARTITIONS - table.count()) != STALE_ROWS:
+        raise ValueError(f"{removed} rows were deleted instead of {STALE_ROWS}")
     found = audit_here(str(root / TOPIC), settings(bootstrap, TOPIC))
     if not found.verdict.is_equal:
-        raise ValueError(f"the table is not the log: {found}")
+        raise ValueError(f"the table differs from the log: {found}")
     figures.add(f"repair of {STALE_ROWS} rows, beyond the batch", "fenceline", repair_ms - plain_ms, "ms")
     figures.add("a batch of one record a partition", "fenceline", plain_ms, "ms")
     figures.add("files that such a repair takes out", "fenceline", len(before - set(table.file_uris())), "files")
@@ -93,8 +94,8 @@ def measure(figures: Figures, cluster: ClusterUnderTest, spark: Any, root: Path)
     ahead.start()
 
 
-def lone_leader(cluster: ClusterUnderTest) -> tuple[MixedNode, MixedNode]:
-    """Who leads the partitions, and who follows: all have the same two replicas."""
+def leader_and_follower(cluster: ClusterUnderTest) -> tuple[MixedNode, MixedNode]:
+    """The leader and the follower of all partitions, which have the same two replicas."""
     admin = AdminClient({"bootstrap.servers": cluster.leader().bootstrap})
     partitions = admin.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions.values()
     (leader,) = {each.leader for each in partitions}
@@ -117,7 +118,7 @@ def write(bootstrap: str, count: int, partitions: range, acks: str) -> None:
 
 
 def batch(spark: Any, bootstrap: str, root: Path) -> float:
-    """A started query until it has read all there is; the milliseconds of its batches with rows."""
+    """Run a query until it has read all records. Returns the milliseconds of its batches with rows."""
     options = {"onTruncation": "rewind", "statefulQuery": "false", "maxOffsetsPerTrigger": 1_000_000}
     frame = source(spark, "fenceline", bootstrap, TOPIC, **options)
     query = sink(frame, bootstrap, root, TOPIC).trigger(availableNow=True).start()

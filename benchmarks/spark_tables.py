@@ -1,12 +1,12 @@
-"""Tables that are kept equal to the log: the sink beside Spark's connector into parquet, audit, end to end.
+"""Delta tables that match the log: the sink against Spark's connector into Parquet, audit, backfill, end to end.
 
-Spark in local[2]; the node is on the same machine. "stream into a table": 10 M records of 100 B in 4 partitions, 2 M a
-batch, with epochs, exactly once and compared with the log; the connector writes parquet. "end to end": from the send of
-a record to the commit of its row, at 10,000 rows/s with trigger 0. "audit": a table of 10 M rows, in Spark and by the
-command's own code, where nothing is missing and where all of the log is read. "adoption": a table without epochs of a
-log that lost a batch and has two epochs, values that differ from record to record: the audit, which names the receipt,
-and the backfill, looked at only and applied. `BENCH_ROWS` names what to run, with commas: stream, audit, adoption,
-end to end; `BENCH_TABLE_ROWS` says how many rows the table of "adoption" has. What a repair costs is in `spark_repair`.
+Spark in local[2]; the node is on the same machine. "stream into a table": 10 M records of 100 B in 4 partitions, 2 M
+per batch, with epochs, exactly once and compared with the log; the connector writes Parquet. "end to end": from the
+send of a record to the commit of its row, at 10,000 rows/s with trigger 0. "audit": a table of 10 M rows, in Spark and
+by the command, where no row is missing and where the complete log is read. "adoption": a table without epochs, of a log
+that lost a batch and has two epochs, with different values in all records: the audit, which names the receipt, and the
+backfill, as a dry run and applied. `BENCH_ROWS` selects the rows (comma-separated): stream, audit, adoption, end to
+end; `BENCH_TABLE_ROWS` is the size of the table of "adoption". `spark_repair` measures the cost of a repair.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def adoptions(figures: Figures, repeats: int, spark: Any, node: EmbeddedNode, di
     for name, way in ways.items():
         for attempt in range(1 + repeats):
             shutil.rmtree(table, ignore_errors=True)
-            # Files are written anew, never changed.
+            # Data files are replaced, never changed, so links are safe.
             shutil.copytree(kept, table, copy_function=os.link)
             started = time.perf_counter()
             found = way()
@@ -163,7 +163,7 @@ def adoptions(figures: Figures, repeats: int, spark: Any, node: EmbeddedNode, di
 
 
 def lose_a_batch(node: EmbeddedNode, spark: Any, table: Path) -> None:
-    """A topic that loses its newest batch in a crash half-way, after a table without epochs has taken it."""
+    """A topic that loses its newest batch in a crash half-way, after the rows are in a table without epochs."""
     from deltalake import write_deltalake
 
     from fenceline.client.reader import RangeReader
@@ -175,7 +175,7 @@ def lose_a_batch(node: EmbeddedNode, spark: Any, table: Path) -> None:
     half = ADOPTED_ROWS // 2
     write_different(node.bootstrap, half - LOST_ROWS, range(PARTITIONS))
     into_table(spark, node.bootstrap, table, "earliest")
-    # What is lost was not flushed yet when the node ended.
+    # The lost records were not flushed when the node was killed.
     start = ends(node.bootstrap)[0]
     write_different(node.bootstrap, LOST_ROWS, range(1))
     before = ends(node.bootstrap)
@@ -201,7 +201,7 @@ def lose_a_batch(node: EmbeddedNode, spark: Any, table: Path) -> None:
 
 
 def write_different(bootstrap: str, count: int, partitions: range) -> None:
-    """Records of 100 B, all different, the same number in each partition."""
+    """Write records of 100 B, all different, the same number to each partition."""
     with Producer(bootstrap) as producer:
         for partition in partitions:
             left = count // len(partitions)
@@ -225,7 +225,7 @@ def ends(bootstrap: str) -> dict[int, int]:
 
 
 def into_table(spark: Any, bootstrap: str, table: Path, starting: str) -> None:
-    """Rows without epochs, as Spark's connector writes them."""
+    """Write rows without epochs, as Spark's connector does."""
     frame = spark.read.format("fenceline").option("kafka.bootstrap.servers", bootstrap).option("subscribe", ADOPTED)
     rows = frame.option("startingOffsets", starting).load()
     rows.write.format("fenceline_delta").option("path", str(table)).mode("append").save()
@@ -248,7 +248,7 @@ def latencies(figures: Figures, repeats: int, spark: Any, bootstrap: str, direct
 
 
 def trickle(bootstrap: str, topic: str) -> int:
-    """Records whose value is the time of their sending (ns), a hundred at a time; how many."""
+    """Send records whose value is the send time (ns), a hundred at a time. Returns their number."""
     sent = 0
     with Producer({"bootstrap.servers": bootstrap, "linger.ms": 5}) as producer:
         started = time.perf_counter()
@@ -264,7 +264,7 @@ def trickle(bootstrap: str, topic: str) -> int:
 
 
 def row_delays(table: Path, sent: int) -> list[float]:
-    """Seconds from sending to the commit of the row's file, of all records after the first five seconds."""
+    """Seconds from the send to the commit of the row's file, of all records after the first five seconds."""
     import json
 
     import pyarrow.parquet as pq
@@ -273,7 +273,7 @@ def row_delays(table: Path, sent: int) -> list[float]:
     count = 0
     first: int | None = None
     for entry in sorted((table / "_delta_log").glob("*.json")):
-        # The entry's file is put in place as the commit.
+        # The file of a log entry is created by its commit.
         committed_ns = entry.stat().st_mtime_ns
         for line in entry.read_text().splitlines():
             add = json.loads(line).get("add")

@@ -1,4 +1,4 @@
-"""Spawn to the first Metadata answer on a formatted directory, and memory at rest."""
+"""Spawn to the first Metadata answer on a formatted directory, and idle memory."""
 
 from __future__ import annotations
 

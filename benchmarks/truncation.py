@@ -1,10 +1,10 @@
-"""A polling consumer and an unclean election: from the new leader's metadata to the truncation that is told.
+"""A polling consumer and an unclean election: from the new leader's metadata to the report of the truncation.
 
-Three nodes. The leader is alone in sync, takes records with acks=1, which the consumer reads, and is killed; the
-replica that lacks them is elected. The clock starts when the consumer's metadata names that leader, and stops when
-`poll` has raised LogTruncationError. Beside it, in the same run, the round trip of the question to that leader, which
-was started a moment ago, and what one Fetch to it takes later, over an open connection and over a new one: the consumer
-has none to a broker that was away. The requests about the position are counted: one.
+Three nodes. The leader is the only replica in the ISR, accepts records with acks=1, which the consumer reads, and is
+killed; a replica that lacks them is elected. The clock starts when the consumer's metadata has that leader, and stops
+when `poll` raises LogTruncationError. The same run measures the round trip of the epoch request to that leader, which
+has just started, and of a later Fetch to it, over an open and over a new connection: the consumer has no connection to
+a broker that was down. The requests about the position are counted; there must be one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.clusters import IMPATIENT, PATIENCE_S, ClusterUnderTest
+from benchmarks.clusters import PATIENCE_S, SHORT_SESSIONS, ClusterUnderTest
 from benchmarks.harness import SIDES, Figures, Side, scratch
 from benchmarks.replication_probe import create_replicated, wait_left_in_sync
 from fenceline.client.cluster import Purpose
@@ -33,7 +33,7 @@ RECORD_BYTES: Final = 100
 FETCHES: Final = 50
 ALONE: Final = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
 EVIDENCE_MS: Final = {"told": 0, "told with loss receipts": 500}
-"""`truncation.evidence.timeout.ms`: the cluster's ledger is read before the error is raised, where that is not 0."""
+"""`truncation.evidence.timeout.ms`: unless it is 0, the ledger is read before the error is raised."""
 ABOUT_POSITIONS: Final = (ApiKey.FETCH, ApiKey.OFFSET_FOR_LEADER_EPOCH)
 
 
@@ -42,13 +42,13 @@ def run(figures: Figures, repeats: int) -> None:
         for side in SIDES:
             _measure(figures, root, side, repeats)
     figures.note(
-        "From the moment when the consumer's metadata names the new leader until `poll` has raised LogTruncationError;"
+        "From the moment when the consumer's metadata has the new leader until `poll` raises LogTruncationError;"
         " Kafka has no loss receipts. A round trip is one Fetch to that leader by the same consumer."
     )
 
 
 def _measure(figures: Figures, root: Path, side: Side, repeats: int) -> None:
-    with ClusterUnderTest(side, root / f"truncation-{side}", settings=IMPATIENT) as cluster:
+    with ClusterUnderTest(side, root / f"truncation-{side}", settings=SHORT_SESSIONS) as cluster:
         cluster.start_voters()
         for number in range(repeats):
             for what, evidence_ms in EVIDENCE_MS.items():
@@ -77,16 +77,16 @@ def _cut(figures: Figures, cluster: ClusterUnderTest, topic: str, what: str, evi
         watch = _Watch(consumer, tp, behind.node_id)
         ahead.kill()
         behind.start()
-        error, told_s = _told(consumer)
+        error, raised_s = _await_truncation(consumer)
         if (error.truncated_from, error.divergent_offset) != (read, KEPT_RECORDS):
-            raise ValueError(f"{read} records were read, {KEPT_RECORDS} are left, and this was told: {error}")
+            raise ValueError(f"{read} records were read and {KEPT_RECORDS} are left, but the error is: {error}")
         asked = watch.asked()
         if len(asked) != 1:
-            raise ValueError(f"one question was to be enough, and these were asked: {asked}")
+            raise ValueError(f"one request was expected: {asked}")
         _write(controller.bootstrap, tp, NEW_RECORDS, "1")
         round_trip_s, connecting_s = consumer._loop_thread.run(_round_trips(consumer, tp, behind.node_id))
     side = cluster.side
-    figures.add(f"from the new leader's metadata until it is {what}", side, (told_s - watch.learned_s) * 1000, "ms")
+    figures.add(f"from the new leader's metadata until it is {what}", side, (raised_s - watch.learned_s) * 1000, "ms")
     figures.add("of that, the round trip of the question", side, watch.question_s * 1000, "ms")
     figures.add("questions to the new leader until then", side, len(asked), "requests")
     figures.add("one Fetch to it, connecting first", side, connecting_s * 1000, "ms")
@@ -101,18 +101,18 @@ def _write(bootstrap: str, tp: TopicPartition, count: int, acks: str) -> None:
             delivery.result(PATIENCE_S)
 
 
-def _told(consumer: Consumer) -> tuple[LogTruncationError, float]:
+def _await_truncation(consumer: Consumer) -> tuple[LogTruncationError, float]:
     deadline = time.perf_counter() + PATIENCE_S
     while time.perf_counter() < deadline:
         try:
             consumer.poll(1_000)
         except LogTruncationError as error:
             return error, time.perf_counter()
-    raise TimeoutError("the truncation is not told")
+    raise TimeoutError("no truncation was reported")
 
 
 class _Watch:
-    """When a consumer's metadata names `leader` first, and what it asks about its position from then on."""
+    """The time at which a consumer's metadata first has `leader`, and its requests about the position since then."""
 
     def __init__(self, consumer: Consumer, tp: TopicPartition, leader: int) -> None:
         self._consumer = consumer
@@ -121,20 +121,20 @@ class _Watch:
         self._asked: list[tuple[ApiKey, int | None]] = []
         self.learned_s = 0.0
         self.question_s = 0.0
-        """How long its answer took."""
-        consumer._on_loop(self._begin)
+        """Round trip of the epoch request."""
+        consumer._on_loop(self._install)
 
-    def _begin(self) -> None:
+    def _install(self) -> None:
         cluster = self._consumer._async.cluster
         link, call = cluster.link, cluster.call
 
         def watched_link(node_id: int, purpose: Purpose = Purpose.CONTROL) -> Any:
             if purpose is Purpose.FETCH:
-                self._note(ApiKey.FETCH, node_id)
+                self._record(ApiKey.FETCH, node_id)
             return link(node_id, purpose)
 
         async def watched_call(node_id: int | None, api_key: ApiKey, *given: Any, **named: Any) -> Any:
-            self._note(api_key, node_id)
+            self._record(api_key, node_id)
             started = time.perf_counter()
             answer = await call(node_id, api_key, *given, **named)
             if api_key is ApiKey.OFFSET_FOR_LEADER_EPOCH:
@@ -144,15 +144,15 @@ class _Watch:
         cluster.link = watched_link  # type: ignore[method-assign]
         cluster.call = watched_call  # type: ignore[method-assign]
         for name in ("apply", "accept_hint", "note_epoch"):
-            setattr(cluster.metadata, name, self._looking(getattr(cluster.metadata, name)))
+            setattr(cluster.metadata, name, self._watched(getattr(cluster.metadata, name)))
 
-    def _note(self, api_key: ApiKey, node_id: int | None) -> None:
-        # Receipts are looked up in partitions of another topic, by Fetch too, once the truncation is known.
+    def _record(self, api_key: ApiKey, node_id: int | None) -> None:
+        # After the truncation is known, Fetch requests read receipts from another topic.
         state = self._consumer._async.positions.get(self._tp)
         if api_key in ABOUT_POSITIONS and self.learned_s and (state is None or not state.is_lost):
             self._asked.append((api_key, node_id))
 
-    def _looking(self, change: Any) -> Any:
+    def _watched(self, change: Any) -> Any:
         def watched(*given: Any, **named: Any) -> Any:
             answer = change(*given, **named)
             if not self.learned_s and self._consumer._async.cluster.metadata.leader(self._tp).leader == self._leader:
@@ -166,7 +166,7 @@ class _Watch:
 
 
 async def _round_trips(consumer: Consumer, tp: TopicPartition, node_id: int) -> tuple[float, float]:
-    """Seconds of one Fetch that has records to give: over an open connection, and over a new one. Medians."""
+    """Median seconds of one Fetch with records, over an open connection and over a new one."""
     cluster = consumer._async.cluster
     link = cluster.link(node_id, Purpose.FETCH)
     wanted = [PartitionFetch(tp, KEPT_RECORDS, -1, cluster.metadata.leader(tp).epoch, 1)]

@@ -1,8 +1,8 @@
-"""`fenceline verify` beside Kafka's DumpLogSegments, which checks the same checksums; and Spark over segments.
+"""`fenceline verify` against Kafka's DumpLogSegments, which checks the same checksums; and Spark over segments.
 
-Both commands are one process: the rate is bytes of segments over the CPU seconds of the whole command, its start
-included, so that cores that a JVM takes for itself count as well. Seconds by the clock are figures of their own.
-BENCH_VERIFY_MB says how many megabytes of segments there are (default 1,024 for the largest batches).
+Each command is one process. The rate is bytes of segments per CPU second of the complete command, including its start
+and all threads of the JVM. Wall-clock rates are separate figures. BENCH_VERIFY_MB is the size of the segments in
+megabytes (default 1,024, for the largest batches).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOADS: Final = {
     "batches of 1 KB": (10, 1.0),
     "batches of 1 record": (1, 0.25),
 }
-"""By name: records of 100 B in a batch, and the share of the bytes."""
+"""By name: records of 100 B per batch, and the fraction of the total size."""
 _BYTES: Final = int(os.environ.get("BENCH_VERIFY_MB", "1024")) << 20
 _SEGMENT_BYTES: Final = 1 << 26
 _PARTITIONS: Final = 2
@@ -69,8 +69,8 @@ def run(figures: Figures, repeats: int) -> None:
             if load == next(iter(_LOADS)):
                 _spark(figures, repeats, root, data, size)
     figures.note(
-        "Uncompressed records of 100 B in two partitions with segments of 64 MiB. Cold: the segments have left the page"
-        " cache. Kafka: DumpLogSegments, with --deep-iteration where every record is read; its output is thrown away."
+        "Uncompressed records of 100 B in two partitions with segments of 64 MiB. Cold: the segments are not in the"
+        " page cache. Kafka: DumpLogSegments, with --deep-iteration if every record is read; its output is discarded."
         f" {_BYTES >> 20} MiB with batches of 16 KB and 1 KB, a quarter of that with one record."
     )
 
@@ -119,7 +119,7 @@ def _measure(
 
 
 def _spark(figures: Figures, repeats: int, root: Path, data: Path, size: int) -> None:
-    """By the clock, with both cores; the first run of each does not count."""
+    """Wall-clock rates on both cores; the first run of each job is a warm-up."""
     spark = session(root)
 
     def read(**options: str) -> Any:

@@ -1,4 +1,4 @@
-"""What is run against a broker: topics, producers and consumers of other people's clients. Owns no figures."""
+"""Workloads for a broker: topics, producers and consumers of third-party clients. Owns no figures."""
 
 from __future__ import annotations
 

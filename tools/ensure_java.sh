@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Finds Java 17+ on JAVA_HOME or PATH; where it is missing and we may install packages, installs Debian's headless JRE.
+# Checks for Java 17+ on JAVA_HOME or PATH; if it is missing, installs Debian's headless JRE (as root only).
 set -euo pipefail
 usable() { # path of a java binary
   local major
@@ -13,6 +13,6 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq default-jre-headless; } >/dev/null
   command -v java >/dev/null && usable "$(command -v java)" && exit 0
 fi
-echo "Spark needs Java 17 or newer and none was found. Install one (Debian/Ubuntu: sudo apt-get install default-jre-headless)"
-echo "or set JAVA_HOME to an installed one, then run the same command again."
+echo "Spark needs Java 17 or newer, and none was found. Install it (Debian/Ubuntu: sudo apt-get install default-jre-headless),"
+echo "or set JAVA_HOME to an existing installation, and run the command again."
 exit 1

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Brings what the tests compare against, where that can be had: Apache Kafka's jars (Maven) and kcat.
-# What is missing is skipped with a reason by the tests; in CI (CI=true) a skip is a failure.
+# Installs the tools that the tests compare with, if possible: Apache Kafka's jars (by Maven) and kcat.
+# Tests skip missing tools with a reason; in CI (CI=true) a skip is a failure.
 # usage: ensure_test_tools.sh KAFKA_VERSION JARS_DIR OLD_KAFKA_VERSION OLD_JARS_DIR
 set -euo pipefail
 version=$1 jars=$2 old_version=$3 old_jars=$4
 may_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 need() { # command, Debian package
   command -v "$1" >/dev/null && return
-  may_install || { echo "$1 is missing; the tests that use it will be skipped"; return; }
+  may_install || { echo "$1 is missing; the tests that use it are skipped"; return; }
   echo "Installing $2 ..."
   [ -n "${apt_updated:-}" ] || { apt-get update -qq >/dev/null; apt_updated=1; }
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$2" >/dev/null 2>&1 || echo "$2 could not be installed; its tests will be skipped"
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$2" >/dev/null 2>&1 || echo "$2 could not be installed; the tests that use it are skipped"
 }
 need mvn maven
 need kcat kcat
 if [ ! -e "$jars/.complete" ] && command -v mvn >/dev/null; then
-  bash "$(dirname "$0")/fetch_jars.sh" "$version" "$jars" || echo "The tests against Apache Kafka will be skipped"
+  bash "$(dirname "$0")/fetch_jars.sh" "$version" "$jars" || echo "The tests against Apache Kafka are skipped"
 fi
 if [ ! -e "$old_jars/.complete" ] && command -v mvn >/dev/null; then
-  bash "$(dirname "$0")/fetch_jars.sh" "$old_version" "$old_jars" old || echo "The tests against Apache Kafka $old_version will be skipped"
+  bash "$(dirname "$0")/fetch_jars.sh" "$old_version" "$old_jars" old || echo "The tests against Apache Kafka $old_version are skipped"
 fi

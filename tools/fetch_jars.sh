@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Fetches Apache Kafka (server and tools) and Spark's own Kafka connector with Maven, or one of the two.
-# usage: fetch_jars.sh KAFKA_VERSION TARGET_DIR [server|connector|old]; `old` is the Kafka of kafka/old.xml, alone
+# Downloads the jars of Apache Kafka (server and tools) and Spark's Kafka connector with Maven, or one of the two.
+# usage: fetch_jars.sh KAFKA_VERSION TARGET_DIR [server|connector|old]; `old` is only the Kafka of kafka/old.xml
 set -euo pipefail
 version=$1 target=$2 only=${3:-}
 here=$(cd "$(dirname "$0")" && pwd)
-command -v mvn >/dev/null || { echo "Maven is missing: install it (package 'maven') to fetch Apache Kafka $version"; exit 1; }
+command -v mvn >/dev/null || { echo "Maven is missing: install it (package 'maven') to download Apache Kafka $version"; exit 1; }
 mkdir -p "$target"
 target=$(cd "$target" && pwd)
 case $only in
@@ -13,10 +13,10 @@ case $only in
   server) parts=(pom:server) what="Apache Kafka $version" ;;
   *) parts=(pom:server connector:connector) what="Apache Kafka $version and Spark's connector" ;;
 esac
-echo "Fetching $what ..."
+echo "Downloading $what ..."
 for part in "${parts[@]}"; do
   log="$target/maven-${part#*:}.log"
   mvn -q -B -f "$here/kafka/${part%:*}.xml" dependency:copy-dependencies -DoutputDirectory="$target/${part#*:}" >"$log" 2>&1 \
-    || { cat "$log"; echo "Maven could not fetch the jars, see above"; exit 1; }
+    || { cat "$log"; echo "Maven could not download the jars; see above"; exit 1; }
 done
 [[ $only == server || $only == connector ]] || touch "$target/.complete"

@@ -1,4 +1,4 @@
-"""What `fenceline audit` says to its own options; what an audit and a repair do is in `tests/spark/test_audit.py`."""
+"""The options and output of `fenceline audit`; audits and repairs are tested in `tests/spark/test_audit.py`."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def test_what_is_not_proven_has_a_word_and_an_exit_code_of_its_own(led_twice: tu
     [
         (["--kind", "stale"], "Add --repair"),
         (["--apply"], "Add --repair or --backfill"),
-        (["--repair", "--backfill"], "two steps"),
-        (["--backfill", "--where", "true"], "Leave it out"),
+        (["--repair", "--backfill"], "cannot be combined"),
+        (["--backfill", "--where", "true"], "Remove --where"),
         (["--repair", "--kind", "unproven"], "nothing about rows of the kind unproven"),
         (["--row-key", "line"], "no column line"),
         (["--deleted", "list.txt"], "no file of deleted rows"),

@@ -1,4 +1,4 @@
-"""What `fenceline cluster` does for whoever looks on: pictures, progress, hints, logs that end."""
+"""Comfort of `fenceline cluster`: bars, progress, hints, log rotation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_status_tells_who_leads_and_how_far_the_others_are(local: LocalCluster) 
     assert found["quorum"]["leader_id"] == 3
     assert set(found["quorum"]["lags"]) == {"1", "2", "3"}
     shown = run("cluster", "status", "-d", str(local.root))
-    assert "3 of 3 nodes run; node 3 leads, epoch 1." in shown
+    assert "3 of 3 nodes are running; node 3 is the active controller, epoch 1." in shown
     assert "★ 3" in shown
 
 
@@ -55,7 +55,7 @@ def test_nobody_leads_while_the_leader_is_away(local: LocalCluster) -> None:
     local.pause(3)
     try:
         assert local.quorum() is None
-        assert "2 of 3 nodes run; no controller leads" in run("cluster", "status", "-d", str(local.root))
+        assert "2 of 3 nodes are running; no active controller" in run("cluster", "status", "-d", str(local.root))
     finally:
         local.resume(3)
     need_cuts()
@@ -75,10 +75,10 @@ def test_without_a_leader_it_is_told_who_can_be_reached(tmp_path: Path, monkeypa
         alive = next(each for each in parted.layout.nodes if each.is_controller and each.node_id != dead)
         parted.kill(dead)
         said = run("quorum", "describe", "-c", f"127.0.0.1:{alive.controller_port}", code=1)
-        assert f"Of the controllers that it knows, {alive.node_id} can be reached from here, not {dead}." in said
+        assert f"Reachable controllers: {alive.node_id}; not reachable: {dead}." in said
         said = run("quorum", "describe", "-b", parted.bootstrap, code=1)
-        assert "Of the brokers that it knows, 1 can be reached from here." in said
-        assert "A majority of the voters must run" in said
+        assert "Reachable brokers: 1." in said
+        assert "A majority of the voters must be running" in said
 
 
 def test_a_log_that_grows_is_moved_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,10 +138,10 @@ def test_up_tells_a_terminal_what_it_waits_for(
             events.put("ready")
             return "node 1 to start"
 
-    monkeypatch.setattr(cluster, "_PATIENCE_S", 0.001)
+    monkeypatch.setattr(cluster, "_NOTICE_EVERY_S", 0.001)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     foreground = cluster._Foreground(cast(LocalCluster, Starting()), events, as_json=False)
-    assert foreground._next_event(tells_progress=True) == "ready"
+    assert foreground._next_event(prints_progress=True) == "ready"
     assert capsys.readouterr().err == "fenceline: waiting for node 1 to start ...\n"
 
 
@@ -160,7 +160,7 @@ def test_a_fixed_set_of_voters_is_explained() -> None:
 def test_narrow_terminals_get_fewer_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, shown: list[str]
 ) -> None:
-    monkeypatch.setattr(output, "_WIDTH_OF_FILES", width)
+    monkeypatch.setattr(output, "_DEFAULT_WIDTH", width)
     row = {"name": "x", "first": "1" * 15, "second": "2" * 15}
     output.show([row], as_json=False, optional=("first", "second"))
     printed = capsys.readouterr().out
@@ -168,8 +168,8 @@ def test_narrow_terminals_get_fewer_columns(
 
 
 def test_who_does_not_look_is_told_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_PATIENCE_S", 0.0)
-    with output.patience("nothing"):
+    monkeypatch.setattr(output, "_NOTICE_AFTER_S", 0.0)
+    with output.waiting_notice("nothing"):
         pass
     assert capsys.readouterr().err == ""
 
@@ -212,7 +212,7 @@ def test_ctrl_c_while_modules_are_imported_gives_no_traceback() -> None:
 def test_a_group_without_a_command_lists(local: LocalCluster, group: str) -> None:
     listed = json.loads(run(group, "list", "-b", local.bootstrap, "--json"))
     assert json.loads(run(group, "-b", local.bootstrap, "--json")) == listed
-    assert "options go after the command" in run(group, "--json", "list", code=2)
+    assert "options must follow the command" in run(group, "--json", "list", code=2)
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_a_cluster_of_none_is_refused_with_advice(tmp_path: Path) -> None:
 
 def test_files_of_a_whole_cluster_lead_to_those_of_a_node(local: LocalCluster) -> None:
     said = run("snapshot", "list", str(local.root), code=1)
-    assert "holds the directories of 3 nodes" in said
+    assert "has the directories of 3 nodes" in said
     assert "node-1/data" in said.replace("\n", "")
-    assert "There is no" in run("snapshot", "list", str(local.root / "nowhere"), code=1)
+    assert "does not exist" in run("snapshot", "list", str(local.root / "nowhere"), code=1)
 
 
 def test_a_controller_that_joins_needs_the_id_of_its_cluster(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_an_exact_offset_that_the_log_does_not_hold(node: EmbeddedNode, start: s
     run(node, "topics", "create", topic, "--partitions", "1")
     run(node, "produce", topic, stdin="a\nb\nc\n")
     output = run(node, "consume", topic, "--from", start, code=1)
-    assert ("is not an offset" if start == "=x" else "it begins at 0 and ends at 3") in output
+    assert ("is not an offset" if start == "=x" else "the log starts at 0 and ends at 3") in output
     assert run(node, "consume", topic, "--from", "=3") == ""
 
 

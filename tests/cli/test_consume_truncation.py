@@ -1,4 +1,4 @@
-"""`fenceline consume` says in words that what it printed is gone, and goes on as it is told to."""
+"""`fenceline consume` reports that printed records were truncated, and continues by its policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fenceline.cli import records
 from fenceline.cli.app import app
-from fenceline.cli.records import _policy, _print_record, truncation_in_words
+from fenceline.cli.records import _policy, _print_record, describe_truncation
 from fenceline.client.errors import LogTruncationError
 from fenceline.client.loss_receipts import LossReceipt
 from fenceline.errors import OperatorError
@@ -23,8 +23,8 @@ from tests.kip.test_kip320_consumer import write
     ("policy", "code", "printed", "said"),
     [
         ("fail", 1, 10, "--from =6"),
-        ("rewind", 0, 14, "Reading goes on from offset 6 again."),
-        ("reset", 0, 14, "Reading goes on from offset 6 again."),
+        ("rewind", 0, 14, "Reading continues at offset 6."),
+        ("reset", 0, 14, "Reading continues at offset 6."),
     ],
 )
 def test_what_was_printed_and_is_gone_is_told(
@@ -51,27 +51,27 @@ def test_what_was_printed_and_is_gone_is_told(
         (result,) = results
     assert result.exit_code == code, result.output
     assert len(result.stdout.splitlines()) == printed
-    assert "What was printed as records 6 to 9 (of leader epoch 0) is not in it any more." in result.stderr
+    assert "It no longer contains what was printed as records 6 to 9 (leader epoch 0)." in result.stderr
     assert said in result.stderr
 
 
 def test_words_without_a_known_place_and_with_a_receipt() -> None:
-    message, advice = truncation_in_words(LogTruncationError("t", 3, 10, 5))
+    message, advice = describe_truncation(LogTruncationError("t", 3, 10, 5))
     assert "t-3: the log was truncated below offset 10" in message
     assert "--partition 3" in advice
     receipt = LossReceipt("0123456789abcdef", "t", "", 3, 9, 10, (5,), 1, 70, "committed", "divergence", 2, 1, 0, ())
     told = LogTruncationError("t", 3, 10, 5, divergent_offset=9, divergent_epoch=4, epochs=[5], evidence=[receipt])
-    message, _ = truncation_in_words(told)
-    assert "record 9 (of leader epoch 5)" in message
+    message, _ = describe_truncation(told)
+    assert "record 9 (leader epoch 5)" in message
     assert "fenceline losses show 0123456789ab" in message
 
 
 @pytest.mark.parametrize(
     ("choice", "reset", "said"),
     [
-        ("reset", "earliest", "goes on from the beginning of the log"),
-        ("reset", "latest", "goes on at the end of the log"),
-        ("latest", "earliest", "goes on at the end of the log"),
+        ("reset", "earliest", "continues at the start of the log"),
+        ("reset", "latest", "continues at the end of the log"),
+        ("latest", "earliest", "continues at the end of the log"),
         ("rewind", "earliest", None),
         ("fail", "latest", None),
     ],

@@ -1,4 +1,4 @@
-"""What `fenceline groups reset` and `describe` make of what they are told; no cluster is asked."""
+"""Targets of `fenceline groups reset` and marks of `describe`, without a cluster."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_a_duration_longer_than_time_goes_back_to_where_it_begins() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "not said"),
+        ({}, "No target offset"),
         ({"earliest": True, "offset": 5}, "--to-earliest and --to-offset"),
-        ({"when": "tomorrow"}, "is no time"),
-        ({"when": "9223372036854775808"}, "is no time"),
-        ({"when": "\u00b2"}, "is no time"),
-        ({"duration": "P9999999999D"}, "is no duration"),
-        ({"duration": "2h"}, "is no duration"),
-        ({"duration": "P"}, "is no duration"),
+        ({"when": "tomorrow"}, "is not a time"),
+        ({"when": "9223372036854775808"}, "is not a time"),
+        ({"when": "\u00b2"}, "is not a time"),
+        ({"duration": "P9999999999D"}, "is not a duration"),
+        ({"duration": "2h"}, "is not a duration"),
+        ({"duration": "P"}, "is not a duration"),
     ],
 )
 def test_what_is_no_target(given: dict[str, Any], message: str) -> None:

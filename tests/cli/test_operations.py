@@ -132,8 +132,8 @@ def test_levels_are_checked_and_changed(target: Target) -> None:
         (("upgrade", "group.version=9"), "List the levels that each node supports"),
         (("upgrade", "group.version=new"), "is not a level"),
         (("upgrade", "metadata.version=9.9"), "is not a metadata version"),
-        (("upgrade",), "It must be said which levels are meant"),
-        (("upgrade", "group.version=1", "--release-version", "4.3"), "It must be said which levels are meant"),
+        (("upgrade",), "mutually exclusive, and one is required"),
+        (("upgrade", "group.version=1", "--release-version", "4.3"), "mutually exclusive, and one is required"),
     ],
 )
 def test_levels_that_are_refused(target: Target, arguments: tuple[str, ...], said: str) -> None:
@@ -186,9 +186,9 @@ def test_the_other_kind_of_listener_is_told(target: Target) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("quorum", "add"), "It must be said which controller"),
-        (("quorum", "add", "--id", "4"), "It must be said which controller"),
-        (("quorum", "add", "--config", "/nonexistent", "--id", "4"), "It must be said which controller"),
+        (("quorum", "add"), "must be given by --config, or by"),
+        (("quorum", "add", "--id", "4"), "must be given by --config, or by"),
+        (("quorum", "add", "--config", "/nonexistent", "--id", "4"), "must be given by --config, or by"),
         (("quorum", "remove", "1", "--directory-id", "short"), "is not a directory id"),
         (("brokers", "log-dirs", "77"), "Broker 77 is not in the cluster"),
         (("quorum", "add", "--id", "4", "--directory-id", "A" * 22, "--endpoint", "here:1"), "is not an endpoint"),

@@ -1,4 +1,4 @@
-"""What `fenceline quorum describe` draws: words and bars for every state of a replica."""
+"""The table of `fenceline quorum describe`: texts and bars for every state of a replica."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SILENT = replica(9, fetched=NOW_MS - 2001)
 @pytest.mark.parametrize(
     ("status", "state"),
     [
-        (LEADER, "leads"),
+        (LEADER, "leader"),
         (replica(2), "in sync"),
         (replica(2, end=90), "behind"),
         (SILENT, "silent"),
@@ -41,10 +41,10 @@ def test_states(status: ReplicaStatus, state: str) -> None:
 @pytest.mark.parametrize(
     ("voters", "said"),
     [
-        ((LEADER,), "1 of 1 voter follows; a majority is 1: none of them may fail."),
+        ((LEADER,), "1 of 1 voter follows; a majority is 1: no voter may fail."),
         ((LEADER, replica(2), replica(3)), "3 of 3 voters follow; 1 of them may fail."),
-        ((LEADER, replica(2, end=0), SILENT), "2 of 3 voters follow; a majority is 2: none of them may fail."),
-        ((LEADER, SILENT, SILENT), "1 of 3 voters follows; a majority is 2: nothing can be changed until more"),
+        ((LEADER, replica(2, end=0), SILENT), "2 of 3 voters follow; a majority is 2: no voter may fail."),
+        ((LEADER, SILENT, SILENT), "1 of 3 voters follows; a majority is 2: no metadata can be changed until more"),
     ],
 )
 def test_the_headline_says_how_many_may_fail(voters: tuple[ReplicaStatus, ...], said: str) -> None:
@@ -57,7 +57,7 @@ def test_rows_of_voters_and_observers() -> None:
     found = quorum(LEADER, replica(2, end=40, caught_up=NOW_MS - 4200), observers=(replica(7),))
     shown = [{key: str(value) for key, value in row.items()} for row in quorum_view.rows(found, ascii_only=False)]
     assert [(row["node"], row["role"], row["state"]) for row in shown] == [
-        ("★ 1", "voter", "leads"),
+        ("★ 1", "voter", "leader"),
         ("  2", "voter", "behind, caught up 4.2 s ago"),
         ("  7", "observer", "in sync"),
     ]

@@ -1,4 +1,4 @@
-"""`fenceline topics describe` as it is read during an incident."""
+"""The table of `fenceline topics describe`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_who_did_not_answer_may_be_behind() -> None:
 
 
 def test_without_a_leader_it_is_said_who_has_how_much() -> None:
-    """What an unclean election would keep."""
+    """The records that an unclean election would keep."""
     found = states(leader=-1, isr=(), ends={2: 5, 3: 8}, high_watermark=None)
     assert str(table_row(0, found, 2)["behind"]) == "1: ?, 2 ends at 5, 3 ends at 8"
 

@@ -107,7 +107,7 @@ def test_more_than_a_table_holds(data: Path) -> None:
     for number in range(1, 45):
         shutil.copytree(data / "orders-0", data / f"orders-{number}")
     output = run(data).stdout
-    assert "45 more partitions and files, with nothing to say about them." in output
+    assert "45 more partitions and files without findings." in output
     flip(sorted((data / "orders-7").glob("*.log"))[0], 70)
     output = run(data, code=1).stdout
     assert "44 more partitions" in output

@@ -1,4 +1,4 @@
-"""The derived aggregate: whatever comes and goes, it is what a sum over the raw table would be."""
+"""The aggregate equals the sum over the raw table after any inserts and deletes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ flights = st.tuples(st.integers(0, 3), st.sampled_from(["JFK", "LGA"]), st.none(
 
 
 def changes(kind: str, rows: list[Flight]) -> list[dict[str, Any]]:
-    """As Spark sums them up: null where no row has a delay."""
+    """Grouped as Spark does it: null if no row has a delay."""
     groups: dict[tuple[int, str], list[float | None]] = defaultdict(list)
     for hour, origin, delay in rows:
         groups[hour, origin].append(delay)
@@ -40,40 +40,40 @@ def changes(kind: str, rows: list[Flight]) -> list[dict[str, Any]]:
 
 def summed(rows: list[Flight]) -> dict[tuple[datetime, str], Sums]:
     made = Hourly()
-    made.take(changes("insert", rows), 0)
+    made.apply(changes("insert", rows), 0)
     return made.cells
 
 
 @given(st.lists(st.tuples(st.lists(flights, max_size=8), st.sets(st.integers(0, 60), max_size=6)), max_size=6))
-def test_it_is_the_sum_of_what_is_left(steps: list[tuple[list[Flight], set[int]]]) -> None:
-    """Each step brings rows, and takes some away that had come before."""
+def test_the_aggregate_is_the_sum_of_the_remaining_rows(steps: list[tuple[list[Flight], set[int]]]) -> None:
+    """Each step inserts rows and deletes earlier ones."""
     hourly, there = Hourly(), []
     for version, (come, go) in enumerate(steps):
         there += come
         gone = [there[index] for index in sorted(go) if index < len(there)]
         there = [row for index, row in enumerate(there) if index not in go]
-        hourly.take([*changes("delete", gone), *changes("insert", come)], version)
+        hourly.apply([*changes("delete", gone), *changes("insert", come)], version)
         assert hourly.cells == summed(there)
         assert hourly.raw_version == version
         assert hourly.flights == len(there)
 
 
-def test_more_can_not_go_than_came() -> None:
+def test_deleting_more_than_was_inserted_is_an_error() -> None:
     hourly = Hourly()
-    hourly.take(changes("insert", [(1, "JFK", 5.0)]), 0)
+    hourly.apply(changes("insert", [(1, "JFK", 5.0)]), 0)
     with pytest.raises(InternalError, match="more flights"):
-        hourly.take(changes("delete", [(1, "JFK", 5.0), (1, "JFK", 7.0)]), 1)
+        hourly.apply(changes("delete", [(1, "JFK", 5.0), (1, "JFK", 7.0)]), 1)
 
 
-def test_it_goes_on_from_its_table(tmp_path: Path) -> None:
+def test_the_aggregate_continues_from_its_table(tmp_path: Path) -> None:
     path = tmp_path / "hourly"
     assert (Hourly.load(path).raw_version, Hourly.load(path).cells) == (-1, {})
     hourly = Hourly()
-    hourly.take(changes("insert", [(1, "JFK", 5.0), (1, "JFK", None), (2, "LGA", None)]), 4)
+    hourly.apply(changes("insert", [(1, "JFK", 5.0), (1, "JFK", None), (2, "LGA", None)]), 4)
     hourly.save(path)
     again = Hourly.load(path)
     assert (again.raw_version, again.cells) == (4, hourly.cells)
-    again.take(changes("delete", [(2, "LGA", None)]), 6)
+    again.apply(changes("delete", [(2, "LGA", None)]), 6)
     again.save(path)
     assert Hourly.load(path).raw_version == 6
     table = Hourly.load(path).as_table()
@@ -84,7 +84,7 @@ def test_it_goes_on_from_its_table(tmp_path: Path) -> None:
     assert (row["flights"], row["mean_departure_delay_minutes"], row["cancelled"]) == (2, 5.0, 1)
 
 
-def test_an_hour_in_which_nobody_left_has_no_mean() -> None:
+def test_an_hour_without_departures_has_no_mean() -> None:
     hourly = Hourly()
-    hourly.take(changes("insert", [(2, "LGA", None)]), 0)
+    hourly.apply(changes("insert", [(2, "LGA", None)]), 0)
     assert hourly.as_table()["mean_departure_delay_minutes"].to_pylist() == [None]

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fenceline.demo.checks import Accounts, Tables, check, check_accounts
+from fenceline.demo.checks import LossCounts, Tables, check, check_loss
 from fenceline.demo.delays import delays
 from fenceline.demo.flights import Expected
 
@@ -58,9 +58,9 @@ def test_equal_tables_pass() -> None:
         (Tables(raw(distance=[100, 200, 300, 401]), hourly()), "miles flown"),
         (Tables(raw(dep_delay=[10.0, None, 5.0, 16.0]), hourly()), "minutes of departure delay"),
         (Tables(raw(carrier=["AA", "AA", "UA", "UA"]), hourly()), "carriers with the right count"),
-        (Tables(raw(offset=[0, 1, 1, 0]), hourly()), "rows that are there twice"),
-        (Tables(raw(offset=[0, 1, 3, 0]), hourly()), "offsets missing before the last one"),
-        (Tables(raw(offset=[0, 1, 2, 1]), hourly()), "end offsets of log and table"),
+        (Tables(raw(offset=[0, 1, 1, 0]), hourly()), "duplicate rows"),
+        (Tables(raw(offset=[0, 1, 3, 0]), hourly()), "missing offsets"),
+        (Tables(raw(offset=[0, 1, 2, 1]), hourly()), "end offsets of the partitions"),
         (Tables(raw(), hourly().slice(0, 1)), "hours and airports in the aggregate"),
         (Tables(raw(), hourly(flights=3)), "flights in the aggregate"),
     ],
@@ -69,28 +69,28 @@ def test_each_damage_is_found(tables: Tables, found: str) -> None:
     assert found in failed(tables)
 
 
-def test_what_everybody_says_of_the_loss() -> None:
-    right = Accounts(
-        written=7_500,
+def test_each_wrong_count_of_the_loss_is_found() -> None:
+    right = LossCounts(
+        acknowledged=7_500,
         with_receipt=7_500,
         ranges=1,
-        told=1,
-        taken_out=7_500,
-        sent_again=7_500,
+        reported=1,
+        removed_rows=7_500,
+        resent=7_500,
         audit="equal",
         log_errors=0,
     )
-    assert all(each.passed for each in check_accounts(right))
+    assert all(each.passed for each in check_loss(right))
     wrongs: list[tuple[dict[str, Any], str]] = [
-        ({"with_receipt": 7_499}, "lost records that have a receipt"),
-        ({"told": 0}, "lost ranges that the consumer reported"),
-        ({"taken_out": 0}, "stale rows that were taken out of the table"),
-        ({"sent_again": 0}, "lost records that were sent again"),
-        ({"audit": "behind"}, "audit of the raw table against the log"),
+        ({"with_receipt": 7_499}, "lost records with a receipt"),
+        ({"reported": 0}, "lost ranges reported by the consumer"),
+        ({"removed_rows": 0}, "stale rows deleted from the raw table"),
+        ({"resent": 0}, "lost records sent again"),
+        ({"audit": "behind"}, "audit of the raw table"),
         ({"log_errors": 1}, "errors in the logs of all replicas"),
     ]
     for wrong, name in wrongs:
-        assert [each.name for each in check_accounts(replace(right, **wrong)) if not each.passed] == [name]
+        assert [each.name for each in check_loss(replace(right, **wrong)) if not each.passed] == [name]
 
 
 def test_delays_are_drawn_in_new_york_time() -> None:

@@ -1,15 +1,15 @@
-"""The script of the loss, played on a made-up stage that knows what may happen when."""
+"""The steps of the loss, on a simulated partition that asserts the order of the steps."""
 
 from __future__ import annotations
 
 import pytest
 
-from fenceline.demo.loss import NOBODY, Leader, Loss, lose
+from fenceline.demo.loss import NO_LEADER, Leader, Loss, run_loss
 from fenceline.errors import OperatorError
 
 
-class MadeUp:
-    """Two replicas, 2 leads. Everything takes a second; `stuck` never happens."""
+class SimulatedPartition:
+    """Two replicas, node 2 leads. Every reaction takes a second; the one named by `stuck` never happens."""
 
     def __init__(self, stuck: str = "") -> None:
         self.now = 0.0
@@ -23,75 +23,79 @@ class MadeUp:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def _did(self, what: str) -> None:
+    def _record(self, what: str) -> None:
         self.done.append(what)
         self._since[what] = self.now
 
-    def _a_second_after(self, what: str, happens: str) -> bool:
+    def _second_after(self, what: str, happens: str) -> bool:
         return happens != self.stuck and what in self._since and self.now >= self._since[what] + 1
 
     def leader(self) -> Leader:
-        if "take away 2" not in self.done:
+        if "isolate 2" not in self.done:
             return Leader(2, 4)
-        return Leader(3, 5) if self._a_second_after("take away 2", "election") else Leader(NOBODY, 4)
+        return Leader(3, 5) if self._second_after("isolate 2", "election") else Leader(NO_LEADER, 4)
 
     def in_sync(self) -> frozenset[int]:
         if self.stuck == "follower":
             return frozenset({2})
-        return frozenset({2} if self._a_second_after("write", "shrink") else {2, 3})
+        return frozenset({2} if self._second_after("write", "shrink") else {2, 3})
 
-    def cut_off(self, node: int) -> str:
-        self._did(f"cut off {node}")
-        return "is cut off"
+    def isolate_from_brokers(self, node: int) -> str:
+        self._record(f"isolate {node} from brokers")
+        return "is isolated"
 
-    def take_away(self, node: int) -> None:
-        assert self.have_read(), "else nobody has anything to lose"
-        self._did(f"take away {node}")
+    def isolate(self, node: int) -> None:
+        assert self.readers_caught_up(), "no reader has the records yet"
+        self._record(f"isolate {node}")
 
-    def go_on(self) -> int:
-        assert self.leader().node == 3, "else they would be lost, too"
-        self._did("go on")
+    def write_to_successor(self) -> int:
+        assert self.leader().node == 3, "the old leader would lose these records, too"
+        self._record("write to successor")
         return 8_000
 
-    def bring_back(self, node: int) -> None:
-        assert "go on" in self.done, "else the log would be shorter than what was read, which anybody notices"
-        self._did(f"bring back {node}")
+    def reconnect(self, node: int) -> None:
+        assert "write to successor" in self.done, (
+            "the log would end below the readers' positions, which is easy to detect"
+        )
+        self._record(f"reconnect {node}")
 
-    def write(self) -> int:
-        assert "cut off 2" in self.done, "else the follower would have them"
-        self._did("write")
+    def write_acks_one(self) -> int:
+        assert "isolate 2 from brokers" in self.done, "the follower would replicate the records"
+        self._record("write")
         return 7_500
 
-    def have_read(self) -> bool:
-        return self.in_sync() == {2} and self._a_second_after("write", "reading")
+    def readers_caught_up(self) -> bool:
+        return self.in_sync() == {2} and self._second_after("write", "reading")
 
     def has_receipt(self) -> bool:
-        return self._a_second_after("bring back 2", "receipt")
+        return self._second_after("reconnect 2", "receipt")
 
 
-def played(stage: MadeUp, told: list[tuple[float, str]]) -> Loss:
-    def tell(text: str) -> float:
-        told.append((stage.now, text))
-        return stage.now
+def run(partition: SimulatedPartition, events: list[tuple[float, str]]) -> Loss:
+    def record(text: str) -> float:
+        events.append((partition.now, text))
+        return partition.now
 
-    return lose(stage, name="flights-1", tell=tell, clock=stage.clock, sleep=stage.sleep, patience_s=20)
+    return run_loss(
+        partition, name="flights-1", record=record, clock=partition.clock, sleep=partition.sleep, timeout_s=20
+    )
 
 
-def test_the_order_of_things() -> None:
-    stage, told = MadeUp(), list[tuple[float, str]]()
-    loss = played(stage, told)
-    assert stage.done == ["cut off 2", "write", "take away 2", "go on", "bring back 2"]
+def test_the_order_of_the_steps() -> None:
+    partition, events = SimulatedPartition(), list[tuple[float, str]]()
+    loss = run(partition, events)
+    assert partition.done == ["isolate 2 from brokers", "write", "isolate 2", "write to successor", "reconnect 2"]
     assert (loss.leader, loss.successor, loss.records) == (Leader(2, 4), Leader(3, 5), 7_500)
-    assert 0 == loss.cut_off_s < loss.back_s == stage.now
-    assert [at for at, _ in told] == sorted(at for at, _ in told)
-    assert [text for _, text in told] == [
-        "node 2, which leads flights-1, is cut off",
-        "node 2 takes 7,500 records with acks=1",
-        "node 2 is alone in sync: these records are committed",
-        "the consumer and the table have them",
-        "node 2 is gone; node 3, which lacks them, is elected uncleanly",
-        "node 3 takes 8,000 others in their place",
-        "node 2 is back, has cut them off, and has written a receipt",
+    assert 0 == loss.isolated_s < loss.reconnected_s == partition.now
+    assert [at for at, _ in events] == sorted(at for at, _ in events)
+    assert [text for _, text in events] == [
+        "Node 2, the leader of flights-1, is isolated",
+        "Node 2 accepts 7,500 records with acks=1",
+        "Node 2 is the only replica in the ISR: these records are committed",
+        "The consumer and the raw table have read these records",
+        "Node 2 is unreachable. Unclean election: node 3, which lacks these records, is the leader",
+        "Node 3 accepts 8,000 other records, starting at the same offset",
+        "Node 2 rejoins, truncates its log and writes a loss receipt",
     ]
 
 
@@ -99,14 +103,14 @@ def test_the_order_of_things() -> None:
     ("stuck", "words"),
     [
         ("follower", "flights-1 has a leader and a follower"),
-        ("shrink", "node 2 is alone in sync"),
-        ("reading", "the table and the consumer have these records"),
+        ("shrink", "node 2 is the only replica in the ISR"),
+        ("reading", "the consumer and the raw table have read these records"),
         ("election", "another node leads flights-1"),
-        ("receipt", "node 2 cuts off what the new leader does not have"),
+        ("receipt", "node 2 has written a receipt for the lost records"),
     ],
 )
-def test_what_does_not_happen_is_named(stuck: str, words: str) -> None:
-    stage = MadeUp(stuck)
-    with pytest.raises(OperatorError, match=f"waited 20 s in vain: {words}"):
-        played(stage, [])
-    assert stage.now < 30
+def test_a_timeout_names_the_condition(stuck: str, words: str) -> None:
+    partition = SimulatedPartition(stuck)
+    with pytest.raises(OperatorError, match=f"after 20 s waiting until {words}"):
+        run(partition, [])
+    assert partition.now < 30

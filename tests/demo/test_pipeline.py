@@ -1,4 +1,4 @@
-"""What the demo does when a query of Spark ends by itself. Spark is played: its worker is late by chance alone."""
+"""The demo restarts a query whose Python worker did not start in time; other failures are raised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fenceline.errors import OperatorError
 
 class Java:
     def poll(self) -> None:
-        """It runs."""
+        """It is running."""
 
 
 class Query:
@@ -27,11 +27,11 @@ class Query:
         return Exception(self.failure) if self.failure else None
 
     def stop(self) -> None:
-        """It has ended."""
+        """Nothing to stop."""
 
 
-class Played(Pipeline):
-    """Its queries end with these failures, one after the other; the last one runs."""
+class SimulatedPipeline(Pipeline):
+    """Its queries fail with these errors, one after the other; the last one runs."""
 
     def __init__(self, directory: Path, *failures: str) -> None:
         super().__init__("nowhere:1", "t", directory, Stopping())
@@ -46,15 +46,15 @@ class Played(Pipeline):
         self._stream = query
 
 
-def test_a_stream_whose_worker_was_late_is_started_again(tmp_path: Path) -> None:
-    pipeline = Played(tmp_path, f"Query raw failed: {LATE_WORKER}.")
+def test_a_stream_whose_worker_was_late_is_restarted(tmp_path: Path) -> None:
+    pipeline = SimulatedPipeline(tmp_path, f"Query raw failed: {LATE_WORKER}.")
     pipeline.start()
     assert [pipeline.keep_running() for _ in range(3)] == [True, False, False]
     assert pipeline.starts == 2
 
 
-def test_workers_that_are_late_again_and_again_are_an_error(tmp_path: Path) -> None:
-    pipeline = Played(tmp_path, *[LATE_WORKER] * 20)
+def test_too_many_restarts_are_an_error(tmp_path: Path) -> None:
+    pipeline = SimulatedPipeline(tmp_path, *[LATE_WORKER] * 20)
     pipeline.start()
     for _ in range(5):
         assert pipeline.keep_running()
@@ -62,9 +62,9 @@ def test_workers_that_are_late_again_and_again_are_an_error(tmp_path: Path) -> N
         pipeline.keep_running()
 
 
-def test_what_else_ends_a_stream_is_raised(tmp_path: Path) -> None:
-    pipeline = Played(tmp_path, "LOG_TRUNCATED\nand much more")
+def test_other_failures_are_raised(tmp_path: Path) -> None:
+    pipeline = SimulatedPipeline(tmp_path, "LOG_TRUNCATED\nand much more")
     pipeline.start()
-    with pytest.raises(OperatorError, match="has ended: LOG_TRUNCATED\n"):
+    with pytest.raises(OperatorError, match="failed: LOG_TRUNCATED\n"):
         pipeline.keep_running()
     assert pipeline.starts == 1

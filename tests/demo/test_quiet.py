@@ -1,4 +1,4 @@
-"""An interrupt is no error, and the demo narrates what the client logs; other errors are logged."""
+"""Interrupts and the client's log lines are suppressed; other errors are logged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fenceline.demo.quiet import quiet
 
 
 def logged(error: type[BaseException]) -> None:
-    """As py4j does with what ends a call of Java."""
+    """As py4j logs an exception during a call into Java."""
     try:
         raise error
     except BaseException:
@@ -25,9 +25,9 @@ def test_an_interrupt_is_not_logged_but_errors_are(caplog: pytest.LogCaptureFixt
     assert [record.exc_info is not None for record in caplog.records] == [True, False]
 
 
-def test_the_clients_warnings_are_narrated_instead(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_clients_warnings_are_suppressed(caplog: pytest.LogCaptureFixture) -> None:
     with quiet():
-        logging.getLogger("fenceline.client").warning("cut")
+        logging.getLogger("fenceline.client").warning("truncated")
     assert not caplog.records
 
 
@@ -38,5 +38,5 @@ def test_afterwards_everything_is_logged_as_before(caplog: pytest.LogCaptureFixt
         raise KeyboardInterrupt
     assert (ours.handlers, ours.propagate) == before
     logged(KeyboardInterrupt)
-    ours.warning("cut")
+    ours.warning("truncated")
     assert len(caplog.records) == 2

@@ -1,4 +1,4 @@
-"""Nothing of Spark is surprised by Java's end, or left after it."""
+"""Stopping Java prints no errors and leaves no process of Spark."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import sys
 import pytest
 from pyspark.accumulators import _start_update_server
 
-from fenceline.demo.spark_processes import children_of, hang_up, is_running
+from fenceline.demo.spark_processes import children_of, is_running, stop_accumulator_server
 from fenceline.testing.waiting import eventually
 
 TOKEN = "secret"
 
 
-def test_the_accumulators_hang_up_before_java_does(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_accumulator_server_stops_before_java(capfd: pytest.CaptureFixture[str]) -> None:
     server = _start_update_server(TOKEN, False)
     with socket.create_connection(server.server_address[:2], timeout=30) as java:
         # No updates, as Spark sends them after each task.
         java.sendall(TOKEN.encode() + struct.pack("!i", 0))
         assert java.recv(1) == b"\1"
-        hang_up(server)
-        assert java.recv(1) == b"", "it has gone first"
+        stop_accumulator_server(server)
+        assert java.recv(1) == b"", "the server has closed the connection"
     assert capfd.readouterr().err == ""
 
 
-def test_a_session_that_has_ended_in_order_has_none_any_more() -> None:
-    hang_up(None)
+def test_a_stopped_session_has_no_accumulator_server() -> None:
+    stop_accumulator_server(None)
 
 
 PARENT = """
@@ -39,8 +39,8 @@ input()
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no /proc to see processes in")
-def test_processes_of_processes_are_seen_until_they_have_ended() -> None:
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_descendants_are_found_until_they_have_ended() -> None:
     command = [
         sys.executable,
         "-c",
@@ -55,10 +55,10 @@ def test_processes_of_processes_are_seen_until_they_have_ended() -> None:
         assert others == [third]
         assert all(map(is_running, (first.pid, second, third)))
         first.stdin.close()
-        # The first is not waited for: what is left of it is an entry, which is no process.
+        # The first is not reaped: a zombie does not count as running.
         eventually(lambda: not any(map(is_running, (first.pid, second, third))), "all have ended")
 
 
-def test_one_that_nobody_knows_is_not_running() -> None:
+def test_an_unknown_process_is_not_running() -> None:
     assert not is_running(2**31 - 1)
     assert children_of(2**31 - 1) == []

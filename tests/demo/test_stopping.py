@@ -1,4 +1,4 @@
-"""A signal ends the demo once, in order, and never between the start of a process and its keeping."""
+"""A signal stops the demo once, cleanly, and never between the start of a process and the assignment of its handle."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fenceline.demo.stopping import Stopping
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_ignored() -> Iterator[None]:
-    """Who starts the tests in the background, or by nohup, has them ignore signals."""
+def no_signal_is_ignored() -> Iterator[None]:
+    """Tests that run in the background or under nohup inherit ignored signals."""
     handlers: dict[signal.Signals, Any] = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
@@ -33,7 +33,7 @@ def test_a_signal_becomes_an_interrupt(number: signal.Signals, capsys: pytest.Ca
     assert "Stopping ..." in capsys.readouterr().out
 
 
-def test_later_signals_do_not_disturb_the_end() -> None:
+def test_later_signals_have_no_effect() -> None:
     ended = False
     with Stopping():
         try:
@@ -45,7 +45,7 @@ def test_later_signals_do_not_disturb_the_end() -> None:
     assert ended
 
 
-def test_a_held_signal_waits() -> None:
+def test_a_held_signal_is_deferred() -> None:
     reached = []
 
     def start_something(stopping: Stopping) -> None:
@@ -59,7 +59,7 @@ def test_a_held_signal_waits() -> None:
     assert reached == ["the end of the block"]
 
 
-def test_handlers_of_others_are_replaced_and_the_old_ones_come_back() -> None:
+def test_replaced_handlers_are_installed_again_and_restored_at_the_end() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Stopping() as stopping:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -69,7 +69,7 @@ def test_handlers_of_others_are_replaced_and_the_old_ones_come_back() -> None:
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Stopping():
@@ -78,7 +78,7 @@ def test_what_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_outside_of_the_main_thread_nothing_is_installed() -> None:
+def test_no_handler_is_installed_outside_of_the_main_thread() -> None:
     before = signal.getsignal(signal.SIGTERM)
     seen = []
 

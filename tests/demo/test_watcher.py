@@ -1,4 +1,4 @@
-"""What the consumer was told is joined to the receipts of the same records, and to no others."""
+"""The consumer's reports are joined to the receipts of the same records only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fenceline.client.errors import LogTruncationError
-from fenceline.demo.watcher import Told, lost_as_told
+from fenceline.demo.watcher import ReportedTruncation, lost_ranges
 from fenceline.losses.receipt import Cause, LossClass, Receipt
 
 RECEIPT = Receipt(
@@ -31,25 +31,27 @@ RECEIPT = Receipt(
 )
 
 
-def told(partition: int, divergent: int, position: int, at_s: float = 9.0) -> Told:
-    return Told(at_s, LogTruncationError("flights", partition, position, 2, divergent_offset=divergent))
+def truncation(partition: int, divergent: int, position: int, at_s: float = 9.0) -> ReportedTruncation:
+    return ReportedTruncation(at_s, LogTruncationError("flights", partition, position, 2, divergent_offset=divergent))
 
 
-def test_a_loss_with_what_the_consumer_said() -> None:
-    (lost,) = lost_as_told([RECEIPT], [told(0, 100, 150), told(1, 100, 150), told(1, 100, 120, at_s=12.0)])
+def test_a_loss_has_the_first_report_of_the_consumer() -> None:
+    (lost,) = lost_ranges(
+        [RECEIPT], [truncation(0, 100, 150), truncation(1, 100, 150), truncation(1, 100, 120, at_s=12.0)]
+    )
     assert (lost.start_offset, lost.end_offset, lost.records, lost.epoch) == (100, 150, 50, 2)
     assert (lost.receipt, lost.loss_class, lost.cause, lost.replica) == ("d106e4a2718a", "committed", "divergence", 2)
-    assert lost.told_s == 9.0
-    assert "flights-1: the log was truncated below offset 150" in lost.consumer_words
+    assert lost.reported_s == 9.0
+    assert "flights-1: the log was truncated below offset 150" in lost.consumer_message
 
 
-@pytest.mark.parametrize("other", [told(0, 100, 150), told(1, 150, 160), told(1, 50, 100)])
-def test_other_records_are_not_these(other: Told) -> None:
-    (lost,) = lost_as_told([RECEIPT], [other])
-    assert (lost.told_s, lost.consumer_words) == (None, "")
-    assert not other.is_about(replace(RECEIPT, topic="trains"))
+@pytest.mark.parametrize("other", [truncation(0, 100, 150), truncation(1, 150, 160), truncation(1, 50, 100)])
+def test_reports_of_other_records_do_not_match(other: ReportedTruncation) -> None:
+    (lost,) = lost_ranges([RECEIPT], [other])
+    assert (lost.reported_s, lost.consumer_message) == (None, "")
+    assert not other.covers(replace(RECEIPT, topic="trains"))
 
 
-def test_a_divergence_that_nobody_can_tell_is_about_all_before() -> None:
-    (lost,) = lost_as_told([RECEIPT], [told(1, -1, 150)])
-    assert lost.told_s == 9.0
+def test_an_unknown_divergence_covers_all_records_before() -> None:
+    (lost,) = lost_ranges([RECEIPT], [truncation(1, -1, 150)])
+    assert lost.reported_s == 9.0

@@ -1,4 +1,4 @@
-"""Workers stop when they are asked to, and what ends them otherwise is not lost."""
+"""Workers stop on request and keep the error that ended them."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ import threading
 
 import pytest
 
-from fenceline.demo.narration import Narration
-from fenceline.demo.worker import Repeated, Worker
+from fenceline.demo.timeline import Timeline
+from fenceline.demo.worker import RepeatingWorker, Worker
 from fenceline.errors import OperatorError
 
 
 class Endless(Worker):
     def __init__(self) -> None:
         super().__init__("endless")
-        self.began = threading.Event()
+        self.started = threading.Event()
 
     def work(self) -> None:
-        self.began.set()
+        self.started.set()
         self.pause(10_000)
-        raise AssertionError("it was to stop")
+        raise AssertionError("the worker was not stopped")
 
 
-def test_a_stop_ends_a_pause_and_is_no_error() -> None:
+def test_a_stop_ends_a_pause_without_an_error() -> None:
     worker = Endless()
     worker.start()
-    assert worker.began.wait(60)
+    assert worker.started.wait(60)
     worker.stop()
     assert worker.error is None
 
 
-def test_a_look_that_fails_is_made_again() -> None:
-    looks: list[int] = []
+def test_a_failed_action_is_retried() -> None:
+    calls: list[int] = []
     done = threading.Event()
 
-    def look() -> None:
-        looks.append(len(looks))
-        if len(looks) < 3:
+    def action() -> None:
+        calls.append(len(calls))
+        if len(calls) < 3:
             raise OperatorError("not yet")
         done.set()
 
-    worker = Repeated("looks", look, 0.0, patient=True)
+    worker = RepeatingWorker("actions", action, 0.0, retries=True)
     worker.start()
     assert done.wait(60)
     worker.stop()
@@ -48,30 +48,30 @@ def test_a_look_that_fails_is_made_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "patient"), [(OperatorError("no"), False), (ZeroDivisionError(), False), (ZeroDivisionError(), True)]
+    ("error", "retries"), [(OperatorError("no"), False), (ZeroDivisionError(), False), (ZeroDivisionError(), True)]
 )
-def test_other_errors_end_it_and_are_kept(error: Exception, patient: bool) -> None:
+def test_other_errors_end_the_worker_and_are_kept(error: Exception, retries: bool) -> None:
     failed = threading.Event()
 
-    def look() -> None:
+    def action() -> None:
         failed.set()
         raise error
 
-    worker = Repeated("looks", look, 0.0, patient=patient)
+    worker = RepeatingWorker("actions", action, 0.0, retries=retries)
     worker.start()
     assert failed.wait(60)
     worker.stop()
     assert worker.error is error
 
 
-def test_moments_are_dated_by_their_own_clock_or_by_the_machine() -> None:
+def test_events_have_times_of_the_timeline_or_of_the_wall_clock() -> None:
     now = [100.0]
-    narration = Narration(clock=lambda: now[0], wall=lambda: 5_000.0)
+    timeline = Timeline(clock=lambda: now[0], wall=lambda: 5_000.0)
     now[0] = 103.5
-    assert narration.tell("something") == 3.5
-    assert narration.tell("what a file has dated", narration.at_wall_s(5_002.0)) == 2.0
-    assert narration.at_wall_s(4_000.0) == 0.0
-    assert [(moment.at_s, moment.text) for moment in narration.moments] == [
+    assert timeline.add("something") == 3.5
+    assert timeline.add("an event of a file", timeline.at_wall_s(5_002.0)) == 2.0
+    assert timeline.at_wall_s(4_000.0) == 0.0
+    assert [(event.at_s, event.text) for event in timeline.events] == [
         (3.5, "something"),
-        (2.0, "what a file has dated"),
+        (2.0, "an event of a file"),
     ]

@@ -231,14 +231,14 @@ def test_first_segments_that_an_operator_removed_are_told(node: EmbeddedNode) ->
 
 
 def test_nothing_lost_and_wrong_names(node: EmbeddedNode) -> None:
-    assert run(node, "list").strip().startswith("No log of a Fenceline broker has lost anything.")
+    assert run(node, "list").strip().startswith("There are no loss receipts.")
     assert "no loss receipt" in run(node, "show", "nothing-0", code=1)
     Outbox(OsDisk(), str(node.log_dir)).mark_due(receipt("gone"))
     node.stop()
     node.start()
     eventually(lambda: listed(node, "gone"), "a receipt")
     for words in (("--topic", "nothing"), ("--topic", "gone", "--class", "expired")):
-        assert run(node, "list", *words).strip() == "None of the receipts is of that topic and class."
+        assert run(node, "list", *words).strip() == "There are no loss receipts of this topic and class."
 
 
 def test_an_export_that_can_not_be_written_is_told_in_words(node: EmbeddedNode, tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_an_export_that_can_not_be_written_is_told_in_words(node: EmbeddedNode, 
     eventually(lambda: listed(node, "gone"), "a receipt")
     nowhere = tmp_path / "no such directory" / "lost.arrow"
     told = run(node, "export", "gone-0", "--arrow", str(nowhere), code=1)
-    assert f"{nowhere} can not be written: No such file or directory" in told
-    assert "two forms" in run(node, "export", "gone-0", "--arrow", str(nowhere), "--json", code=1)
+    assert f"{nowhere} cannot be written: No such file or directory" in told
+    assert "mutually exclusive" in run(node, "export", "gone-0", "--arrow", str(nowhere), "--json", code=1)
 
 
 def metrics() -> str:

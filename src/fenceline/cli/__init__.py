@@ -1,6 +1,6 @@
-"""The `fenceline` command. Owns words and tables on the terminal; every command calls the room that does the work.
+"""The `fenceline` command. Owns options, messages and tables; the work of each command is done by another package.
 
-`fenceline start` is dispatched before typer is imported, because a node's start is measured from its spawn.
+`fenceline start` is dispatched before typer is imported, because start-up time is measured from the spawn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 def main() -> None:
     """Entry point of the console script."""
-    # Ctrl-C while modules are imported ends the process without a traceback of whichever import it met.
+    # Ctrl-C during imports ends the process without a traceback.
     was_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if was_default:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

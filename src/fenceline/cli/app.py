@@ -1,4 +1,4 @@
-"""The command tree. Owns names and help texts; each branch is a module of its own."""
+"""The command tree. Owns the names of commands; each group of commands is a module."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fenceline.cli.verify import VERIFY_EXAMPLES, verify
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="A Kafka-compatible log. Nothing that it loses goes unnoticed.",
+    help="A Kafka-compatible replicated log that reports every data loss.",
     epilog="Start with `fenceline start`, then `fenceline topics create hello` in another terminal.",
 )
 
@@ -41,10 +41,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print it")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
-    """A Kafka-compatible log. Nothing that it loses goes unnoticed."""
+    """A Kafka-compatible replicated log that reports every data loss."""
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)

@@ -1,6 +1,6 @@
-"""`fenceline audit`: whether a Delta table holds what the log holds, its repair, and the epochs that its rows lack.
+"""`fenceline audit`: compares a Delta table with the log, repairs it, and adds missing leader epochs to its rows.
 
-Owns the command's options and exit codes. A repair and a backfill only say what they would do, until `--apply`.
+Owns the command's options and exit codes. Without `--apply`, a repair or backfill only prints what it would change.
 """
 
 from __future__ import annotations
@@ -25,72 +25,78 @@ from fenceline.cli.output import (
 from fenceline.errors import OperatorError
 
 AUDIT_EXAMPLES: Final = examples(
-    ("fenceline audit ./flights", "all topics of which the table has rows"),
-    ("fenceline audit ./flights --topic flights --json", "one topic, for a program"),
-    ("fenceline audit ./flights --repair", "what a repair would take out; --apply does it"),
-    ("fenceline audit ./flights --repair --kind stale,missing --apply", "take out what is stale, add what is missing"),
-    ("fenceline audit ./flights --backfill --apply", "give rows without leader_epoch their epochs"),
+    ("fenceline audit ./flights", "all topics in the table"),
+    ("fenceline audit ./flights --topic flights --json", "one topic, as JSON"),
+    ("fenceline audit ./flights --repair", "what a repair would change; --apply changes it"),
+    ("fenceline audit ./flights --repair --kind stale,missing --apply", "delete stale rows, add missing rows"),
+    ("fenceline audit ./flights --backfill --apply", "add leader epochs to rows that have none"),
 )
 DIFFERS: Final = 1
 UNPROVEN: Final = 3
-"""Exit codes; 0: the table equals the log or is only behind. 1 is an error's, too, and 2 that of wrong options."""
+"""Exit codes. 0: the table equals the log, or is only behind. 1 is also for errors, 2 for wrong options."""
 _SHOWN: Final = 40
-_QUIETER: Final = ("expired", "compacted", "unproven", "deleted", "behind")
+_NOT_FAULTS: Final = ("expired", "compacted", "unproven", "deleted", "behind")
 
 
 def audit(
-    table: Annotated[str, typer.Argument(help="path of the Delta table, or its address in an object store")],
+    table: Annotated[str, typer.Argument(help="path of the Delta table, or its URI in an object store")],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    topic: Annotated[list[str] | None, typer.Option(help="compare this topic only; may be repeated")] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="compare only this topic; may be repeated")] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="say what would make the table equal to the log; --apply does it")
+        bool, typer.Option("--repair", help="print what would make the table equal to the log; --apply changes it")
     ] = False,
     backfill: Annotated[
         bool,
-        typer.Option("--backfill", help="say which rows without an epoch are the log's; --apply writes their epochs"),
+        typer.Option("--backfill", help="print which rows without an epoch match the log; --apply writes their epochs"),
     ] = False,
     apply: Annotated[bool, typer.Option("--apply", help="with --repair or --backfill: change the table")] = False,
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="with --repair: act on findings of this kind; may be repeated [default: stale, beyond]"),
+        typer.Option(help="with --repair: repair findings of this kind; may be repeated [default: stale, beyond]"),
     ] = None,
     from_table: Annotated[
-        bool, typer.Option("--from-table", help="nothing is missing before the table's own first row")
+        bool, typer.Option("--from-table", help="do not report records before the table's first row as missing")
     ] = False,
     committed: Annotated[
-        bool, typer.Option("--committed", help="the table is to hold committed records only (read_committed)")
+        bool, typer.Option("--committed", help="expect only records of committed transactions (read_committed)")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--everything", help="read all of the log's batch headers, not only where rows are missing")
+        bool, typer.Option("--everything", help="read all batch headers of the log, not only where rows are missing")
     ] = False,
     by_values: Annotated[
-        bool, typer.Option("--by-values", help="compare the values of rows that have no epoch with the log's")
+        bool, typer.Option("--by-values", help="compare the values of rows without an epoch with the log")
     ] = False,
     where: Annotated[
         str | None,
-        typer.Option(help="which records the table is to hold, in Spark's SQL on the source's columns (needs Java)"),
+        typer.Option(
+            help="the records that the table should hold: a Spark SQL condition on the source's columns (needs Java)"
+        ),
     ] = None,
     row_key: Annotated[
         list[str] | None,
-        typer.Option(help="a column that tells rows of one record apart, where it may be several; may be repeated"),
+        typer.Option(help="a column that distinguishes rows made from one record; may be repeated"),
     ] = None,
     deleted: Annotated[
         str | None,
-        typer.Option(help="a CSV, JSON or Parquet file of what was deleted on purpose, by offsets or by keys"),
+        typer.Option(help="a CSV, JSON or Parquet file of rows deleted on purpose, by offset or key"),
     ] = None,
     option: Annotated[list[str] | None, typer.Option(help="a client setting as key=value; may be repeated")] = None,
-    storage: Annotated[list[str] | None, typer.Option(help="an object store's setting as key=value")] = None,
+    storage: Annotated[
+        list[str] | None, typer.Option(help="an object store setting as key=value; may be repeated")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare a table with the log: stale, missing, duplicate, unproven rows.
 
-    Exit codes: 0 the table equals the log, or is only behind; 1 it differs, or there was an error; 2 wrong options; 3
-    nothing differs, but not all rows are proven to be the log's.
+    Exit codes: 0 the table equals the log, or is only behind; 1 it differs, or an error occurred; 2 wrong options; 3
+    no difference was found, but some rows cannot be proven.
     """
     with readable_errors():
         if importlib.util.find_spec("deltalake") is None or importlib.util.find_spec("pyspark") is None:
-            raise OperatorError("Tables need Fenceline's Spark parts", "Install them: pip install 'fenceline[spark]'")
-        _refuse_what_makes_no_sense(repair=repair, backfill=backfill, apply=apply, kinds=kind, where=where)
+            raise OperatorError(
+                "fenceline audit needs Delta Lake and PySpark", "Install them with: pip install 'fenceline[spark]'"
+            )
+        _check_options(repair=repair, backfill=backfill, apply=apply, kinds=kind, where=where)
         from pyspark_fenceline.audit_made import Made
         from pyspark_fenceline.audit_table import audit_here, settings
 
@@ -132,21 +138,23 @@ def audit(
         raise typer.Exit(UNPROVEN)
 
 
-def _refuse_what_makes_no_sense(
+def _check_options(
     *, repair: bool, backfill: bool, apply: bool, kinds: Sequence[str] | None, where: str | None
 ) -> None:
     if repair and backfill:
-        raise OperatorError("--repair and --backfill are two steps", "Give one of them, and then the other.")
+        raise OperatorError("--repair and --backfill cannot be combined", "Run them one after the other.")
     if kinds and not repair:
-        raise OperatorError("--kind says what a repair acts on, and none is asked for", "Add --repair.")
+        raise OperatorError("--kind has no effect without --repair", "Add --repair.")
     if apply and not repair and not backfill:
-        raise OperatorError("--apply changes nothing by itself", "Add --repair or --backfill.")
+        raise OperatorError("--apply has no effect by itself", "Add --repair or --backfill.")
     if backfill and where is not None:
-        raise OperatorError("--where means nothing with --backfill", "Leave it out: rows are compared by their values.")
+        raise OperatorError(
+            "--where cannot be combined with --backfill", "Remove --where: rows are compared by their values."
+        )
 
 
 def _rows(findings: Any) -> list[Mapping[str, Any]]:
-    """Of Spark's DataFrame, or of an Arrow table."""
+    """The rows of a Spark DataFrame or an Arrow table."""
     table = findings.toArrow() if hasattr(findings, "toArrow") else findings
     rows: list[Mapping[str, Any]] = table.to_pylist()
     return rows
@@ -189,8 +197,8 @@ def _document(table: str, verdict: Any, findings: Sequence[Mapping[str, Any]], d
 
 
 def _print_findings(findings: Sequence[Mapping[str, Any]]) -> None:
-    """The first of them, faults before what is only worth knowing."""
-    rows = sorted(findings, key=lambda one: one["kind"] in _QUIETER)
+    """Print the first findings, faults before notes."""
+    rows = sorted(findings, key=lambda one: one["kind"] in _NOT_FAULTS)
     shown = [
         {
             "partition": "-" if one["topic"] is None else f"{one['topic']}-{one['partition']}",
@@ -205,4 +213,4 @@ def _print_findings(findings: Sequence[Mapping[str, Any]]) -> None:
     if shown:
         show(shown, as_json=False, optional=("detail",))
     if len(rows) > _SHOWN:
-        print(f"... and {len(rows) - _SHOWN} more; all of them with --json")
+        print(f"... and {len(rows) - _SHOWN} more (use --json for all)")

@@ -1,4 +1,4 @@
-"""`fenceline brokers`: who is registered, forgetting one, and what lies in their directories."""
+"""`fenceline brokers`: lists and unregisters brokers, and shows their log directories."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fenceline.cli.output import (
     Bootstrap,
     Controllers,
     admin_of,
-    done,
     examples,
-    only_without_command,
+    print_result,
+    reject_options_before_command,
     show,
 )
 
@@ -23,13 +23,13 @@ brokers = typer.Typer(
     invoke_without_command=True,
     help="List and unregister brokers; show their log directories. Without a command: list.",
     epilog=examples(
-        ("fenceline brokers", "who is registered, who is fenced, and what each leads"),
-        ("fenceline brokers log-dirs 2 --partitions", "what lies on broker 2"),
-        ("fenceline brokers unregister 3", "forget broker 3, which is gone for good"),
+        ("fenceline brokers", "registered brokers, their state and partition counts"),
+        ("fenceline brokers log-dirs 2 --partitions", "replicas on broker 2"),
+        ("fenceline brokers unregister 3", "remove the registration of broker 3"),
     ),
 )
 
-_STATES = {True: "fenced", False: "unfenced", None: "not known"}
+_STATES = {True: "fenced", False: "unfenced", None: "unknown"}
 
 
 @brokers.callback()
@@ -37,12 +37,12 @@ def brokers_root(context: typer.Context, bootstrap: Bootstrap = DEFAULT_BOOTSTRA
     if context.invoked_subcommand is None:
         list_brokers(bootstrap, as_json)
     else:
-        only_without_command(context)
+        reject_options_before_command(context)
 
 
 @brokers.command("list")
 def list_brokers(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
-    """Every registered broker, with the partitions that it leads and holds."""
+    """List registered brokers with their numbers of leaders and replicas."""
     with admin_of(bootstrap) as admin:
         found = admin.describe_brokers()
         partitions = [p for topic in admin.metadata().topics.values() for p in topic.partitions.values()]
@@ -69,23 +69,21 @@ def unregister(
     controllers: Controllers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forget a broker that is gone for good. One that still runs registers again when it is restarted."""
+    """Remove the registration of a broker. A running broker registers again when it is restarted."""
     with admin_of(bootstrap, controllers) as admin:
         admin.unregister_broker(broker)
-    done(f"Broker {broker} is forgotten.", {"unregistered": broker}, as_json=as_json)
+    print_result(f"Unregistered broker {broker}.", {"unregistered": broker}, as_json=as_json)
 
 
 @brokers.command("log-dirs")
 def log_dirs(
-    broker: Annotated[
-        list[int] | None, typer.Argument(help="node.ids; all unfenced brokers when none is given")
-    ] = None,
-    partitions: Annotated[bool, typer.Option("--partitions", help="a row for each replica")] = False,
-    topic: Annotated[list[str] | None, typer.Option(help="only replicas of this topic; may be repeated")] = None,
+    broker: Annotated[list[int] | None, typer.Argument(help="node.ids; default: all unfenced brokers")] = None,
+    partitions: Annotated[bool, typer.Option("--partitions", help="print a row for each replica")] = False,
+    topic: Annotated[list[str] | None, typer.Option(help="print only replicas of this topic; may be repeated")] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: AsJson = False,
 ) -> None:
-    """Each broker's directories: replicas, their bytes, and what the volume has left."""
+    """Show each broker's log directories: replicas, their size, and the free space of the volume."""
     with admin_of(bootstrap) as admin:
         described = admin.describe_log_dirs(broker or None)
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""`fenceline checkpoint`: checkpoints of Spark queries, written for another source."""
+"""`fenceline checkpoint`: exports checkpoints of Spark queries for another source."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fenceline.errors import OperatorError
 
 checkpoint = typer.Typer(
     no_args_is_help=True,
-    help="Checkpoints of Spark queries.",
+    help="Export checkpoints of Spark queries.",
     epilog=examples(("fenceline checkpoint export ./checkpoint ./for-kafka", "for Spark's own Kafka source")),
 )
 
 
 @checkpoint.callback()
 def group() -> None:
-    """Keeps `export` a command of its own."""
+    """Keeps `export` a subcommand: without a callback, Typer makes a single command the group itself."""
 
 
 @checkpoint.command()
@@ -28,12 +28,10 @@ def export(
     target: Annotated[str, typer.Argument(help="a directory that does not exist")],
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint for Spark's own Kafka source, which has no topic ids and leader epochs."""
+    """Write a checkpoint for Spark's own Kafka source, without topic ids and leader epochs."""
     with readable_errors():
         if importlib.util.find_spec("pyspark") is None:
-            raise OperatorError(
-                "Checkpoints need Fenceline's Spark parts", "Install them: pip install 'fenceline[spark]'"
-            )
+            raise OperatorError("fenceline checkpoint needs PySpark", "Install it with: pip install 'fenceline[spark]'")
         from pyspark_fenceline.checkpoint_export import export_checkpoint
 
         done = export_checkpoint(source, target)

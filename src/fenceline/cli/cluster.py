@@ -1,7 +1,7 @@
-"""`fenceline cluster`: a local cluster of separate processes, and what one may do to its nodes.
+"""`fenceline cluster`: runs a local cluster of separate processes, and injects faults into its nodes.
 
-Owns words, options and the exit codes of `up`: 0 after a clean stop, 1 when it could not start or a node had to be
-killed at the end, 130 after a second signal. The work is `fenceline.testing.local_cluster`'s.
+Owns the messages, options and exit codes of `up`: 0 after a clean stop, 1 if it could not start or a node had to be
+killed at the end, 130 after a second signal. `fenceline.testing.local_cluster` does the work.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import typer
 
 from fenceline.cli.output import (
     AsJson,
-    done,
     examples,
     is_ascii_only,
     pairs,
-    patience,
     print_json,
+    print_result,
     readable_errors,
     show,
+    waiting_notice,
 )
 from fenceline.errors import FencelineError, OperatorError
 
@@ -36,28 +36,28 @@ if TYPE_CHECKING:
 
 cluster = typer.Typer(
     no_args_is_help=True,
-    help="A local cluster of separate processes, to try and to break.",
+    help="Run a local cluster of separate processes, and inject faults.",
     epilog=examples(
-        ("fenceline cluster up --data-dir ./cluster", "three nodes on 9092 to 9094, until Ctrl-C"),
-        ("fenceline cluster status --data-dir ./cluster", "in another terminal: who runs, who leads"),
-        ("fenceline cluster kill 1 --data-dir ./cluster", "and what happens then"),
-        ("fenceline cluster restart 1 --data-dir ./cluster", "have it back"),
+        ("fenceline cluster up --data-dir ./cluster", "three nodes on ports 9092 to 9094, until Ctrl-C"),
+        ("fenceline cluster status --data-dir ./cluster", "state of each node (in another terminal)"),
+        ("fenceline cluster kill 1 --data-dir ./cluster", "kill node 1 with SIGKILL"),
+        ("fenceline cluster restart 1 --data-dir ./cluster", "start node 1 again"),
     ),
 )
 
 EXIT_SECOND_SIGNAL = 130
-_PATIENCE_S = 2.0
+_NOTICE_EVERY_S = 2.0
 
-DataDir = Annotated[Path, typer.Option("--data-dir", "-d", help="the cluster's folder")]
+DataDir = Annotated[Path, typer.Option("--data-dir", "-d", help="the cluster's directory")]
 Node = Annotated[int, typer.Argument(help="the node's number, from 1")]
 
 
 @cluster.command(
     epilog=examples(
-        ("fenceline cluster up -d ./cluster", "three nodes, or those that the folder has"),
-        ("fenceline cluster up -d ./five -n 5 -p 19092", "five nodes on 19092 to 19096"),
-        ("fenceline cluster up -d ./parted -n 2 --controllers 3", "two brokers, and three controllers of their own"),
-        ("fenceline cluster up -d ./short --override log.retention.ms=60000", "with a setting for all"),
+        ("fenceline cluster up -d ./cluster", "three nodes, or the existing nodes of the directory"),
+        ("fenceline cluster up -d ./five -n 5 -p 19092", "five nodes on ports 19092 to 19096"),
+        ("fenceline cluster up -d ./parted -n 2 --controllers 3", "two brokers and three dedicated controllers"),
+        ("fenceline cluster up -d ./short --override log.retention.ms=60000", "with a property for all nodes"),
     )
 )
 def up(
@@ -65,26 +65,30 @@ def up(
     nodes: Annotated[
         int | None,
         typer.Option(
-            "--nodes", "-n", help="brokers, controllers as well unless --controllers is given; 3 in a new folder"
+            "--nodes",
+            "-n",
+            help="number of brokers, also controllers unless --controllers is given; 3 in a new directory",
         ),
     ] = None,
     controllers: Annotated[
-        int | None, typer.Option("--controllers", help="so many more nodes, which are only controllers")
+        int | None, typer.Option("--controllers", help="number of additional nodes that are only controllers")
     ] = None,
-    port: Annotated[int, typer.Option("--port", "-p", help="of node 1; the next ones follow. 0: any free ones")] = 9092,
+    port: Annotated[
+        int, typer.Option("--port", "-p", help="port of node 1; the other nodes use the next ones. 0: any free ports")
+    ] = 9092,
     override: Annotated[list[str] | None, typer.Option(help="set a property of every node; may be repeated")] = None,
-    log_level: Annotated[str, typer.Option(help="of the nodes: debug, info, warning or error")] = "warning",
+    log_level: Annotated[str, typer.Option(help="log level of the nodes: debug, info, warning or error")] = "warning",
     as_json: AsJson = False,
 ) -> None:
-    """Run a cluster in the foreground until Ctrl-C; one line says when all nodes are registered.
+    """Run a cluster in the foreground until Ctrl-C; prints a line when all nodes are registered.
 
-    The same folder again continues the same cluster.
+    If the directory holds a cluster, it is started again.
     """
     from fenceline.testing.local_cluster import LocalCluster
 
     with readable_errors():
         if log_level not in ("debug", "info", "warning", "error"):
-            raise OperatorError(f"--log-level {log_level} is none", "Choose debug, info, warning or error.")
+            raise OperatorError(f"--log-level {log_level} is not a log level", "Choose debug, info, warning or error.")
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         local = LocalCluster(
             nodes,
@@ -99,7 +103,7 @@ def up(
 
 
 class _Foreground:
-    """One thread takes events one after another: signals, ends of nodes, outcomes of start and stop."""
+    """One thread handles all events in order: signals, exits of nodes, results of start and stop."""
 
     def __init__(
         self, local: LocalCluster, events: queue.SimpleQueue[Any], *, as_json: bool, has_overrides: bool = False
@@ -116,13 +120,13 @@ class _Foreground:
         self._in_background(self._start)
         is_ready = is_stopping = False
         while True:
-            match self._next_event(tells_progress=not is_ready and not is_stopping):
+            match self._next_event(prints_progress=not is_ready and not is_stopping):
                 case "ready":
                     is_ready = True
-                    self._say_ready()
+                    self._print_ready()
                 case signal.Signals() if is_stopping:
                     self._local.kill_all()
-                    # Whatever else is under way can not hold us.
+                    # Exit without waiting for the background threads.
                     os._exit(EXIT_SECOND_SIGNAL)
                 case signal.Signals() | FencelineError() as why:
                     if isinstance(why, FencelineError):
@@ -138,15 +142,15 @@ class _Foreground:
                     self._local.kill_all()
                     raise bug
                 case ended:
-                    # Before, it is why the start fails; afterwards, it is what was asked for.
+                    # Before the cluster is ready, the start reports it; during the stop, it is expected.
                     if is_ready and not is_stopping:
-                        self._say_ended(ended)
+                        self._print_ended(ended)
 
-    def _next_event(self, *, tells_progress: bool) -> Any:
-        """While the cluster starts, a person is told now and then what it waits for."""
-        while tells_progress and sys.stderr.isatty() and not self._as_json:
+    def _next_event(self, *, prints_progress: bool) -> Any:
+        """The next event. During the start, a terminal shows periodically what the cluster waits for."""
+        while prints_progress and sys.stderr.isatty() and not self._as_json:
             try:
-                return self._events.get(timeout=_PATIENCE_S)
+                return self._events.get(timeout=_NOTICE_EVERY_S)
             except queue.Empty:
                 if self._local.waits_for:
                     print(f"fenceline: waiting for {self._local.waits_for} ...", file=sys.stderr, flush=True)
@@ -171,7 +175,7 @@ class _Foreground:
     def _stop(self) -> dict[int, int]:
         return self._local.stop()
 
-    def _say_ready(self) -> None:
+    def _print_ready(self) -> None:
         local = self._local
         if self._as_json:
             from fenceline.testing.local_cluster_control import run_command
@@ -188,16 +192,16 @@ class _Foreground:
             for warning in local.warnings():
                 print(f"fenceline: {warning}", file=sys.stderr, flush=True)
 
-    def _say_ended(self, ended: NodeEnded) -> None:
+    def _print_ended(self, ended: NodeEnded) -> None:
         if self._as_json:
             line = {"node": ended.node, "exit_code": ended.exit_code, "wanted": ended.was_wanted}
             print(json.dumps({"event": "ended", **line, "last_lines": ended.last_lines}), file=sys.stderr, flush=True)
         elif ended.was_wanted:
-            print(f"fenceline: node {ended.node} was ended on request", file=sys.stderr, flush=True)
+            print(f"fenceline: node {ended.node} was stopped on request", file=sys.stderr, flush=True)
         else:
-            lines = "".join(f"\n  {line}" for line in ended.last_lines) or "\n  (it wrote nothing)"
+            lines = "".join(f"\n  {line}" for line in ended.last_lines) or "\n  (no output)"
             print(
-                f"fenceline: node {ended.node} ended by itself: {_reason(ended.exit_code)}; its last lines:{lines}\n"
+                f"fenceline: node {ended.node} exited unexpectedly: {_reason(ended.exit_code)}; last lines:{lines}\n"
                 f"  Start it again with: fenceline cluster restart {ended.node} --data-dir {self._local.root}",
                 file=sys.stderr,
                 flush=True,
@@ -223,7 +227,7 @@ def _reason(exit_code: int) -> str:
 
 @cluster.command()
 def status(data_dir: DataDir, as_json: AsJson = False) -> None:
-    """Show the nodes of a cluster that is up: who runs, who leads, who is behind in the metadata, who is cut off."""
+    """Show the nodes of a running cluster: state, roles, active controller, metadata lag, isolation."""
     from fenceline.testing.local_cluster_control import ask
 
     with readable_errors():
@@ -239,56 +243,59 @@ def status(data_dir: DataDir, as_json: AsJson = False) -> None:
 
 @cluster.command()
 def kill(node: Node, data_dir: DataDir, as_json: AsJson = False) -> None:
-    """End a node at once (kill -9)."""
-    _command("kill", node, data_dir, f"Node {node} is killed.", as_json=as_json)
+    """Kill a node (SIGKILL)."""
+    _command("kill", node, data_dir, f"Killed node {node}.", as_json=as_json)
 
 
 @cluster.command()
 def pause(node: Node, data_dir: DataDir, as_json: AsJson = False) -> None:
-    """Freeze a node (SIGSTOP): its connections stay open, and silent."""
-    _command("pause", node, data_dir, f"Node {node} is paused.", as_json=as_json)
+    """Suspend a node (SIGSTOP): its connections stay open without traffic."""
+    _command("pause", node, data_dir, f"Paused node {node}.", as_json=as_json)
 
 
 @cluster.command()
 def resume(node: Node, data_dir: DataDir, as_json: AsJson = False) -> None:
-    """Let a paused node go on."""
-    _command("resume", node, data_dir, f"Node {node} goes on.", as_json=as_json)
+    """Resume a paused node (SIGCONT)."""
+    _command("resume", node, data_dir, f"Resumed node {node}.", as_json=as_json)
 
 
 @cluster.command()
 def restart(node: Node, data_dir: DataDir, as_json: AsJson = False) -> None:
-    """Stop a node cleanly if it runs, start it, and wait until it serves.
+    """Stop a node cleanly if it is running, start it, and wait until it serves requests.
 
-    After a kill the controllers keep its old session for up to 9 seconds.
+    After a kill this takes up to 9 seconds: the old session must expire first.
     """
-    with patience(f"node {node} is on its way; one that was killed is registered again when its old session has ended"):
-        _command("restart", node, data_dir, f"Node {node} is started again.", as_json=as_json)
+    with waiting_notice(f"waiting for node {node}; after a kill its old session must expire first"):
+        _command("restart", node, data_dir, f"Restarted node {node}.", as_json=as_json)
 
 
 @cluster.command(
     epilog=examples(
-        ("fenceline cluster isolate 1 -d ./cluster", "nothing comes or goes, for clients neither"),
-        ("fenceline cluster isolate 1 --from 2 --inbound -d ./cluster", "node 1 hears nothing of node 2"),
-        ("fenceline cluster heal 1 -d ./cluster", "ends all cuts of node 1"),
+        ("fenceline cluster isolate 1 -d ./cluster", "drop all traffic, also that of clients"),
+        ("fenceline cluster isolate 1 --from 2 --inbound -d ./cluster", "drop packets from node 2 to node 1"),
+        ("fenceline cluster heal 1 -d ./cluster", "remove all isolation of node 1"),
     )
 )
 def isolate(
     node: Node,
     data_dir: DataDir,
     peers: Annotated[
-        list[int] | None, typer.Option("--from", help="only from this node; may be repeated. Without: from everybody")
+        list[int] | None,
+        typer.Option(
+            "--from", help="isolate from this node only; may be repeated [default: from all nodes and clients]"
+        ),
     ] = None,
-    inbound: Annotated[bool, typer.Option("--inbound", help="lose only what is sent to the node")] = False,
-    outbound: Annotated[bool, typer.Option("--outbound", help="lose only what the node sends")] = False,
+    inbound: Annotated[bool, typer.Option("--inbound", help="drop only packets sent to the node")] = False,
+    outbound: Annotated[bool, typer.Option("--outbound", help="drop only packets sent by the node")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cut a node's network, silently: nothing is refused or reset, it just does not arrive. Linux only."""
+    """Drop a node's packets. Connections are neither refused nor reset. Linux only."""
     both = inbound == outbound
     _command(
         "isolate",
         node,
         data_dir,
-        f"Node {node} is cut off.",
+        f"Isolated node {node}.",
         as_json=as_json,
         peers=peers or [],
         inbound=inbound or both,
@@ -298,25 +305,25 @@ def isolate(
 
 @cluster.command()
 def heal(node: Node, data_dir: DataDir, as_json: AsJson = False) -> None:
-    """End all cuts of a node. Open connections go on as soon as TCP tries again."""
-    _command("heal", node, data_dir, f"Node {node} is connected again.", as_json=as_json)
+    """Remove all isolation of a node. Open connections continue at the next TCP retransmission."""
+    _command("heal", node, data_dir, f"Reconnected node {node}.", as_json=as_json)
 
 
-def _command(command: str, node: int, data_dir: Path, words: str, *, as_json: bool, **arguments: Any) -> None:
+def _command(command: str, node: int, data_dir: Path, message: str, *, as_json: bool, **arguments: Any) -> None:
     from fenceline.testing.local_cluster_control import ask
 
     with readable_errors():
-        done(words, ask(data_dir, command, node=node, **arguments), as_json=as_json)
+        print_result(message, ask(data_dir, command, node=node, **arguments), as_json=as_json)
 
 
 def _headline(found: dict[str, Any], quorum: dict[str, Any] | None) -> str:
     nodes = found["nodes"]
     running = sum(node["state"] == "running" for node in nodes)
     if quorum is None:
-        leads = "no controller leads, or it can not be asked"
+        active = "no active controller, or it does not answer"
     else:
-        leads = f"node {quorum['leader_id']} leads, epoch {quorum['leader_epoch']}"
-    return f"Cluster {found['cluster_id']}: {running} of {len(nodes)} nodes run; {leads}."
+        active = f"node {quorum['leader_id']} is the active controller, epoch {quorum['leader_epoch']}"
+    return f"Cluster {found['cluster_id']}: {running} of {len(nodes)} nodes are running; {active}."
 
 
 def _row(node: dict[str, Any], quorum: dict[str, Any] | None) -> dict[str, Any]:
@@ -341,10 +348,10 @@ def _row(node: dict[str, Any], quorum: dict[str, Any] | None) -> dict[str, Any]:
         "metadata lag": None if lag is None else Text(f"{lag} {bar(lag, block)}".rstrip()),
         "pid": node["pid"],
         "memory": None if memory is None else f"{memory / 1e6:.0f} MB",
-        "cut off": Text(", ".join(_cut(each) for each in node["cuts"]), "red"),
+        "isolated from": Text(", ".join(_cut(each) for each in node["cuts"]), "red"),
     }
 
 
 def _cut(cut: dict[str, Any]) -> str:
-    direction = "" if cut["inbound"] and cut["outbound"] else " inbound" if cut["inbound"] else " outbound"
-    return f"from {'everybody' if cut['peer'] is None else cut['peer']}{direction}"
+    direction = "" if cut["inbound"] and cut["outbound"] else " (inbound)" if cut["inbound"] else " (outbound)"
+    return f"{'all' if cut['peer'] is None else cut['peer']}{direction}"

@@ -1,4 +1,4 @@
-"""`fenceline features`: which levels are finalized, which ones every node supports, and changing them."""
+"""`fenceline features`: lists finalized and supported feature levels, and changes them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fenceline.cli.output import (
     Bootstrap,
     Controllers,
     admin_of,
-    done,
     examples,
-    only_without_command,
     pairs,
     print_json,
+    print_result,
     readable_errors,
+    reject_options_before_command,
     show,
 )
 from fenceline.errors import OperatorError
@@ -29,21 +29,19 @@ features = typer.Typer(
     invoke_without_command=True,
     help="List, raise, lower and disable feature levels. Without a command: list.",
     epilog=examples(
-        ("fenceline features", "what is in force, and what every node supports"),
-        ("fenceline features upgrade kraft.version=1", "one level; several are one change"),
-        ("fenceline features upgrade --release-version 4.3 --dry-run", "would all nodes take it?"),
+        ("fenceline features", "finalized levels, and those that each node supports"),
+        ("fenceline features upgrade kraft.version=1", "one level; several levels are changed together"),
+        ("fenceline features upgrade --release-version 4.3 --dry-run", "check whether all nodes support it"),
     ),
 )
 
 _Levels = Annotated[
-    list[str] | None, typer.Argument(help="name=level, or metadata.version=4.2; several are one change")
+    list[str] | None, typer.Argument(help="name=level, or metadata.version=4.2; several levels are changed together")
 ]
-_Release = Annotated[
-    str | None, typer.Option(help="the levels that a fresh cluster of this release has, for example 4.3 or 4.3-IV0")
-]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="have it checked, change nothing")]
+_Release = Annotated[str | None, typer.Option(help="the default levels of this release, for example 4.3 or 4.3-IV0")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="validate the change only")]
 _Unsafe = Annotated[
-    bool, typer.Option("--unsafe", help="also where metadata is lost that the lower level can not express")
+    bool, typer.Option("--unsafe", help="allow a downgrade that loses metadata which the lower level cannot represent")
 ]
 
 
@@ -57,22 +55,22 @@ def features_root(
     if context.invoked_subcommand is None:
         list_features(bootstrap, controllers, as_json)
     else:
-        only_without_command(context)
+        reject_options_before_command(context)
 
 
 @features.command("list")
 def list_features(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, controllers: Controllers = None, as_json: AsJson = False
 ) -> None:
-    """Finalized levels, and what each broker (or controller, with --bootstrap-controller) supports."""
+    """List finalized levels, and those that each broker (or controller, with --bootstrap-controller) supports."""
     with admin_of(bootstrap, controllers) as admin:
         nodes = admin.describe_features()
     newest = max(nodes.values(), key=lambda node: node.finalized_epoch, default=None)
     finalized = dict(newest.finalized) if newest is not None else {}
     if as_json:
-        told = [_node(node) for node in nodes.values()]
+        described = [_node(node) for node in nodes.values()]
         epoch = newest.finalized_epoch if newest is not None else -1
-        print_json({"finalized": finalized, "finalized_epoch": epoch, "nodes": told})
+        print_json({"finalized": finalized, "finalized_epoch": epoch, "nodes": described})
         return
     names = sorted({name for node in nodes.values() for name in (*node.supported, *node.finalized)})
     rows = []
@@ -81,14 +79,12 @@ def list_features(
         for node in nodes.values():
             row[f"node_{node.node_id}_supports"] = _range(name, node) if not node.trouble else "?"
         rows.append(row)
-    show(rows, as_json=False, empty="No features are known.")
+    show(rows, as_json=False, empty="There are no features.")
     for node in nodes.values():
         if node.trouble:
-            print(f"Node {node.node_id} could not be asked: {node.trouble}")
+            print(f"Node {node.node_id} did not answer: {node.trouble}")
         elif newest is not None and node.finalized_epoch != newest.finalized_epoch:
-            print(
-                f"Node {node.node_id} is at metadata offset {node.finalized_epoch}, not {newest.finalized_epoch} yet."
-            )
+            print(f"Node {node.node_id} is at metadata offset {node.finalized_epoch}, behind {newest.finalized_epoch}.")
 
 
 def _node(node: NodeFeatures) -> dict[str, Any]:
@@ -122,10 +118,10 @@ def upgrade(
     controllers: Controllers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Raise levels: all of those named, or none."""
+    """Raise feature levels, all or none of those given."""
     with readable_errors():
         wanted = _wanted(levels, release_version)
-        # A feature that the release leaves at 0 is not raised to anything.
+        # Skip features that are at level 0 in the release.
         wanted = {name: level for name, level in wanted.items() if level or not release_version}
         _change(wanted, "upgrade", bootstrap, controllers, dry_run=dry_run, as_json=as_json)
 
@@ -140,7 +136,7 @@ def downgrade(
     controllers: Controllers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lower levels: all of those named, or none."""
+    """Lower feature levels, all or none of those given."""
     with readable_errors():
         wanted = _wanted(levels, release_version)
         change: Change = "unsafe_downgrade" if unsafe else "safe_downgrade"
@@ -149,14 +145,14 @@ def downgrade(
 
 @features.command()
 def disable(
-    names: Annotated[list[str], typer.Argument(help="features; several are one change")],
+    names: Annotated[list[str], typer.Argument(help="features; several are changed together")],
     unsafe: _Unsafe = False,
     dry_run: _DryRun = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     controllers: Controllers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lower features to level 0."""
+    """Set features to level 0."""
     with readable_errors():
         change: Change = "unsafe_downgrade" if unsafe else "safe_downgrade"
         _change(dict.fromkeys(names, 0), change, bootstrap, controllers, dry_run=dry_run, as_json=as_json)
@@ -165,13 +161,14 @@ def disable(
 def _wanted(levels: list[str] | None, release_version: str | None) -> dict[str, int]:
     if bool(levels) is bool(release_version):
         raise OperatorError(
-            "It must be said which levels are meant", "Name them, as metadata.version=30, or give --release-version."
+            "Feature levels and --release-version are mutually exclusive, and one is required",
+            "Give levels, such as metadata.version=30, or --release-version.",
         )
     if release_version:
         from fenceline.metadata.features import KRAFT_VERSION, SUPPORTED, fresh_levels
 
         fresh = fresh_levels(_metadata_version(release_version))
-        # How voters are kept is not a matter of releases: kraft.version is named on its own.
+        # kraft.version is independent of releases: it is set by its own name.
         return {name: fresh.get(name, 0) for name in SUPPORTED if name != KRAFT_VERSION}
     return {name: _number(name, text) for name, text in pairs(levels or [], "feature").items()}
 
@@ -182,18 +179,18 @@ def _number(name: str, text: str) -> int:
     if text.isdigit():
         return int(text)
     if name != METADATA_VERSION:
-        raise OperatorError(f"{name}={text} is not a level", "Levels are whole numbers from 0 on.")
+        raise OperatorError(f"{name}={text} is not a level", "A level is an integer, 0 or greater.")
     return _metadata_version(text)
 
 
 def _metadata_version(text: str) -> int:
-    """The level of a release (its newest) or of one of its steps."""
+    """The level of a metadata version, or the newest level of a release."""
     from fenceline.metadata.features import METADATA_VERSION_NAMES
 
     found = [level for level, name in METADATA_VERSION_NAMES.items() if name == text or name.startswith(f"{text}-")]
     if not found:
         names = tuple(METADATA_VERSION_NAMES.values())
-        raise OperatorError(f"{text} is not a metadata version", f"Known are {names[0]} to {names[-1]}.")
+        raise OperatorError(f"{text} is not a metadata version", f"Use one from {names[0]} to {names[-1]}.")
     return max(found)
 
 
@@ -203,5 +200,5 @@ def _change(
     with admin_of(bootstrap, controllers) as admin:
         admin.update_features(levels, change=change, validate_only=dry_run)
     verb = "would be set to" if dry_run else "is set to"
-    words = "\n".join(f"{name} {verb} {_level(name, level)}." for name, level in sorted(levels.items()))
-    done(words, {"levels": levels, "change": change, "dry_run": dry_run}, as_json=as_json)
+    message = "\n".join(f"{name} {verb} {_level(name, level)}." for name, level in sorted(levels.items()))
+    print_result(message, {"levels": levels, "change": change, "dry_run": dry_run}, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`fenceline format`: make a data directory ready, as kafka-storage format does."""
+"""`fenceline format`: formats data directories, as kafka-storage format does."""
 
 from __future__ import annotations
 
@@ -8,32 +8,38 @@ from typing import Annotated
 
 import typer
 
-from fenceline.cli.output import AsJson, done, examples, readable_errors
+from fenceline.cli.output import AsJson, examples, print_result, readable_errors
 from fenceline.errors import OperatorError
 from fenceline.ids import encode_uuid, random_id
 
 FORMAT_EXAMPLES = examples(
-    ("fenceline format --config node.properties --standalone", "the first controller; the id of the cluster is said"),
-    ("fenceline format --config node4.properties --no-initial-controllers --cluster-id ID", "a controller that joins"),
+    ("fenceline format --config node.properties --standalone", "the first controller; prints the cluster id"),
+    (
+        "fenceline format --config node4.properties --no-initial-controllers --cluster-id ID",
+        "a controller that joins a quorum",
+    ),
     ("fenceline format --config broker.properties --cluster-id ID", "a broker"),
 )
 
 
 def format_directory_command(
     config: Annotated[Path | None, typer.Option("--config", help="a server.properties file")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="the directory, where it is not in the file")] = None,
-    cluster_id: Annotated[str | None, typer.Option(help="22 characters; a new one is made when none is given")] = None,
-    override: Annotated[list[str] | None, typer.Option(help="set one property as key=value; may be repeated")] = None,
-    ignore_formatted: Annotated[bool, typer.Option("--ignore-formatted", help="leave formatted ones alone")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="the data directory, if the file does not name it")] = None,
+    cluster_id: Annotated[str | None, typer.Option(help="22 characters [default: a new id]")] = None,
+    override: Annotated[list[str] | None, typer.Option(help="set a property as key=value; may be repeated")] = None,
+    ignore_formatted: Annotated[
+        bool, typer.Option("--ignore-formatted", help="skip directories that are formatted already")
+    ] = False,
     standalone: Annotated[
-        bool, typer.Option("--standalone", help="begin a quorum of this one controller (the default of a controller)")
+        bool,
+        typer.Option("--standalone", help="create a quorum of this controller alone (the default for a controller)"),
     ] = False,
     initial_controllers: Annotated[
         str | None,
-        typer.Option(help="begin a quorum of id@host:port:directory-id, ...; the same text on each of them"),
+        typer.Option(help="create a quorum of id@host:port:directory-id, ...; use the same value on each of them"),
     ] = None,
     no_initial_controllers: Annotated[
-        bool, typer.Option("--no-initial-controllers", help="join a quorum that others have begun")
+        bool, typer.Option("--no-initial-controllers", help="join an existing quorum")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -47,9 +53,9 @@ def format_directory_command(
         node = NodeConfig.load(config, settings, os.environ)
         if no_initial_controllers and cluster_id is None:
             raise OperatorError(
-                "A controller that joins needs the id of its cluster",
-                "Give it as --cluster-id; it is in meta.properties of every other node,"
-                " and in what `fenceline start` says when it is ready.",
+                "--no-initial-controllers requires --cluster-id",
+                "The cluster id is in meta.properties of every other node,"
+                " and in the ready message of `fenceline start`.",
             )
         endpoint, voters = quorum_to_begin(
             node, standalone=standalone, initial_controllers=initial_controllers, joins=no_initial_controllers
@@ -63,9 +69,9 @@ def format_directory_command(
             voters=voters,
             ignore_formatted=ignore_formatted,
         )
-        words = f"Formatted {', '.join(formatted.directories)}" if formatted.directories else "Nothing to format"
-        done(
-            f"{words} for cluster {formatted.cluster_id}.",
+        message = f"Formatted {', '.join(formatted.directories)}" if formatted.directories else "Nothing to format"
+        print_result(
+            f"{message} for cluster {formatted.cluster_id}.",
             {"cluster_id": formatted.cluster_id, "directories": list(formatted.directories)},
             as_json=as_json,
         )

@@ -1,7 +1,7 @@
-"""Leader epochs of positions, found out by where epochs end in the logs as they are now.
+"""Leader epochs of offsets, derived from the end offsets of epochs in the current logs.
 
-Owns the two questions that `fenceline groups` has about epochs. Works against Apache Kafka; where the brokers are too
-old to be asked, nothing is known.
+Owns the two epoch lookups of `fenceline groups`. Works with Apache Kafka; brokers that do not support the request yield
+no epochs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 
 _MOST_STEPS: Final = 64
-"""Epochs that are looked at, newest first."""
+"""Epochs that are checked, newest first."""
 
 
 def ends_of(admin: Admin, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, EpochEnd]:
-    """Of each partition that there is: the largest epoch not above the one asked for, and where it ends."""
+    """For each existing partition, the largest epoch not above the requested one, and its end offset."""
     known = admin.metadata({where.topic for where in epochs}).topics if epochs else {}
     wanted = {where: epoch for where, epoch in epochs.items() if where.partition in known[where.topic].partitions}
     try:
@@ -31,7 +31,7 @@ def ends_of(admin: Admin, epochs: Mapping[TopicPartition, int]) -> dict[TopicPar
 
 
 def with_epochs(admin: Admin, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, CommittedOffset]:
-    """Offsets inside of their logs as positions: each with the epoch of the record before it, where there is one."""
+    """Add to each offset the epoch of the record before it, if the log has one."""
     starts = admin.list_offsets(dict.fromkeys(offsets, "earliest"))
     latest = admin.list_offsets(dict.fromkeys(offsets, "latest"))
     found = {where: CommittedOffset(offset) for where, offset in offsets.items()}

@@ -1,13 +1,13 @@
-"""What happened to the positions of a group: found out by asking the cluster, which may be Apache Kafka's.
+"""Marks of a group's committed offsets, derived from requests that Apache Kafka answers, too.
 
-Owns where the facts come from. The rule that tells a rewind is the coordinator's (`fenceline.groups.rewinds`).
+Owns the sources of the data. The rule that detects a rewind is the coordinator's (`fenceline.groups.rewinds`).
 
-| mark      | the group's committed position                                                    | found by             |
+| mark      | the group's committed offset                                                      | source               |
 |-----------|-----------------------------------------------------------------------------------|----------------------|
-| rewound   | went back once, because the log was truncated                                     | `__consumer_offsets` |
-| truncated | is beyond where the log has its epoch end: the group has not noticed yet          | OffsetForLeaderEpoch |
-| expired   | is below the log's start: retention or DeleteRecords were faster than the group   | ListOffsets          |
-| beyond    | is beyond the log's end, and has no epoch that would say why                      | ListOffsets          |
+| rewound   | was once moved back, because the log was truncated                                | `__consumer_offsets` |
+| truncated | is above the end of its epoch in the log: the group has not detected it yet       | OffsetForLeaderEpoch |
+| expired   | is below the log start offset, after retention or DeleteRecords                   | ListOffsets          |
+| beyond    | is above the log end offset, and has no epoch that shows the cause                | ListOffsets          |
 """
 
 from __future__ import annotations
@@ -38,20 +38,19 @@ class Mark(StrEnum):
 
 
 _MOST_STEPS: Final = 16
-"""Steps back of one position that are looked at, newest first."""
+"""Backward moves of one offset that are checked, newest first."""
 
 
 def rewinds_of(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[str, dict[TopicPartition, Rewind]]:
-    """By group: the last time that each of its positions went back because its log was truncated, as far as the commits
-    are still in the topic.
+    """By group: the last rewind of each offset after a truncation, if the topic still has the commits.
 
-    Reads the groups' partitions of `__consumer_offsets`. Raises PeerError where that is not allowed.
+    Reads the groups' partitions of `__consumer_offsets`. Raises PeerError if that is not authorized.
     """
     found: dict[str, dict[TopicPartition, Rewind]] = {group: {} for group in groups}
     steps = _steps_back(admin, bootstrap, groups)
     while steps:
         newest = {slot: each.pop() for slot, each in steps.items()}
-        # Several groups may ask for one partition, each for an epoch of its own.
+        # Groups may need different epochs of one partition: one request per group.
         for group in {slot.group_id for slot in newest}:
             mine = {TopicPartition(s.topic, s.partition): step for s, step in newest.items() if s.group_id == group}
             unproven = {where: step.from_epoch for where, step in mine.items() if not shows_truncation(step)}
@@ -70,7 +69,7 @@ def rewinds_of(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[st
 
 
 def _steps_back(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[OffsetSlot, list[Rewind]]:
-    """By what a group has an offset for: its steps back, oldest first."""
+    """The backward moves of each committed offset, oldest first."""
     topic = admin.metadata([CONSUMER_OFFSETS_TOPIC]).topics.get(CONSUMER_OFFSETS_TOPIC)
     if topic is None or topic.error is not ErrorCode.NONE or not topic.partitions:
         return {}
@@ -84,37 +83,37 @@ def _steps_back(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[O
         for where in partitions
         if starts[where].offset < ends[where].offset
     }
-    names = {group.encode() for group in groups}
+    group_ids = {group.encode() for group in groups}
     last: dict[OffsetSlot, CommittedValue] = {}
     steps: dict[OffsetSlot, deque[Rewind]] = {}
     with RangeReader({"bootstrap.servers": bootstrap}) as reader:
         for read in reader.read(ranges, arrow=False) if ranges else ():
             for record in read:
                 key = None if record.key is None else bytes(record.key)
-                if key is None or not records.is_offset_key(key) or records.group_of_key(key) not in names:
+                if key is None or not records.is_offset_key(key) or records.group_of_key(key) not in group_ids:
                     continue
-                meaning = records.decode(key, None if record.value is None else bytes(record.value))
-                if not isinstance(meaning, records.OffsetCommitted):
+                decoded = records.decode(key, None if record.value is None else bytes(record.value))
+                if not isinstance(decoded, records.OffsetCommitted):
                     continue
-                if meaning.value is None:
-                    last.pop(meaning.slot, None)
-                    steps.pop(meaning.slot, None)
+                if decoded.value is None:
+                    last.pop(decoded.slot, None)
+                    steps.pop(decoded.slot, None)
                     continue
-                step = meaning.value.step_from(last.get(meaning.slot))
-                last[meaning.slot] = meaning.value
+                step = decoded.value.step_from(last.get(decoded.slot))
+                last[decoded.slot] = decoded.value
                 if step is not None:
-                    steps.setdefault(meaning.slot, deque(maxlen=_MOST_STEPS)).append(step)
+                    steps.setdefault(decoded.slot, deque(maxlen=_MOST_STEPS)).append(step)
     return {slot: list(each) for slot, each in steps.items()}
 
 
 def epoch_ends(admin: Admin, committed: Mapping[TopicPartition, CommittedOffset]) -> dict[TopicPartition, int]:
-    """Where the epochs of committed positions end in the logs as they are now; empty where the brokers are too old."""
+    """End offsets of the epochs of committed offsets in the current logs; empty if the brokers are too old."""
     found = ends_of(admin, {where: at.leader_epoch for where, at in committed.items() if at.leader_epoch >= 0})
     return {where: end.end_offset for where, end in found.items()}
 
 
 def marks_of(at: CommittedOffset, *, log_start: int, log_end: int, epoch_end: int, rewind: Rewind | None) -> list[Mark]:
-    """All that apply, what the group has not noticed yet first. `epoch_end` is -1 where it is not known."""
+    """All marks that apply; rewound is last. `epoch_end` is -1 if unknown."""
     marks = []
     if 0 <= epoch_end < at.offset:
         marks.append(Mark.TRUNCATED)

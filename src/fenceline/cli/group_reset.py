@@ -1,6 +1,6 @@
-"""Where `fenceline groups reset` moves a group to: what was asked for, as an offset of each partition.
+"""Computes the new offsets of `fenceline groups reset`.
 
-Owns the reading of times and durations and the bounds of the log; commits nothing.
+Owns the parsing of times and durations, and the bounds of the log. Commits nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_MS: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Exactly one of them is set."""
+    """The requested position. Exactly one field is set."""
 
     earliest: bool = False
     latest: bool = False
@@ -47,7 +47,7 @@ def target_of(
     shift: int | None,
     duration: str | None,
 ) -> Target:
-    """What the options say. Raises OperatorError unless it is one thing."""
+    """The target from the options. Raises OperatorError unless exactly one is given."""
     given = [
         name
         for name, is_given in (
@@ -63,7 +63,7 @@ def target_of(
     ]
     if len(given) != 1:
         raise OperatorError(
-            f"{' and '.join(given)} do not go together" if given else "Where the group is to go is not said",
+            f"{' and '.join(given)} are mutually exclusive" if given else "No target offset is given",
             "Give one of --to-earliest, --to-latest, --to-current, --to-offset N, --to-datetime TIME, --shift-by N,"
             " --by-duration P1DT2H.",
         )
@@ -72,12 +72,12 @@ def target_of(
         since_ms = _time_ms(when)
     elif duration is not None:
         since_ms = int(time.time() * 1000) - _duration_ms(duration)
-    # A time before 1970 would be one of the numbers that stand for the log's ends.
+    # ListOffsets reserves negative timestamps for the earliest and latest offsets.
     return Target(earliest, latest, current, offset, shift, None if since_ms is None else max(since_ms, 0))
 
 
 def _time_ms(text: str) -> int:
-    """An ISO 8601 time, UTC where it names no zone, or milliseconds since 1970."""
+    """An ISO 8601 time (UTC without a zone), or milliseconds since 1970."""
     try:
         if text.isdecimal():
             return _within(int(text))
@@ -85,12 +85,13 @@ def _time_ms(text: str) -> int:
         return round((when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise OperatorError(
-            f"{text!r} is no time", "Write it like 2026-11-22T04:30:00.000 (UTC), with +01:00 behind for another zone."
+            f"{text!r} is not a time",
+            "Use the form 2026-11-22T04:30:00.000 (UTC), with a suffix such as +01:00 for another zone.",
         ) from None
 
 
 def _within(time_ms: int) -> int:
-    """Raises OverflowError for a time that no record can have."""
+    """Raises OverflowError above the largest timestamp of a record."""
     if time_ms > _MOST_MS:
         raise OverflowError(time_ms)
     return time_ms
@@ -104,22 +105,24 @@ def _duration_ms(text: str) -> int:
             return round(timedelta(**parts).total_seconds() * 1000)
     except OverflowError:
         pass
-    raise OperatorError(f"{text!r} is no duration", "Write it like P1DT2H30M: one day, two hours and a half.")
+    raise OperatorError(
+        f"{text!r} is not a duration", "Use ISO 8601, such as P1DT2H30M: one day, two hours, 30 minutes."
+    )
 
 
 def partitions_of(admin: Admin, named: Collection[str]) -> list[TopicPartition]:
-    """TOPIC, or TOPIC:0,1,2 for some of its partitions. Raises OperatorError."""
+    """Parse TOPIC, or TOPIC:0,1,2 for some of its partitions. Raises OperatorError."""
     found: list[TopicPartition] = []
     for text in named:
         topic, _, chosen = text.partition(":")
         there = admin.metadata([topic]).topics[topic].partitions
         if not there:
-            raise OperatorError(f"There is no topic {topic}", "See the topics with: fenceline topics list")
+            raise OperatorError(f"There is no topic {topic}", "List the topics with: fenceline topics list")
         indexes = sorted(there) if not chosen else [int(each) for each in chosen.split(",") if each.isdecimal()]
         missing = [index for index in indexes if index not in there]
         if missing or (chosen and len(indexes) != len(chosen.split(","))):
             raise OperatorError(
-                f"{text!r} names partitions that {topic} does not have", f"It has 0 to {len(there) - 1}."
+                f"{text!r} names partitions that do not exist", f"{topic} has partitions 0 to {len(there) - 1}."
             )
         found.extend(TopicPartition(topic, index) for index in indexes)
     return found
@@ -131,7 +134,7 @@ def new_offsets(
     partitions: Collection[TopicPartition],
     committed: Mapping[TopicPartition, CommittedOffset],
 ) -> dict[TopicPartition, int]:
-    """Where each partition goes, never outside of its log. Raises OperatorError, PeerError."""
+    """The new offset of each partition, within the bounds of its log. Raises OperatorError, PeerError."""
     starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
     ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
     times = admin.list_offsets(dict.fromkeys(partitions, target.since_ms)) if target.since_ms is not None else {}
@@ -150,7 +153,8 @@ def new_offsets(
         elif target.shift is not None:
             if at is None:
                 raise OperatorError(
-                    f"The group has no offset of {where} to shift", "Leave it out, or give --to-earliest or the like."
+                    f"--shift-by needs a committed offset, and the group has no offset of {where}",
+                    "Leave out this partition, or use another target, such as --to-earliest.",
                 )
             wanted = at.offset + target.shift
         else:

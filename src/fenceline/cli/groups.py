@@ -1,4 +1,4 @@
-"""`fenceline groups`. Works against Apache Kafka as well."""
+"""`fenceline groups`: lists, describes, resets and deletes groups. Works with Apache Kafka as well."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, done, examples, print_json, show
+from fenceline.cli.output import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    Bootstrap,
+    admin_of,
+    examples,
+    print_json,
+    print_result,
+    show,
+)
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
 
@@ -25,11 +34,13 @@ _INACTIVE = ("Empty", "Dead")
 @groups.command("list")
 def list_groups(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    state: Annotated[list[str] | None, typer.Option(help="only those in this state; may be given again")] = None,
-    lag: Annotated[bool, typer.Option("--lag", help="members, lag and marks, too: asks for each group")] = False,
+    state: Annotated[list[str] | None, typer.Option(help="list only groups in this state; may be repeated")] = None,
+    lag: Annotated[
+        bool, typer.Option("--lag", help="also print members, lag and marks (one request per group)")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """All groups with their states."""
+    """List groups with their states."""
     from fenceline.cli.group_marks import rewinds_of
 
     with admin_of(bootstrap) as admin:
@@ -46,15 +57,15 @@ def list_groups(
 
 
 def _with_states(admin: Admin, listed: Sequence[GroupListing], wanted: Collection[str]) -> list[GroupListing]:
-    """Brokers before Kafka 2.6 list groups without their states, whichever are asked for: each is described there."""
-    silent = [each.group_id for each in listed if not each.state]
-    described = admin.describe_groups(silent) if silent else {}
+    """Add and filter by states for brokers before Kafka 2.6, whose ListGroups has none: each group is described."""
+    without_state = [each.group_id for each in listed if not each.state]
+    described = admin.describe_groups(without_state) if without_state else {}
     found = [each if each.state else each._replace(state=described[each.group_id].state) for each in listed]
-    return [each for each in found if not wanted or each.state in wanted] if silent else found
+    return [each for each in found if not wanted or each.state in wanted] if without_state else found
 
 
 def _summed(document: dict[str, Any] | None) -> dict[str, Any]:
-    """What a group's positions come to: the lag of all, and every mark that one of them has."""
+    """The total lag of a group, and all marks of its offsets."""
     if document is None:
         return {"members": None, "lag": None, "mark": None}
     lags = [each["lag"] for each in document["offsets"] if each["lag"] is not None]
@@ -68,26 +79,26 @@ def _summed(document: dict[str, Any] | None) -> dict[str, Any]:
 
 @groups.command(
     epilog=examples(
-        ("fenceline groups describe readers", "positions, lag, members"),
-        ("fenceline groups describe --all --json", "every group, for programs"),
+        ("fenceline groups describe readers", "offsets, lag, members"),
+        ("fenceline groups describe --all --json", "all groups, as JSON"),
     )
 )
 def describe(
     group: Annotated[list[str] | None, typer.Argument(help="groups")] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    all_groups: Annotated[bool, typer.Option("--all", help="every group")] = False,
-    history: Annotated[bool, typer.Option(help="look through __consumer_offsets for positions that went back")] = True,
+    all_groups: Annotated[bool, typer.Option("--all", help="describe all groups")] = False,
+    history: Annotated[bool, typer.Option(help="search __consumer_offsets for rewound offsets")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Members, committed offsets with their leader epochs, lag, and what became of positions.
+    """Show members, committed offsets with their leader epochs, lag, and marks.
 
-    Marks: rewound (the position went back because the log was truncated), truncated (it is in records that are not in
-    the log any more), expired (it is below the log's start), beyond (it is past the log's end).
+    Marks: rewound (moved back because the log was truncated), truncated (the log was truncated below the offset),
+    expired (below the log start offset), beyond (above the log end offset).
     """
     from fenceline.cli.group_marks import rewinds_of
 
     if not group and not all_groups:
-        raise typer.BadParameter("name a group, or give --all")
+        raise typer.BadParameter("give a group or --all")
     with admin_of(bootstrap) as admin:
         names = sorted(each.group_id for each in admin.list_groups()) if all_groups else list(group or ())
         rewinds = rewinds_of(admin, bootstrap, names) if history else {}
@@ -101,7 +112,7 @@ def describe(
 
 
 def _described_if_there(admin: Admin, group: str, rewinds: dict[TopicPartition, Rewind]) -> dict[str, Any] | None:
-    """None for a group that has gone meanwhile, or that is of a kind without positions, as share groups are."""
+    """None for a group that was deleted meanwhile, or that has no offsets, such as a share group."""
     try:
         return _described(admin, group, rewinds)
     except PeerError as error:
@@ -134,7 +145,7 @@ def _described(admin: Admin, group: str, rewinds: dict[TopicPartition, Rewind]) 
 def _positions(
     admin: Admin, group: str, description: GroupDescription, rewinds: dict[TopicPartition, Rewind]
 ) -> list[dict[str, Any]]:
-    """One row for each partition that the group has an offset for, or that a member has."""
+    """One row for each partition with a committed offset or an assigned member."""
     from fenceline.cli.group_marks import epoch_ends, marks_of
 
     committed = admin.list_group_offsets(group)
@@ -176,46 +187,52 @@ def _positions(
 
 def _show_described(document: dict[str, Any]) -> None:
     print(f"Group {document['group']} is {document['state']}.")
-    show(document["offsets"], as_json=False, empty="It has committed no offsets.", optional=("member",))
+    show(document["offsets"], as_json=False, empty="The group has no committed offsets.", optional=("member",))
     for each in document["rewinds"]:
         when = datetime.fromtimestamp(each["at_ms"] / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         print(
-            f"{each['topic']}-{each['partition']} went back from {each['from_offset']} (epoch {each['from_epoch']})"
+            f"{each['topic']}-{each['partition']} was rewound from {each['from_offset']} (epoch {each['from_epoch']})"
             f" to {each['to_offset']} (epoch {each['to_epoch']}) at {when}: the log was truncated."
         )
     if any("truncated" in (each["mark"] or "") for each in document["offsets"]):
-        print("Truncated: what the group has read last is not in the log any more. See: fenceline losses list")
+        print("Truncated: the log was truncated below the committed offset. See: fenceline losses list")
     if document["members"]:
         show(document["members"], as_json=False)
 
 
 @groups.command(
     epilog=examples(
-        ("fenceline groups reset readers hello --to-earliest", "shows what would be done"),
+        ("fenceline groups reset readers hello --to-earliest", "print the new offsets only"),
         ("fenceline groups reset readers hello:0,1 --shift-by -100 --execute", "two partitions"),
-        ("fenceline groups reset readers --all-topics --by-duration PT2H --execute", "two hours back"),
+        ("fenceline groups reset readers --all-topics --by-duration PT2H --execute", "move back by two hours"),
     )
 )
 def reset(
     group: str,
     topic: Annotated[list[str] | None, typer.Argument(help="TOPIC, or TOPIC:0,1 for some partitions")] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    all_topics: Annotated[bool, typer.Option("--all-topics", help="every topic that it has offsets of")] = False,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="to the log's start")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="to the log's end")] = False,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="all topics with committed offsets of the group")
+    ] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="to the log start offset")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="to the log end offset")] = False,
     to_current: Annotated[
-        bool, typer.Option("--to-current", help="where it is; to the end where it is nowhere")
+        bool, typer.Option("--to-current", help="to the committed offset, or the log end offset if there is none")
     ] = False,
     to_offset: Annotated[int | None, typer.Option(help="to this offset")] = None,
     to_datetime: Annotated[
-        str | None, typer.Option(help="to the first record at or after 2026-11-22T04:30:00.000")
+        str | None, typer.Option(help="to the first record at or after a time, such as 2026-11-22T04:30:00.000")
     ] = None,
-    shift_by: Annotated[int | None, typer.Option(help="forward by so many records, back where negative")] = None,
-    by_duration: Annotated[str | None, typer.Option(help="back by PnDTnHnMnS from now")] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="do it; without it, only show")] = False,
+    shift_by: Annotated[int | None, typer.Option(help="forward by N offsets; back if N is negative")] = None,
+    by_duration: Annotated[
+        str | None, typer.Option(help="to the first record at or after now minus a duration (PnDTnHnMnS)")
+    ] = None,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="commit the new offsets [default: print them only]")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move a group without members to other offsets. Shows what would be done, unless --execute is given."""
+    """Reset the offsets of a group without members. Without --execute, only prints the new offsets."""
     from fenceline.cli.group_epochs import with_epochs
     from fenceline.cli.group_reset import new_offsets, partitions_of, target_of
 
@@ -231,13 +248,15 @@ def reset(
         )
         committed = admin.list_group_offsets(group)
         if bool(topic) == all_topics:
-            raise OperatorError("Which topics is not said", "Name topics, or give --all-topics, and not both.")
+            raise OperatorError(
+                "Topics and --all-topics are mutually exclusive, and one is required", "Give topics or --all-topics."
+            )
         partitions = sorted(committed) if all_topics else partitions_of(admin, topic or ())
         state = _state(admin, group)
         if state not in _INACTIVE:
             raise OperatorError(
-                f"Group {group} is {state}: offsets of a group with members are its members'",
-                "Stop them, and wait until the group is Empty: fenceline groups list",
+                f"Group {group} is {state}: offsets can be reset only while a group has no members",
+                "Stop the members, and wait until the group is Empty (see: fenceline groups list).",
             )
         targets = with_epochs(admin, new_offsets(admin, target, partitions, committed))
         if execute and targets:
@@ -257,12 +276,12 @@ def reset(
         if as_json:
             print_json({"group": group, "executed": execute, "offsets": rows})
             return
-        title = f"Group {group} goes on at" if execute else f"Group {group} would go on at (do it with --execute)"
+        title = f"New offsets of group {group}" + ("" if execute else " (not committed; use --execute)")
         show(rows, as_json=False, title=title, empty=f"Group {group} has committed no offsets.")
 
 
 def _state(admin: Admin, group: str) -> str:
-    """Dead where there is none: committing makes it."""
+    """The group's state; Dead if there is no such group: a commit creates it."""
     listed = [each for each in admin.list_groups() if each.group_id == group]
     return next((each.state for each in _with_states(admin, listed, ())), "Dead")
 
@@ -272,11 +291,11 @@ def delete(
     group: list[str],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     topic: Annotated[
-        list[str] | None, typer.Option(help="only the offsets of this topic (or TOPIC:0,1); may be given again")
+        list[str] | None, typer.Option(help="delete only the offsets of this topic (or TOPIC:0,1); may be repeated")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete groups without members, with their offsets; or only their offsets of some topics."""
+    """Delete groups without members, or only their offsets of some topics."""
     from fenceline.cli.group_reset import partitions_of
 
     with admin_of(bootstrap) as admin:
@@ -284,9 +303,9 @@ def delete(
             partitions = partitions_of(admin, topic)
             for each in group:
                 admin.delete_group_offsets(each, partitions)
-            told = [str(tp) for tp in partitions]
-            message = f"Deleted the offsets of {', '.join(told)} of {', '.join(group)}."
-            done(message, {"groups": group, "deleted_offsets": told}, as_json=as_json)
+            names = [str(tp) for tp in partitions]
+            message = f"Deleted the offsets of {', '.join(names)} of {', '.join(group)}."
+            print_result(message, {"groups": group, "deleted_offsets": names}, as_json=as_json)
             return
         admin.delete_groups(group)
-        done(f"Deleted {', '.join(group)}.", {"deleted": group}, as_json=as_json)
+        print_result(f"Deleted {', '.join(group)}.", {"deleted": group}, as_json=as_json)

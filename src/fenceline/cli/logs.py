@@ -1,4 +1,4 @@
-"""`fenceline log`: look into log directories without a node. Reads Kafka's files as well."""
+"""`fenceline log`: dumps segment files without a node. Reads Kafka's files as well."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from fenceline.errors import OperatorError, PeerError
 from fenceline.records.batch import BatchHeader, crc_is_valid, iter_headers
 from fenceline.records.decode import decode_batch
 
-logs = typer.Typer(no_args_is_help=True, help="Look into segment files and partition directories.")
+logs = typer.Typer(no_args_is_help=True, help="Dump segment files and partition directories.")
 
 
 @logs.command()
 def dump(
-    path: Annotated[Path, typer.Argument(help="a .log file, or a partition's directory")],
-    records: Annotated[bool, typer.Option("--records", help="show every record, not only batches")] = False,
-    limit: Annotated[int, typer.Option(help="stop after so many rows; 0: no limit")] = 0,
+    path: Annotated[Path, typer.Argument(help="a .log file or a partition directory")],
+    records: Annotated[
+        bool, typer.Option("--records", help="print a row for each record instead of each batch")
+    ] = False,
+    limit: Annotated[int, typer.Option(help="stop after this many rows; 0: no limit")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Batches (or records) of a log, with their CRCs checked. Exits with 1 when something is damaged."""
+    """Print the batches (or records) of a log, and check their CRCs. Exits with 1 if a batch is damaged."""
     with readable_errors():
         rows: list[dict[str, Any]] = []
         damaged = False
@@ -46,10 +48,10 @@ def _segments(path: Path) -> list[Path]:
     if path.is_dir():
         found = sorted(path.glob("*.log"))
         if not found:
-            raise OperatorError(f"{path} has no .log files", "Name a partition's directory, such as DATA/topic-0.")
+            raise OperatorError(f"{path} has no .log files", "Specify a partition directory, such as DATA/topic-0.")
         return found
     if not path.exists():
-        raise OperatorError(f"{path} does not exist", "Name a .log file or a partition's directory.")
+        raise OperatorError(f"{path} does not exist", "Specify a .log file or a partition directory.")
     return [path]
 
 

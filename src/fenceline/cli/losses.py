@@ -1,7 +1,7 @@
-"""`fenceline losses`: what logs have lost, as the ledger topic tells it, and the lost records as evidence keeps them.
+"""`fenceline losses`: prints loss receipts from the ledger topic, and exports or replays lost records from evidence.
 
-Receipts come from any broker; the records only from the disk of the node that cut them, or from a copy of its data
-directory: nobody reads another node's quarantine over the network.
+Any broker serves the receipts. The records are only on the disk of the node that truncated its log, or in a copy of its
+data directory: evidence is never read over the network.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fenceline.cli.output import (
     AsJson,
     Bootstrap,
     admin_of,
-    done,
     examples,
     existing_topic,
     print_json,
+    print_result,
     readable_errors,
     show,
 )
@@ -40,38 +40,38 @@ from fenceline.records.decode import decode_batch
 
 losses = typer.Typer(
     no_args_is_help=True,
-    help="What logs have lost: receipts, the lost records, and the way back.",
+    help="List data losses; export lost records or write them to a topic.",
     epilog=examples(
-        ("fenceline losses list", "all receipts, oldest first"),
-        ("fenceline losses show orders-0@1500", "everything that is known of the loss at this offset"),
-        ("fenceline losses export orders-0@1500 > lost.jsonl", "its records, on the node that cut them"),
-        ("fenceline losses replay orders-0@1500 --to orders.lost", "write them to another topic"),
+        ("fenceline losses list", "all loss receipts, oldest first"),
+        ("fenceline losses show orders-0@1500", "details of the loss at this offset"),
+        ("fenceline losses export orders-0@1500 > lost.jsonl", "its records (run it on the node that truncated)"),
+        ("fenceline losses replay orders-0@1500 --to orders.lost", "write its records to another topic"),
     ),
 )
 
 _Which = Annotated[
     str,
-    typer.Argument(metavar="LOSS", help="a receipt's id or how it begins, TOPIC-PARTITION or TOPIC-PARTITION@OFFSET"),
+    typer.Argument(metavar="LOSS", help="a receipt id or a prefix of it, TOPIC-PARTITION, or TOPIC-PARTITION@OFFSET"),
 ]
 _DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="the data directory that holds the evidence, where it is not at its path"),
+    typer.Option("--data-dir", help="the data directory with the evidence, if it was moved or copied"),
 ]
 _HEADER: str = "fenceline.lost."
-_NOTHING: str = "No log of a Fenceline broker has lost anything. What Apache Kafka's brokers lose nobody tells."
-_NOTHING_SO: str = "None of the receipts is of that topic and class."
+_NO_RECEIPTS: str = "There are no loss receipts. Brokers of Apache Kafka write none."
+_NO_MATCH: str = "There are no loss receipts of this topic and class."
 
 
 @losses.command("list")
 def list_losses(
-    topic: Annotated[str | None, typer.Option(help="of this topic only")] = None,
+    topic: Annotated[str | None, typer.Option(help="list only losses of this topic")] = None,
     loss_class: Annotated[
-        LossClass | None, typer.Option("--class", help="of this class only", case_sensitive=False)
+        LossClass | None, typer.Option("--class", help="list only losses of this class", case_sensitive=False)
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: AsJson = False,
 ) -> None:
-    """All loss receipts, oldest first."""
+    """List loss receipts, oldest first."""
     ledger = _ledger(bootstrap)
     found = [
         receipt for receipt in ledger if topic in (None, receipt.topic) and loss_class in (None, receipt.loss_class)
@@ -93,14 +93,14 @@ def list_losses(
         }
         for receipt in found
     ]
-    show(rows, as_json=False, empty=_NOTHING_SO if ledger else _NOTHING, optional=("time", "cause", "evidence"))
+    show(rows, as_json=False, empty=_NO_MATCH if ledger else _NO_RECEIPTS, optional=("time", "cause", "evidence"))
 
 
 @losses.command("show")
 def show_loss(which: _Which, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
-    """Everything that is known of a loss; of the newest one where several fit."""
+    """Show the details of a loss; the newest one if several match."""
     with readable_errors():
-        receipt = _chosen(which, bootstrap)
+        receipt = _find_receipt(which, bootstrap)
         fields = document(receipt)
         if as_json:
             print_json(fields)
@@ -120,41 +120,43 @@ def show_loss(which: _Which, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: 
 @losses.command()
 def export(
     which: _Which,
-    arrow: Annotated[Path | None, typer.Option("--arrow", help="write an Arrow file (IPC) instead")] = None,
+    arrow: Annotated[Path | None, typer.Option("--arrow", help="write an Arrow IPC file instead")] = None,
     data_dir: _DataDir = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON document instead of one object a line")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON document instead of one object per line")
+    ] = False,
 ) -> None:
-    """The lost records from the evidence. Run it where the replica's disk is."""
+    """Print the lost records from the evidence. Run it on the node that truncated its log."""
     with readable_errors():
         if arrow is not None and as_json:
-            raise OperatorError("--arrow and --json are two forms of one export", "Choose one of them.")
-        receipt = _chosen(which, bootstrap)
+            raise OperatorError("--arrow and --json are mutually exclusive", "Choose one of them.")
+        receipt = _find_receipt(which, bootstrap)
         reader = _reader(receipt, data_dir)
         if arrow is not None:
             rows = _write_arrow(reader, receipt, arrow)
-            print(f"{rows} records written to {arrow}.", file=sys.stderr)
+            print(f"Wrote {rows} records to {arrow}.", file=sys.stderr)
         elif as_json:
             print_json([_fields(receipt, header, record) for header, record in _records(reader)])
         else:
             for header, record in _records(reader):
                 print(json.dumps(_fields(receipt, header, record)))
-        _tell_damage(reader)
+        _print_damage(reader)
 
 
 @losses.command()
 def replay(
     which: _Which,
-    to: Annotated[str, typer.Option("--to", help="the topic that the records are written to")],
+    to: Annotated[str, typer.Option("--to", help="the topic to write to")],
     data_dir: _DataDir = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: AsJson = False,
 ) -> None:
-    """Write the lost records to a topic, in their order, with headers that tell where they were lost."""
+    """Write the lost records to a topic, in offset order, with headers that name their original position."""
     from fenceline.client.producer import Producer
 
     with readable_errors():
-        receipt = _chosen(which, bootstrap)
+        receipt = _find_receipt(which, bootstrap)
         reader = _reader(receipt, data_dir)
         with admin_of(bootstrap) as admin:
             existing_topic(admin, to)
@@ -173,16 +175,16 @@ def replay(
             producer.flush()
             for delivery in sent:
                 delivery.result()
-        _tell_damage(reader)
-        done(
-            f"{len(sent)} records of {receipt} written to {to}.",
+        _print_damage(reader)
+        print_result(
+            f"Wrote {len(sent)} records of {receipt} to {to}.",
             {"receipt": receipt.id, "to": to, "records": len(sent), "damaged_batches": reader.damaged_batches},
             as_json=as_json,
         )
 
 
 def _origin(receipt: Receipt, header: BatchHeader, record: Record) -> list[tuple[str, bytes]]:
-    """What a replayed record says of where it comes from."""
+    """Headers with the origin of a replayed record."""
     parts = {
         "topic": receipt.topic,
         "partition": receipt.partition,
@@ -197,13 +199,13 @@ def _origin(receipt: Receipt, header: BatchHeader, record: Record) -> list[tuple
 
 
 def _ledger(bootstrap: str) -> list[Receipt]:
-    """The last word of every receipt, oldest loss first."""
+    """The newest version of every receipt, oldest loss first."""
     from fenceline.client.consumer import Consumer
 
     with admin_of(bootstrap) as admin:
         known = admin.metadata([LOSSES_TOPIC]).topics[LOSSES_TOPIC]
         if known.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            return []  # it is created with the first receipt
+            return []  # the topic is created with the first receipt
         partitions = [TopicPartition(LOSSES_TOPIC, index) for index in existing_topic(admin, LOSSES_TOPIC).partitions]
         starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
@@ -222,8 +224,8 @@ def _ledger(bootstrap: str) -> list[Receipt]:
     return sorted(receipts.values(), key=lambda receipt: (receipt.time_ms, receipt.id))
 
 
-def _chosen(which: str, bootstrap: str) -> Receipt:
-    """Raises OperatorError."""
+def _find_receipt(which: str, bootstrap: str) -> Receipt:
+    """The newest receipt that matches. Raises OperatorError."""
     partition, _, offset = which.partition("@")
     found = [
         receipt
@@ -234,7 +236,7 @@ def _chosen(which: str, bootstrap: str) -> Receipt:
     if not found:
         raise OperatorError(
             f"There is no loss receipt for {which!r}",
-            "Name its id, TOPIC-PARTITION or TOPIC-PARTITION@OFFSET. See what there is with: fenceline losses list",
+            "Specify a receipt id, TOPIC-PARTITION or TOPIC-PARTITION@OFFSET. List them with: fenceline losses list",
         )
     return found[-1]
 
@@ -249,25 +251,25 @@ def _covers(receipt: Receipt, offset: str) -> bool:
 
 
 def _reader(receipt: Receipt, data_dir: Path | None) -> EvidenceReader:
-    """Raises OperatorError where there is no evidence here."""
+    """Raises OperatorError if the evidence does not exist or is on another node."""
     if not receipt.evidence:
         raise OperatorError(
             f"There is no evidence of the loss of {receipt}",
-            receipt.evidence_note or "Nothing was cut off: records were deleted before a group had read them.",
+            receipt.evidence_note or "No log was truncated: records were deleted before a group had read them.",
         )
     paths = places(receipt, str(data_dir) if data_dir is not None else None)
     for path in paths:
         if not Path(path).exists():
             raise OperatorError(
-                f"The evidence {path} is not on this machine",
-                f"It lies on node {receipt.replica}. Run the command there, or name a copy of that node's data"
+                f"The evidence {path} does not exist on this machine",
+                f"It is on node {receipt.replica}. Run the command there, or specify a copy of that node's data"
                 " directory with --data-dir.",
             )
     return EvidenceReader(OsDisk(), receipt, paths)
 
 
 def _records(reader: EvidenceReader) -> Iterator[tuple[BatchHeader, Record]]:
-    """Raises OperatorError. Control records are the broker's own, and left out."""
+    """The lost records, without control records. Raises OperatorError."""
     receipt = reader.receipt
     try:
         for header, content in reader.batches():
@@ -278,8 +280,8 @@ def _records(reader: EvidenceReader) -> Iterator[tuple[BatchHeader, Record]]:
                     yield header, record
     except OSError as error:
         raise OperatorError(
-            f"The evidence {error.filename or ''} can not be read: {error.strerror or error}",
-            "Run the command as the node's user, on the node's machine.",
+            f"The evidence {error.filename or ''} cannot be read: {error.strerror or error}",
+            "Run the command on the node's machine, as the node's user.",
         ) from error
 
 
@@ -292,8 +294,8 @@ def _write_arrow(reader: EvidenceReader, receipt: Receipt, path: Path) -> int:
         file = pa.OSFile(str(path), "wb")
     except OSError as error:
         raise OperatorError(
-            f"{path} can not be written: {os.strerror(error.errno or 0)}",
-            "Name a file in a directory that is there and can be written to.",
+            f"{path} cannot be written: {os.strerror(error.errno or 0)}",
+            "Specify a file in an existing, writable directory.",
         ) from error
     rows = 0
     with file as sink, pa.ipc.new_file(sink, arrow_schema()) as writer:
@@ -308,8 +310,8 @@ def _write_arrow(reader: EvidenceReader, receipt: Receipt, path: Path) -> int:
                 rows += columns.num_rows
         except OSError as error:
             raise OperatorError(
-                f"The evidence {error.filename or ''} can not be read: {error.strerror or error}",
-                "Run the command as the node's user, on the node's machine.",
+                f"The evidence {error.filename or ''} cannot be read: {error.strerror or error}",
+                "Run the command on the node's machine, as the node's user.",
             ) from error
     return rows
 
@@ -330,13 +332,13 @@ def _fields(receipt: Receipt, header: BatchHeader, record: Record) -> dict[str, 
 
 
 def _exact(name: str, raw: bytes | None) -> dict[str, str | None]:
-    """As text where it is text, else as base64 under another name: nothing of a lost record is changed."""
+    """As text if it is valid UTF-8, else as base64 under another name: the export is lossless."""
     try:
         return {name: None if raw is None else raw.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(raw or b"").decode()}
 
 
-def _tell_damage(reader: EvidenceReader) -> None:
+def _print_damage(reader: EvidenceReader) -> None:
     if reader.damaged_batches:
-        print(f"fenceline: {reader.damaged_batches} batches of the evidence are not whole", file=sys.stderr)
+        print(f"fenceline: skipped {reader.damaged_batches} damaged batches of the evidence", file=sys.stderr)

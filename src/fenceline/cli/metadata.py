@@ -1,4 +1,4 @@
-"""`fenceline metadata`: what the metadata log of a node says, without the node. Reads Kafka's files as well."""
+"""`fenceline metadata`: reads the metadata log of a node from its files. Reads Kafka's files as well."""
 
 from __future__ import annotations
 
@@ -18,39 +18,41 @@ if TYPE_CHECKING:
 
 metadata = typer.Typer(
     no_args_is_help=True,
-    help="Look at the metadata log of a node, without the node.",
+    help="Read the metadata log of a node from its files; the node need not run.",
     epilog=examples(
-        ("fenceline metadata shell ./data", "walk in it; ls, cat and Tab"),
-        ("fenceline metadata shell ./data cat /topics/hello/0", "one command"),
-        ("fenceline metadata dump ./data --from 100", "records as they were written"),
-        ("fenceline metadata at-offset 100 ./data --json", "the whole cluster as it was"),
+        ("fenceline metadata shell ./data", "interactive shell with ls, cat and Tab completion"),
+        ("fenceline metadata shell ./data cat /topics/hello/0", "a single command"),
+        ("fenceline metadata dump ./data --from 100", "records from offset 100 on"),
+        ("fenceline metadata at-offset 100 ./data --json", "the complete metadata image at this offset"),
     ),
 )
 
 _Path = Annotated[Path, typer.Argument(help="a node's data directory, or a *.checkpoint file")]
-_At = Annotated[int | None, typer.Option("--at", help="as it was after the record at this offset; else the newest")]
+_At = Annotated[
+    int | None, typer.Option("--at", help="show the image after the record at this offset [default: the newest]")
+]
 
 
 @metadata.command(context_settings={"ignore_unknown_options": True})
 def shell(
     path: _Path,
     command: Annotated[
-        list[str] | None, typer.Argument(help="one command, such as `ls /topics`; else you type")
+        list[str] | None, typer.Argument(help="a command, such as `ls /topics` [default: interactive]")
     ] = None,
     at: _At = None,
     as_json: AsJson = False,
 ) -> None:
-    """Walk through brokers, topics, settings and all else as a tree: ls, cat, cd, find, tree, pwd, help, exit.
+    """Browse the metadata image as a tree: ls, cat, cd, find, tree, pwd, help, exit.
 
     The paths are those of Kafka's metadata shell (`/image/topics/byName/...`); `/topics`, `/brokers`, `/configs` and
-    others are short for them.
+    others are short forms.
     """
     from fenceline.cli.metadata_files import MetadataFiles
     from fenceline.cli.metadata_shell import Shell
 
     with readable_errors():
         loaded = load(str(path), None) if at is None else MetadataFiles.at(path).image_at(at)
-        tell_problems(loaded)
+        print_problems(loaded)
         session = Shell(tree_of_loaded(loaded), as_json=as_json)
         if command:
             if not session.run(command):
@@ -62,11 +64,11 @@ def shell(
 @metadata.command()
 def dump(
     path: Annotated[Path, typer.Argument(help="a node's data directory, or a *.checkpoint file")],
-    from_offset: Annotated[int, typer.Option("--from", help="begin at this offset")] = 0,
-    limit: Annotated[int, typer.Option(help="stop after so many records; 0: no limit")] = 0,
+    from_offset: Annotated[int, typer.Option("--from", help="start at this offset")] = 0,
+    limit: Annotated[int, typer.Option(help="stop after this many records; 0: no limit")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Every record of the metadata log, control records too; unknown ones by their number."""
+    """Print the records of the metadata log, including control records; unknown types by their number."""
     from fenceline.cli.metadata_files import MetadataFiles, snapshot_entries
 
     with readable_errors():
@@ -76,17 +78,17 @@ def dump(
 
 @metadata.command("at-offset")
 def at_offset(
-    offset: Annotated[int, typer.Argument(help="the last record that counts")],
+    offset: Annotated[int, typer.Argument(help="the offset of the last record to apply")],
     path: Annotated[Path, typer.Argument(help="a node's data directory")],
     as_json: AsJson = False,
 ) -> None:
-    """The cluster as it was after the record at an offset; all of it with --json, else how much there was of what."""
+    """Show the metadata image after the record at an offset: the complete image with --json, else a summary."""
     from fenceline.cli.metadata_files import MetadataFiles
     from fenceline.metadata.image_tree import nested
 
     with readable_errors():
         loaded = MetadataFiles.at(path).image_at(offset)
-        tell_problems(loaded)
+        print_problems(loaded)
         if as_json:
             print_json(nested(tree_of_loaded(loaded)))
         else:
@@ -94,7 +96,7 @@ def at_offset(
 
 
 def load(name: str, directory: Path | None) -> Loaded:
-    """An image by its name: a snapshot file, a directory (the newest), or an offset. Raises OperatorError."""
+    """Load an image from a snapshot file, a directory (the newest image), or an offset. Raises OperatorError."""
     from fenceline.cli.metadata_files import MetadataFiles, load_snapshot
     from fenceline.errors import OperatorError
 
@@ -104,13 +106,15 @@ def load(name: str, directory: Path | None) -> Loaded:
     if path.is_dir():
         return MetadataFiles.at(path).image_at()
     if directory is None:
-        advice = "Name a *.checkpoint file or a data directory; for an offset name its directory with --dir."
+        advice = "Specify a *.checkpoint file or a data directory; an offset needs --dir."
         raise OperatorError(f"{name} does not exist", advice)
     files = MetadataFiles.at(directory)
     if (files.directory / name).is_file():
         return load_snapshot(files.directory / name)
     if not name.isdecimal():
-        raise OperatorError(f"{name} is neither a snapshot of {files.directory} nor an offset", "See `snapshot list`.")
+        raise OperatorError(
+            f"{name} is neither a snapshot of {files.directory} nor an offset", "See: fenceline snapshot list"
+        )
     return files.image_at(int(name))
 
 
@@ -121,7 +125,7 @@ def tree_of_loaded(loaded: Loaded) -> Folder:
 
 
 def show_config(name: str, value: str) -> str:
-    """Passwords stay unsaid."""
+    """Redact passwords."""
     from fenceline.config.broker import ALL_CONFIGS
     from fenceline.config.definitions import ConfigType
     from fenceline.metadata.image_tree import REDACTED
@@ -130,14 +134,14 @@ def show_config(name: str, value: str) -> str:
     return REDACTED if "password" in name or (known is not None and known.type is ConfigType.PASSWORD) else value
 
 
-def tell_problems(loaded: Loaded) -> None:
-    """What was left out, to stderr."""
+def print_problems(loaded: Loaded) -> None:
+    """Print skipped records and snapshots to standard error."""
     for problem in loaded.problems:
-        print(f"fenceline: left out: {problem}", file=sys.stderr)
+        print(f"fenceline: skipped: {problem}", file=sys.stderr)
 
 
 def show_entries(entries: Iterable[Entry], *, limit: int, as_json: bool) -> None:
-    """Print records; of a damaged file what comes before the damage. Raises OperatorError then."""
+    """Print the records; those before the damage of a damaged file, then raise OperatorError."""
     from fenceline.errors import OperatorError
 
     rows: list[dict[str, Any]] = []
@@ -163,18 +167,18 @@ def _row(entry: Entry) -> dict[str, Any]:
     from fenceline.metadata.image_tree import plain
     from fenceline.metadata.records import ConfigRecord
 
-    told: Any = plain(entry.record)
+    fields: Any = plain(entry.record)
     if isinstance(entry.record, ConfigRecord) and entry.record.value is not None:
-        told["value"] = show_config(entry.record.name, entry.record.value)
+        fields["value"] = show_config(entry.record.name, entry.record.value)
     if entry.record is None:
-        told = {"problem": entry.problem, "bytes": entry.value.hex()}
+        fields = {"problem": entry.problem, "bytes": entry.value.hex()}
     return {
         "offset": entry.offset,
         "epoch": entry.epoch,
         "timestamp": entry.timestamp_ms,
         "type": entry.name,
         "version": entry.version,
-        "record": told,
+        "record": fields,
     }
 
 

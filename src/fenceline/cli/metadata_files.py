@@ -1,11 +1,11 @@
-"""The metadata log and its snapshots as files of a stopped or running node, of Fenceline or Kafka. Only reads.
+"""Reads the metadata log and snapshots from the files of a stopped or running node, of Fenceline or Kafka.
 
-Owns finding the files, going through every record in them, and the image at any offset that they still hold. What this
-release does not know (a record type of a newer Kafka) is named and left out, never fatal: these commands are for the
-moment when something is wrong.
+Owns finding the files, iterating over their records, and the image at any offset that they hold. Never writes. A record
+that this release does not know (of a newer Kafka) is reported and skipped, never fatal: these commands must work when
+something is wrong.
 
-A log that a node has open may end in the middle of a batch: what is whole counts. Whether its newest records are
-committed is not in the files.
+The log of a running node may end in the middle of a batch: the complete batches are read. The files do not show whether
+the newest records are committed.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
     from fenceline.records.batch import BatchHeader
 
 _NAMES: Final = {api_key: record.__name__ for record, api_key in API_KEYS.items()}
-_SNAPSHOT_ADVICE: Final = "Name a *.checkpoint file, or a node's data directory."
+_SNAPSHOT_ADVICE: Final = "Specify a *.checkpoint file or a node's data directory."
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record of a log or a snapshot. `record` is None where this release can not read it."""
+    """One record of a log or a snapshot. `record` is None if this release cannot read it."""
 
     offset: int
     epoch: int
     timestamp_ms: int
     name: str
-    """Its class, or `unknown record type N`."""
+    """The class of the record, or `unknown record type N`."""
     version: int
     record: MetadataRecord | ControlRecord | None
     problem: str
@@ -68,15 +68,15 @@ class Entry:
 
 @dataclass(slots=True)
 class Loaded:
-    """An image read from files, and what was left out of it."""
+    """An image read from files, and the records that were skipped."""
 
     image: MetadataImage
     kraft_version: int = 0
     voters: tuple[Voter, ...] = ()
     timestamp_ms: int = 0
-    """Of the last record."""
+    """Timestamp of the last record."""
     source: str = ""
-    """The snapshot it begins with; "" for none."""
+    """The snapshot that it was loaded from; "" if none."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -89,7 +89,7 @@ class MetadataFiles:
 
     @classmethod
     def at(cls, path: Path) -> MetadataFiles:
-        """`path`: a data directory, or the metadata log's own. Raises OperatorError."""
+        """`path`: a data directory or the directory of the metadata log. Raises OperatorError."""
         for directory in (path / DIRECTORY_NAME, path / "data" / DIRECTORY_NAME, path):
             if directory.is_dir() and (any(directory.glob("*.checkpoint")) or any(directory.glob("*.log"))):
                 if directory == path and path.name != DIRECTORY_NAME and not any(path.glob("*.checkpoint")):
@@ -97,16 +97,17 @@ class MetadataFiles:
                 return cls(directory)
         if not path.exists():
             raise OperatorError(
-                f"There is no {path}", "Name a node's data directory: log.dirs of its server.properties."
+                f"{path} does not exist", "Specify a node's data directory (log.dirs in its server.properties)."
             )
         nodes = sorted(path.glob(f"*/data/{DIRECTORY_NAME}")) + sorted(path.glob(f"*/{DIRECTORY_NAME}"))
         if nodes:
             raise OperatorError(
-                f"{path} holds the directories of {len(nodes)} node{'s' * (len(nodes) != 1)}",
-                f"Name one of them, for example {nodes[0].parent}.",
+                f"{path} has the directories of {len(nodes)} node{'s' * (len(nodes) != 1)}",
+                f"Specify one of them, for example {nodes[0].parent}.",
             )
         raise OperatorError(
-            f"{path} holds no metadata log", f"Name a node's data directory, or the directory {DIRECTORY_NAME} in it."
+            f"{path} has no metadata log",
+            f"Specify a node's data directory, or the directory {DIRECTORY_NAME} in it.",
         )
 
     @property
@@ -116,7 +117,7 @@ class MetadataFiles:
 
     @property
     def start_offset(self) -> int:
-        """Where the log begins; -1 where there is none."""
+        """Start offset of the log; -1 if there is no log."""
         found = self._segments()
         return int(found[0].stem) if found else -1
 
@@ -140,13 +141,13 @@ class MetadataFiles:
                             yield from _entries(content, header)
                 except PeerError as error:
                     raise OperatorError(
-                        f"{path} is damaged: {error.message}", "Everything before this place was read."
+                        f"{path} is damaged: {error.message}", "The records before the damage were read."
                     ) from error
 
     def image_at(self, offset: int | None = None) -> Loaded:
-        """After the record at `offset`, or after the last. Raises OperatorError where the files do not reach it.
+        """The image after the record at `offset`, or after the last. Raises OperatorError if the files do not hold it.
 
-        Snapshots that are damaged are named and passed over.
+        Damaged snapshots are reported and skipped.
         """
         loaded = Loaded(EMPTY_IMAGE)
         problems: list[str] = []
@@ -163,9 +164,10 @@ class MetadataFiles:
         begin = loaded.image.offset + 1
         if begin < self.start_offset:
             raise OperatorError(
-                f"{self.directory} begins at offset {self.start_offset}; no whole snapshot stands for what was before.",
-                "The earliest offset that can be shown is the one before the end of the oldest snapshot:"
-                " see `fenceline snapshot list`.",
+                f"The log in {self.directory} starts at offset {self.start_offset}, and no valid snapshot covers the"
+                " records before it",
+                "The earliest available offset is the end offset of the oldest valid snapshot minus 1."
+                " See: fenceline snapshot list",
             )
         loaded.problems[:0] = problems
         replay = _Replay(loaded)
@@ -174,36 +176,36 @@ class MetadataFiles:
                 continue
             if offset is not None and entry.offset > offset:
                 break
-            replay.take(entry)
+            replay.apply(entry)
         loaded = replay.finish()
         if offset is not None and loaded.image.offset < offset:
             raise OperatorError(
                 f"The log in {self.directory} ends at offset {loaded.image.offset}, before {offset}",
-                "Name an offset that it holds.",
+                "Specify an earlier offset.",
             )
         return loaded
 
 
 def snapshot_entries(path: Path) -> Iterator[Entry]:
-    """Every record of a snapshot file. Raises SnapshotDamaged, at the latest in place of the end."""
+    """Every record of a snapshot file. Raises SnapshotDamaged, at the latest at the end."""
     for records, header in read_snapshot(OsDisk(), str(path), snapshot_of(path.name)):
         yield from _entries(records, header)
 
 
 def load_snapshot(path: Path) -> Loaded:
-    """The image in a snapshot file; without an id in its name it counts as one of nothing. Raises SnapshotDamaged."""
+    """The image in a snapshot file; a name without a snapshot id counts as offset 0. Raises SnapshotDamaged."""
     if not path.is_file():
-        raise OperatorError(f"{path} is no file", _SNAPSHOT_ADVICE)
+        raise OperatorError(f"{path} is not a file", _SNAPSHOT_ADVICE)
     snapshot = snapshot_of(path.name) or SnapshotId(0, 0)
     loaded = Loaded(EMPTY_IMAGE, source=path.name)
     replay = _Replay(loaded)
     for entry in snapshot_entries(path):
-        replay.take(entry)
+        replay.apply(entry)
     return replay.finish(snapshot.end_offset - 1, snapshot.epoch)
 
 
 class _Replay:
-    """Entries on top of an image; what does not fit is noted and left out."""
+    """Applies entries to an image; those that cannot be applied are reported and skipped."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -211,7 +213,7 @@ class _Replay:
         self._offset, self._epoch = loaded.image.offset, loaded.image.epoch
         self._pending: list[Entry] | None = None
 
-    def take(self, entry: Entry) -> None:
+    def apply(self, entry: Entry) -> None:
         loaded = self._loaded
         self._offset, self._epoch = entry.offset, entry.epoch
         loaded.timestamp_ms = entry.timestamp_ms
@@ -226,7 +228,7 @@ class _Replay:
                 self._pending = []
             case EndTransactionRecord():
                 for each in self._pending or []:
-                    self._apply(each)
+                    self._apply_record(each)
                 self._pending = None
             case AbortTransactionRecord():
                 self._pending = None
@@ -235,9 +237,9 @@ class _Replay:
             case _ if self._pending is not None:
                 self._pending.append(entry)
             case _:
-                self._apply(entry)
+                self._apply_record(entry)
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply_record(self, entry: Entry) -> None:
         try:
             self._delta.replay(entry.record)  # type: ignore[arg-type]
         except (InternalError, ValueError, IndexError) as error:
@@ -246,14 +248,14 @@ class _Replay:
     def finish(self, offset: int | None = None, epoch: int | None = None) -> Loaded:
         loaded = self._loaded
         if self._pending is not None:
-            loaded.problems.append(f"{len(self._pending)} records of a metadata transaction that has not ended")
+            loaded.problems.append(f"{len(self._pending)} records of an open metadata transaction")
         try:
             loaded.image, _ = self._delta.build(
                 self._offset if offset is None else offset, self._epoch if epoch is None else epoch
             )
         except InternalError as error:
             raise OperatorError(
-                f"The records do not lead to an image: {error}", "See them with `fenceline metadata dump`."
+                f"The records cannot be applied: {error}", "Print them with: fenceline metadata dump"
             ) from error
         return loaded
 
@@ -272,7 +274,7 @@ def _content(path: Path) -> Iterator[memoryview]:
 
 
 def _entries(records: memoryview, header: BatchHeader) -> Iterator[Entry]:
-    """Raises PeerError for records that are not framed as records."""
+    """Raises PeerError for malformed records."""
     for one in decode_batch(records, header):
         value = one.value or b""
         if header.is_control:
@@ -289,19 +291,19 @@ def _control(key: bytes | None, value: bytes) -> tuple[str, int, Any, str]:
         record = decode_control(key, value)
     except MalformedRequest as error:
         return name, 0, None, str(error)
-    return name, 0, record, "" if record is not None else "not known to this release"
+    return name, 0, record, "" if record is not None else "unknown in this release"
 
 
 def _metadata(value: bytes) -> tuple[str, int, Any, str]:
     fields = list(_varints(value, 3))
     if len(fields) < 3 or fields[0] != 1:
-        return "unknown record", -1, None, f"its frame begins with {value[:3].hex() or 'nothing'}"
+        return "unknown record", -1, None, f"its frame starts with {value[:3].hex() or 'nothing'}"
     _, api_key, version = fields
     name = _NAMES.get(api_key, f"unknown record type {api_key}")
     try:
         return name, version, decode_record(value), ""
     except (OperatorError, MalformedRequest):
-        return name, version, None, f"{len(value)} bytes that this release can not read"
+        return name, version, None, f"{len(value)} bytes that this release cannot read"
 
 
 def _varints(value: bytes, count: int) -> Iterator[int]:

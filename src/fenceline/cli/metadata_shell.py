@@ -1,4 +1,4 @@
-"""The shell of `fenceline metadata shell`: a place in a tree, and commands on it. Knows nothing of files."""
+"""The shell of `fenceline metadata shell`: commands on a tree. Knows nothing of files."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _SHORT: Final = {
     "topics": "/image/topics/byName",
     "voters": "/quorum/voters",
 }
-"""First parts of absolute paths that are short for others. `/topics/byName` works as well."""
+"""Short forms of absolute paths, by their first part. `/topics/byName` works as well."""
 
 _HELP: Final = """\
-ls [PATH...]     what is there
-cat PATH...      what it says
-cd [PATH]        go there
-pwd              where am I
-find [PATH...]   everything below, one path a line
-tree [PATH]      everything below, indented, with its values
-help             this
-exit             leave (also quit, or end of input)
-Paths may have * and ?. Short paths: """ + ", ".join("/" + name for name in _SHORT)
+ls [PATH...]     list names
+cat PATH...      print values
+cd [PATH]        change the current folder
+pwd              print the current folder
+find [PATH...]   list all paths below, one per line
+tree [PATH]      print everything below, indented, with values
+help             print this help
+exit             leave the shell (also quit, or end of input)
+Paths may contain the wildcards * and ?. Short paths: """ + ", ".join("/" + name for name in _SHORT)
 _COMPLETIONS: Final = 1000
 
 
 class Shell:
-    """See the module."""
+    """Runs commands on the tree; keeps the current folder."""
 
     def __init__(self, root: Folder, *, as_json: bool) -> None:
         self._root = root
@@ -52,7 +52,7 @@ class Shell:
         self._where: tuple[str, ...] = ()
 
     def run(self, words: Sequence[str]) -> bool:
-        """One command, printed; whether it succeeded."""
+        """Run a command and print its output. Returns whether it succeeded."""
         name, *arguments = words
         command = {
             "ls": self._ls,
@@ -64,14 +64,14 @@ class Shell:
             "help": self._help,
         }.get(name)
         if command is None:
-            print(f"{name}: there is no such command; try help")
+            print(f"{name}: unknown command; type help")
             return False
         return command(arguments)
 
     def interact(self, banner: str) -> None:
-        """Ask for commands until the end of input."""
-        self._complete_by_tab()
-        print(f"{banner}. Type help for the commands, exit to leave.")
+        """Read and run commands until the end of input."""
+        self._install_tab_completion()
+        print(f"{banner}. Type help for a list of commands, exit to leave.")
         while True:
             try:
                 line = input("/" + "/".join(self._where) + "> ")
@@ -94,41 +94,41 @@ class Shell:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def _ls(self, arguments: Sequence[str]) -> bool:
-        found, is_good = self._resolve("ls", arguments or ["."])
+        found, succeeded = self._resolve("ls", arguments or ["."])
         listed = {path: list(node.names()) if isinstance(node, Folder) else [path] for path, node in found}
         if self._as_json:
             print_json(next(iter(listed.values())) if len(listed) == 1 else listed)
-            return is_good
+            return succeeded
         for path, names in listed.items():
             if len(listed) > 1:
                 print(f"{path}:")
             for name in names:
                 print(name)
-        return is_good
+        return succeeded
 
     def _cat(self, arguments: Sequence[str]) -> bool:
-        found, is_good = self._resolve("cat", arguments)
+        found, succeeded = self._resolve("cat", arguments)
         if not arguments:
-            print("cat: name a path")
+            print("cat: specify a path")
             return False
         if self._as_json:
-            told = {path: nested(node) for path, node in found}
-            print_json(next(iter(told.values())) if len(told) == 1 else told)
-            return is_good
+            values = {path: nested(node) for path, node in found}
+            print_json(next(iter(values.values())) if len(values) == 1 else values)
+            return succeeded
         for path, node in found:
             if isinstance(node, Folder):
-                print(f"cat: {path}: it is a folder; try ls or tree")
-                is_good = False
+                print(f"cat: {path}: is a folder; use ls or tree")
+                succeeded = False
             else:
-                print(_told(node.value))
-        return is_good
+                print(_formatted(node.value))
+        return succeeded
 
     def _cd(self, arguments: Sequence[str]) -> bool:
-        found, is_good = self._resolve("cd", arguments or ["/"])
-        if not is_good:
+        found, succeeded = self._resolve("cd", arguments or ["/"])
+        if not succeeded:
             return False
         if len(found) != 1 or not isinstance(found[0][1], Folder):
-            print(f"cd: {' '.join(arguments)}: it is not one folder")
+            print(f"cd: {' '.join(arguments)}: is not a single folder")
             return False
         self._where = tuple(part for part in found[0][0].split("/") if part)
         return True
@@ -139,24 +139,24 @@ class Shell:
         return True
 
     def _find(self, arguments: Sequence[str]) -> bool:
-        found, is_good = self._resolve("find", arguments or ["."])
+        found, succeeded = self._resolve("find", arguments or ["."])
         paths = (below for path, node in found for below, _ in walk(node, "" if path == "/" else path))
         if self._as_json:
             print_json(list(paths))
         else:
             for path in paths:
                 print(path)
-        return is_good
+        return succeeded
 
     def _tree(self, arguments: Sequence[str]) -> bool:
-        found, is_good = self._resolve("tree", arguments or ["."])
+        found, succeeded = self._resolve("tree", arguments or ["."])
         if self._as_json:
             print_json(nested(found[0][1]) if len(found) == 1 else {path: nested(node) for path, node in found})
-            return is_good
+            return succeeded
         for path, node in found:
             for line in _indented(path, node, 0):
                 print(line)
-        return is_good
+        return succeeded
 
     def _help(self, arguments: Sequence[str]) -> bool:
         print(_HELP)
@@ -165,16 +165,16 @@ class Shell:
     # -- paths ---------------------------------------------------------------------------------------------------------
 
     def _resolve(self, command: str, arguments: Sequence[str]) -> tuple[list[tuple[str, Node]], bool]:
-        """Nodes by path, and whether each argument names one."""
+        """The nodes with their paths, and whether each argument matches one."""
         found: list[tuple[str, Node]] = []
-        is_good = True
+        succeeded = True
         for argument in arguments:
             matches = list(self._matches(argument))
             if not matches:
-                print(f"{command}: {argument}: there is no such path")
-                is_good = False
+                print(f"{command}: {argument}: no such path")
+                succeeded = False
             found += matches
-        return found, is_good
+        return found, succeeded
 
     def _matches(self, path: str) -> Iterator[tuple[str, Node]]:
         parts = list(self._absolute(path))
@@ -195,7 +195,7 @@ class Shell:
                 parts.append(part)
         return tuple(parts)
 
-    def _complete_by_tab(self) -> None:
+    def _install_tab_completion(self) -> None:
         try:
             import readline
         except ImportError:
@@ -230,7 +230,7 @@ def _below(node: Node, parts: Sequence[str], path: str) -> Iterator[tuple[str, N
 
 def _indented(name: str, node: Node, depth: int) -> Iterator[str]:
     if isinstance(node, Leaf):
-        yield f"{'  ' * depth}{name}: {_told(node.value, indent=None)}"
+        yield f"{'  ' * depth}{name}: {_formatted(node.value, indent=None)}"
         return
     yield f"{'  ' * depth}{name}:"
     for below in node.names():
@@ -239,5 +239,5 @@ def _indented(name: str, node: Node, depth: int) -> Iterator[str]:
             yield from _indented(below, child, depth + 1)
 
 
-def _told(value: Any, *, indent: int | None = 2) -> str:
+def _formatted(value: Any, *, indent: int | None = 2) -> str:
     return value if isinstance(value, str) else json.dumps(value, indent=indent)

@@ -1,6 +1,6 @@
-"""How commands print: a table for people, one JSON document for programs. Owns no facts.
+"""Output of commands: tables, JSON documents and error messages.
 
-Every command imports this, and `app.py` every command: what only some of them need is imported where it is used.
+Every command imports this module, and `app.py` imports every command: imports that only some need are local.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 TIMEOUT_MS = 10_000
 """How long a command waits for a broker."""
-_PATIENCE_S = 1.5
-"""How long a person is left without a word."""
+_NOTICE_AFTER_S = 1.5
+"""How long a command waits before it prints what it waits for."""
 _ADVICE = {
     ErrorCode.REQUEST_TIMED_OUT: (
-        "Where nothing can be changed there may be no active controller: it needs a majority of the voters."
-        " See: fenceline quorum describe -c HOST:PORT, with the address of a controller."
+        "There may be no active controller, which needs a majority of the voters."
+        " Check it with: fenceline quorum describe -c HOST:PORT, with the address of a controller."
     ),
 }
-_NOBODY_LEADS = "The partition has no leader now. Who could lead it: fenceline topics describe TOPIC"
-_WIDTH_OF_FILES = 160
-"""Columns of a table that is not shown on a terminal."""
+_NO_LEADER = "The partition has no leader. See the state of its replicas with: fenceline topics describe TOPIC"
+_DEFAULT_WIDTH = 160
+"""Width of a table if the output is not a terminal."""
 
 Bootstrap = Annotated[
     str,
-    typer.Option("--bootstrap", "-b", envvar="FENCELINE_BOOTSTRAP", help="HOST:PORT of any node", show_default=True),
+    typer.Option("--bootstrap", "-b", envvar="FENCELINE_BOOTSTRAP", help="HOST:PORT of any broker", show_default=True),
 ]
 Controllers = Annotated[
     str | None,
-    typer.Option("--bootstrap-controller", "-c", help="HOST:PORT of any controller, instead of a broker's"),
+    typer.Option("--bootstrap-controller", "-c", help="HOST:PORT of any controller, used instead of --bootstrap"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document instead of a table")]
 
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Turn the errors that a user can act on into one line and advice; exit code 1."""
+    """Print errors that a user can act on as one line and advice; exit with 1."""
     try:
         yield
     except OperatorError as error:
@@ -58,7 +58,7 @@ def readable_errors() -> Iterator[None]:
     except PeerError as error:
         message = error.message if error.code.name in error.message else f"{error.message} ({error.code.name})"
         is_leaderless = ErrorCode.LEADER_NOT_AVAILABLE.name in message
-        fail(message, _NOBODY_LEADS if is_leaderless else _ADVICE.get(error.code, ""))
+        fail(message, _NO_LEADER if is_leaderless else _ADVICE.get(error.code, ""))
     except FencelineError as error:
         fail(str(error))
 
@@ -72,14 +72,14 @@ def fail(message: str, advice: str = "") -> None:
 
 @contextmanager
 def admin_of(bootstrap: str, controllers: str | None = None) -> Iterator[Admin]:
-    """An admin client for one command, of brokers or else of controllers; errors come out readable."""
-    still = f"no answer from {controllers or bootstrap} yet; waiting {TIMEOUT_MS // 1000} s at most"
-    with readable_errors(), patience(still), plain_admin(bootstrap, controllers) as admin:
+    """An admin client for one command, connected to brokers or controllers; prints its errors."""
+    notice = f"no answer from {controllers or bootstrap} yet; waiting {TIMEOUT_MS // 1000} s at most"
+    with readable_errors(), waiting_notice(notice), plain_admin(bootstrap, controllers) as admin:
         yield admin
 
 
 def plain_admin(bootstrap: str, controllers: str | None = None) -> Admin:
-    """An admin client of brokers or else of controllers."""
+    """An admin client, connected to brokers or controllers."""
     from fenceline.client.admin import Admin
 
     where = {"bootstrap.controllers": controllers} if controllers else {"bootstrap.servers": bootstrap}
@@ -87,12 +87,12 @@ def plain_admin(bootstrap: str, controllers: str | None = None) -> Admin:
 
 
 @contextmanager
-def patience(words: str) -> Iterator[None]:
-    """Say what is waited for when it takes long, to whoever looks at a terminal."""
+def waiting_notice(message: str) -> Iterator[None]:
+    """Print a message on a terminal if the block takes long."""
     if not sys.stderr.isatty():
         yield
         return
-    timer = threading.Timer(_PATIENCE_S, lambda: print(f"fenceline: {words} ...", file=sys.stderr, flush=True))
+    timer = threading.Timer(_NOTICE_AFTER_S, lambda: print(f"fenceline: {message} ...", file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
     try:
@@ -102,12 +102,12 @@ def patience(words: str) -> Iterator[None]:
 
 
 def existing_topic(admin: Admin, name: str) -> TopicMetadata:
-    """What is known of a topic. Raises OperatorError where there is none, PeerError where the broker refuses."""
+    """Metadata of a topic. Raises OperatorError if it does not exist, PeerError if the broker returns an error."""
     found = admin.metadata([name]).topics[name]
     if found.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        raise OperatorError(f"There is no topic {name}", "See what there is with: fenceline topics list")
+        raise OperatorError(f"There is no topic {name}", "List the topics with: fenceline topics list")
     if found.error is not ErrorCode.NONE:
-        raise PeerError(found.error, f"Topic {name} can not be described")
+        raise PeerError(found.error, f"Topic {name} cannot be described")
     return found
 
 
@@ -116,11 +116,11 @@ def show(
     *,
     as_json: bool,
     title: str = "",
-    empty: str = "nothing to show",
+    empty: str = "No rows.",
     optional: Sequence[str] = (),
 ) -> None:
-    """Print rows of equal keys. A table's cells may be rich's, with a style; columns of `optional` are left out, the
-    first ones first, where a terminal is too narrow for them.
+    """Print rows with equal keys, as a table or as JSON. Cells may be rich's Text. If the terminal is too narrow, the
+    columns of `optional` are dropped, in this order.
     """
     if as_json:
         print_json(list(rows))
@@ -130,11 +130,11 @@ def show(
         return
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    console = Console(width=None if sys.stdout.isatty() else _DEFAULT_WIDTH)
     keys = list(rows[0])
     table = _table(rows, keys, title)
     for key in optional:
-        if console.measure(table, options=console.options.update(width=_WIDTH_OF_FILES * 2)).maximum <= console.width:
+        if console.measure(table, options=console.options.update(width=_DEFAULT_WIDTH * 2)).maximum <= console.width:
             break
         keys.remove(key)
         table = _table(rows, keys, title)
@@ -159,8 +159,8 @@ def print_json(document: Any) -> None:
     print()
 
 
-def done(message: str, document: Any, *, as_json: bool) -> None:
-    """Say that a change was made."""
+def print_result(message: str, document: Any, *, as_json: bool) -> None:
+    """Print the result of a change, as a message or as JSON."""
     if as_json:
         print_json(document)
     else:
@@ -176,31 +176,31 @@ def _text(value: Any) -> str:
 
 
 def is_ascii_only() -> bool:
-    """Whether standard output takes no other characters."""
+    """Whether standard output cannot encode Unicode."""
     return not (sys.stdout.encoding or "").lower().startswith("utf")
 
 
 def examples(*shown: tuple[str, str]) -> str:
-    """The end of a command's help: commands as one would type them, and what each does."""
-    return "Examples:\n\n" + "\n".join(f"- `{command}  # {words}`" for command, words in shown)
+    """The examples section of a help text: commands with comments."""
+    return "Examples:\n\n" + "\n".join(f"- `{command}  # {comment}`" for command, comment in shown)
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
-    """`key=value` options as a mapping. Raises OperatorError."""
+    """Parse `key=value` options. Raises OperatorError."""
     found = {}
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator:
-            raise OperatorError(f"{option} {text!r} has no value", f"Write it as {option} key=value.")
+            raise OperatorError(f"{option} {text!r} has no value", f"Use the form {option} key=value.")
         found[key] = value
     return found
 
 
-def only_without_command(context: typer.Context) -> None:
-    """Refuse options of a group that stand before a command, which would not see them."""
+def reject_options_before_command(context: typer.Context) -> None:
+    """Reject group options before a command: the command would ignore them."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(
-                f"options go after the command: {context.command_path} {context.invoked_subcommand} ..."
+                f"options must follow the command: {context.command_path} {context.invoked_subcommand} ..."
             )

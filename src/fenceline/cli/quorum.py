@@ -1,4 +1,4 @@
-"""`fenceline quorum`: who votes, how far each is, and changes of the voter set."""
+"""`fenceline quorum`: describes the controller quorum, and adds and removes voters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fenceline.cli.output import (
     Bootstrap,
     Controllers,
     admin_of,
-    done,
     examples,
     is_ascii_only,
     plain_admin,
     print_json,
+    print_result,
     readable_errors,
     show,
 )
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
 
     from fenceline.client.admin_quorum import Endpoint, ReplicaStatus
 
-quorum = typer.Typer(no_args_is_help=True, help="Show the controllers' quorum; add and remove voters.")
+quorum = typer.Typer(no_args_is_help=True, help="Describe the controller quorum; add and remove voters.")
 
 _KNOWN_WAIT_MS = 3000
 _REACH_WAIT_S = 1.0
-"""How long a node may take to take a connection, where nobody leads."""
+"""Connection timeout of the reachability check if there is no leader."""
 
 
 @quorum.command(
     epilog=examples(
-        ("fenceline quorum describe", "asks the node at 127.0.0.1:9092"),
-        ("fenceline quorum describe -b host:9092 --json", "for programs; times are ms since 1970"),
-        ("fenceline quorum describe -c host:9093", "asks a controller, which works without any broker"),
+        ("fenceline quorum describe", "by the broker at 127.0.0.1:9092"),
+        ("fenceline quorum describe -b host:9092 --json", "as JSON; times are ms since 1970"),
+        ("fenceline quorum describe -c host:9093", "by a controller; works without brokers"),
     )
 )
 def describe(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, controllers: Controllers = None, as_json: AsJson = False
 ) -> None:
-    """The leader, its epoch, and how far each voter and observer has come.
+    """Show the leader, its epoch, and the state and lag of each voter and observer.
 
-    Lag is in records of the metadata log. Silent is who has not fetched for 2 seconds.
+    Lag is in records of the metadata log. A replica is silent if it has not fetched for 2 seconds.
     """
     with admin_of(bootstrap, controllers) as admin:
         try:
@@ -60,7 +60,7 @@ def describe(
         except PeerError as error:
             if error.code is not ErrorCode.REQUEST_TIMED_OUT:
                 raise
-            raise _nobody_answered(bootstrap, controllers, error) from error
+            raise _no_leader_error(bootstrap, controllers, error) from error
     if as_json:
         voters, observers = [_row(each) for each in found.voters], [_row(each) for each in found.observers]
         head = {"leader_id": found.leader_id, "leader_epoch": found.leader_epoch}
@@ -74,31 +74,31 @@ def describe(
     show(rows, as_json=False, empty="There are no voters.", optional=("log end", "directory id"))
 
 
-def _nobody_answered(bootstrap: str, controllers: str | None, error: PeerError) -> FencelineError:
-    """What can still be said: which of the nodes that the one asked knows take connections."""
+def _no_leader_error(bootstrap: str, controllers: str | None, error: PeerError) -> FencelineError:
+    """An error that names which of the known nodes accept connections."""
     kind = "controllers" if controllers else "brokers"
     try:
-        # By new connections: those there were still wait for their answers.
+        # New connections: the existing ones still wait for their responses.
         with plain_admin(bootstrap, controllers) as admin:
             known = admin.describe_cluster(timeout_ms=_KNOWN_WAIT_MS).brokers
     except FencelineError:
         return error
-    reached = [str(each.node_id) for each in known if _takes_connections(each.host, each.port)]
+    reached = [str(each.node_id) for each in known if _accepts_connections(each.host, each.port)]
     missing = [str(each.node_id) for each in known if str(each.node_id) not in reached]
-    words = f"Of the {kind} that it knows, {', '.join(reached) or 'none'} can be reached from here"
-    words += f", not {', '.join(missing)}." if missing else "."
+    reachability = f"Reachable {kind}: {', '.join(reached) or 'none'}"
+    reachability += f"; not reachable: {', '.join(missing)}." if missing else "."
     return OperatorError(
-        f"Nobody leads the quorum, or who does can not be asked: {error.message}",
-        f"{words} A majority of the voters must run and reach each other; see their logs."
+        f"The quorum has no leader, or the leader does not answer: {error.message}",
+        f"{reachability} A majority of the voters must be running and reach each other; check their logs."
         + (
             ""
             if kind == "controllers"
-            else " Which of them run is told by: fenceline quorum describe -c CONTROLLER:PORT"
+            else " List reachable controllers with: fenceline quorum describe -c CONTROLLER:PORT"
         ),
     )
 
 
-def _takes_connections(host: str, port: int) -> bool:
+def _accepts_connections(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), timeout=_REACH_WAIT_S):
             return True
@@ -120,38 +120,38 @@ def _row(replica: ReplicaStatus) -> dict[str, Any]:
 
 @quorum.command(
     epilog=examples(
-        ("fenceline quorum add --config node4.properties -b host:9092", "on the machine of the new controller"),
+        ("fenceline quorum add --config node4.properties -b host:9092", "on the new controller's machine"),
         (
             "fenceline quorum add --id 4 --directory-id DRgdfgY1SRmN8DLPVGrZeg --endpoint CONTROLLER://four:9093",
-            "from anywhere; the directory id is in its meta.properties",
+            "from any machine; the directory id is in meta.properties",
         ),
     )
 )
 def add(
     config: Annotated[
-        Path | None, typer.Option("--config", help="server.properties of the controller, run on its own machine")
+        Path | None, typer.Option("--config", help="server.properties of the controller, on its own machine")
     ] = None,
     voter_id: Annotated[int | None, typer.Option("--id", help="the controller's node.id")] = None,
     directory_id: Annotated[
-        str | None, typer.Option(help="22 characters, from meta.properties of its metadata directory")
+        str | None, typer.Option(help="22 characters, from meta.properties in its metadata directory")
     ] = None,
     endpoint: Annotated[
-        list[str] | None, typer.Option(help="CONTROLLER://HOST:PORT where other voters find it; may be repeated")
+        list[str] | None, typer.Option(help="CONTROLLER://HOST:PORT for the other voters; may be repeated")
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     controllers: Controllers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a controller that runs and follows already a voter.
+    """Add a running controller, an observer, to the voters.
 
-    Named by its configuration (--config), or by --id, --directory-id and --endpoint.
+    Identify it by its configuration (--config), or by --id, --directory-id and --endpoint.
     """
     with readable_errors():
-        by_hand = [option is not None for option in (voter_id, directory_id, endpoint)]
-        if (config is None) is not all(by_hand) or (config is not None and any(by_hand)):
+        explicit = [option is not None for option in (voter_id, directory_id, endpoint)]
+        if (config is None) is not all(explicit) or (config is not None and any(explicit)):
             raise OperatorError(
-                "It must be said which controller is to be added",
-                "Give --config FILE on its own machine, or all of --id, --directory-id and --endpoint.",
+                "The controller must be given by --config, or by --id, --directory-id and --endpoint",
+                "Use --config FILE on the controller's machine, or all of the other three options.",
             )
         cluster_id: str | None = None
         if config is not None:
@@ -166,11 +166,11 @@ def add(
         with admin_of(bootstrap, controllers) as admin, _static_voters_explained():
             admin.add_raft_voter(voter, directory, endpoints, cluster_id=cluster_id)
         document = {"added": voter, "directory_id": encode_uuid(directory), "endpoints": list(map(str, endpoints))}
-        done(f"Node {voter} is a voter now.", document, as_json=as_json)
+        print_result(f"Added node {voter} to the voters.", document, as_json=as_json)
 
 
 def _local_controller(config: Path) -> tuple[int, UUID, list[Endpoint], str]:
-    """Id, directory, endpoints and cluster of a controller of this machine."""
+    """Node id, directory id, endpoints and cluster id of a controller on this machine."""
     from fenceline.client.admin_quorum import Endpoint
     from fenceline.config.node import NodeConfig
     from fenceline.log.disk import OsDisk
@@ -179,7 +179,8 @@ def _local_controller(config: Path) -> tuple[int, UUID, list[Endpoint], str]:
     node = NodeConfig.load(config, {}, os.environ)
     if not node.is_controller or not node.advertised_controller_listeners:
         raise OperatorError(
-            f"{config} is not of a controller with a listener", "It needs process.roles with controller, and listeners."
+            f"{config} does not configure a controller with a listener",
+            "Set process.roles to include controller, and set listeners.",
         )
     path = str(node.metadata_log_dir)
     meta = read_meta(OsDisk(), path)
@@ -187,33 +188,36 @@ def _local_controller(config: Path) -> tuple[int, UUID, list[Endpoint], str]:
         raise OperatorError(f"{path}/meta.properties has no directory.id", "Format the directory with this release.")
     endpoints = [Endpoint(each.name, each.host, each.port) for each in node.advertised_controller_listeners]
     if any(each.port == 0 for each in endpoints):
-        raise OperatorError(f"{config} leaves a port open", "Give the port that it got, by --id and --endpoint.")
+        raise OperatorError(
+            f"{config} has a listener with port 0",
+            "Use --id, --directory-id and --endpoint, with the actual port.",
+        )
     return int(node.node_id), _directory_id(meta["directory.id"]), endpoints, meta["cluster.id"]
 
 
 @quorum.command(
     epilog=examples(
-        ("fenceline quorum remove 4", "whether it runs or is gone for good"),
-        ("fenceline quorum remove 4 -c host:9093", "by way of any controller"),
+        ("fenceline quorum remove 4", "whether it is running or not"),
+        ("fenceline quorum remove 4 -c host:9093", "by any controller"),
     )
 )
 def remove(
     voter_id: Annotated[int, typer.Argument(help="the voter's node.id")],
     directory_id: Annotated[
-        str | None, typer.Option(help="refuse unless the voter has this directory; the one that it has otherwise")
+        str | None, typer.Option(help="fail unless the voter has this directory id [default: its current one]")
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     controllers: Controllers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a voter out of the set. It goes on as an observer if it runs."""
+    """Remove a voter. If it is running, it continues as an observer."""
     with readable_errors():
         known = _directory_id(directory_id) if directory_id is not None else None
         with admin_of(bootstrap, controllers) as admin, _static_voters_explained():
             directory = known if known is not None else admin.directory_of_voter(voter_id)
             admin.remove_raft_voter(voter_id, directory)
         document = {"removed": voter_id, "directory_id": encode_uuid(directory)}
-        done(f"Node {voter_id} is no longer a voter.", document, as_json=as_json)
+        print_result(f"Removed node {voter_id} from the voters.", document, as_json=as_json)
 
 
 @contextmanager
@@ -225,7 +229,7 @@ def _static_voters_explained() -> Iterator[None]:
             raise
         raise OperatorError(
             error.message,
-            "A fixed set of voters (kraft.version 0) can not change. Make it one that can, for good, with:"
+            "A static set of voters (kraft.version 0) cannot change. Upgrade, which cannot be undone, with:"
             " fenceline features upgrade kraft.version=1",
         ) from error
 
@@ -235,5 +239,5 @@ def _directory_id(text: str) -> UUID:
         return decode_uuid(text)
     except ValueError:
         raise OperatorError(
-            f"{text!r} is not a directory id", "It is 22 characters of base64url, as meta.properties has it."
+            f"{text!r} is not a directory id", "Use the 22 characters of directory.id in meta.properties."
         ) from None

@@ -1,6 +1,6 @@
-"""`fenceline quorum describe` for people: who leads, who follows, who is behind or silent, at a glance.
+"""The table of `fenceline quorum describe`: the leader, and the state and lag of each replica.
 
-Owns words and bars only; everything is computed from one answer of the leader, so that no clock but its own counts.
+Owns the texts and bars only. All values come from one response of the leader, and all times from the leader's clock.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from fenceline.client.admin_quorum import QuorumDescription, ReplicaStatus
 
 SILENT_AFTER_MS: Final = 2000
-"""A replica that is there fetches at least twice a second; controller.quorum.fetch.timeout.ms is 2 s."""
+"""A running replica fetches at least twice a second; controller.quorum.fetch.timeout.ms is 2 s."""
 _BAR_WIDTH: Final = 8
-_RECORDS_OF_A_WHOLE_BAR: Final = 100_000
+_RECORDS_OF_A_FULL_BAR: Final = 100_000
 
-State = Literal["leads", "in sync", "behind", "silent", "never seen"]
+State = Literal["leader", "in sync", "behind", "silent", "never seen"]
 _STYLES: Final[dict[State, str]] = {
-    "leads": "bold green",
+    "leader": "bold green",
     "in sync": "green",
     "behind": "yellow",
     "silent": "red",
@@ -30,15 +30,15 @@ _STYLES: Final[dict[State, str]] = {
 
 
 def headline(found: QuorumDescription) -> str:
-    """One or two sentences: the leader, and how many voters may fail before nothing can be changed."""
+    """The leader, and how many voters may fail before the quorum loses its majority."""
     now_ms = leaders_time_ms(found)
-    following = sum(state_of(each, found.leader_id, now_ms) in ("leads", "in sync", "behind") for each in found.voters)
+    following = sum(state_of(each, found.leader_id, now_ms) in ("leader", "in sync", "behind") for each in found.voters)
     majority = len(found.voters) // 2 + 1
     spare = following - majority
     if spare < 0:
-        outlook = f"a majority is {majority}: nothing can be changed until more of them are back"
+        outlook = f"a majority is {majority}: no metadata can be changed until more voters are back"
     elif spare == 0:
-        outlook = f"a majority is {majority}: none of them may fail"
+        outlook = f"a majority is {majority}: no voter may fail"
     else:
         outlook = f"{spare} of them may fail"
     return (
@@ -49,7 +49,7 @@ def headline(found: QuorumDescription) -> str:
 
 
 def rows(found: QuorumDescription, *, ascii_only: bool) -> list[dict[str, Any]]:
-    """A row for each replica, voters first; styled cells are rich's."""
+    """A row for each replica, voters first; styled cells are rich's Text."""
     now_ms = leaders_time_ms(found)
     return [
         _row(each, role, found.leader_id, now_ms, ascii_only=ascii_only)
@@ -86,14 +86,14 @@ def _row(replica: ReplicaStatus, role: str, leader_id: int, now_ms: int, *, asci
 
 
 def leaders_time_ms(found: QuorumDescription) -> int:
-    """The leader counts itself as caught up now; where it does not say so, this machine's clock has to do."""
-    told = [each.last_caught_up_ms for each in found.voters if each.replica_id == found.leader_id]
-    return told[0] if told and told[0] else int(time.time() * 1000)
+    """The leader reports itself as caught up now; if it does not, use the local clock."""
+    times = [each.last_caught_up_ms for each in found.voters if each.replica_id == found.leader_id]
+    return times[0] if times and times[0] else int(time.time() * 1000)
 
 
 def state_of(replica: ReplicaStatus, leader_id: int, now_ms: int) -> State:
     if replica.replica_id == leader_id:
-        return "leads"
+        return "leader"
     if not replica.last_fetch_ms or replica.last_fetch_ms < 0:
         return "never seen"
     if now_ms - replica.last_fetch_ms > SILENT_AFTER_MS:
@@ -102,15 +102,15 @@ def state_of(replica: ReplicaStatus, leader_id: int, now_ms: int) -> State:
 
 
 def bar(lag: int, block: str) -> str:
-    """Longer the more records are missing, by orders of magnitude; nothing where none is."""
+    """A bar of the lag on a logarithmic scale; empty without lag."""
     if lag <= 0:
         return ""
-    part = math.log10(lag + 1) / math.log10(_RECORDS_OF_A_WHOLE_BAR)
+    part = math.log10(lag + 1) / math.log10(_RECORDS_OF_A_FULL_BAR)
     return block * max(1, min(_BAR_WIDTH, round(part * _BAR_WIDTH)))
 
 
 def ago(at_ms: int | None, now_ms: int) -> str:
-    """A time as its distance, in one unit."""
+    """The time since `at_ms`, in one unit."""
     if at_ms is None or at_ms <= 0:
         return "never"
     seconds = max(0.0, (now_ms - at_ms) / 1000)

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 def produce(
     topic: str,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", help="what parts key and value in a line, e.g. ':'")
+        str | None, typer.Option("--key-separator", "-K", help="separator of key and value in a line, such as ':'")
     ] = None,
-    partition: Annotated[int | None, typer.Option(help="send to this partition only")] = None,
+    partition: Annotated[int | None, typer.Option(help="write to this partition")] = None,
     compression: Annotated[str, typer.Option(help="none, gzip, snappy, lz4 or zstd")] = "none",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: AsJson = False,
 ) -> None:
-    """Send each line of standard input as a record."""
+    """Write each line of standard input as a record."""
     from fenceline.client.delivery import Delivery
     from fenceline.client.producer import Producer
 
@@ -55,7 +55,7 @@ def produce(
                 before, separator, after = text.partition(key_separator.encode())
                 if not separator:
                     raise OperatorError(
-                        f"Line {len(sent) + 1} has no {key_separator!r}", "Write KEY:VALUE, or leave -K out."
+                        f"Line {len(sent) + 1} has no {key_separator!r}", f"Write KEY{key_separator}VALUE, or omit -K."
                     )
                 key, text = before, after
             sent.append(producer.send(topic, text, key, partition=partition))
@@ -65,31 +65,31 @@ def produce(
             json.dump([result._asdict() for result in results], sys.stdout)
             print()
         else:
-            print(f"{len(results)} records written to {topic}.")
+            print(f"Wrote {len(results)} records to {topic}.")
 
 
 def consume(
     topic: str,
     start: Annotated[
-        str, typer.Option("--from", help="earliest, latest, a time in ms since 1970, or an exact offset as =N")
+        str, typer.Option("--from", help="earliest, latest, a time in ms since 1970, or an offset as =N")
     ] = "earliest",
-    count: Annotated[int, typer.Option("--count", "-n", help="stop after so many records; 0: do not stop")] = 0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="wait for more at the end of the log")] = False,
-    partition: Annotated[int | None, typer.Option(help="only this partition")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", help="stop after this many records; 0: no limit")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="wait for new records at the end of the log")] = False,
+    partition: Annotated[int | None, typer.Option(help="read only this partition")] = None,
     on_truncation: Annotated[
         str,
         typer.Option(
-            help="when printed records are cut off the log: fail; rewind to where the log was cut, or fail where that"
-            " is not known; continue at the latest; reset: as rewind, and where the place is not known from --from"
-            " (earliest, unless it is latest)"
+            help="if printed records are truncated from the log: fail; rewind to the truncation offset (fail if it is"
+            " unknown); latest: continue at the log end; reset: as rewind, but if the offset is unknown, continue at"
+            " the earliest offset (at the latest with --from latest)"
         ),
     ] = "fail",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: AsJson = False,
 ) -> None:
-    """Print records. With --json, one JSON object a line with offsets and leader epochs.
+    """Print records. With --json, one JSON object per line, with offsets and leader epochs.
 
-    Records that were printed and are then lost, as by an unclean election, are told on standard error.
+    If printed records are lost later, for example by an unclean election, a message on standard error reports it.
     """
     from fenceline.client.consumer import Consumer
 
@@ -98,7 +98,7 @@ def consume(
         partitions = [TopicPartition(topic, i) for i in sorted(known.partitions) if partition in (None, i)]
         if not partitions:
             raise OperatorError(
-                f"{topic} has no partition {partition}", f"Its partitions are 0 to {len(known.partitions) - 1}."
+                f"{topic} has no partition {partition}", f"It has partitions 0 to {len(known.partitions) - 1}."
             )
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
         if start.startswith("="):
@@ -127,51 +127,53 @@ def consume(
                     if not follow and tp in left and record.offset + 1 >= left[tp]:
                         del left[tp]
                 if not follow:
-                    # The last offsets may belong to control records, which are never delivered.
+                    # The last offsets may be control records, which are never delivered.
                     left = {tp: end for tp, end in left.items() if consumer.position(tp) < end}
 
 
 def _policy(choice: str, reset: str) -> Callable[[LogTruncationError], str]:
-    """Prints a truncation in words, then continues by the choice; raises OperatorError instead of failing. `reset`:
-    where a reset begins when the place of the truncation is not known, earliest or latest."""
+    """The callback of `on.truncation`: prints the truncation and applies the choice; raises OperatorError for fail.
+
+    `reset`: earliest or latest, the position of a reset if the truncation offset is unknown.
+    """
     if choice not in ("fail", "rewind", "latest", "reset"):
-        raise OperatorError(f"--on-truncation {choice} is no choice", "Choose fail, rewind, latest or reset.")
+        raise OperatorError(f"Invalid value {choice!r} for --on-truncation", "Choose fail, rewind, latest or reset.")
 
     def decide(error: LogTruncationError) -> str:
-        message, advice = truncation_in_words(error)
+        message, advice = describe_truncation(error)
         is_known = error.divergent_offset >= 0
         if choice == "fail" or (choice == "rewind" and not is_known):
             raise OperatorError(message, advice)
         if choice != "latest" and is_known:
-            goes_on = f"from offset {error.divergent_offset} again"
+            continuation = f"at offset {error.divergent_offset}"
         elif choice == "reset" and reset == "earliest":
-            goes_on = "from the beginning of the log"
+            continuation = "at the start of the log"
         else:
-            goes_on = "at the end of the log"
-        print(f"fenceline: {message} Reading goes on {goes_on}.", file=sys.stderr)
+            continuation = "at the end of the log"
+        print(f"fenceline: {message} Reading continues {continuation}.", file=sys.stderr)
         return choice
 
     return decide
 
 
-def truncation_in_words(error: LogTruncationError) -> tuple[str, str]:
-    """What happened, and what to do."""
+def describe_truncation(error: LogTruncationError) -> tuple[str, str]:
+    """The message and the advice for a truncation."""
     name, end = f"{error.topic}-{error.partition}", error.truncated_from
     if error.divergent_offset < 0:
         return (
-            f"{name}: the log was truncated below offset {end}. Which of the records printed before are gone its leader"
-            " can not tell.",
+            f"{name}: the log was truncated below offset {end}. The leader cannot determine which printed records are"
+            " lost.",
             f"Compare them with the log: fenceline consume {error.topic} --partition {error.partition}",
         )
     last = end - 1
     records = f"record {last}" if error.divergent_offset == last else f"records {error.divergent_offset} to {last}"
     epochs = ", ".join(map(str, error.epochs))
-    read_in = f" (of leader epoch {epochs})" if epochs else ""
-    message = f"{name}: the log was truncated. What was printed as {records}{read_in} is not in it any more."
+    read_in = f" (leader epoch {epochs})" if epochs else ""
+    message = f"{name}: the log was truncated. It no longer contains what was printed as {records}{read_in}."
     for receipt in error.evidence:
         message += f" Loss receipt {receipt}: see fenceline losses show {receipt.id[:12]}."
     return message, (
-        f"Read what is there now: fenceline consume {error.topic} --partition {error.partition} "
+        f"Read the current records with: fenceline consume {error.topic} --partition {error.partition} "
         f"--from ={error.divergent_offset}"
     )
 
@@ -180,17 +182,18 @@ def _exact_offset(text: str) -> int:
     try:
         return int(text[1:])
     except ValueError:
-        raise OperatorError(f"{text!r} is not an offset", "Write an exact offset as =N, as in --from =100.") from None
+        raise OperatorError(f"{text!r} is not an offset", "Use the form =N, such as --from =100.") from None
 
 
 def _check_range(admin: Admin, starts: dict[TopicPartition, int], ends: dict[TopicPartition, OffsetAndEpoch]) -> None:
-    """Raise OperatorError where an offset lies outside of its log."""
+    """Raises OperatorError if an offset is outside of its log."""
     first = admin.list_offsets(dict.fromkeys(starts, "earliest"))
     for tp, offset in starts.items():
         if not first[tp].offset <= offset <= ends[tp].offset:
             raise OperatorError(
-                f"{tp} has no offset {offset}: it begins at {first[tp].offset} and ends at {ends[tp].offset}",
-                "Choose an offset in between, with --partition for one partition, or --from earliest.",
+                f"Offset {offset} of {tp} is out of range:"
+                f" the log starts at {first[tp].offset} and ends at {ends[tp].offset}",
+                "Use an offset within the range (--partition selects one partition), or --from earliest.",
             )
 
 
@@ -221,11 +224,13 @@ def _text(raw: bytes | None) -> str | None:
 
 def offsets(
     topic: str,
-    at: Annotated[str | None, typer.Option(help="also show the first offset at this time, ms since 1970")] = None,
+    at: Annotated[
+        str | None, typer.Option(help="also print the first offset at or after this time, in ms since 1970")
+    ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: AsJson = False,
 ) -> None:
-    """Start and end of each partition, with leader epochs."""
+    """Print the start and end offsets of each partition, with leader epochs."""
     with admin_of(bootstrap) as admin:
         partitions = [TopicPartition(topic, index) for index in sorted(existing_topic(admin, topic).partitions)]
         starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))

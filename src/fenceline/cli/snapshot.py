@@ -1,4 +1,4 @@
-"""`fenceline snapshot`: look at snapshots of the metadata log without a node. Reads Kafka's files as well."""
+"""`fenceline snapshot`: reads snapshots of the metadata log from files. Reads Kafka's files as well."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fenceline.cli.output import AsJson, examples, print_json, readable_errors, 
 
 snapshot = typer.Typer(
     no_args_is_help=True,
-    help="Look at snapshots of the metadata log, without a node.",
+    help="List, verify, dump and compare snapshots of the metadata log; the node need not run.",
     epilog=examples(
-        ("fenceline snapshot list ./data", "those of a node's directory, Kafka's too"),
-        ("fenceline snapshot verify ./data", "every byte of them"),
-        ("fenceline snapshot diff 100 200 --dir ./data", "what has changed between two offsets"),
+        ("fenceline snapshot list ./data", "the snapshots of a node"),
+        ("fenceline snapshot verify ./data", "check every snapshot of a node"),
+        ("fenceline snapshot diff 100 200 --dir ./data", "changes between two offsets"),
     ),
 )
 
@@ -25,7 +25,7 @@ _Directory = Annotated[Path, typer.Argument(help="a node's data directory")]
 
 @snapshot.command("list")
 def list_snapshots(directory: _Directory, as_json: AsJson = False) -> None:
-    """The snapshots of a node, oldest first."""
+    """List the snapshots of a node, oldest first."""
     from fenceline.cli.metadata_files import MetadataFiles
     from fenceline.log.disk import OsDisk
     from fenceline.node.snapshot_files import timestamp_of
@@ -42,15 +42,15 @@ def list_snapshots(directory: _Directory, as_json: AsJson = False) -> None:
             }
             for each in files.snapshots
         ]
-        show(rows, as_json=as_json, title=str(files.directory), empty=f"{files.directory} holds no snapshots.")
+        show(rows, as_json=as_json, title=str(files.directory), empty=f"{files.directory} has no snapshots.")
 
 
 @snapshot.command()
 def verify(
-    path: Annotated[Path, typer.Argument(help="a *.checkpoint file, or a node's data directory for all of them")],
+    path: Annotated[Path, typer.Argument(help="a *.checkpoint file, or a node's data directory for all its snapshots")],
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte: header, footer, CRCs, offsets, epoch. Exits with 1 when something is damaged."""
+    """Check header, footer, CRCs, offsets and epoch. Exits with 1 if a snapshot is damaged."""
     from fenceline.log.disk import OsDisk
     from fenceline.node.snapshot_files import SnapshotDamaged, snapshot_of, verify_snapshot
 
@@ -79,7 +79,7 @@ def verify(
                     "voters": [voter.voter_id for voter in found.voters],
                 }
             rows.append(row)
-        show(rows, as_json=as_json, empty=f"{path} holds no snapshots.")
+        show(rows, as_json=as_json, empty=f"{path} has no snapshots.")
     if any(row["state"] != "ok" for row in rows):
         raise typer.Exit(1)
 
@@ -87,17 +87,17 @@ def verify(
 @snapshot.command()
 def dump(
     file: Annotated[Path, typer.Argument(help="a *.checkpoint file")],
-    limit: Annotated[int, typer.Option(help="stop after so many records; 0: no limit")] = 0,
+    limit: Annotated[int, typer.Option(help="stop after this many records; 0: no limit")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Every record of a snapshot, control records too. Exits with 1 when the file is not whole."""
+    """Print the records of a snapshot, including control records. Exits with 1 if the file is damaged."""
     from fenceline.cli.metadata import show_entries
     from fenceline.cli.metadata_files import snapshot_entries
     from fenceline.errors import OperatorError
 
     with readable_errors():
         if not file.is_file():
-            raise OperatorError(f"{file} is no file", "Name a *.checkpoint file.")
+            raise OperatorError(f"{file} is not a file", "Specify a *.checkpoint file.")
         show_entries(snapshot_entries(file), limit=limit, as_json=as_json)
 
 
@@ -106,19 +106,19 @@ def diff(
     before: Annotated[str, typer.Argument(help="a *.checkpoint file, or an offset of the log in --dir")],
     after: Annotated[str, typer.Argument(help="a *.checkpoint file, or an offset of the log in --dir")],
     directory: Annotated[
-        Path | None, typer.Option("--dir", "-d", help="a node's data directory, for offsets and names of snapshots")
+        Path | None, typer.Option("--dir", "-d", help="a node's data directory, needed for offsets and snapshot names")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What changed from one snapshot (or offset) to another, entity by entity."""
-    from fenceline.cli.metadata import load, show_config, tell_problems
+    """Show the changes from one snapshot or offset to another, by entity."""
+    from fenceline.cli.metadata import load, print_problems, show_config
     from fenceline.metadata.image_diff import entity_changes
     from fenceline.metadata.image_tree import plain
 
     with readable_errors():
         old, new = load(before, directory), load(after, directory)
         for loaded in (old, new):
-            tell_problems(loaded)
+            print_problems(loaded)
         rows = [
             {"kind": each.kind, "name": each.name, "change": each.change, "fields": dict(each.fields)}
             for each in entity_changes(old.image, new.image, show_config)
@@ -134,17 +134,15 @@ def diff(
         if as_json:
             print_json(rows)
         else:
-            show(
-                [{**row, "fields": list(_told(row["fields"]))} for row in rows], as_json=False, empty="Nothing changed."
-            )
+            show([{**row, "fields": list(_changes(row["fields"]))} for row in rows], as_json=False, empty="No changes.")
 
 
-def _told(fields: Any) -> Iterator[str]:
+def _changes(fields: Any) -> Iterator[str]:
     for name, (before, after) in fields.items():
         if before is None:
             yield f"{name}: {after}"
         elif after is None:
-            yield f"{name}: {before} (gone)"
+            yield f"{name}: {before} (removed)"
         else:
             yield f"{name}: {before} -> {after}"
 
@@ -157,5 +155,5 @@ def _files(path: Path) -> list[Path]:
         files = MetadataFiles.at(path)
         return [files.path_of(each) for each in files.snapshots]
     if not path.is_file():
-        raise OperatorError(f"{path} does not exist", "Name a *.checkpoint file, or a node's data directory.")
+        raise OperatorError(f"{path} does not exist", "Specify a *.checkpoint file or a node's data directory.")
     return [path]

@@ -1,6 +1,6 @@
-"""`fenceline start`: run one node in the foreground until SIGTERM or Ctrl-C.
+"""`fenceline start`: runs one node in the foreground until SIGTERM or Ctrl-C.
 
-Owns the command's options and exit codes: 0 after a clean stop, 1 when the operator has to mend something, 2 for wrong
+Owns the command's options and exit codes: 0 after a clean stop, 1 after an error that the operator can fix, 2 for wrong
 options, 70 after an internal error, 130 after a second signal.
 """
 
@@ -17,12 +17,12 @@ EXIT_INTERNAL_ERROR = 70
 
 EXAMPLES = """\
 examples:
-  fenceline start                                   one node, data in your data folder, port 9092
+  fenceline start                                   one node on port 9092, data in the user's data directory
   fenceline start --data-dir ./data --listen :19092
   fenceline start --config server.properties --override log.retention.ms=3600000
 
-Every property of Kafka's server.properties that Fenceline supports can come from the file, from --override, or from the
-environment as FENCELINE_<KEY> (dots become underscores). docs/configuration.md lists them.
+Set properties of Kafka's server.properties in the file, with --override, or in the environment as FENCELINE_<KEY>
+(underscores instead of dots). docs/configuration.md lists the supported properties.
 """
 
 
@@ -34,16 +34,20 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options.add_argument("--config", type=Path, metavar="FILE", help="a server.properties file, as Kafka's")
-    options.add_argument("--data-dir", type=Path, metavar="DIR", help="where the log lives; formatted when it is new")
     options.add_argument(
-        "--listen", metavar="HOST:PORT", help="address for clients (default :9092, on every interface; port 0: any)"
+        "--config", type=Path, metavar="FILE", help="a file in the format of Kafka's server.properties"
+    )
+    options.add_argument("--data-dir", type=Path, metavar="DIR", help="the data directory; formatted if it is new")
+    options.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help="address for clients (default :9092, all interfaces; port 0: any free port)",
     )
     options.add_argument(
-        "--override", action="append", default=[], metavar="KEY=VALUE", help="set one property; may be repeated"
+        "--override", action="append", default=[], metavar="KEY=VALUE", help="set a property; may be repeated"
     )
     options.add_argument(
-        "--log-format", choices=("auto", "json", "console"), default="auto", help="form of the log lines on stderr"
+        "--log-format", choices=("auto", "json", "console"), default="auto", help="format of the log lines on stderr"
     )
     options.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return options
@@ -68,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         Logger("node").exception("internal error, the node has stopped")
         print(f"fenceline: internal error: {error}", file=sys.stderr)
         print(
-            "  This is a bug of Fenceline. Keep the data directory and the log lines before, report them.",
+            "  This is a bug in Fenceline. Keep the data directory and the log, and report it.",
             file=sys.stderr,
         )
         return EXIT_INTERNAL_ERROR

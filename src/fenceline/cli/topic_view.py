@@ -1,4 +1,4 @@
-"""How `fenceline topics describe` shows a partition: what is wrong in words, who is behind and how far."""
+"""The table of `fenceline topics describe`: the state of each partition and the lag of its replicas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from fenceline.client.admin_replicas import ReplicaStates
 
-_WELL: Final = "in sync"
+_HEALTHY: Final = "in sync"
 _STYLES: Final = {
     "no leader": "bold red",
     "recovering": "bold red",
@@ -22,8 +22,8 @@ _UNHEALTHY: Final = "yellow"
 
 
 def state_of(states: ReplicaStates, min_insync_replicas: int) -> str:
-    """The worst that is to be said: no leader, recovering, too few in sync (acks=all is refused), leader silent,
-    under-replicated, replica silent (in the in-sync set, and does not answer), or in sync."""
+    """The most severe state that applies: no leader, recovering, too few in sync (acks=all is rejected), leader silent,
+    under-replicated, replica silent (in the ISR, but does not answer), or in sync."""
     partition = states.partition
     if partition.leader < 0:
         return "no leader"
@@ -35,11 +35,11 @@ def state_of(states: ReplicaStates, min_insync_replicas: int) -> str:
         return "leader silent"
     if len(partition.isr) < len(partition.replicas):
         return "under-replicated"
-    return _WELL if all(each in states.ends for each in partition.isr) else "replica silent"
+    return _HEALTHY if all(each in states.ends for each in partition.isr) else "replica silent"
 
 
 def json_row(index: int, states: ReplicaStates, min_insync_replicas: int) -> dict[str, Any]:
-    """`lag` and `log_end_offsets` by replica; a lag is null where it is not known."""
+    """`lag` and `log_end_offsets` are by replica; an unknown lag is null."""
     partition = states.partition
     return {
         "partition": index,
@@ -55,7 +55,7 @@ def json_row(index: int, states: ReplicaStates, min_insync_replicas: int) -> dic
 
 
 def table_row(index: int, states: ReplicaStates, min_insync_replicas: int) -> dict[str, Any]:
-    """A partition as a line of the table; what is behind or wrong stands out."""
+    """A row of the table; lagging replicas and unhealthy states are highlighted."""
     from rich.text import Text
 
     partition = states.partition
@@ -69,31 +69,33 @@ def table_row(index: int, states: ReplicaStates, min_insync_replicas: int) -> di
         "in sync": _ids(partition.isr),
         "high_watermark": "?" if high_watermark is None else str(high_watermark),
         "behind": _behind(states),
-        "state": Text(state, style="" if state == _WELL else _STYLES.get(state, _UNHEALTHY)),
+        "state": Text(state, style="" if state == _HEALTHY else _STYLES.get(state, _UNHEALTHY)),
     }
 
 
 def summary(found: Sequence[ReplicaStates], min_insync_replicas: int) -> str:
-    """What is wrong with how many partitions; empty where nothing is."""
+    """Number of partitions by unhealthy state; empty if all are healthy."""
     counts = Counter(state_of(states, min_insync_replicas) for states in found)
-    del counts[_WELL]
+    del counts[_HEALTHY]
     if not counts:
         return ""
     return f": of {len(found)} partitions " + ", ".join(f"{count} {state}" for state, count in counts.most_common())
 
 
 def _behind(states: ReplicaStates) -> Text:
-    """Followers that lack records, or could not be asked: `3: 120, 2: ?`. Where nobody leads, who has how much: an
-    unclean election loses what the elected one lacks."""
+    """Followers that lack records or do not answer, as `3: 120, 2: ?`. Without a leader, the log end offset of each
+    replica: an unclean election loses the records that the new leader lacks."""
     from rich.text import Text
 
     if states.partition.leader < 0:
         ends = {replica: states.ends.get(replica) for replica in sorted(states.partition.replicas)}
-        who = ", ".join(f"{replica}: ?" if end is None else f"{replica} ends at {end}" for replica, end in ends.items())
-        return Text(who, style=_UNHEALTHY)
+        listed = ", ".join(
+            f"{replica}: ?" if end is None else f"{replica} ends at {end}" for replica, end in ends.items()
+        )
+        return Text(listed, style=_UNHEALTHY)
     lag = {replica: lag for replica, lag in states.lag.items() if lag != 0}
-    told = ", ".join(f"{replica}: {'?' if each is None else each}" for replica, each in sorted(lag.items()))
-    return Text(told, style=_UNHEALTHY)
+    listed = ", ".join(f"{replica}: {'?' if each is None else each}" for replica, each in sorted(lag.items()))
+    return Text(listed, style=_UNHEALTHY)
 
 
 def _ids(nodes: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""`fenceline verify`: every byte of log directories, without a node and without Spark. Reads Kafka's files as well."""
+"""`fenceline verify`: checks log directories on disk, without a node. Reads Kafka's files as well."""
 
 from __future__ import annotations
 
@@ -21,32 +21,38 @@ if TYPE_CHECKING:
 
 VERIFY_EXAMPLES = examples(
     ("fenceline verify ./data", "all partitions of a node"),
-    ("fenceline verify node-1/data node-2/data", "and whether their replicas agree"),
-    ("fenceline verify --deep ./data/orders-0", "one partition, and every record in it"),
-    ("fenceline verify ./data/orders-0/lost+found", "what was cut off it"),
+    ("fenceline verify node-1/data node-2/data", "and compare their replicas"),
+    ("fenceline verify --deep ./data/orders-0", "one partition, including each record"),
+    ("fenceline verify ./data/orders-0/lost+found", "the evidence of truncated records"),
 )
 _MB = 1_000_000
 _PROGRESS_S = 0.2
 _MANY = 40
-"""Above this, only what has findings is a row of the table."""
+"""Above this number of reports, the table only has those with findings."""
 
 
 def verify(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="data or partition directories, lost+found, segment files")
+        list[Path],
+        typer.Argument(
+            metavar="DIR...", help="data directories, partition directories, lost+found directories or segment files"
+        ),
     ],
     deep: Annotated[bool, typer.Option("--deep", help="also decompress every batch and read its records")] = False,
-    sequences: Annotated[bool, typer.Option("--sequences", help="also whether producers' numbers go on")] = False,
+    sequences: Annotated[
+        bool, typer.Option("--sequences", help="also check the sequence numbers of idempotent producers")
+    ] = False,
     compare: Annotated[
-        bool, typer.Option("--compare/--no-compare", help="compare replicas of one partition with each other")
+        bool, typer.Option("--compare/--no-compare", help="compare the replicas of each partition")
     ] = True,
-    allow_gaps: Annotated[bool, typer.Option("--allow-gaps", help="believe that topics are compacted")] = False,
+    allow_gaps: Annotated[
+        bool, typer.Option("--allow-gaps", help="treat every topic as compacted: offset gaps are not errors")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check logs: checksums, offsets, epochs, indexes, checkpoints; and whether replicas agree.
+    """Check logs: checksums, offsets, leader epochs, indexes, checkpoints; and compare replicas.
 
-    Only reads, and may run beside a node. Exits with 0 when all is well, 1 when there are errors, 2 when a path holds
-    no log.
+    Read-only; the node may be running. Exit codes: 0 no errors, 1 errors were found, 2 a path has no log.
     """
     from fenceline.log.disk import OsDisk
     from fenceline.log.verify import Settings, find_places, groups_of, size_of_group, verify_group
@@ -57,7 +63,10 @@ def verify(
     except OperatorError as error:
         _usage(error.message, error.advice)
     except OSError as error:
-        _usage(f"{error.filename or paths[0]}: {error.strerror or error}", "Run as a user who may read it.")
+        _usage(
+            f"{error.filename or paths[0]}: {error.strerror or error}",
+            "Run the command as a user with read permission.",
+        )
     groups = groups_of(places, compare_replicas=compare)
     progress = _Progress(sum(size_of_group(disk, group) for group in groups))
     settings = Settings(deep=deep, sequences=sequences, allow_gaps=allow_gaps, progress=progress.add)
@@ -79,12 +88,12 @@ def _usage(message: str, advice: str) -> NoReturn:
 
 
 class _Progress:
-    """One line on a terminal's standard error; nothing elsewhere."""
+    """A progress line on standard error, if it is a terminal."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total = total_bytes
         self._done = 0
-        self._started = self._said = time.monotonic()
+        self._started = self._printed_at = time.monotonic()
         self._shown = sys.stderr.isatty()
 
     @property
@@ -94,20 +103,20 @@ class _Progress:
     def add(self, size_bytes: int) -> None:
         self._done += size_bytes
         now = time.monotonic()
-        if self._shown and now - self._said > _PROGRESS_S:
-            self._said = now
+        if self._shown and now - self._printed_at > _PROGRESS_S:
+            self._printed_at = now
             share = 100 * self._done // max(self._total, self._done, 1)
             speed = self._done / _MB / max(now - self._started, 1e-9)
             print(f"\r{share:3d} % of {self._total / _MB:,.0f} MB, {speed:,.0f} MB/s ", end="", file=sys.stderr)
 
     def clear(self) -> None:
-        """Make room for other lines."""
+        """Erase the progress line."""
         if self._shown:
             print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
 
 
 class _Documents:
-    """A JSON array, an object at a time: nothing is kept."""
+    """Prints a JSON array, one object at a time, without keeping them."""
 
     def __init__(self) -> None:
         self.errors = 0
@@ -124,8 +133,8 @@ class _Documents:
 
 
 class _Text:
-    """Findings as they are found, then a table, then a line that sums up. Keeps a row for each report, or where there
-    are many, for those with findings.
+    """Prints findings at once, then a table and a summary line. Keeps a row for each report; if there are many, only
+    for those with findings.
     """
 
     def __init__(self, progress: _Progress, many: bool) -> None:
@@ -148,12 +157,12 @@ class _Text:
         if findings.kept:
             self._progress.clear()
             for finding in findings.kept:
-                self._tell(finding)
+                self._print_finding(finding)
             if findings.left_out:
                 print(f"... and {findings.left_out} more findings in {report.path}")
             sys.stdout.flush()
 
-    def _tell(self, finding: Finding) -> None:
+    def _print_finding(self, finding: Finding) -> None:
         at = f" at byte {finding.position}" if finding.position >= 0 else ""
         print(f"{finding.severity.value.upper()} {finding.kind.value}: {finding.path}{at}: {finding.message}")
         if finding.advice != self._advice:
@@ -164,7 +173,7 @@ class _Text:
         if self._rows:
             show(self._rows, as_json=False, optional=("segments", "batches", "bytes", "epochs"))
         if self._unshown:
-            print(f"{self._unshown} more partitions and files, with nothing to say about them.")
+            print(f"{self._unshown} more partitions and files without findings.")
         found = "nothing found"
         if self.errors or self._notes:
             found = f"{_count(self.errors, 'error')}, {_count(self._notes, 'note')}"
@@ -206,13 +215,13 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _short(path: str) -> str:
-    """From here, where it is below."""
+    """Relative to the working directory, if the path is below it."""
     here = os.path.relpath(path)
     return path if here.startswith("..") else here
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _row(report: Report) -> dict[str, Any]:

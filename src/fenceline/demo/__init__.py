@@ -1,5 +1,5 @@
-"""The main job, end to end on real input: 336,776 flights through a node and Spark into two Delta tables, then checked.
+"""The demo: 336,776 flights through three brokers and Spark into two Delta tables, with a data loss on the way.
 
-A room of its own above the client, the test kit (for the node's process) and the Spark package; nothing imports it but
-the command line.
+Builds on the client, the test kit (which runs the nodes' processes) and the Spark package. Only the command line
+imports it.
 """

@@ -1,8 +1,8 @@
-"""Hourly delays, derived from the raw table by what came to it and what went: every repair reaches them.
+"""Hourly delays, derived from the row changes of the raw table, so that every repair reaches them.
 
-Owns the sums by hour and airport, and their Delta table. Each of its versions says which version of the raw table it
-stands for, in the same commit: whoever goes on, after a crash as well, neither counts a row twice nor leaves one out.
-Never looks at the log.
+Owns the sums by hour and airport, and their Delta table. Each version of this table records, in the same commit, the
+version of the raw table that it was computed from: after a restart or a crash no row is counted twice or left out.
+Never reads the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Key = tuple[datetime, str]
 
 @dataclass(slots=True)
 class Sums:
-    """A cancelled flight has no delay and counts as a flight."""
+    """A cancelled flight counts as a flight and has no delay."""
 
     flights: int = 0
     departure_delay_minutes: float = 0.0
@@ -34,7 +34,7 @@ class Sums:
 
 
 class Hourly:
-    """The sums as of one version of the raw table, -1 before the first."""
+    """The sums as of one version of the raw table; -1 before the first version."""
 
     def __init__(self) -> None:
         self.raw_version = -1
@@ -44,11 +44,11 @@ class Hourly:
     def flights(self) -> int:
         return sum(cell.flights for cell in self.cells.values())
 
-    def take(self, changes: Iterable[Mapping[str, Any]], raw_version: int) -> None:
-        """What the raw table's versions up to `raw_version` changed: rows with `_change_type`, `time_hour`, `origin`,
-        `flights`, `departure_delay_minutes` and `cancelled`, the last three summed up.
+    def apply(self, changes: Iterable[Mapping[str, Any]], raw_version: int) -> None:
+        """Apply the changes of the raw table's versions up to `raw_version`: rows with `_change_type`, `time_hour`,
+        `origin`, and the sums `flights`, `departure_delay_minutes` and `cancelled`.
 
-        Raises InternalError where more goes than was there; nothing is to be written then.
+        Raises InternalError if more flights are deleted than were inserted. Do not save the sums then.
         """
         for row in changes:
             sign = 1 if row["_change_type"] == _INSERT else -1
@@ -59,7 +59,7 @@ class Hourly:
             cell.cancelled += sign * row["cancelled"]
         for key, cell in list(self.cells.items()):
             if cell.flights < 0 or cell.cancelled < 0:
-                raise InternalError(f"more flights of {key} were taken away than there were: {cell}")
+                raise InternalError(f"more flights of {key} were deleted than inserted: {cell}")
             if not cell.flights:
                 del self.cells[key]
         self.raw_version = raw_version
@@ -81,15 +81,15 @@ class Hourly:
         )
 
     def save(self, path: Path) -> None:
-        """Replace the table by these sums, in one commit."""
+        """Replace the contents of the table with these sums, in one commit."""
         from deltalake import CommitProperties, write_deltalake
 
-        said = CommitProperties(custom_metadata={_RAW_VERSION: str(self.raw_version)})
-        write_deltalake(str(path), self.as_table(), mode="overwrite", commit_properties=said)
+        properties = CommitProperties(custom_metadata={_RAW_VERSION: str(self.raw_version)})
+        write_deltalake(str(path), self.as_table(), mode="overwrite", commit_properties=properties)
 
     @classmethod
     def load(cls, path: Path) -> Hourly:
-        """As it was saved last; empty where there is no table."""
+        """The sums that were last saved; empty if there is no table."""
         from deltalake import DeltaTable
 
         found = cls()

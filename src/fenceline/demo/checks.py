@@ -1,6 +1,6 @@
-"""Holds what came out against what went in: the tables against the input and the log, the loss against its receipts.
+"""The demo's checks: the tables against the input and the log, and the loss against its receipts.
 
-Owns the comparisons; reads the tables with delta-rs, without Spark, so that the pipeline does not check itself.
+Owns the comparisons. Reads the tables with delta-rs, without Spark, so that the pipeline does not check itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Tables:
 
 
 def row_count(path: Path) -> int:
-    """Rows of a Delta table by its log, without reading data; 0 while it does not exist."""
+    """Rows of a Delta table, from its transaction log, without reading data; 0 while the table does not exist."""
     import deltalake
 
     if not deltalake.DeltaTable.is_deltatable(str(path)):
@@ -69,16 +69,16 @@ def check(tables: Tables, expected: Expected, log_ends: Mapping[int, int]) -> li
     agreeing = sum(carriers.get(carrier) == count for carrier, count in expected.by_carrier.items())
     found.append(Check("carriers with the right count", str(len(expected.by_carrier)), str(agreeing)))
     distinct = raw.group_by(["partition", "offset"]).aggregate([]).num_rows
-    found.append(Check("rows that are there twice", "0", f"{raw.num_rows - distinct:,}"))
+    found.append(Check("duplicate rows", "0", f"{raw.num_rows - distinct:,}"))
     by_partition = raw.group_by("partition").aggregate([("offset", "min"), ("offset", "max"), ("offset", "count")])
     gaps = 0
     seen = {}
     for row in by_partition.to_pylist():
         gaps += row["offset_max"] + 1 - row["offset_count"]
         seen[row["partition"]] = row["offset_max"] + 1
-    found.append(Check("offsets missing before the last one", "0", f"{gaps:,}"))
+    found.append(Check("missing offsets", "0", f"{gaps:,}"))
     ends = {partition: end for partition, end in log_ends.items() if end}
-    found.append(Check("end offsets of log and table", _ends(ends), _ends(seen)))
+    found.append(Check("end offsets of the partitions", _ends(ends), _ends(seen)))
     found += [
         Check("hours and airports in the aggregate", f"{expected.hours:,}", f"{hourly.num_rows:,}"),
         Check("flights in the aggregate", f"{expected.flights:,}", f"{pc.sum(hourly['flights']).as_py():,}"),
@@ -92,37 +92,39 @@ def check(tables: Tables, expected: Expected, log_ends: Mapping[int, int]) -> li
 
 
 @dataclass(frozen=True, slots=True)
-class Accounts:
-    """What each of them says of the loss. `written`: records that the lonely leader acknowledged; `told`: of `ranges`
-    with a receipt, those that the consumer reported; `audit`: the audit's word; `log_errors`: what `fenceline verify`
-    finds in the brokers' directories.
+class LossCounts:
+    """The loss as each part of the system counted it.
+
+    `acknowledged`: records that the isolated leader acknowledged. `reported`: how many of the `ranges` with a receipt
+    the consumer reported. `removed_rows`: stale rows that the sink deleted. `audit`: the audit's verdict. `log_errors`:
+    errors that `fenceline verify` finds in the brokers' directories.
     """
 
-    written: int
+    acknowledged: int
     with_receipt: int
     ranges: int
-    told: int
-    taken_out: int
-    sent_again: int
+    reported: int
+    removed_rows: int
+    resent: int
     audit: str
     log_errors: int
 
 
-def check_accounts(accounts: Accounts) -> list[Check]:
-    """Every lost record is told of by everybody, and comes back."""
-    written = f"{accounts.written:,}"
+def check_loss(counts: LossCounts) -> list[Check]:
+    """Every lost record has a receipt, was reported by the consumer, deleted from the table and sent again."""
+    lost = f"{counts.acknowledged:,}"
     return [
-        Check("audit of the raw table against the log", "equal", accounts.audit),
-        Check("lost records that have a receipt", written, f"{accounts.with_receipt:,}"),
-        Check("lost ranges that the consumer reported", str(accounts.ranges), str(accounts.told)),
-        Check("stale rows that were taken out of the table", written, f"{accounts.taken_out:,}"),
-        Check("lost records that were sent again", written, f"{accounts.sent_again:,}"),
-        Check("errors in the logs of all replicas", "0", f"{accounts.log_errors:,}"),
+        Check("audit of the raw table", "equal", counts.audit),
+        Check("lost records with a receipt", lost, f"{counts.with_receipt:,}"),
+        Check("lost ranges reported by the consumer", str(counts.ranges), str(counts.reported)),
+        Check("stale rows deleted from the raw table", lost, f"{counts.removed_rows:,}"),
+        Check("lost records sent again", lost, f"{counts.resent:,}"),
+        Check("errors in the logs of all replicas", "0", f"{counts.log_errors:,}"),
     ]
 
 
 def log_errors(data_dirs: Sequence[Path]) -> int:
-    """What is wrong in the brokers' directories, replicas compared, lost records included."""
+    """Errors that `fenceline verify` finds in the brokers' directories; replicas and evidence are checked too."""
     from fenceline.log.disk import OsDisk
     from fenceline.log.verify import Settings, find_places, verify_places
 

@@ -1,8 +1,8 @@
-"""The demo's cluster: three brokers and a controller of its own as local processes, and one topic on them.
+"""The demo's cluster: three brokers and a dedicated controller as local processes, and one topic.
 
-Owns where the topic's replicas lie and how its busy partition loses its leader: cut off in silence where the system
-allows to cut sockets, else by killing processes, which tells the same story in rougher words. The controller is a
-node of its own: the leader that hears no other broker still hears it, and stays leader.
+Owns the replica assignment of the topic and how its busy partition loses its leader: by dropping the leader's packets
+where the system allows it, else by killing processes, with the same outcome. The controller is a separate node: a
+leader that is isolated from the other brokers still reaches it, and stays leader.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from fenceline.client.admin import Admin, NewTopic
-from fenceline.demo.loss import NOBODY, Leader
+from fenceline.demo.loss import NO_LEADER, Leader
 from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
 from fenceline.testing.local_cluster import LocalCluster
@@ -22,20 +22,22 @@ from fenceline.testing.socket_cuts import CutsUnavailable
 BROKERS: Final = 3
 _LEADER: Final = 2
 _FOLLOWER: Final = 3
-"""Partitions have two replicas, so that an unclean election has one choice."""
+"""Partitions have two replicas, so that an unclean election has one candidate."""
 _OTHERS: Final = ((1, 2), (3, 1))
-"""Replicas of the other partitions in turn: the leader of the busy one leads no other."""
+"""Replicas of the other partitions, in turn: the leader of the busy partition leads no other."""
 _NODES: Final = {
     "replica.lag.time.max.ms": "1500",
     "broker.session.timeout.ms": "4000",
     "broker.heartbeat.interval.ms": "500",
 }
-"""A cluster notices within seconds what takes half a minute by default: nobody wants to watch that."""
-_PATIENCE_MS: Final = 2000
+"""Shorter timeouts, so that the cluster reacts within seconds; the defaults take half a minute."""
+_TIMEOUT_MS: Final = 2000
 
 
 class Cluster:
-    """Use as a context manager; its processes end with it, its folder stays. `busy`: the partition to be lost."""
+    """Use as a context manager; its processes end with it, its directory stays. `busy`: the partition that loses
+    records.
+    """
 
     def __init__(self, directory: Path, topic: str, partition_count: int, busy: int) -> None:
         self.topic = topic
@@ -55,25 +57,25 @@ class Cluster:
         if self._admin is not None:
             self._admin.close()
         if kind is None:
-            # In order, so that the logs are whole.
+            # A clean stop leaves complete logs.
             self._nodes.stop()
         self._nodes.__exit__(kind, error, trace)
 
     @property
     def bootstrap(self) -> str:
-        """Addresses of the brokers that stay."""
+        """Addresses of the brokers that are never isolated."""
         return ",".join(place.address for place in self._nodes.layout.brokers if place.node_id != _LEADER)
 
     @property
     def data_dirs(self) -> list[Path]:
-        """Of the brokers."""
+        """Data directories of the brokers."""
         return [place.data_dir for place in self._nodes.layout.brokers]
 
     @property
     def admin(self) -> Admin:
-        """Made when it is first used; for the thread that plays and for the one that looks."""
+        """Created on first use. Two threads share it."""
         if self._admin is None:
-            self._admin = Admin(self.bootstrap, **{"request.timeout.ms": _PATIENCE_MS})
+            self._admin = Admin(self.bootstrap, **{"request.timeout.ms": _TIMEOUT_MS})
         return self._admin
 
     def create_topic(self) -> None:
@@ -84,44 +86,44 @@ class Cluster:
         self.admin.create_topics([NewTopic(self.topic, assignments=replicas)])
 
     def leaders(self) -> dict[int, Leader]:
-        """Of every partition. Raises FencelineError."""
-        found = self.admin.metadata([self.topic], timeout_ms=_PATIENCE_MS).topics[self.topic].partitions
+        """The leader of every partition. Raises FencelineError."""
+        found = self.admin.metadata([self.topic], timeout_ms=_TIMEOUT_MS).topics[self.topic].partitions
         return {partition: Leader(each.leader, each.leader_epoch) for partition, each in found.items()}
 
     def ends(self) -> dict[int, int]:
-        """Up to where (exclusive) each partition may be read. Raises FencelineError."""
+        """End offset (exclusive) of each partition. Raises FencelineError."""
         wanted = [TopicPartition(self.topic, partition) for partition in range(self._partition_count)]
-        found = self.admin.list_offsets(dict.fromkeys(wanted, "latest"), timeout_ms=_PATIENCE_MS)
+        found = self.admin.list_offsets(dict.fromkeys(wanted, "latest"), timeout_ms=_TIMEOUT_MS)
         return {tp.partition: at.offset for tp, at in found.items()}
 
-    # -- the busy partition, as `loss.Stage` asks --------------------------------------------------------------------
+    # -- the busy partition (`loss.PartitionControl`) ------------------------------------------------------------------
 
     def leader(self) -> Leader:
         try:
             return self.leaders()[self.busy]
         except (FencelineError, KeyError):
-            return Leader(NOBODY, -1)
+            return Leader(NO_LEADER, -1)
 
     def in_sync(self) -> frozenset[int]:
         try:
-            found = self.admin.metadata([self.topic], timeout_ms=_PATIENCE_MS).topics[self.topic]
+            found = self.admin.metadata([self.topic], timeout_ms=_TIMEOUT_MS).topics[self.topic]
             return frozenset(found.partitions[self.busy].isr)
         except (FencelineError, KeyError):
             return frozenset()
 
-    def cut_off(self, node: int) -> str:
-        """What was done, in words."""
+    def isolate_from_brokers(self, node: int) -> str:
+        """Returns what was done to the node, for the timeline."""
         try:
             self._nodes.isolate(node, peers=self._other_brokers(node))
         except CutsUnavailable:
             self._killed = [other for other in (_LEADER, _FOLLOWER) if other != node]
             for other in self._killed:
                 self._nodes.kill(other)
-            return "has no follower any more: it is killed, since sockets can not be cut off on this system"
-        return "is cut off from the other brokers"
+            return "loses its follower, which is killed: this system cannot drop a process's packets"
+        return "is isolated from the other brokers"
 
-    def take_away(self, node: int) -> None:
-        """Its partition may be led uncleanly from now on."""
+    def isolate(self, node: int) -> None:
+        """Isolate the node completely and allow an unclean election of its partition."""
         self.admin.alter_configs({("topic", self.topic): {"unclean.leader.election.enable": "true"}})
         if self._killed:
             self._nodes.kill(node)
@@ -130,8 +132,8 @@ class Cluster:
         else:
             self._nodes.isolate(node)
 
-    def bring_back(self, node: int) -> None:
-        """It follows, and nothing is led uncleanly any more."""
+    def reconnect(self, node: int) -> None:
+        """Let the node rejoin as a follower, and forbid unclean elections again."""
         if self._killed:
             self._nodes.restart(node)
         else:

@@ -1,6 +1,6 @@
-"""What the flights themselves say, drawn from the aggregate table: mean delay by day, and by month and hour.
+"""Charts of the aggregate table: mean departure delay by day, and by month and hour.
 
-Owns these two drawings, as SVG text. Takes every figure from the table that the pipeline wrote.
+Owns these two charts, as SVG text. Reads every figure from the table that the pipeline wrote.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LAST_HOUR: Final = 23
 
 
 def delays(hourly: pa.Table) -> str:
-    """Two sections of the page."""
+    """The two sections of the page, as HTML."""
     daily, grid = _means(hourly)
     return (
         f"<h2>Mean departure delay by day, minutes</h2>{_line(daily)}"

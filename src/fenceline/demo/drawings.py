@@ -1,7 +1,7 @@
-"""Drawings of the demo's page, as SVG text: bars along time or offsets, and lines. Knows nothing of logs.
+"""Charts of the demo's page, as SVG text: bars over time or offsets, and lines. Knows nothing of logs.
 
-Owns scales, axes, hatching and which label fits. Every mark has a `<title>`, so that a pointer on it tells the figures;
-colours are CSS variables of the page, and nothing is told by colour alone. Texts are escaped here.
+Owns scales, axes, hatching and the fitting of labels. Every mark has a `<title>` with its figures; colours are CSS
+variables of the page, and no information is shown by colour alone. Escapes all texts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _BAR: Final = 20
 _AXIS: Final = 22
 _TOP: Final = 6
 _MARKERS: Final = 22
-"""Room for their numbers above the rows."""
+"""Room for the marker numbers above the rows."""
 _CHARACTER: Final = 6.3
-"""About the width of one, in units of the drawing."""
+"""Approximate width of a character, in units of the chart."""
 _MARKER: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`row` counts from the top. `style`: a class of the page. `below`: half a row lower, as a branch that came off."""
+    """`row` counts from the top. `style`: a class of the page. `below`: drawn half a row lower."""
 
     row: int
     start: float
@@ -65,7 +65,7 @@ def bars(
     markers: Sequence[Marker] = (),
     shade: tuple[float, float] | None = None,
 ) -> str:
-    """Rows of bars over one axis from 0 to `end`. `label` names the drawing, `unit` writes a value of the axis."""
+    """Rows of bars over one axis from 0 to `end`. `label` names the chart; `unit` formats a value of the axis."""
     height = _TOP + _ROW * len(names) + _AXIS
     x = _scale(end)
     parts = []
@@ -119,7 +119,7 @@ def lines(
 
 
 def steps(highest: float, about: int) -> list[float]:
-    """Round values from 0 up to `highest`, about so many."""
+    """Round values from 0 up to `highest`; `about` is their approximate number."""
     if highest <= 0:
         return [0.0]
     raw = highest / about
@@ -161,9 +161,11 @@ def _bar(bar: Bar, x: Callable[[float], float]) -> str:
 
 
 def _markers(markers: Sequence[Marker], x: Callable[[float], float], height: float) -> list[str]:
-    """Lines where they belong; their numbers beside each other where they would lie on each other."""
+    """Lines at their positions; numbers that would overlap are moved apart."""
     drawn = []
-    for marker, place in zip(markers, apart([x(marker.at) for marker in markers], 2.0 * _MARKER + 2), strict=True):
+    for marker, place in zip(
+        markers, spread_apart([x(marker.at) for marker in markers], 2.0 * _MARKER + 2), strict=True
+    ):
         at = x(marker.at)
         drawn.append(
             f'<g class="marker">{_title(marker.title)}'
@@ -174,8 +176,8 @@ def _markers(markers: Sequence[Marker], x: Callable[[float], float], height: flo
     return drawn
 
 
-def apart(places: Sequence[float], distance: float, highest: float = WIDTH - _RIGHT - _MARKER) -> list[float]:
-    """Rising places, moved as little as it takes to be `distance` from each other and not above `highest`."""
+def spread_apart(places: Sequence[float], distance: float, highest: float = WIDTH - _RIGHT - _MARKER) -> list[float]:
+    """Sorted positions, moved so that they are at least `distance` apart and not above `highest`."""
     moved: list[float] = []
     for place in places:
         moved.append(max(place, moved[-1] + distance) if moved else place)
@@ -187,7 +189,7 @@ def apart(places: Sequence[float], distance: float, highest: float = WIDTH - _RI
 
 
 def hatching() -> str:
-    """What the styles of hatched marks refer to: once on a page, where it takes no room."""
+    """The pattern of hatched marks; the page includes it once."""
     return (
         '<svg style="position:absolute;width:0;height:0" aria-hidden="true"><defs>'
         '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'

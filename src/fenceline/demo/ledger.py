@@ -1,6 +1,6 @@
-"""What the cluster tells of its losses, and the lost records out of the evidence on the disk of the node that cut them.
+"""Reads loss receipts from the ledger topic, and lost records from the evidence on the disk of the node that truncated.
 
-Owns the reading of both. `fenceline losses list` and `fenceline losses export` show the same.
+`fenceline losses list` and `fenceline losses export` print the same data.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def receipts(admin: Admin, bootstrap: str) -> list[Receipt]:
-    """The last word of every receipt, oldest loss first. Raises FencelineError."""
+    """The newest version of every receipt, oldest loss first. Raises FencelineError."""
     known = admin.metadata([LOSSES_TOPIC]).topics.get(LOSSES_TOPIC)
     if known is None or known.error is not ErrorCode.NONE:
-        return []  # it is created with the first receipt
+        return []  # the topic is created with the first receipt
     ledger = [TopicPartition(LOSSES_TOPIC, partition) for partition in known.partitions]
     ends = admin.list_offsets(dict.fromkeys(ledger, "latest"))
     starts = admin.list_offsets(dict.fromkeys(ledger, "earliest"))
@@ -37,13 +37,13 @@ def receipts(admin: Admin, bootstrap: str) -> list[Receipt]:
 
 
 def lost_records(receipt: Receipt) -> pa.Table:
-    """Key and value of each lost record, in their order. Raises OSError where the evidence can not be read."""
+    """Key and value of each lost record, in offset order. Raises OSError if the evidence cannot be read."""
     import pyarrow as pa
 
     from fenceline.records.arrow import batches_to_arrow
 
     reader = EvidenceReader(OsDisk(), receipt, receipt.evidence)
-    # The bytes of a batch are only good until the next one.
+    # The reader reuses the buffer of a batch: copy it.
     content = [(receipt.topic, receipt.partition, bytes(batch)) for header, batch in reader.batches()]
     rows = batches_to_arrow(
         content,

@@ -1,7 +1,7 @@
-"""The topic's logs as their leaders tell them, and what a table holds of them.
+"""Compares the rows of a table with the logs of the topic, in spans, for the page.
 
-Owns the questions (bounds and epochs of each partition) and the comparison in spans, for the page; whether the table is
-right is the audit's to say. By log matching a row is in the log when the log's epoch at its offset is its own.
+Owns reading the bounds and epochs of each partition from its leader, and the comparison. The verdict on the table is
+the audit's. By log matching, a row is in the log if the log has the row's epoch at its offset.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fenceline.demo.story import Rows, Span, TableState
+from fenceline.demo.report import RowState, Span, TableState
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.connect import connect
 from pyspark_fenceline.log_matching import LogView
@@ -29,21 +29,21 @@ class Run(NamedTuple):
     epoch: int
 
 
-def look(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, LogView]:
-    """Each partition's log now. Raises FencelineError, also where leaders keep changing under the questions."""
+def read_logs(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, LogView]:
+    """The current bounds and epochs of each partition. Raises FencelineError, also if leaders keep changing."""
     cluster = connect({"bootstrap.servers": bootstrap})
     wanted = existing(cluster, [TopicPartition(topic, partition) for partition in partitions])
     return {tp.partition: view for tp, view in Views(cluster).fresh(wanted).items()}
 
 
 def epochs_in(view: LogView) -> list[tuple[int, int, int]]:
-    """Epoch, first offset and end of each range of a log that one epoch wrote, in order."""
+    """Epoch, first offset and end offset of each range that one epoch wrote, in order."""
     ends = [*(start.offset for start in view.epochs[1:]), view.end_offset]
     return [(start.epoch, start.offset, end) for start, end in zip(view.epochs, ends, strict=False)]
 
 
 def rows_at(table: Path, version: int | None = None) -> pa.Table:
-    """Partition, offset and epoch of each row of a Delta table, as of a version (None: the newest one)."""
+    """Partition, offset and epoch of each row of a Delta table at a version (None: the newest)."""
     from deltalake import DeltaTable
 
     opened = DeltaTable(str(table), version=version)
@@ -69,35 +69,37 @@ def runs_of(rows: pa.Table) -> list[Run]:
     )
 
 
-def held_against(
+def compare_with_logs(
     name: str, runs: Sequence[Run], logs: Mapping[int, LogView], ends: Mapping[int, int] | None = None
 ) -> TableState:
-    """The rows of a table against the logs. `ends`: up to where the logs are looked at, where that is not their end."""
+    """Compare the rows of a table with the logs. `ends`: compare up to these offsets instead of the logs' ends."""
     spans: list[Span] = []
     for partition, view in sorted(logs.items()):
         limit = view.end_offset if ends is None else min(ends.get(partition, 0), view.end_offset)
         own = [run for run in runs if run.partition == partition]
         for epoch, first, end in epochs_in(view):
-            right = [
+            matching = [
                 (max(run.start_offset, first), min(run.end_offset, end))
                 for run in own
                 if run.epoch == epoch and run.start_offset < end and first < run.end_offset
             ]
-            spans += [Span(partition, start, stop, epoch, Rows.RIGHT) for start, stop in right]
+            spans += [Span(partition, start, stop, epoch, RowState.MATCHING) for start, stop in matching]
             spans += [
-                Span(partition, start, stop, epoch, Rows.MISSING)
-                for start, stop in _between(right, first, min(end, limit))
+                Span(partition, start, stop, epoch, RowState.MISSING)
+                for start, stop in _gaps(matching, first, min(end, limit))
             ]
         known = {epoch: (first, end) for epoch, first, end in epochs_in(view)}
         for run in own:
             first, end = known.get(run.epoch, (run.end_offset, run.end_offset))
             outside = ((run.start_offset, min(run.end_offset, first)), (max(run.start_offset, end), run.end_offset))
-            spans += [Span(partition, start, stop, run.epoch, Rows.STALE) for start, stop in outside if start < stop]
-    return TableState(name, sorted(spans, key=lambda span: (span.partition, span.start_offset, span.rows)))
+            spans += [
+                Span(partition, start, stop, run.epoch, RowState.STALE) for start, stop in outside if start < stop
+            ]
+    return TableState(name, sorted(spans, key=lambda span: (span.partition, span.start_offset, span.state)))
 
 
-def _between(covered: Iterable[tuple[int, int]], first: int, end: int) -> list[tuple[int, int]]:
-    """What of [first, end) is not covered."""
+def _gaps(covered: Iterable[tuple[int, int]], first: int, end: int) -> list[tuple[int, int]]:
+    """The parts of [first, end) that are not covered."""
     gaps: list[tuple[int, int]] = []
     at = first
     for start, stop in sorted(covered):

@@ -1,11 +1,12 @@
-"""How the demo makes a log lose records that were acknowledged and read: the steps, and what each waits for.
+"""Makes a partition lose records that were acknowledged and read: the steps, and the condition that each waits for.
 
-The leader of a partition is cut off from the other brokers and goes on taking records with acks=1. Its follower does
-not come for them, so it is soon alone in sync (not before it takes some: who has everything stays in sync however long
-it is silent), and everybody reads them. Then it is gone; the only replica left lacks them and is elected uncleanly.
-When the first one comes back it cuts them off.
+The leader of a partition is isolated from the other brokers and still accepts records with acks=1. Its follower does
+not fetch them and leaves the ISR (only after the leader has appended some: a follower that has everything stays in sync
+however long it is silent). The records are committed, and consumers read them. Then the leader becomes unreachable;
+the only other replica lacks the records and is elected uncleanly. When the old leader rejoins, it truncates them.
 
-Owns the order, the patience and the words. Starts, cuts and asks through `Stage` alone.
+Owns the order of the steps, the timeouts and the texts of the timeline. Acts on the cluster through
+`PartitionControl` only.
 """
 
 from __future__ import annotations
@@ -16,100 +17,106 @@ from typing import Final, NamedTuple, Protocol
 
 from fenceline.errors import OperatorError
 
-NOBODY: Final = -1
-_LOOK_S: Final = 0.1
+NO_LEADER: Final = -1
+_POLL_S: Final = 0.1
 
 
 class Leader(NamedTuple):
-    """Of the busy partition. `node` is NOBODY while nobody leads."""
+    """The leader of the busy partition. `node` is NO_LEADER while it has none."""
 
     node: int
     epoch: int
 
 
-class Stage(Protocol):
-    """The busy partition, its brokers, and those who read it. Every question is asked anew."""
+class PartitionControl(Protocol):
+    """The busy partition, its brokers and its readers. No answer is cached."""
 
     def leader(self) -> Leader: ...
 
     def in_sync(self) -> frozenset[int]: ...
 
-    def cut_off(self, node: int) -> str:
-        """From the other brokers only: controllers and clients still reach it. What was done to it, in words."""
+    def isolate_from_brokers(self, node: int) -> str:
+        """Isolate the node from the other brokers; the controller and clients still reach it. Returns what was done."""
         ...
 
-    def take_away(self, node: int) -> None:
-        """Nobody reaches it any more."""
+    def isolate(self, node: int) -> None:
+        """Isolate the node completely."""
         ...
 
-    def go_on(self) -> int:
-        """Records that the new leader takes, more than the old one took; how many."""
+    def write_to_successor(self) -> int:
+        """Send more records to the new leader than the old one acknowledged. Returns their number."""
         ...
 
-    def bring_back(self, node: int) -> None: ...
+    def reconnect(self, node: int) -> None: ...
 
-    def write(self) -> int:
-        """Records that the leader takes with acks=1; how many."""
+    def write_acks_one(self) -> int:
+        """Send records to the leader with acks=1. Returns their number."""
         ...
 
-    def have_read(self) -> bool:
+    def readers_caught_up(self) -> bool:
         """Whether the table and the consumer have everything that was written."""
         ...
 
     def has_receipt(self) -> bool:
-        """Whether the cluster tells of the loss."""
+        """Whether the cluster has receipts for all lost records."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What happened. `records`: those that `leader` took alone. Times are those that `tell` gave."""
+    """The loss that happened. `records`: the number of records that only `leader` had. Times are those of `record`."""
 
     leader: Leader
     successor: Leader
     records: int
-    cut_off_s: float
-    back_s: float
+    isolated_s: float
+    reconnected_s: float
 
 
-def lose(
-    stage: Stage,
+def run_loss(
+    partition: PartitionControl,
     *,
     name: str,
-    tell: Callable[[str], float],
+    record: Callable[[str], float],
     clock: Callable[[], float],
     sleep: Callable[[float], None],
-    patience_s: float = 30.0,
+    timeout_s: float = 30.0,
 ) -> Loss:
-    """Play it to the end; `name` is the partition's, `tell` takes what happens and says when that was. Raises
-    OperatorError where a step takes more than `patience_s`.
+    """Run all steps. `name` is that of the partition; `record` adds an event to the timeline and returns its time.
+
+    Raises OperatorError if a step takes longer than `timeout_s`.
     """
 
     def wait(holds: Callable[[], bool], what: str) -> None:
-        limit = clock() + patience_s
+        limit = clock() + timeout_s
         while not holds():
             if clock() >= limit:
                 raise OperatorError(
-                    f"The demo waited {patience_s:.0f} s in vain: {what}",
-                    "The machine may be overloaded; run the demo again when it is not.",
+                    f"Timed out after {timeout_s:.0f} s waiting until {what}",
+                    "The machine may be overloaded. Run the demo again when it is less busy.",
                 )
-            sleep(_LOOK_S)
+            sleep(_POLL_S)
 
-    wait(lambda: stage.leader().node != NOBODY and len(stage.in_sync()) > 1, f"{name} has a leader and a follower")
-    old = stage.leader()
-    cut_off_s = tell(f"node {old.node}, which leads {name}, {stage.cut_off(old.node)}")
-    records = stage.write()
-    tell(f"node {old.node} takes {records:,} records with acks=1")
-    wait(lambda: stage.in_sync() == {old.node}, f"node {old.node} is alone in sync")
-    tell(f"node {old.node} is alone in sync: these records are committed")
-    wait(stage.have_read, "the table and the consumer have these records")
-    tell("the consumer and the table have them")
-    stage.take_away(old.node)
-    wait(lambda: stage.leader().node not in (NOBODY, old.node), f"another node leads {name}")
-    new = stage.leader()
-    tell(f"node {old.node} is gone; node {new.node}, which lacks them, is elected uncleanly")
-    tell(f"node {new.node} takes {stage.go_on():,} others in their place")
-    stage.bring_back(old.node)
-    wait(stage.has_receipt, f"node {old.node} cuts off what the new leader does not have")
-    back_s = tell(f"node {old.node} is back, has cut them off, and has written a receipt")
-    return Loss(old, new, records, cut_off_s, back_s)
+    wait(
+        lambda: partition.leader().node != NO_LEADER and len(partition.in_sync()) > 1,
+        f"{name} has a leader and a follower",
+    )
+    old = partition.leader()
+    isolated_s = record(f"Node {old.node}, the leader of {name}, {partition.isolate_from_brokers(old.node)}")
+    records = partition.write_acks_one()
+    record(f"Node {old.node} accepts {records:,} records with acks=1")
+    wait(lambda: partition.in_sync() == {old.node}, f"node {old.node} is the only replica in the ISR")
+    record(f"Node {old.node} is the only replica in the ISR: these records are committed")
+    wait(partition.readers_caught_up, "the consumer and the raw table have read these records")
+    record("The consumer and the raw table have read these records")
+    partition.isolate(old.node)
+    wait(lambda: partition.leader().node not in (NO_LEADER, old.node), f"another node leads {name}")
+    new = partition.leader()
+    record(
+        f"Node {old.node} is unreachable. Unclean election: node {new.node}, which lacks these records, is the leader"
+    )
+    record(f"Node {new.node} accepts {partition.write_to_successor():,} other records, starting at the same offset")
+    partition.reconnect(old.node)
+    wait(partition.has_receipt, f"node {old.node} has written a receipt for the lost records")
+    reconnected_s = record(f"Node {old.node} rejoins, truncates its log and writes a loss receipt")
+    return Loss(old, new, records, isolated_s, reconnected_s)

@@ -1,13 +1,13 @@
-"""The Spark side: a stream from `format("fenceline")` into `format("fenceline_delta")`, and what is derived from it.
+"""The Spark side: a stream from `format("fenceline")` into `format("fenceline_delta")`, and an aggregate table.
 
-Owns the session, its Java process and the queries. The raw table follows the topic, and goes back with it where the
-log was cut. The aggregate looks at the raw table alone: each round adds the rows that came since the last one and takes
-away those that went, so that it need not know of logs. Spark's own connector reads the same topic beside them where its
-jars are given; what ends it is told and ends nothing else.
+Owns the session, its Java process and the queries. The raw table follows the topic, and rewinds with it after a
+truncation. The aggregate reads the raw table only: each round adds the rows inserted since the last one and subtracts
+the deleted ones, so it needs no knowledge of logs. If its jars are given, Spark's own connector reads the same topic in
+the same session; its failure is reported and stops nothing else.
 
-A query keeps its own checkpoint, so it can be stopped and started again anywhere. What Java prints goes to a file: a
-query that is stopped on purpose has tasks that are killed, and Spark logs those as errors. What ends the stream is
-raised by `keep_running`, but for a worker that was late: the stream is started again then.
+Each query has its own checkpoint, so it can be stopped and restarted at any point. Java's output goes to a file: Spark
+logs the killed tasks of a stopped query as errors. `keep_running` raises the error that ended the stream, except a
+Python worker that did not start in time: then it restarts the stream.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.demo.aggregate import Hourly
-from fenceline.demo.beside import DIGESTED, compared
+from fenceline.demo.connector_comparison import DIGESTED, compare
 from fenceline.demo.flights import SPARK_SCHEMA
+from fenceline.demo.report import ConnectorResult
 from fenceline.demo.spark_processes import end_spark
 from fenceline.demo.stopping import Stopping
-from fenceline.demo.story import Connector
 from fenceline.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 
 FLIGHTS_PER_TRIGGER: Final = 40_000
 _OTHER_SPARKS: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")
-"""Variables that would lead to another Spark, or another set-up, than the one that is installed with the package."""
+"""Variables that would select another Spark, or another configuration, than the installed package."""
 _FRESH: Final = {"kafka.metadata.max.age.ms": "1000"}
-"""For both sources: a new leader is known within a second, and not only when the old one stays silent for long."""
+"""For both sources: a new leader is found within a second, not after a request timeout."""
 
 LATE_WORKER: Final = "Python worker failed to connect back"
-"""In Spark's error when a query's Python worker was not up within ten seconds, as on a machine that is busy. Spark has
-no setting for them."""
+"""Spark's error if a query's Python worker does not start within ten seconds, as on a busy machine. This timeout is not
+configurable."""
 _MOST_RESTARTS: Final = 5
 
 _CONNECTOR_ROWS: Final = "partition int, offset long, value binary"
 
 
 class Rewind(NamedTuple):
-    """The stream went back. `at_wall_s`: when the batch that did so was planned."""
+    """A rewind of the stream. `at_wall_s`: when its batch was planned."""
 
     at_wall_s: float
     loss: Loss
@@ -60,12 +60,13 @@ class Rewind(NamedTuple):
     def __str__(self) -> str:
         loss = self.loss
         name = f"{loss.topic}-{loss.partition}"
-        return f"the stream goes back in {name}, from offset {loss.offset:,} to {loss.resume_offset:,}"
+        return f"The stream rewinds {name} from offset {loss.offset:,} to {loss.resume_offset:,}"
 
 
 class Pipeline:
-    """A Spark session and its queries. Use as a context manager: Spark's processes end with it. `jars`: those of
-    Spark's own connector, which runs beside the stream where there are any.
+    """A Spark session and its queries. Use as a context manager: Spark's processes end with it.
+
+    `jars`: Spark's own connector, which runs as well if there are any.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Pipeline:
         self.log_file = directory / "spark.log"
         self.hourly = Hourly()
         self.flights = 0
-        """That the aggregate counts."""
+        """Number of flights in the aggregate."""
         self.rewinds: list[Rewind] = []
         self._connector_table = directory / "connector"
         self._connector_error = ""
@@ -114,7 +115,7 @@ class Pipeline:
                 ("spark.sql.streaming.numRecentProgressUpdates", "1000"),
                 ("spark.local.dir", str(scratch)),
                 ("spark.sql.warehouse.dir", str(scratch)),
-                # Nothing outside of the demo's directory.
+                # No files outside of the demo's directory.
                 ("spark.driver.extraJavaOptions", f'"-Djava.io.tmpdir={scratch}" -XX:-UsePerfData'),
             ]
         )
@@ -126,11 +127,11 @@ class Pipeline:
                 gateway = launch(settings, {"stdout": log, "stderr": log})
                 self._java = gateway.proc
             self._session = SparkSession(SparkContext(conf=settings, gateway=gateway))
-            # Spark has set a handler of its own.
+            # Spark has replaced the signal handlers.
             self._stopping.install()
         except PySparkRuntimeError as error:
             self._end()
-            raise OperatorError(f"Spark did not start: {error}", f"What it printed is in {self.log_file}") from error
+            raise OperatorError(f"Spark did not start: {error}", f"See its output in {self.log_file}") from error
         except BaseException:
             self._end()
             raise
@@ -156,7 +157,7 @@ class Pipeline:
     # -- the queries -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the queries, at the beginning of the topic or where their checkpoints say."""
+        """Start the queries, from the earliest offsets or from their checkpoints."""
         from pyspark.sql import functions as f
 
         records = self._records("fenceline", includeLeaderEpoch="true", onTruncation="rewind", statefulQuery="false")
@@ -193,15 +194,15 @@ class Pipeline:
         )
 
     def keep_running(self) -> bool:
-        """Start the queries again when the stream has ended because a worker was late; whether that was so.
+        """Restart the queries if the stream ended because a Python worker started too late. Returns whether it did.
 
-        Raises `OperatorError` with whatever else ended it, and when workers are late again and again.
+        Raises OperatorError if the stream ended for another reason, or after too many restarts.
         """
         assert self._java is not None, "used outside of the context"
         if self._java.poll() is not None:
             raise OperatorError(
-                f"Spark's Java process has ended by itself, with {self._java.returncode}",
-                f"What it printed is in {self.log_file}",
+                f"Spark's Java process ended unexpectedly with exit code {self._java.returncode}",
+                f"See its output in {self.log_file}",
             )
         failure = self._stream.exception() if self._stream is not None else None
         if failure is None:
@@ -212,28 +213,28 @@ class Pipeline:
             self.start()
             return True
         raise OperatorError(
-            f"The raw stream has ended: {str(failure).splitlines()[0]}",
-            f"Spark's log has the whole story: {self.log_file}",
+            f"The raw stream failed: {str(failure).splitlines()[0]}",
+            f"See Spark's log for details: {self.log_file}",
         ) from failure
 
     def stop(self) -> None:
-        """Stop the queries; what they have not committed is read again after the next start."""
-        self.note_rewinds()
+        """Stop the queries. Uncommitted batches are read again after the next start."""
+        self.collect_rewinds()
         if self._stream is not None:
             self._stream.stop()
             self._stream = None
         if self._connector is not None:
-            self._note_connector()
+            self._check_connector()
             self._connector.stop()
             self._connector = None
 
-    def note_rewinds(self) -> list[Rewind]:
-        """Those that the stream's progress tells of and that are new; all of them are in `rewinds`."""
+    def collect_rewinds(self) -> list[Rewind]:
+        """Read new rewinds from the stream's progress, add them to `rewinds` and return them."""
         from pyspark_fenceline.errors import losses_of
 
         known = {rewind.loss for rewind in self.rewinds}
         new: list[Rewind] = []
-        # An idle query reports its last offset again, with all that is in it.
+        # An idle query reports its last offsets, with their losses, again.
         for progress in self._stream.recentProgress if self._stream is not None else ():
             for loss in losses_of(progress):
                 if loss not in known:
@@ -244,10 +245,10 @@ class Pipeline:
         self.rewinds += new
         return new
 
-    # -- what is derived ---------------------------------------------------------------------------------------------
+    # -- the aggregate -----------------------------------------------------------------------------------------------
 
-    def derive(self) -> None:
-        """Bring the aggregate to the raw table's newest version. For one thread at a time."""
+    def update_aggregate(self) -> None:
+        """Update the aggregate to the newest version of the raw table. Not thread-safe."""
         from deltalake import DeltaTable
         from pyspark.sql import functions as f
 
@@ -257,27 +258,27 @@ class Pipeline:
             return
         newest = DeltaTable(str(self.raw_table)).version()
         if newest > self.hourly.raw_version:
-            came_and_went = changes(str(self.raw_table), self.hourly.raw_version + 1, newest, spark=self._spark)
-            sums = came_and_went.groupBy("_change_type", "time_hour", "origin").agg(
+            changed = changes(str(self.raw_table), self.hourly.raw_version + 1, newest, spark=self._spark)
+            sums = changed.groupBy("_change_type", "time_hour", "origin").agg(
                 f.count("*").alias("flights"),
                 f.sum("dep_delay").alias("departure_delay_minutes"),
                 f.sum(f.col("dep_delay").isNull().cast("int")).alias("cancelled"),
             )
-            self.hourly.take(sums.toArrow().to_pylist(), newest)
+            self.hourly.apply(sums.toArrow().to_pylist(), newest)
             self.hourly.save(self.hourly_table)
             self.flights = self.hourly.flights
 
     def audit(self) -> Verdict:
-        """Does the raw table hold what the log holds?"""
+        """Compare the raw table with the log."""
         from pyspark_fenceline import audit
 
         return audit(str(self.raw_table), self._bootstrap, [self._topic], spark=self._spark).verdict
 
     # -- Spark's own connector ---------------------------------------------------------------------------------------
 
-    def connector_has_read(self, ends: Mapping[int, int]) -> bool:
-        """Whether its table has everything up to these ends (exclusive), or never will."""
-        if not self._jars or self._note_connector():
+    def connector_caught_up(self, ends: Mapping[int, int]) -> bool:
+        """Whether the connector has read up to these end offsets (exclusive), or has failed."""
+        if not self._jars or self._check_connector():
             return True
         if self._connector is None:
             return False
@@ -287,18 +288,18 @@ class Pipeline:
         at = offsets.get(self._topic, {})
         return all(at.get(str(partition), 0) >= end for partition, end in ends.items())
 
-    def _note_connector(self) -> bool:
-        """Whether an error has ended it."""
+    def _check_connector(self) -> bool:
+        """Whether the connector's query has failed."""
         failure = self._connector.exception() if self._connector is not None else None
         if failure is not None and not self._connector_error:
-            self._connector_error = _first_sentence(str(failure))
+            self._connector_error = _first_line(str(failure))
         return bool(self._connector_error)
 
-    def connector(self) -> Connector | None:
-        """What its table holds beside the log as it is now; None where it did not run."""
+    def connector(self) -> ConnectorResult | None:
+        """Compare the connector's table with the current log; None if the connector did not run."""
         if not self._jars or not self._connector_table.exists():
             return None
-        self._note_connector()
+        self._check_connector()
         from pyspark.sql import functions as f
 
         def digested(frame: DataFrame) -> Any:
@@ -310,12 +311,12 @@ class Pipeline:
             .option("subscribe", self._topic)
             .load()
         )
-        # Spark tells it apart from what was written and not committed.
+        # Spark ignores files that were written and not committed.
         theirs = self._spark.read.schema(_CONNECTOR_ROWS).parquet(str(self._connector_table))
-        return compared(digested(theirs), digested(log), self._connector_error)
+        return compare(digested(theirs), digested(log), self._connector_error)
 
 
-def _first_sentence(failure: str) -> str:
-    """Of what Spark says of a query's end, without the query's ids that come first."""
+def _first_line(failure: str) -> str:
+    """The first line of a query's error."""
     lines = [line.strip() for line in failure.splitlines() if line.strip()]
-    return lines[0][:300] if lines else "an error without words"
+    return lines[0][:300] if lines else "an error without a message"

@@ -1,6 +1,6 @@
-"""What is logged while the demo runs, and is not for the eyes of who watches it.
+"""Suppresses log lines that would disturb the demo's output.
 
-Owns the loggers' settings for that time, and nothing that is shown. Errors of others are logged as ever.
+Owns the loggers' settings while the demo runs. Errors of other libraries are still logged.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing of `fenceline` is logged, whose news the demo narrates itself; and no interrupt on its way to who ends
-    the demo: py4j logs each that comes while Java is asked as an error, at the root.
+    """Suppress the log lines of `fenceline`, whose events are on the demo's timeline, and those of interrupts: py4j
+    logs a KeyboardInterrupt during a call into Java as an error, at the root logger.
     """
     ours, root = logging.getLogger("fenceline"), logging.getLogger()
     nowhere, was_propagated = logging.NullHandler(), ours.propagate
     ours.addHandler(nowhere)
-    # Whoever logs at the root first gives it a handler.
+    # Without propagation a handler that a library adds to the root logger does not print these lines.
     ours.propagate = False
     root.addFilter(_is_no_interrupt)
     try:

@@ -1,4 +1,4 @@
-"""What the table's own log tells of its repairs: which version took out how many stale rows, and of which ranges."""
+"""Reads the repairs of a table from its transaction log: the version, the number of stale rows and their ranges."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 _KEY = "fenceline"
-"""Of the sink, in the metadata of its commits."""
+"""The sink's key in the metadata of its commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One entry of the table's log. `at_wall_s`: seconds since 1970."""
+    """One version of the table that deleted stale rows. `at_wall_s`: seconds since 1970."""
 
     version: int
     at_wall_s: float
@@ -21,26 +21,26 @@ class Repair:
     ranges: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"version {self.version} of the raw table takes out {self.rows:,} stale rows ({', '.join(self.ranges)})"
+        return f"Version {self.version} of the raw table deletes {self.rows:,} stale rows: {', '.join(self.ranges)}"
 
 
 def repairs_of(table: Path) -> list[Repair]:
-    """Oldest first; empty while there is no table."""
+    """All repairs, oldest first; empty while there is no table."""
     from deltalake import DeltaTable
 
     if not DeltaTable.is_deltatable(str(table)):
         return []
     found = []
     for entry in reversed(DeltaTable(str(table)).history()):
-        told: Any = (entry.get(_KEY) or {}).get("repair")
-        if told is not None:
-            words = tuple(_words(told["ranges"]))
-            found.append(Repair(entry["version"], entry["timestamp"] / 1000, told["removed_rows"], words))
+        repair: Any = (entry.get(_KEY) or {}).get("repair")
+        if repair is not None:
+            ranges = tuple(_ranges(repair["ranges"]))
+            found.append(Repair(entry["version"], entry["timestamp"] / 1000, repair["removed_rows"], ranges))
     return found
 
 
-def _words(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Each file has its own range; those that go on in the next file are one."""
+def _ranges(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Join the ranges of the files that are contiguous."""
     joined: list[list[Any]] = []
     for one in sorted(ranges, key=lambda one: (one["topic"], one["partition"], one["epoch"], one["first_offset"])):
         name, epoch, first = f"{one['topic']}-{one['partition']}", one["epoch"], one["first_offset"]

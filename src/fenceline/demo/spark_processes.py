@@ -1,7 +1,7 @@
-"""How Spark's processes end: Java, and the Python processes that Java started.
+"""Stops Spark's processes: Java, and the Python processes that Java started.
 
-Owns the order, and that nothing of it is surprised or left. Starts nothing. Which processes are Java's is seen in
-`/proc`; where there is none they end by themselves a moment after Java.
+Owns the order, so that no process prints an error or is left running. Starts nothing. Java's children are found in
+`/proc`; on systems without it they end by themselves shortly after Java.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 
 _END_WITHIN_S: Final = 10.0
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 
 
 def end_spark(java: subprocess.Popen[bytes]) -> None:
-    """End Java, and with it its Python processes, within seconds."""
+    """Stop Java and its Python processes within seconds."""
     from pyspark import SparkContext
 
-    # Its thread reads from Java, and prints an error where Java ends first.
-    hang_up(getattr(SparkContext._active_spark_context, "_accumulatorServer", None))
+    # Its thread reads from Java, and prints an error if Java ends first.
+    stop_accumulator_server(getattr(SparkContext._active_spark_context, "_accumulatorServer", None))
     started = children_of(java.pid)
     java.terminate()
     try:
@@ -35,10 +35,10 @@ def end_spark(java: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         java.kill()
         java.wait()
-    # They see that Java is gone, and go.
-    give_up_at = time.monotonic() + _END_WITHIN_S
-    while any(map(is_running, started)) and time.monotonic() < give_up_at:
-        time.sleep(_LOOK_S)
+    # They exit when their connection to Java is closed.
+    deadline = time.monotonic() + _END_WITHIN_S
+    while any(map(is_running, started)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     for left in filter(is_running, started):
         with contextlib.suppress(ProcessLookupError):
             os.kill(left, signal.SIGKILL)
@@ -46,18 +46,16 @@ def end_spark(java: subprocess.Popen[bytes]) -> None:
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
 
 
-def hang_up(server: AccumulatorTCPServer | AccumulatorUnixServer | None) -> None:
-    """Have a Spark context's server of accumulators end, which looks once a second whether it is to; None is that of a
-    context which has stopped.
-    """
+def stop_accumulator_server(server: AccumulatorTCPServer | AccumulatorUnixServer | None) -> None:
+    """Stop the accumulator server of a Spark context, which polls once a second for a stop; None: already stopped."""
     if server is not None:
-        ending = threading.Thread(target=server.shutdown, name="accumulators' end", daemon=True)
+        ending = threading.Thread(target=server.shutdown, name="accumulator-server-stop", daemon=True)
         ending.start()
         ending.join(_END_WITHIN_S)
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that were started by it, and by those that it started."""
+    """The children of a process, and all their descendants."""
     found: list[int] = []
     for each in Path("/proc").glob(f"{pid}/task/*/children"):
         try:
@@ -69,9 +67,9 @@ def children_of(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process; one that has ended and waits for its parent is none."""
+    """Whether the process exists and is not a zombie."""
     try:
-        # The state follows the name, which may hold anything.
+        # The state follows the name, which may contain any character.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False

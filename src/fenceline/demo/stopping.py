@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM and a closed terminal: one orderly end, wherever the demo is.
+"""Ctrl-C, SIGTERM and a closed terminal: one clean stop, at any point of the demo.
 
 Owns the handlers of these signals while the demo runs. The first signal becomes a `KeyboardInterrupt`; later ones have
-no effect, because the end is under way and bounded. Processes are started under `held()`, so that none is lost between
-its start and the moment somebody holds it.
+no effect, because the stop is in progress and bounded in time. Processes are started under `held()`, so that a signal
+never falls between the start of a process and the assignment of its handle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Stopping:
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is threading.main_thread():
-            # What is ignored stays ignored: `nohup` asks for that.
+            # Ignored signals stay ignored, as `nohup` expects.
             self._before = {number: signal.getsignal(number) for number in _SIGNALS}
             self._before = {number: how for number, how in self._before.items() if how != signal.SIG_IGN}
             self.install()
@@ -39,7 +39,7 @@ class Stopping:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Signals wait until the block is over."""
+        """Defer signals until the end of the block."""
         self._is_held = True
         try:
             yield
@@ -49,7 +49,7 @@ class Stopping:
             raise KeyboardInterrupt
 
     def install(self) -> None:
-        """Set the handlers, again where others have set theirs."""
+        """Set the handlers; call it again after a library has replaced them."""
         for number in self._before:
             signal.signal(number, self._handle)
 

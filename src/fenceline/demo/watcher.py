@@ -1,7 +1,7 @@
-"""A plain consumer of all partitions, as an application would run one: it is told when the log was cut.
+"""A consumer of all partitions, as an application would run it, which reports truncations of the log.
 
-Owns its thread and what it was told. It has no policy that would hide a truncation (`auto.offset.reset=none`): the
-function of `on.truncation` notes the error, and goes back to where the histories part.
+Owns its thread and the reported truncations. No reset policy hides a truncation (`auto.offset.reset=none`): the
+callback of `on.truncation` records the error and rewinds to the offset of the divergence.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.client import Consumer, LogTruncationError
-from fenceline.demo.narration import Narration
-from fenceline.demo.story import Lost
+from fenceline.demo.report import LostRange
+from fenceline.demo.timeline import Timeline
 from fenceline.demo.worker import Worker
 from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
@@ -26,14 +26,14 @@ _RECEIPTS_WITHIN_MS: Final = 5_000
 
 
 @dataclass(slots=True)
-class Told:
-    """A truncation, when the consumer reported it, and (once it has stopped) with the receipts of it."""
+class ReportedTruncation:
+    """A truncation with the time of the report; once the watcher has stopped, the error has its receipts."""
 
     at_s: float
     error: LogTruncationError
 
-    def is_about(self, receipt: Receipt) -> bool:
-        """Whether records of the receipt are among those that it says are gone."""
+    def covers(self, receipt: Receipt) -> bool:
+        """Whether records of the receipt are in the truncated range."""
         error = self.error
         is_same = (error.topic, error.partition) == (receipt.topic, receipt.partition)
         return (
@@ -44,36 +44,36 @@ class Told:
 
 
 class Watcher(Worker):
-    """Reads until it is stopped; narrates what it is told, at once."""
+    """Reads until it is stopped; adds each truncation to the timeline."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: Iterable[int], narration: Narration) -> None:
+    def __init__(self, bootstrap: str, topic: str, partitions: Iterable[int], timeline: Timeline) -> None:
         super().__init__("watcher")
         self._bootstrap = bootstrap
         self._partitions = [TopicPartition(topic, partition) for partition in partitions]
-        self._narration = narration
+        self._timeline = timeline
         self.ends: dict[int, int] = {tp.partition: 0 for tp in self._partitions}
-        """Up to where (exclusive) it has read each partition."""
-        self.told: list[Told] = []
+        """Position (exclusive) in each partition."""
+        self.truncations: list[ReportedTruncation] = []
 
     def work(self) -> None:
         settings: dict[str, Any] = {
             "auto.offset.reset": "none",
-            "on.truncation": self._note,
+            "on.truncation": self._on_truncation,
             "metadata.max.age.ms": 1000,
         }
         with Consumer(self._bootstrap, **settings) as consumer:
             consumer.assign(self._partitions)
             consumer.seek_to_beginning(self._partitions)
-            while not self.is_to_stop:
-                self._take(consumer.poll_arrow(_POLL_MS))
-            for each in self.told:
-                self._join_receipts(consumer, each)
+            while not self.should_stop:
+                self._update_positions(consumer.poll_arrow(_POLL_MS))
+            for each in self.truncations:
+                self._add_receipts(consumer, each)
 
     def has_read(self, ends: Mapping[int, int]) -> bool:
-        """Whether it stands at these ends (exclusive)."""
+        """Whether it has reached these end offsets (exclusive)."""
         return all(self.ends.get(partition, 0) >= end for partition, end in ends.items())
 
-    def _take(self, records: pa.RecordBatch) -> None:
+    def _update_positions(self, records: pa.RecordBatch) -> None:
         if not records.num_rows:
             return
         import pyarrow as pa
@@ -82,28 +82,28 @@ class Watcher(Worker):
         for partition, offset in zip(last["partition"].to_pylist(), last["offset_max"].to_pylist(), strict=True):
             self.ends[partition] = offset + 1
 
-    def _note(self, error: LogTruncationError) -> str:
-        at_s = self._narration.tell(f"the consumer reports that {error.topic}-{error.partition} was truncated")
-        self.told.append(Told(at_s, error))
+    def _on_truncation(self, error: LogTruncationError) -> str:
+        at_s = self._timeline.add(f"The consumer reports that {error.topic}-{error.partition} was truncated")
+        self.truncations.append(ReportedTruncation(at_s, error))
         self.ends[error.partition] = max(error.divergent_offset, 0)
         return "rewind"
 
     @staticmethod
-    def _join_receipts(consumer: Consumer, told: Told) -> None:
+    def _add_receipts(consumer: Consumer, reported: ReportedTruncation) -> None:
         try:
-            receipts = consumer.loss_receipts(told.error, timeout_ms=_RECEIPTS_WITHIN_MS)
+            receipts = consumer.loss_receipts(reported.error, timeout_ms=_RECEIPTS_WITHIN_MS)
         except FencelineError:
             return
-        told.error = told.error.with_evidence(receipts)
+        reported.error = reported.error.with_evidence(receipts)
 
 
-def lost_as_told(receipts: Sequence[Receipt], told: Sequence[Told]) -> list[Lost]:
-    """Each loss that has a receipt, with what the consumer said of it first."""
-    lost: list[Lost] = []
+def lost_ranges(receipts: Sequence[Receipt], reported: Sequence[ReportedTruncation]) -> list[LostRange]:
+    """Each range with a receipt, with the consumer's first report of it."""
+    lost: list[LostRange] = []
     for receipt in receipts:
-        first = next((each for each in told if each.is_about(receipt)), None)
+        first = next((each for each in reported if each.covers(receipt)), None)
         lost.append(
-            Lost(
+            LostRange(
                 receipt.partition,
                 receipt.start_offset,
                 receipt.end_offset_exclusive,

@@ -1,7 +1,6 @@
-"""What the demo does beside its main thread: threads that are stopped, and whose errors are not lost.
+"""Threads of the demo that can be stopped and that keep their errors.
 
-Owns their life. A worker that is still busy when it is to stop is not waited for long: it is a daemon, and the cluster
-that it talks to ends soon after.
+Owns their lifecycle. The wait for a stopped worker is bounded: it is a daemon thread, and its cluster stops soon after.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ class Stopped(Exception):
 
 
 class Worker(ABC):
-    """Start it, look at `error` now and then, and stop it."""
+    """Start it, poll `error`, and stop it."""
 
     def __init__(self, name: str) -> None:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._stop_wanted = threading.Event()
         self.error: BaseException | None = None
-        """What has ended its work."""
+        """The error that ended its work."""
 
     def _run(self) -> None:
         try:
@@ -42,37 +41,37 @@ class Worker(ABC):
         self._thread.start()
 
     @property
-    def is_to_stop(self) -> bool:
+    def should_stop(self) -> bool:
         return self._stop_wanted.is_set()
 
     @abstractmethod
     def work(self) -> None:
-        """All that it does; calls `pause` where it may be stopped."""
+        """The work of the thread; calls `pause` wherever it can be stopped."""
 
     def pause(self, seconds: float) -> None:
-        """Raises Stopped as soon as it is to stop."""
+        """Sleep. Raises Stopped as soon as a stop is requested."""
         if self._stop_wanted.wait(seconds):
             raise Stopped
 
     def stop(self) -> None:
-        """Have it stop, and wait a while for it."""
+        """Request a stop and wait for it, for a bounded time."""
         self._stop_wanted.set()
         self._thread.join(_END_WITHIN_S)
 
 
-class Repeated(Worker):
-    """Calls `look` again and again, after a pause. A look that fails ends it, or with `patient` is made again where the
-    cluster may have failed it.
+class RepeatingWorker(Worker):
+    """Calls `action` repeatedly, with a pause before each call. An error ends it; with `retries`, errors that a cluster
+    raises during a failover do not.
     """
 
-    def __init__(self, name: str, look: Callable[[], object], every_s: float, *, patient: bool = False) -> None:
+    def __init__(self, name: str, action: Callable[[], object], every_s: float, *, retries: bool = False) -> None:
         super().__init__(name)
-        self._look = look
+        self._action = action
         self._every_s = every_s
-        self._failures: tuple[type[Exception], ...] = NOT_YET if patient else ()
+        self._failures: tuple[type[Exception], ...] = NOT_YET if retries else ()
 
     def work(self) -> None:
         while True:
             self.pause(self._every_s)
             with contextlib.suppress(*self._failures):
-                self._look()
+                self._action()

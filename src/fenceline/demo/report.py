@@ -1,7 +1,7 @@
-"""What happened in one demo, for the page: who led when, what was lost, who noticed, what the table held.
+"""The data of the demo's page: leaders, lost ranges, events, the state of the raw table, the checks.
 
-Owns the shapes only. Times are seconds since the cluster was up; offsets are exclusive at their ends; ranges are of the
-demo's one topic.
+Owns the data classes only. Times are seconds since the start of the timeline; end offsets are exclusive; ranges are of
+the demo's topic.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from fenceline.demo.checks import Check
 
 
 @dataclass(frozen=True, slots=True)
-class Reign:
+class LeadershipPeriod:
     """One leader epoch of one partition, from its election to the next one.
 
-    `start_offset` to `end_offset` is what this epoch wrote and the log still holds at the end of the story; equal where
-    that is nothing. `to_s` is None while it lasts. `unclean`: elected though it lacked committed records.
+    `start_offset` to `end_offset` is what this epoch wrote and the log holds at the end of the demo; they are equal if
+    that is nothing. `to_s` is None for the current leader. `unclean`: elected although it lacked committed records.
     """
 
     partition: int
@@ -32,10 +32,10 @@ class Reign:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """A range that was cut off a log, by the receipt of the replica that cut it.
+class LostRange:
+    """A range that was truncated, from the receipt of the replica that truncated it.
 
-    `told_s`: when the consumer reported it, None where it did not; `consumer_words` is what it said.
+    `reported_s`: when the consumer reported it, None if it did not; `consumer_message` is the consumer's error message.
     """
 
     partition: int
@@ -47,22 +47,22 @@ class Lost:
     loss_class: str
     cause: str
     replica: int
-    told_s: float | None = None
-    consumer_words: str = ""
+    reported_s: float | None = None
+    consumer_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """Something that a person should see on the way."""
+class Event:
+    """An entry of the timeline."""
 
     at_s: float
     text: str
 
 
-class Rows(StrEnum):
-    """How rows of a table stand to the log."""
+class RowState(StrEnum):
+    """The result of comparing rows of a table with the log."""
 
-    RIGHT = "right"
+    MATCHING = "matching"
     """The log has these records."""
     STALE = "stale"
     """The log has other records at these offsets, or none."""
@@ -72,13 +72,13 @@ class Rows(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive offsets of one partition that stand to the log in one way, as written in one epoch."""
+    """Consecutive offsets of one partition and epoch with the same state."""
 
     partition: int
     start_offset: int
     end_offset: int
     epoch: int
-    rows: Rows
+    state: RowState
 
     @property
     def count(self) -> int:
@@ -87,18 +87,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """The raw table at one moment, held against the log as it was at the end of the loss."""
+    """The raw table at one version, compared with the log after the loss."""
 
     name: str
     spans: Sequence[Span]
 
-    def rows(self, kind: Rows) -> int:
-        return sum(span.count for span in self.spans if span.rows is kind)
+    def count(self, state: RowState) -> int:
+        return sum(span.count for span in self.spans if span.state is state)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Totals so far. `in_log`: what may be read; less after a loss."""
+    """Totals at one time. `in_log`: readable records; it falls at a loss."""
 
     at_s: float
     in_log: int
@@ -107,38 +107,38 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Connector:
-    """What Spark's own Kafka connector made of the same stream. `ended_with`: its error, if it had one."""
+class ConnectorResult:
+    """The table that Spark's own Kafka connector wrote. `error`: why its query failed, if it did."""
 
     rows: int
     stale_rows: int
     missing_rows: int
-    ended_with: str = ""
+    error: str = ""
 
 
 @dataclass(slots=True)
-class Story:
+class DemoReport:
     """Filled in while the demo runs.
 
-    `connector` is None when it did not run, and `connector_skipped` says why. `isolated`: from when to when the leader
-    was cut off.
+    `connector` is None if it did not run; `connector_skipped` is the reason. `isolated`: start and end of the leader's
+    isolation.
     """
 
     topic: str
     brokers: int
-    reigns: list[Reign] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
+    leadership_periods: list[LeadershipPeriod] = field(default_factory=list)
+    lost: list[LostRange] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     isolated: tuple[float, float] | None = None
     before: TableState | None = None
     after: TableState | None = None
-    repair_words: str = ""
+    repair_text: str = ""
     samples: list[Sample] = field(default_factory=list)
     produced: int = 0
     producing_s: float = 0.0
     streaming_s: float = 0.0
     total_s: float = 0.0
-    connector: Connector | None = None
+    connector: ConnectorResult | None = None
     connector_skipped: str = ""
     checks: list[Check] = field(default_factory=list)
 
