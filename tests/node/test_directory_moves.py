@@ -565,7 +565,7 @@ def test_a_copy_does_not_stand_for_a_log_that_cannot_be_found(is_offline: bool, 
                 desk.replica()
             assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
             assert copy.path in refused.value.message
-            assert ("is offline: " + FIRST if is_offline else "none of log.dirs") in refused.value.message
+            assert ("is offline: " + FIRST if is_offline else "not in log.dirs") in refused.value.message
         else:
             assert desk.replica().log.log_end_offset == 0
         await turns()

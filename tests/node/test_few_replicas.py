@@ -32,8 +32,8 @@ def test_said_once_as_long_as_it_is_so(lines: list[Line]) -> None:
         for _ in range(3):
             desk.replication.let_go_of_laggards()
         ((event, more),) = lines
-        assert event == "min.insync.replicas is more than there are replicas"
-        assert (more["topics"], more["count"]) == ([f"{TOPIC}: 4 wanted, 3 there"], 1)
+        assert event == "min.insync.replicas exceeds the number of replicas"
+        assert (more["topics"], more["count"]) == ([f"{TOPIC}: min.insync.replicas 4, replicas 3"], 1)
         leader = desk.replica().leader
         assert leader is not None
         assert leader.has_enough_replicas(4), "all that are there suffice"

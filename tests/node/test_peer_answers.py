@@ -166,7 +166,7 @@ def test_an_answer_that_is_too_large_ends_the_connection_with_its_first_bytes(
         content = size.to_bytes(4, "big") + frame(0, begun)[4:]
         receive(connection, content[:9], min(most, 3))
         receive(connection, content[9 : 4 + (4 << 20)], max(most, 1_000))
-        with pytest.raises(AnswerTooLarge, match=f"{size} bytes, more than the {100 << 20}") as caught:
+        with pytest.raises(AnswerTooLarge, match=f"{size} bytes; the limit is {100 << 20} bytes") as caught:
             answer.result()
         assert (caught.value.size_bytes, caught.value.largest_bytes) == (size, 100 << 20)
         assert bytes(caught.value.begun) == begun[: (4 << 20) - 5]

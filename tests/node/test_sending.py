@@ -210,7 +210,7 @@ def test_a_file_that_got_shorter_ends_the_answer(told: Any, tmp_path: Path) -> N
     async def story(wire: _Wire) -> None:
         os.truncate(tmp_path / "segment", PAGE_BYTES)
         wire.sender.send([b"head", wire.slice])
-        assert [str(error) for error in wire.failed] == ["[Errno 5] the segment is shorter than it was"]
+        assert [str(error) for error in wire.failed] == ["[Errno 5] the segment file was truncated"]
 
     told(story)
 

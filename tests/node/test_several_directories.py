@@ -167,7 +167,7 @@ def test_a_partition_in_two_directories_is_offline_alone_where_they_part() -> No
         assert [desk.partitions.places.settle(log_dir) for log_dir in desk.log_dirs] == [[where()], []]
         desk.partitions.recover([where()])
         reason = desk.partitions.offline[where()]
-        assert f"{TOPIC}-0 lies in two directories, and each has what the other lacks: /data and /data2" in reason
+        assert f"{TOPIC}-0 is in two directories, and each has records that the other lacks: /data and /data2" in reason
         assert everything(desk) == before
 
     told_of(1, story)
@@ -191,7 +191,7 @@ def test_a_damaged_copy_of_a_partition_in_two_directories_is_the_trouble_of_that
         desk.partitions.recover([where()])
         await turns()
         reason = desk.partitions.offline[where()]
-        assert f"{TOPIC}-0 lies in two directories, which cannot be compared: /data" in reason
+        assert f"{TOPIC}-0 is in two directories that cannot be compared: /data" in reason
         assert reason.count("is damaged at byte 70") == len(damaged)
         assert reason.count("has offsets 0 to 2, undamaged") == 2 - len(damaged)
         assert everything(desk) == before
@@ -284,7 +284,7 @@ def test_without_room_for_the_note_the_partition_waits() -> None:
         with pytest.raises(PeerError) as refused:
             lead(desk, 0, mine(desk, 0), isr=(1,))
         assert refused.value.code is STORAGE_ERROR
-        assert "could not be written down: No space left" in refused.value.message
+        assert "receipt could not be written: No space left" in refused.value.message
         desk.disk.heal()
         desk.delete_topic()
         assert not desk.partitions.places.not_noted, "the next topic of this name waits for nothing"
@@ -388,7 +388,7 @@ def test_a_replica_whose_directory_is_offline_is_not_made_anew_in_another() -> N
         with pytest.raises(PeerError) as refused:
             desk.replica()
         assert refused.value.code is STORAGE_ERROR
-        assert "may lie in a directory that is offline: /data3" in refused.value.message
+        assert "may be in a directory that is offline: /data3" in refused.value.message
         desk.tell(1, leader=2, leader_epoch=1, isr=(2, 3), directories=(UNASSIGNED_DIRECTORY, ELSEWHERE, ELSEWHERE))
         assert desk.replica(1).log.directory == f"/data/{TOPIC}-1"
 
@@ -404,7 +404,7 @@ def test_a_replica_whose_directory_was_taken_away_is_copied_again_unless_it_is_i
         desk.tell(1, leader=2, leader_epoch=1, isr=(1, 2), directories=(GONE, ELSEWHERE, ELSEWHERE))
         with pytest.raises(PeerError) as refused:
             desk.replica(1)
-        assert "none of log.dirs" in refused.value.message
+        assert "not in log.dirs" in refused.value.message
         # Nobody leads: who says that an empty replica is there lets it be elected.
         desk.tell(2, leader=-1, leader_epoch=1, isr=(1,), directories=(GONE, ELSEWHERE, ELSEWHERE))
         await turns()
@@ -437,7 +437,7 @@ def test_no_question_makes_an_empty_replica_of_one_that_could_lead(directories: 
         desk.tell(leader=-1, leader_epoch=1, directories=(GONE, ELSEWHERE, ELSEWHERE), **counts)
         with pytest.raises(PeerError) as refused:
             desk.replica()
-        assert "none of log.dirs" in refused.value.message
+        assert "not in log.dirs" in refused.value.message
         await turns()
         assert desk.controller.asked == []
         desk.tell(1, leader=2, leader_epoch=1, isr=(2,), directories=(GONE, ELSEWHERE, ELSEWHERE))

@@ -129,7 +129,7 @@ def test_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         message = refused("--data-dir", str(tmp_path / "data"), "--listen", f"127.0.0.1:{port}")
-        assert f"can not be opened on 127.0.0.1:{port}: Address already in use" in message
+        assert f"cannot bind to 127.0.0.1:{port}: Address already in use" in message
     # The failed start harmed nothing.
     with EmbeddedNode(data_dir=tmp_path) as node:
         assert node.errors == ""
@@ -139,7 +139,7 @@ def test_port_in_use(tmp_path: Path) -> None:
     ("address", "message"),
     [
         ("203.0.113.7:9092", "Cannot assign requested address"),
-        ("no-such-host.invalid:9092", "The host's name is not known here"),
+        ("no-such-host.invalid:9092", "The host name cannot be resolved"),
         ("127.0.0.1", "is not an address"),
         ("127.0.0.1:99999", "is not an address"),
     ],

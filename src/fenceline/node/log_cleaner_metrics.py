@@ -1,6 +1,6 @@
-"""The figures of compaction, computed when somebody scrapes.
+"""The metrics of compaction, computed when they are scraped.
 
-Owns nothing but their names, which `docs/metrics.md` explains. Runs in the scraper's thread and never changes anything.
+Owns only their names, which `docs/metrics.md` explains. Runs in the scraper's thread and never changes anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CleanerCollector:
-    """Gives them to prometheus-client."""
+    """Yields them to prometheus-client."""
 
     def __init__(self, cleaner: LogCleaner) -> None:
         self._cleaner = cleaner
@@ -32,14 +32,14 @@ class CleanerCollector:
                 "Bytes that compaction has freed",
                 max(0, figures.bytes_before - figures.bytes_after),
             ),
-            ("fenceline_cleaner_removed_records", "Records that compaction took out", figures.records_removed),
+            ("fenceline_cleaner_removed_records", "Records that compaction has removed", figures.records_removed),
         )
         yield from gauges(
-            ("fenceline_cleaner_max_dirty_percent", "Of the dirtiest log", 100 * figures.dirtiest_ratio),
-            ("fenceline_cleaner_overdue_seconds", "Behind max.compaction.lag.ms, at most", figures.overdue_ms / 1000),
-            ("fenceline_cleaner_max_clean_seconds", "Of the longest compaction", figures.longest_s),
-            ("fenceline_cleaner_recopy_percent", "What was left by the last compaction", 100 * figures.recopied),
-            ("fenceline_cleaner_max_buffer_percent", "Of the memory for keys, at most", 100 * figures.fullest_map),
-            ("fenceline_cleaner_uncleanable_partitions", "That can not be compacted, see the log", len(uncleanable)),
-            ("fenceline_cleaner_uncleanable_bytes", "Of their sealed segments", stuck_bytes),
+            ("fenceline_cleaner_max_dirty_percent", "Percent of the dirtiest log", 100 * figures.dirtiest_ratio),
+            ("fenceline_cleaner_overdue_seconds", "Most behind max.compaction.lag.ms", figures.overdue_ms / 1000),
+            ("fenceline_cleaner_max_clean_seconds", "Duration of the longest compaction", figures.longest_s),
+            ("fenceline_cleaner_recopy_percent", "Bytes kept by the last compaction", 100 * figures.recopied),
+            ("fenceline_cleaner_max_buffer_percent", "Highest use of the memory for keys", 100 * figures.fullest_map),
+            ("fenceline_cleaner_uncleanable_partitions", "Partitions with a failed compaction", len(uncleanable)),
+            ("fenceline_cleaner_uncleanable_bytes", "Bytes of their sealed segments", stuck_bytes),
         )

@@ -1,7 +1,7 @@
-"""A fetch that waits for bytes, an error or its time-out (`epochs.md E7`: every check runs again).
+"""A fetch that waits for bytes, an error or its timeout (`epochs.md E7`: every check runs again).
 
-Owns its place at the partitions that it waits for, and its timer. Settled partitions of a session call the session; the
-fetch itself hangs at the others only.
+Owns its registrations at the partitions that it waits for, and its timer. Settled partitions of a session notify the
+session; the fetch itself is registered at the others only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ParkedFetch:
-    """A fetch that waits for bytes, an error or its time-out."""
+    """A fetch that waits for bytes, an error or its timeout."""
 
     __slots__ = (
         "_answer",
@@ -57,7 +57,7 @@ class ParkedFetch:
         self._timer: asyncio.TimerHandle | None = None
 
     def park(self, replicas: Sequence[Replica] | None = None) -> PendingAnswer:
-        """`replicas`: those that may have news; None: whatever the session says."""
+        """`replicas`: those that may change; None: those that the session has not settled."""
         broker = self._fetching.broker
         broker.metrics.parked_fetches += 1
         session = self._answer.session
@@ -73,7 +73,7 @@ class ParkedFetch:
         return self._pending
 
     def _watch(self) -> None:
-        """Hang at whatever may have news."""
+        """Register at every partition that may change."""
         for wanted in self._answer.to_read():
             replica = self._fetching.reads.replica_of(wanted.asked)
             if replica is not None:
@@ -89,7 +89,7 @@ class ParkedFetch:
         self._replicas.clear()
 
     def _wake(self) -> None:
-        # Several partitions may move within one produce request: look once, after it.
+        # Several partitions may change within one produce request: check once, after it.
         if not self._is_woken:
             self._is_woken = True
             self._fetching.broker.loop.call_soon(self._look)
@@ -137,7 +137,7 @@ class ParkedFetch:
         self._unwatch()
 
     def _waiters(self, replica: Replica) -> Waiters:
-        """Consumers wait for what is committed, everybody else for the log's end."""
+        """Consumers wait for the high watermark, all other readers for the log end."""
         return replica.waiters if self._request.replica_id == CONSUMER_REPLICA_ID else replica.follower_waiters
 
     def _read(self) -> FetchResult:

@@ -1,6 +1,6 @@
-"""What this node is to a partition: its leader, a follower, or neither, as the metadata image says.
+"""The role of this node for a partition: leader, follower, or neither, by the metadata image.
 
-Owns the step from one role to the next. Whoever has to act upon it is told (`Roles`); the log is not waited for.
+Owns the change from one role to the next. `Roles` is notified; the log is not waited for.
 
 Rules: `epochs.md E17`, `E23`, `E33`; `recovery.md V37`, `V41`.
 """
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 class Roles(Protocol):
-    """Hears of what this node is to its partitions."""
+    """Notified of this node's roles."""
 
     def leads(self, replica: Replica) -> None:
-        """In a new leader epoch."""
+        """This node leads, in a new leader epoch."""
 
     def leads_on(self, replica: Replica) -> None:
-        """In the same leader epoch; something else of the partition changed."""
+        """This node still leads in the same epoch; something else about the partition changed."""
 
     def follows(self, replica: Replica, leader_id: int) -> None:
-        """In a new leader epoch."""
+        """This node follows `leader_id`, in a new leader epoch."""
 
     def left(self, replica: Replica) -> None:
-        """It follows nobody there any more."""
+        """This node does not follow any leader of the partition any more."""
 
 
 class ReplicaRoles:
-    """One node's."""
+    """The roles of one node."""
 
     def __init__(
         self, node_id: int, roles: Roles, rules: InSyncRules, broker_epoch: Callable[[], int], clock: Clock
@@ -49,7 +49,7 @@ class ReplicaRoles:
         self._clock = clock
 
     def take(self, replica: Replica, partition: PartitionImage) -> None:
-        """Take over what the image says of a partition; twice the same changes nothing."""
+        """Apply the image's state of a partition; idempotent."""
         is_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
         replica.saw(
             partition.leader_epoch,
