@@ -285,7 +285,9 @@ def test_directories_that_are_not_this_nodes(whose: str, lines: list[Line]) -> N
         start(desk)
         stray = [more for event, more in lines if event == "stray partition set aside"]
         assert [more["partition"] for more in stray] == [name]
-        expected = "know a topic with this name and id" if whose == "of an older topic" else "no longer has a replica of it"
+        expected = (
+            "know a topic with this name and id" if whose == "of an older topic" else "no longer has a replica of it"
+        )
         assert expected in stray[0]["reason"]
         (aside,) = (each for each in names(desk) if each.endswith("-stray"))
         assert any(each.endswith(".log") for each in desk.disk.listdir(path_of(desk, aside)))

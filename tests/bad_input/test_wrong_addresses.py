@@ -141,7 +141,9 @@ def test_how_long_a_controller_refuses_is_known() -> None:
 
 
 def test_a_host_that_nobody_knows() -> None:
-    assert run(lambda: missed("no-such-host.invalid", 9093)).startswith("could not connect to no-such-host.invalid:9093: ")
+    assert run(lambda: missed("no-such-host.invalid", 9093)).startswith(
+        "could not connect to no-such-host.invalid:9093: "
+    )
 
 
 def test_a_port_of_something_else() -> None:

@@ -1,9 +1,9 @@
-"""Envelope v0: a request that a broker hands on for one of its clients (KIP-590).
+"""Envelope v0: a request that a broker forwards for one of its clients (KIP-590).
 
-Owns the wrapping: the embedded request is answered by the controller's own handler for it, header and all. Who is not
-the active controller, or ends to be it before the answer is there, says so in the envelope: the broker then asks the
-next one, and its client does not notice. What is wrong with the envelope itself is told by the codes that Kafka uses:
-97 for a principal, 42 for an address or a request that nobody hands on, 35 for a request that can not be read.
+Owns the wrapping: the embedded request, with its header, is answered by the controller's own handler. A controller that
+is not active, or is no longer active when the response is ready, returns NOT_CONTROLLER in the envelope: the broker
+then forwards to the next one, and its client does not notice. Errors of the envelope itself have Kafka's codes: 97 for
+a bad principal, 42 for an address or an API that is not forwarded, 35 for a request that cannot be parsed.
 
 Rules: controller.md C1, C2; since_4_0.md K4.
 """
@@ -43,10 +43,10 @@ FORWARDED: Final = frozenset(
         ApiKey.UNREGISTER_BROKER,
     }
 )
-"""What may be in an envelope: the requests of clients that only the active controller can answer."""
+"""The APIs allowed in an envelope: client requests that only the active controller can answer."""
 
 _ADDRESS_SIZES: Final = (4, 16)
-"""Of an IP address."""
+"""Sizes of an IP address."""
 _ANOTHER_LEADS: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
@@ -99,8 +99,8 @@ async def handle_envelope(context: RequestContext, request: Any) -> dict[str, An
 
 
 def _says_that_another_leads(answer: Any) -> bool:
-    """Whether some part of an answer is refused because this controller ended to be the active one. What was done
-    before that, as its own removal, stays done."""
+    """Whether part of the response failed because this controller is no longer active. Changes made before that, such
+    as its own removal, remain."""
     if isinstance(answer, Mapping):
         code = answer.get("error_code")
         return code in _ANOTHER_LEADS or any(map(_says_that_another_leads, answer.values()))

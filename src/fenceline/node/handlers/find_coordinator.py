@@ -1,10 +1,10 @@
-"""FindCoordinator v0-6: which node coordinates a group, or the transactions of an id.
+"""FindCoordinator v0-6: finds the coordinator of a group, or of the transactions of an id.
 
-Owns the answer per key; which partition of `__consumer_offsets` a group belongs to is the coordinator's own rule. This
-node coordinates no transactions, but brokers of Kafka in its cluster do: a client that asks here is sent to them. Where
-there is none, the answer is an error that each client takes for fatal, with words, so that none waits for its time-out:
-librdkafka and aiokafka (up to version 2) stop at 53 alone, Java's client and kafka-python (from 3 on) at any error that
-is not retriable, and these two print 53 as a missing permission.
+Owns the result per key; the group coordinator maps groups to partitions of `__consumer_offsets`. This node coordinates
+no transactions, but Kafka brokers in its cluster do: transactional clients are sent to them. If there are none, the
+result is an error that each client treats as fatal, with a message, so that no client waits for its timeout: librdkafka
+and aiokafka (up to version 2) stop only at 53; the Java client and kafka-python (from 3 on) at any error that is not
+retriable, but these two print 53 as a missing permission.
 Rules: `since_4_0.md K5`.
 """
 
@@ -35,7 +35,7 @@ class _Found(NamedTuple):
 
 
 async def find_coordinator(context: RequestContext, request: Any) -> Answer:
-    """One key up to v3, any number from v4. The first question for a group creates `__consumer_offsets`."""
+    """One key up to v3, any number from v4. The first request for a group creates `__consumer_offsets`."""
     key_type = getattr(request, "key_type", GROUP_KEY_TYPE)
     keys: Sequence[str] = (request.key,) if context.api_version < 4 else request.coordinator_keys
     if key_type == GROUP_KEY_TYPE and keys and CONSUMER_OFFSETS_TOPIC not in context.broker.image.topics_by_name:

@@ -1,8 +1,8 @@
 """InitProducerId v0-5 for idempotent producers and DescribeProducers v0.
 
-Producer ids come in blocks of 1000 from the controller (`controller.md C41`); a block that was cut off by a restart is
-never handed out again. A transactional id is refused, because this node has no transaction coordinator: for good (53,
-which every client takes for fatal) where no broker of the cluster has one.
+Producer ids are allocated by the controller in blocks of 1000 (`controller.md C41`); the rest of a block is never used
+after a restart. A transactional id is rejected, because this node has no transaction coordinator: with 53, which every
+client treats as fatal, if no broker of the cluster has one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ProducerIds:
-    """Hands out producer ids one by one, asking the controller for the next block when one is used up."""
+    """Assigns producer ids one by one, and requests the next block from the controller when one is used up."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -30,7 +30,7 @@ class ProducerIds:
         self._refill = asyncio.Lock()
 
     async def take(self) -> int:
-        """A producer id that nobody else ever gets. Raises PeerError when the controller gives none."""
+        """A unique producer id. Raises PeerError if the controller allocates none."""
         while self._next >= self._end_exclusive:
             async with self._refill:
                 if self._next >= self._end_exclusive:
@@ -53,7 +53,7 @@ async def init_producer_id(context: RequestContext, request: Any) -> dict[str, A
     try:
         producer_id = await context.broker.producer_ids.take()
     except PeerError as error:
-        # A controller whose disk is full has no ids now. Clients wait for that, and take the disk's error for the end.
+        # If the controller's disk is full there are no ids now. Clients retry this error, but not the storage error.
         code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error.code is ErrorCode.KAFKA_STORAGE_ERROR else error.code
         return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
     return {"error_code": ErrorCode.NONE, "producer_id": producer_id, "producer_epoch": 0}
@@ -70,7 +70,7 @@ async def _refusal(context: RequestContext, transactional_id: str) -> ErrorCode:
 
 
 def describe_producers(context: RequestContext, request: Any) -> dict[str, Any]:
-    """The producers that each partition's log remembers."""
+    """The producers in each partition's log."""
     topics = []
     for topic in request.topics:
         answers = []
