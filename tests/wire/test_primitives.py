@@ -46,5 +46,5 @@ def test_tagged_fields_that_end_outside() -> None:
     for size in range(len(SECTION)):
         with pytest.raises((MalformedRequest, IndexError)):
             skip_tagged_fields(SECTION[:size], 0, size)
-    with pytest.raises(MalformedRequest, match="outside of the message"):
+    with pytest.raises(MalformedRequest, match="exceeds the message"):
         skip_tagged_fields(SECTION, 0, len(SECTION) - 1)

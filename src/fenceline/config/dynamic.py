@@ -1,6 +1,6 @@
-"""What a running broker takes as a new value of its own keys, checked by the broker that gets the request (C36).
+"""Checks a change of a running broker's own configs, on the broker that receives the request (C36).
 
-Owns the refusals, worded and coded (42) as in Kafka 4.3.1. Never stores anything.
+Owns the errors, with the messages and code (42) of Kafka 4.3.1. Never stores anything.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _FIXED_HERE: Final = frozenset({"listeners", "listener.security.protocol.map"})
 
 
 def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_default: bool) -> None:
-    """Check the whole new set of overrides of this broker, or of all brokers. Raises PeerError (INVALID_REQUEST).
+    """Check the complete new set of overrides of this broker, or of all brokers. Raises PeerError (INVALID_REQUEST).
 
-    Keys that nobody knows pass, as in Kafka: they may belong to a plug-in.
+    Unknown keys pass, as in Kafka: they may belong to a plug-in.
     """
     _refuse(
         (name for name in wanted if name in ALL_CONFIGS and not is_dynamic(name)),
@@ -44,7 +44,7 @@ def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_
             raise PeerError(ErrorCode.INVALID_REQUEST, f"{name} is not supported: {key.unsupported}")
     _refuse(
         (name for name in wanted if name in _FIXED_HERE and wanted[name] != node.text(name)),
-        "Listeners of a running node can not be changed",
+        "Listeners of a running node cannot be changed",
     )
     try:
         check_relations({**node.raw, **wanted})

@@ -1,4 +1,4 @@
-"""Turns the schema of one message version into a Python function that reads it. See `compiler.py`."""
+"""Compiles the schema of one message version into a Python function that reads it. See `compiler.py`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fenceline.wire.codec_source import FORMATS, Conversions, Source, smallest_s
 from fenceline.wire.schema import Field, Message, Struct
 
 Read: TypeAlias = Callable[[Any, int, int], tuple[Any, int]]
-"""(buffer, position, end) -> (value, position behind it)"""
+"""(buffer, position, end) -> (value, position after it)"""
 
 READ_ERRORS: Final = (struct.error, IndexError, UnicodeDecodeError, OverflowError)
-"""What a compiled reader raises on malformed bytes beside MalformedRequest; callers translate."""
+"""Errors of a compiled reader on malformed bytes, besides MalformedRequest; callers translate them."""
 
 
 def compile_reader(
@@ -26,7 +26,7 @@ def compile_reader(
 ) -> Read:
     """A reader that builds `class_of(struct, fields)`, called with the fields in order.
 
-    every_field: the class takes all fields of the struct, also those that this version lacks (they get their default).
+    every_field: the class takes all fields of the struct; those that this version lacks get their default.
     """
     source = Source()
     reader = _ReaderSource(source, version, message.is_flexible(version), class_of, every_field, conversions)
@@ -54,7 +54,7 @@ class _ReaderSource:
         self._structs: dict[int, str] = {}
 
     def struct(self, part: Struct) -> str:
-        """The name of the function that reads `part`, made at first use."""
+        """The name of the function that reads `part`, generated at first use."""
         if id(part) in self._structs:
             return self._structs[id(part)]
         name = self._structs[id(part)] = self._source.fresh("read_")
@@ -102,7 +102,7 @@ class _ReaderSource:
         return self._class_of(part, list(present))(*(self._converted(f) for f in fields))
 
     def _converted(self, field: Field) -> Any:
-        """The default as a reader gives it. Schemas in text hold plain numbers, dataclasses the value itself."""
+        """The default as a reader returns it. Text schemas hold plain numbers, dataclasses the value itself."""
         if type(field.default) is int and field.kind in self._conversions.take and not field.is_array:
             return self._conversions.take[field.kind](field.default)
         return field.default
@@ -142,7 +142,7 @@ class _ReaderSource:
             reader = self.struct(field.struct)
             if nullable:
                 line(depth, "p += 1")
-                # -1 for null, and 0 where the field is a tagged one.
+                # -1 for null, or 0 for a tagged field.
                 line(depth, "if buf[p - 1] != 1:")
                 line(depth + 1, f"{variable} = None")
                 line(depth, "else:")
@@ -196,7 +196,7 @@ class _ReaderSource:
         line = self._source.line
         line(depth, "e = p + n")
         line(depth, "if e > end:")
-        line(depth + 1, f"raise Malformed({f'{name} ends outside of the message'!r})")
+        line(depth + 1, f"raise Malformed({f'{name} exceeds the message'!r})")
         line(depth, f"{variable} = " + ("str(buf[p:e], 'utf-8')" if kind == "string" else "bytes(buf[p:e])"))
         line(depth, "p = e")
 
@@ -232,6 +232,6 @@ class _ReaderSource:
             line(4, "q = p + size")
             self._variable(4, field, variable)
             line(4, "if p != q:")
-            line(5, f"raise Malformed({f'{field.name} is not as long as its tag says'!r})")
+            line(5, f"raise Malformed({f'{field.name} does not have its declared length'!r})")
         line(3, "else:")
         line(4, "p = skip_tagged_field(buf, p, end)")

@@ -1,4 +1,4 @@
-"""Turns the schema of one message version into a Python function that writes it. See `compiler.py`."""
+"""Compiles the schema of one message version into a Python function that writes it. See `compiler.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Write: TypeAlias = Callable[[bytearray, Any], None]
 
 
 def compile_writer(message: Message, version: int, *, from_mappings: bool, conversions: Conversions) -> Write:
-    """A writer that takes values from attributes, or from mappings (what a mapping lacks is at its default)."""
+    """A writer that reads values from attributes, or from mappings (a missing key means the default)."""
     source = Source()
     writer = _WriterSource(source, version, message.is_flexible(version), from_mappings, conversions)
     name = writer.struct(message.root)
@@ -34,7 +34,7 @@ class _WriterSource:
         self._structs: dict[int, str] = {}
 
     def struct(self, part: Struct) -> str:
-        """The name of the function that writes `part`, made at first use."""
+        """The name of the function that writes `part`, generated at first use."""
         if id(part) in self._structs:
             return self._structs[id(part)]
         name = self._structs[id(part)] = self._source.fresh("write_")
@@ -96,7 +96,7 @@ class _WriterSource:
         return f"{name}({expression})"
 
     def _variable(self, depth: int, field: Field, expression: str) -> None:
-        """Code for one value that is not of fixed width, or in a tagged field."""
+        """Code for a value of variable size, or in a tagged field."""
         line = self._source.line
         nullable = field.is_nullable(self._version)
         if not field.is_array and field.kind in FORMATS:
@@ -146,7 +146,7 @@ class _WriterSource:
 
     @staticmethod
     def _is_short(field: Field) -> bool:
-        """Whether the length takes 16 bits in versions that are not flexible."""
+        """Whether the length has 16 bits in versions that are not flexible."""
         return field.kind == "string" and not field.is_array
 
     def _length(self, depth: int, *, short: bool) -> None:
@@ -183,7 +183,7 @@ class _WriterSource:
         line(1, "out += tags")
 
     def _default_bytes(self, field: Field) -> bytes | None:
-        """How the default of a tagged field would be written; None when it can not be."""
+        """The encoded default of a tagged field."""
         source = Source()
         writer = _WriterSource(source, self._version, self._flexible, True, self._conversions)
         source.begin("write_default(out, z)")

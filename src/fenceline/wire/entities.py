@@ -1,22 +1,22 @@
-"""Every API but Produce and Fetch: requests and responses as objects with attributes, and from plain mappings.
+"""All APIs except Produce and Fetch: requests and responses as objects with attributes, and from plain mappings.
 
-Owns the lookup from (api key, version) to compiled codecs, and how the scalars with a meaning look in Python. The
-schemas are those of `fenceline.wire.schemas`, taken from kio; a module is imported and a codec compiled when the first
-message of that API and version comes.
+Owns the lookup from (api key, version) to compiled codecs, and the Python types of scalars. The schemas are in
+`fenceline.wire.schemas`, generated from kio; a module is imported and a codec compiled with the first message of that
+API and version.
 
-Reading gives an `Entity` whose attributes are the fields of exactly that version, named as kio names them:
+Reading returns an `Entity` whose attributes are the fields of exactly that version, named as in kio:
 
 | on the wire | read as | also written from |
 |---|---|---|
-| error code | `ErrorCode`, or the plain int where it is unknown | int |
+| error code | `ErrorCode`, or the plain int if it is unknown | int |
 | duration, ms | `timedelta` (see `millis`) | int |
 | time, ms | aware `datetime`, None for -1 | int |
 | uuid | `UUID`, None for the zero id | 16 bytes |
-| array | tuple, None where nullable | any sized iterable |
+| array | tuple, None if null | any sized iterable |
 | struct | `Entity` | mapping |
 
-Writing takes a mapping: a field that it lacks has the schema's default, one that the version lacks is dropped.
-Bytes behind the end of a message are ignored, as Kafka does.
+Writing takes a mapping: a missing field gets the schema's default, a field that the version lacks is dropped. Bytes
+after the end of a message are ignored, as in Kafka.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WRITE_ERRORS: Final = (struct.error, AttributeError, TypeError, OverflowError)
 
 
 class Entity:
-    """One struct of a message, with the fields of its version as attributes. Not to be changed."""
+    """One struct of a message, with the fields of its version as attributes. Must not be modified."""
 
     __slots__: tuple[str, ...] = ()
     version = -1
@@ -62,7 +62,7 @@ class Entity:
 
 
 def read_request(api_key: int, version: int, body: Buffer) -> Any:
-    """The request's entity. Raises MalformedRequest, also for versions that are not Kafka's."""
+    """The request's entity. Raises MalformedRequest, also for versions that Kafka does not have."""
     return _read(api_key, version, body, True)
 
 
@@ -72,12 +72,12 @@ def read_response(api_key: int, version: int, body: Buffer) -> Any:
 
 
 def write_request(api_key: int, version: int, fields: Mapping[str, Any]) -> bytes:
-    """The body of a request. Raises InternalError when a value does not fit its field: that is our bug."""
+    """The body of a request. Raises InternalError if a value does not fit its field: that is our bug."""
     return _write(api_key, version, fields, True)
 
 
 def write_response(api_key: int, version: int, fields: Mapping[str, Any]) -> bytes:
-    """The body of a response. Raises InternalError when a value does not fit its field: that is our bug."""
+    """The body of a response. Raises InternalError if a value does not fit its field: that is our bug."""
     return _write(api_key, version, fields, False)
 
 
@@ -92,11 +92,11 @@ def millis(duration: timedelta | int) -> int:
 
 
 def unknown_fields(api_key: int, fields: Mapping[str, Any], *, is_request: bool = False) -> list[str]:
-    """Names in `fields` that no version of the message has, as dotted paths: misspelt ones, for tests to find."""
+    """Dotted paths of names in `fields` that no version of the message has; for tests, to find misspellings."""
     return sorted(set(_unknown(_schema(api_key, is_request).root, fields, "")))
 
 
-# --- how it is done ---------------------------------------------------------------------------------------------------
+# --- implementation ---------------------------------------------------------------------------------------------------
 
 
 def _read(api_key: int, version: int, body: Buffer, is_request: bool) -> Any:
@@ -117,7 +117,7 @@ def _write(api_key: int, version: int, fields: Mapping[str, Any], is_request: bo
     try:
         write(out, fields)
     except _WRITE_ERRORS as error:
-        raise InternalError(f"{_title(api_key, version, is_request)} can not be written: {error}") from error
+        raise InternalError(f"{_title(api_key, version, is_request)} cannot be encoded: {error}") from error
     return bytes(out)
 
 
@@ -128,7 +128,7 @@ _WRITERS: Final[dict[tuple[int, int, bool], Write]] = {}
 def _reader(api_key: int, version: int, is_request: bool) -> Read:
     message = _schema_of_version(api_key, version, is_request)
     if message is None:
-        raise MalformedRequest(f"{_title(api_key, version, is_request)} is no version of Kafka's")
+        raise MalformedRequest(f"{_title(api_key, version, is_request)} is not a version of the Kafka protocol")
     read = compile_reader(
         message,
         version,
@@ -143,7 +143,7 @@ def _reader(api_key: int, version: int, is_request: bool) -> Read:
 def _writer(api_key: int, version: int, is_request: bool) -> Write:
     message = _schema_of_version(api_key, version, is_request)
     if message is None:
-        raise InternalError(f"{_title(api_key, version, is_request)} is no version of Kafka's")
+        raise InternalError(f"{_title(api_key, version, is_request)} is not a version of the Kafka protocol")
     write = compile_writer(message, version, from_mappings=True, conversions=_CONVERSIONS)
     _WRITERS[api_key, version, is_request] = write
     return write
@@ -194,7 +194,7 @@ def _unknown(part: Struct, fields: Mapping[str, Any], prefix: str) -> list[str]:
     return found
 
 
-# --- scalars with a meaning -------------------------------------------------------------------------------------------
+# --- conversions of scalars -------------------------------------------------------------------------------------------
 
 
 def _take_error(code: int) -> int:

@@ -1,7 +1,7 @@
-"""Fetch requests as bytes, both directions: see `fenceline.wire.fetch`.
+"""Fetch requests as bytes, read and written: see `fenceline.wire.fetch`.
 
-Owns the bytes of the request. The flexible versions are read by hand on the shortest way: a request has a line of these
-for every partition of a poll (`hot_path.md H3`).
+Owns the bytes of the request. The flexible versions are read by hand in the fastest way: a request has a row for every
+partition of a poll (`hot_path.md H3`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _EMPTY: Final = 1
 def parse_request(version: int, body: memoryview) -> FetchRequest:
     """The request in `body`. Raises MalformedRequest."""
     if not MIN_VERSION <= version <= MAX_VERSION:
-        raise MalformedRequest(f"Fetch has no version {version}")
+        raise MalformedRequest(f"unsupported Fetch version {version}")
     try:
         return _parse_request(version, body)
     except READ_ERRORS as error:
@@ -154,12 +154,12 @@ def _with_tags(
         _, start = take_uvarint(body, start)
         if tag == 0 and version >= FIRST_WITH_DIRECTORY_ID:
             if position - start != 16:
-                raise MalformedRequest("replica_directory_id is not 16 bytes")
+                raise MalformedRequest("replica_directory_id does not have 16 bytes")
             directory_id = bytes(body[start:position])
             wanted = wanted._replace(replica_directory_id=None if directory_id == ZERO_ID else directory_id)
         elif tag == 1 and version >= FIRST_WITH_HIGH_WATERMARK:
             if position - start != 8:
-                raise MalformedRequest("high_watermark is not 8 bytes")
+                raise MalformedRequest("high_watermark does not have 8 bytes")
             (high_watermark,) = _I64.unpack_from(body, start)
             wanted = wanted._replace(high_watermark=None if high_watermark == _NO_HIGH_WATERMARK else high_watermark)
     return wanted, position
@@ -184,7 +184,7 @@ def _take_request_tags(version: int, request: FetchRequest, body: memoryview, po
         else:
             continue
         if start != position:
-            raise MalformedRequest(f"tagged field {tag} is not as long as it says")
+            raise MalformedRequest(f"tagged field {tag} does not have its declared length")
 
 
 def _take_legacy_wanted(version: int, body: memoryview, position: int, end: int) -> tuple[list[FetchPartition], int]:
@@ -236,7 +236,7 @@ def _take_forgotten(
 
 
 def encode_request(version: int, request: FetchRequest) -> list[Buffer]:
-    """The body, one buffer. Fields that the version lacks are left out."""
+    """The body in one buffer. Fields that the version lacks are omitted."""
     if _encode_plain is not None and version >= FIRST_WITH_REPLICA_STATE:
         plain = _encode_plain(request)
         if plain is not None:

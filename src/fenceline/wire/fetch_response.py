@@ -1,6 +1,6 @@
-"""Answers to Fetch as bytes, both directions: see `fenceline.wire.fetch`.
+"""Fetch responses as bytes, read and written: see `fenceline.wire.fetch`.
 
-Owns the bytes around the records. Never looks into records and never copies them, except small ones on their way out.
+Owns the bytes around the records. Never parses records and never copies them, except small ones when they are sent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SNAPSHOT: Final = struct.Struct(">qi")
 
 
 def encode_response(version: int, response: FetchResponse) -> list[Buffer]:
-    """The body of the answer as buffers to send in one go; large records are not copied."""
+    """The body of the response as buffers to send together; large records are not copied."""
     flexible, by_id = version >= FIRST_FLEXIBLE, version >= FIRST_WITH_TOPIC_IDS
     buffers: list[Buffer] = []
     out = bytearray(_I32.pack(response.throttle_ms))
@@ -117,9 +117,9 @@ def _put_legacy_fetched(buffers: list[Buffer], version: int, out: bytearray, fet
 
 
 def parse_response(version: int, body: memoryview) -> FetchResponse:
-    """The answer in `body`; its records are views into it. Raises MalformedRequest."""
+    """The response in `body`; its records are views of it. Raises MalformedRequest."""
     if not MIN_VERSION <= version <= MAX_VERSION:
-        raise MalformedRequest(f"Fetch has no version {version}")
+        raise MalformedRequest(f"unsupported Fetch version {version}")
     if _parse_plain is not None and version >= FIRST_WITH_TOPIC_IDS:
         plain = _parse_plain(body)
         if plain is not None:
@@ -149,12 +149,12 @@ def _parse_response(version: int, body: memoryview) -> FetchResponse:
 
 
 def largest_of_begun(version: int, begun: memoryview) -> tuple[bytes, int] | None:
-    """(topic id, index) of the partition that makes an answer large, of which the first bytes, `begun`, are there.
+    """(topic id, index) of the partition that makes a response too large, from its first bytes `begun`.
 
-    That is the one whose records end behind them, else the one with the most. From version 13 on. None: it is not to be
-    seen there.
+    It is the one whose records end after them, otherwise the one with the most records. From version 13 on. None:
+    unknown.
     """
-    assert version >= FIRST_WITH_TOPIC_IDS, "asked for by id"
+    assert version >= FIRST_WITH_TOPIC_IDS, "topics are identified by id"
     end, most, found = len(begun), 0, None
     try:
         topics, position = take_uvarint(begun, _I32.size + _HEAD.size)
@@ -250,5 +250,5 @@ def _take_aborted(
 def _take_pair(layout: struct.Struct, body: memoryview, start: int, end: int) -> tuple[int, int]:
     first, second = layout.unpack_from(body, start)
     if skip_tagged_fields(body, start + layout.size, end) != end:
-        raise MalformedRequest("a tagged struct is not as long as it says")
+        raise MalformedRequest("a tagged struct does not have its declared length")
     return first, second

@@ -1,10 +1,10 @@
-"""Produce (api key 0), versions 3 to 13, both directions of both messages, written by hand (`hot_path.md H3`, `H4`).
+"""Produce (api key 0), versions 3 to 13, requests and responses, read and written by hand (`hot_path.md H3`, `H4`).
 
-Owns the bytes around the records. Never looks into records and never copies them, except small ones on their way out,
-where one buffer less is worth more.
+Owns the bytes around the records. Never parses records and never copies them, except small ones when they are sent,
+because that saves a buffer.
 
 Versions: 3 transactional id; 5 log start offset; 8 record errors and message; 9 flexible; 10 hints at the new leader;
-13 topic ids in place of names. Answers are grouped by runs of one topic, so results stay in the order of the request.
+13 topic ids instead of names. Responses are grouped by runs of one topic, so results keep the order of the request.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ _LEADER: Final = struct.Struct(">ii")
 
 
 class PartitionRecords(NamedTuple):
-    """One partition's records. The topic is named before version 13, given by its 16 raw bytes from then on."""
+    """One partition's records. The topic is given by name before version 13, by its 16 raw bytes from then on."""
 
     topic: str | None
     topic_id: bytes | None
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    index: int  # type: ignore[assignment]  # hides tuple.index
     records: memoryview | None
 
 
@@ -89,11 +89,11 @@ class ProduceRequest:
 
 
 class PartitionResult(NamedTuple):
-    """The outcome for one partition. `record_errors`: (index in the batch, message). `current_leader`: (id, epoch)."""
+    """The result of one partition. `record_errors`: (index in the batch, message). `current_leader`: (id, epoch)."""
 
     topic: str | None
     topic_id: bytes | None
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    index: int  # type: ignore[assignment]  # hides tuple.index
     error_code: int = 0
     base_offset: int = -1
     log_append_time_ms: int = -1
@@ -105,7 +105,7 @@ class PartitionResult(NamedTuple):
 
 @dataclass(slots=True)
 class ProduceResponse:
-    """The answer to a produce request. `node_endpoints` from version 10 on."""
+    """The response to a produce request. `node_endpoints` from version 10 on."""
 
     results: Sequence[PartitionResult]
     throttle_ms: int = 0
@@ -116,9 +116,9 @@ class ProduceResponse:
 
 
 def parse_request(version: int, body: memoryview) -> ProduceRequest:
-    """The request in `body`; its records are views into it. Raises MalformedRequest."""
+    """The request in `body`; its records are views of it. Raises MalformedRequest."""
     if not MIN_VERSION <= version <= MAX_VERSION:
-        raise MalformedRequest(f"Produce has no version {version}")
+        raise MalformedRequest(f"unsupported Produce version {version}")
     try:
         if version >= FIRST_FLEXIBLE:
             return _parse_flexible_request(body, version >= FIRST_WITH_TOPIC_IDS)
@@ -151,7 +151,7 @@ def _parse_flexible_request(body: memoryview, by_id: bool) -> ProduceRequest:
             if size > 127:
                 size, position = take_uvarint(body, position - 1)
             if size == 0:
-                raise MalformedRequest("a topic's name is null")
+                raise MalformedRequest("a topic name is null")
             start = position
             position += size - 1
             topic = str(body[start:position], "utf-8")
@@ -172,7 +172,7 @@ def _parse_flexible_request(body: memoryview, by_id: bool) -> ProduceRequest:
                 records = body[start:position]
             else:
                 records = None
-            # A length that points outside shows here: the byte behind the records is not there.
+            # A length out of bounds fails here: the byte after the records is missing.
             if body[position]:
                 position = skip_tagged_fields(body, position, end)
             else:
@@ -194,7 +194,7 @@ def _parse_legacy_request(body: memoryview) -> ProduceRequest:
     for _ in range(topic_count):
         topic, position = take_string(body, position, end, False)
         if topic is None:
-            raise MalformedRequest("a topic's name is null")
+            raise MalformedRequest("a topic name is null")
         count, position = take_count(body, position, end, False, 8)
         for _ in range(count):
             index, size = _take_index_and_long_length(body, position)
@@ -203,7 +203,7 @@ def _parse_legacy_request(body: memoryview) -> ProduceRequest:
                 start = position
                 position += size
                 if position > end:
-                    raise MalformedRequest("records end outside of the request")
+                    raise MalformedRequest("records exceed the request")
                 records = body[start:position]
             else:
                 records = None
@@ -212,7 +212,7 @@ def _parse_legacy_request(body: memoryview) -> ProduceRequest:
 
 
 def encode_request(version: int, request: ProduceRequest) -> list[Buffer]:
-    """The body as buffers to send in one go; large records are not copied."""
+    """The body as buffers to send together; large records are not copied."""
     flexible, by_id = version >= FIRST_FLEXIBLE, version >= FIRST_WITH_TOPIC_IDS
     runs = runs_by_topic(request.partitions, by_id)
     buffers: list[Buffer] = []
@@ -241,7 +241,7 @@ def encode_request(version: int, request: ProduceRequest) -> list[Buffer]:
 
 
 def encode_response(version: int, response: ProduceResponse) -> bytes:
-    """The body of the answer."""
+    """The body of the response."""
     flexible, by_id = version >= FIRST_FLEXIBLE, version >= FIRST_WITH_TOPIC_IDS
     results = response.results
     runs: Sequence[Sequence[PartitionResult]] = (results,) if len(results) == 1 else runs_by_topic(results, by_id)
@@ -265,7 +265,7 @@ def encode_response(version: int, response: ProduceResponse) -> bytes:
 
 
 def put_flexible_result(out: bytearray, version: int, result: PartitionResult) -> None:
-    """One partition's outcome, versions 9 to 13."""
+    """The result of one partition, versions 9 to 13."""
     _, _, index, code, base_offset, append_time_ms, log_start, record_errors, message, leader = result
     if not record_errors and message is None and leader is None:
         out += _RESULT_PLAIN.pack(index, code, base_offset, append_time_ms, log_start, 1, 0, 0)
@@ -299,9 +299,9 @@ def _put_legacy_result(out: bytearray, version: int, result: PartitionResult) ->
 
 
 def parse_response(version: int, body: memoryview) -> ProduceResponse:
-    """The answer in `body`. Raises MalformedRequest."""
+    """The response in `body`. Raises MalformedRequest."""
     if not MIN_VERSION <= version <= MAX_VERSION:
-        raise MalformedRequest(f"Produce has no version {version}")
+        raise MalformedRequest(f"unsupported Produce version {version}")
     try:
         return _parse_response(version, body)
     except READ_ERRORS as error:
@@ -359,7 +359,7 @@ def _take_result(
                 leader = (leader_id, leader_epoch)
                 position = skip_tagged_fields(body, start + 8, end)
                 if position != start + size:
-                    raise MalformedRequest("current_leader is not as long as its tag says")
+                    raise MalformedRequest("current_leader does not have its declared length")
             else:
                 position = skip_tagged_field(body, position, end)
     result = PartitionResult(
