@@ -153,7 +153,7 @@ def test_configuration_files(tmp_path: Path) -> None:
     assert "Is a directory" in refused("--config", str(tmp_path))
     binary = tmp_path / "binary"
     binary.write_bytes(b"\x7fELF\0\0\0\1")
-    assert "is no text" in refused("--config", str(binary))
+    assert "is not a text file" in refused("--config", str(binary))
     garbled = tmp_path / "garbled"
     garbled.write_text("node.id=\\u00zz\n")
     assert f"Configuration file {garbled}" in refused("--config", str(garbled))

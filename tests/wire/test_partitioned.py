@@ -44,7 +44,7 @@ def test_lengths_that_point_outside(flexible: bool) -> None:
     long = b"\x04ab" if flexible else b"\0\0\0\x03ab"
     with pytest.raises(MalformedRequest, match="string exceeds"):
         take_string(short, 0, len(short), flexible)
-    with pytest.raises(MalformedRequest, match="records end outside"):
+    with pytest.raises(MalformedRequest, match="records exceed"):
         take_records(memoryview(long), 0, len(long), flexible)
     with pytest.raises(MalformedRequest, match="truncated"):
         take_topic(bytes(15), 0, 15, True, True)
