@@ -71,7 +71,7 @@ def start(desk: Desk) -> LogDirs:
         found = desk.partitions.places.settle(log_dir)
         if not log_dir.clean:
             desk.partitions.recover(found)
-    desk.partitions.take_roles()
+    desk.partitions.apply_roles()
     return dirs
 
 

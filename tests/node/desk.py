@@ -119,8 +119,8 @@ class _Roles:
     def leads(self, replica: Replica) -> None:
         self._replication.leads(replica)
 
-    def leads_on(self, replica: Replica) -> None:
-        self._replication.leads_on(replica)
+    def still_leads(self, replica: Replica) -> None:
+        self._replication.still_leads(replica)
 
     def follows(self, replica: Replica, leader_id: int) -> None:
         self._replication._stop_recovery(replica)
@@ -192,7 +192,7 @@ class Desk:
             roles=_Roles(self.replication),
             rules=self.replication.rules,
             broker_epoch=lambda: self.broker_epoch,
-            tell_place=self.assignments.tell,
+            report_directory=self.assignments.tell,
             suspect=self.directory_failures.suspect,
         )
         self.storage_trouble.heard = self.partitions.suspect_directory_of
@@ -202,7 +202,7 @@ class Desk:
         self.carried: list[Any] = []
         self.losses = SimpleNamespace(moved=lambda log_dir, receipts: self.carried.append((log_dir, receipts)))
         self.moves = DirectoryMoves(self)  # type: ignore[arg-type]
-        self.partitions.on_gone = self.moves.gone
+        self.partitions.on_stopped = self.moves.gone
         self.fetching = Fetching(
             self,  # type: ignore[arg-type]
             max_response_bytes=50 << 20,

@@ -37,10 +37,10 @@ def test_the_sum_is_bounded_and_who_came_first_is_served_first() -> None:
         first, second = await budget.take(60), await budget.take(40)
         large, small = await waits(budget, 90), await waits(budget, 1)
         assert budget.used_bytes == 100
-        second.give_back()
+        second.release()
         await turns()
         assert not small.done(), "a small one does not overtake for ever"
-        first.give_back()
+        first.release()
         assert (await large).size_bytes == 90
         assert (await small).size_bytes == 1
         assert budget.used_bytes == 91
@@ -52,8 +52,8 @@ def test_one_that_is_larger_than_all_gets_it_alone() -> None:
     async def story(budget: LoadBudget) -> None:
         huge = await budget.take(1000)
         other = await waits(budget, 1)
-        huge.give_back()
-        (await other).give_back()
+        huge.release()
+        (await other).release()
         assert budget.used_bytes == 0
 
     told(story)
@@ -62,8 +62,8 @@ def test_one_that_is_larger_than_all_gets_it_alone() -> None:
 def test_nothing_is_given_back_twice() -> None:
     async def story(budget: LoadBudget) -> None:
         lease = await budget.take(70)
-        lease.give_back()
-        lease.give_back()
+        lease.release()
+        lease.release()
         assert budget.used_bytes == 0
 
     told(story)
@@ -75,12 +75,12 @@ def test_who_goes_away_holds_nobody_up(granted_first: bool) -> None:
         lease = await budget.take(100)
         gone, behind = await waits(budget, 100), await waits(budget, 50)
         if granted_first:
-            lease.give_back()  # it is granted, and has not heard of it yet
+            lease.release()  # it is granted, and has not heard of it yet
         gone.cancel()
         if not granted_first:
             await turns()
             assert budget.waiting_count == 1
-            lease.give_back()
+            lease.release()
         assert (await behind).size_bytes == 50
         assert budget.used_bytes == 50
 
@@ -100,7 +100,7 @@ def test_a_peer_that_does_not_read_loses_its_connection_when_others_wait() -> No
         waiting = await waits(budget, 10)
         budget._drop_stalled()
         assert dropped == ["old"]
-        old.give_back()
+        old.release()
         await waiting
 
     told(story)

@@ -59,7 +59,7 @@ class Node:
             unregister=lambda connection, size: None,
             metrics=SimpleNamespace(received_bytes=0),
             max_request_bytes=1000,
-            wants_room=False,
+            is_short_of_memory=False,
         )
         self.connection = Connection(server, "PLAINTEXT")
         self.wire = Wire()

@@ -287,7 +287,7 @@ def test_without_room_for_the_note_the_partition_waits() -> None:
         assert "receipt could not be written: No space left" in refused.value.message
         desk.disk.heal()
         desk.delete_topic()
-        assert not desk.partitions.places.not_noted, "the next topic of this name waits for nothing"
+        assert not desk.partitions.places.pending_notes, "the next topic of this name waits for nothing"
 
     told_of(1, story, directories=1)
 
@@ -303,12 +303,12 @@ def test_the_partition_is_served_as_soon_as_there_is_room_for_the_note() -> None
         keeper.take_up()
         with pytest.raises(PeerError):
             lead(desk, 0, mine(desk, 0), isr=(1,))
-        assert keeper.has_unsettled
-        await keeper.settle_again()
+        assert keeper.has_pending
+        await keeper.retry_pending()
         assert desk.partitions.offline
         desk.disk.heal()
-        await keeper.settle_again()
-        assert not keeper.has_unsettled
+        await keeper.retry_pending()
+        assert not keeper.has_pending
         assert not desk.partitions.offline
         assert desk.replica().log.log_end_offset == 0
         (receipt,) = keeper.next_due(9)

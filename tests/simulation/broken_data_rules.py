@@ -132,15 +132,15 @@ def _any_answer_counts(patch: pytest.MonkeyPatch) -> None:
 @breaks(2, "WeakIsr", "2026-11-21")
 def _kip_320_first_try_members_are_counted_once_they_fetch(patch: pytest.MonkeyPatch) -> None:
     """The first try: the high watermark may move before the members of the in-sync set have come to the new epoch."""
-    heard_before = LeaderState.heard_before
+    inherit_progress = LeaderState.inherit_progress
 
     def hope(self: LeaderState, before: LeaderState | None, now_ms: int) -> None:
-        heard_before(self, before, now_ms)
+        inherit_progress(self, before, now_ms)
         for replica, progress in self.followers.items():
             if replica in self.isr and progress.log_end_offset < 0:
                 progress.log_end_offset = self.epoch_start_offset
 
-    patch.setattr(LeaderState, "heard_before", hope)
+    patch.setattr(LeaderState, "inherit_progress", hope)
 
 
 @breaks(2, "rest", "2026-11-21")
@@ -262,7 +262,7 @@ def _e36_who_is_fenced_does_not_join(patch: pytest.MonkeyPatch) -> None:
 @breaks(223, "logs", "2026-11-24")
 def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.MonkeyPatch) -> None:
     """A leader that comes back goes on with what its followers had fetched from it the last time."""
-    lead, heard_before, end = ReplicaRoles._lead, LeaderState.heard_before, Replica.end_leadership
+    lead, inherit_progress, end = ReplicaRoles._lead, LeaderState.inherit_progress, Replica.end_leadership
     led: dict[Replica, LeaderState] = {}
     begins: list[Replica] = []
 
@@ -276,14 +276,14 @@ def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.Monke
         lead(self, replica, partition)
 
     def reuse(self: LeaderState, before: LeaderState | None, now_ms: int) -> None:
-        heard_before(self, before, now_ms)
+        inherit_progress(self, before, now_ms)
         known = led.pop(begins[0], None)
         if known is not None:
             self.followers.update({each: known.followers[each] for each in self.followers if each in known.followers})
 
     patch.setattr(ReplicaRoles, "_lead", begin)
     patch.setattr(Replica, "end_leadership", remember)
-    patch.setattr(LeaderState, "heard_before", reuse)
+    patch.setattr(LeaderState, "inherit_progress", reuse)
 
 
 # -- what is told to readers -------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def parse_listeners(key: str, items: Sequence[str], protocols: Mapping[str, str]
     return tuple(found)
 
 
-def refuse_unbuilt_security(listeners: Sequence[Listener]) -> None:
+def reject_unsupported_security(listeners: Sequence[Listener]) -> None:
     """Raises OperatorError for a listener with an unsupported protocol, rather than serve it unprotected."""
     for listener in listeners:
         if listener.security_protocol != "PLAINTEXT":

@@ -29,7 +29,7 @@ from fenceline.config.listeners import (
     is_any_address,
     parse_listeners,
     parse_protocol_map,
-    refuse_unbuilt_security,
+    reject_unsupported_security,
 )
 from fenceline.config.properties import read_properties
 from fenceline.config.quorum import QuorumAddress, parse_quorum_address, parse_quorum_voters
@@ -271,7 +271,7 @@ def _typed(
     for name in controller_names:
         protocols.setdefault(name, "PLAINTEXT")
     everything = parse_listeners("listeners", items("listeners"), protocols)
-    refuse_unbuilt_security(everything)
+    reject_unsupported_security(everything)
     listeners = tuple(one for one in everything if one.name not in controller_names)
     controller_listeners = tuple(one for name in names_in_order for one in everything if one.name == name)
     check_roles(roles, listeners, controller_listeners, "listeners" in raw)

@@ -54,7 +54,7 @@ class Owed(NamedTuple):
     by: OwedBy
 
 
-class WaitingAnswers:
+class ProducePurgatory:
     """All waiting responses of one broker: their timeouts, and when they are sent.
 
     Clients use one or two different timeouts, and requests with the same timeout expire in arrival order. So each
@@ -69,7 +69,7 @@ class WaitingAnswers:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._queues: dict[int, dict[Acknowledging, float]] = {}
+        self._queues: dict[int, dict[DelayedProduce, float]] = {}
         """Timeout in milliseconds -> waiting requests, oldest first, with their deadlines (event loop seconds)."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._ready: list[tuple[PendingAnswer, list[Buffer]]] = []
@@ -85,7 +85,7 @@ class WaitingAnswers:
         for pending, frame in ready:
             pending.complete(frame)
 
-    def add(self, waiting: Acknowledging, timeout_ms: int) -> None:
+    def add(self, waiting: DelayedProduce, timeout_ms: int) -> None:
         queue = self._queues.get(timeout_ms)
         loop = self._broker.loop
         if queue is None:
@@ -93,7 +93,7 @@ class WaitingAnswers:
             self._timers[timeout_ms] = loop.call_later(timeout_ms / 1000, self._look, timeout_ms)
         queue[waiting] = loop.time() + timeout_ms / 1000
 
-    def discard(self, waiting: Acknowledging, timeout_ms: int) -> None:
+    def discard(self, waiting: DelayedProduce, timeout_ms: int) -> None:
         queue = self._queues.get(timeout_ms)
         if queue is None:
             return
@@ -120,7 +120,7 @@ class WaitingAnswers:
             waiting.time_out()
 
 
-class Acknowledging:
+class DelayedProduce:
     """One request. `frame`: its response if every partition succeeds."""
 
     __slots__ = (
@@ -139,7 +139,7 @@ class Acknowledging:
     def __init__(
         self,
         broker: Broker,
-        answers: WaitingAnswers,
+        answers: ProducePurgatory,
         context: RequestContext,
         frame: list[Buffer],
         pending: PendingAnswer,

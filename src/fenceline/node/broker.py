@@ -70,7 +70,7 @@ from fenceline.node.producing import Producing
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.removed_replicas import RemovedReplicas
 from fenceline.node.replica import Replica
-from fenceline.node.replicas import Replicas, tell_recovery
+from fenceline.node.replicas import Replicas, log_recovery_report
 from fenceline.node.replication import Replication
 from fenceline.node.replication_metrics import ReplicationCollector
 from fenceline.node.server import RawHandler, Server
@@ -295,13 +295,13 @@ class Broker:
             broker_epoch=lambda: self.broker_epoch,
             delete_partition=self.losses.delete_partition,
             compare_removed=self.removed_replicas.add,
-            tell_place=self._assignments.tell,
+            report_directory=self._assignments.tell,
             suspect=self.directory_failures.suspect,
         )
         self.storage_trouble.heard = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.moves = DirectoryMoves(self)
-        self.partitions.on_gone = self.moves.gone
+        self.partitions.on_stopped = self.moves.gone
         self.cleaner = LogCleaner(self)
         self.partitions.on_dirty = self.cleaner.mark
         self.cordons = DirectoryCordons(self)
@@ -325,7 +325,7 @@ class Broker:
             rng=self.rng,
         )
         await self.quorum.start(self.disk_threads)
-        tell_recovery(self.controller.log.partition_log)
+        log_recovery_report(self.controller.log.partition_log)
         self._started.append("controller")
         await unless_failed(self.controller, self._join(self.quorum))
 
@@ -354,12 +354,12 @@ class Broker:
         self.replication.take_up()
         # Logs were opened by what was known when that began: topics may have gone meanwhile, and come anew.
         self.partitions.apply(difference(known, self.image))
-        self.partitions.take_roles()
+        self.partitions.apply_roles()
         await self.removed_replicas.take_up()
         self.moves.take_up(copies)
         self._coordinators.load_all(self.image)
         # Metadata may name this broker as a leader from here on: who comes at once is not sent away.
-        self.server.let_wait()
+        self.server.open_backlog()
         if quorum.channel is not None:
             await self.lifecycle.unfence()
         await self.replication.recovered()

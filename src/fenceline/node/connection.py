@@ -204,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._server.broker.disk_threads,
                 sent=self._files_sent,
                 failed=self._files_failed,
-                hurried=self._server.metrics.is_somebody_in_a_hurry,
+                hurried=self._server.metrics.has_urgent_requests,
             )
         return sender.send(buffers)
 
@@ -379,8 +379,8 @@ class Connection(asyncio.BufferedProtocol):
                     self.send(outcome)
         if self._start == self._end:
             self._start = self._end = 0
-            if self._server.wants_room and (freed := self.shrink_idle_buffer()):
-                self._server.give_back(freed)
+            if self._server.is_short_of_memory and (freed := self.shrink_idle_buffer()):
+                self._server.release_memory(freed)
         if self._paused_reading or self._end == len(self._buffer):
             self._read_or_pause()
 
@@ -402,7 +402,7 @@ class Connection(asyncio.BufferedProtocol):
         self._replace_buffer(grown)
         return True
 
-    def room_granted(self) -> None:
+    def on_memory_granted(self) -> None:
         """The server's budget has free memory again."""
         if self._transport is not None:
             self._take_requests()

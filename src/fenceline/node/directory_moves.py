@@ -171,7 +171,7 @@ class DirectoryMoves:
         self._moves.pop(move.where, None)
         places = self._broker.partitions.places
         if places.moving.pop(move.where, None) is not None and not self._is_closed:
-            places.take_back(move.where)
+            places.report_actual(move.where)
 
     # -- one move ----------------------------------------------------------------------------------------------------
 

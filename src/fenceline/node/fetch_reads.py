@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MISSING: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
-class Cold(NamedTuple):
+class ColdRead(NamedTuple):
     """A read of one partition that would wait for the disk."""
 
     position: int
@@ -72,7 +72,7 @@ class FetchResult:
         self.from_disk_bytes = 0
         """The part of `size_bytes` that is not in the page cache yet, or was loaded for this reader."""
         self.must_answer = False
-        self.cold: list[Cold] = []
+        self.cold: list[ColdRead] = []
 
 
 class FetchReads:
@@ -244,7 +244,7 @@ class FetchReads:
             unread_aborted = partition_log.aborted_to_load(offset, bound)
             aborted = [] if unread_aborted else aborted_of(partition_log, offset, bound)
         if not read.resident or unread_aborted:
-            result.cold.append(Cold(len(result.fetched), read, unread_aborted, partition_log, offset, bound))
+            result.cold.append(ColdRead(len(result.fetched), read, unread_aborted, partition_log, offset, bound))
         if not read.resident:
             result.must_answer = True
             size = min(partition.max_bytes, partition_log.readable_bytes(offset, bound))

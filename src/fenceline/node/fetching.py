@@ -27,7 +27,7 @@ from fenceline.log import tail
 from fenceline.log.disk import FileSlice
 from fenceline.log.errors import StorageError
 from fenceline.node.connection import PendingAnswer
-from fenceline.node.fetch_reads import Cold, FetchReads, FetchResult, Reader, aborted_of, failed_partition
+from fenceline.node.fetch_reads import ColdRead, FetchReads, FetchResult, Reader, aborted_of, failed_partition
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.load_budget import Lease, LoadBudget
 from fenceline.node.load_pace import LoadPace
@@ -87,7 +87,7 @@ class Fetching:
         self.broker = broker
         metrics = broker.metrics
         self._load_budget = metrics.load_budget = LoadBudget(max_load_bytes)
-        load_pace = metrics.load_pace = LoadPace(load_floor_byte_rate, metrics.hurries)
+        load_pace = metrics.load_pace = LoadPace(load_floor_byte_rate, metrics.urgent_requests)
         self.reads = FetchReads(
             broker.partitions,
             broker.replication,
@@ -213,7 +213,7 @@ class Fetching:
                 lease.sending(
                     partial(pending.drop, "the peer does not read its response while other fetches wait for memory")
                 )
-                pending.complete(self.frame(context, answer, result), lease.give_back)
+                pending.complete(self.frame(context, answer, result), lease.release)
 
         loading.add_done_callback(loaded)
 
@@ -253,7 +253,7 @@ class Fetching:
                     self.reads.storage_failed(fetched, error)
                     result.fetched[each.position] = failed_partition(fetched, error.code)
         except BaseException:
-            lease.give_back()
+            lease.release()
             raise
         return lease
 
@@ -263,7 +263,7 @@ class Fetching:
         return await self._load_budget.take(sum(each.read.copied_bytes_limit for each in result.cold))
 
 
-def _load_all(cold: Sequence[Cold]) -> list[memoryview | FileSlice | StorageError]:
+def _load_all(cold: Sequence[ColdRead]) -> list[memoryview | FileSlice | StorageError]:
     """In a thread: start all reads first, then wait for them."""
     loaded: list[memoryview | FileSlice | StorageError] = []
     failed: dict[int, StorageError] = {}

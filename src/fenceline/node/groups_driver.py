@@ -87,7 +87,7 @@ class GroupsDriver:
         shard, duties = self.coordinator.begin_load(partition, epoch, self._now())
         self._carry_out(duties)
         if shard is None:
-            self._loading.look_again(partition)
+            self._loading.retry(partition)
         else:
             self._loading.begin(shard)
 
@@ -182,12 +182,12 @@ class GroupsDriver:
                 case Answer(ticket, outcome):
                     cast("Reply[messages.Outcome]", ticket).put(outcome)
                 case WentBack():
-                    self._tell_rewind(duty)
+                    self._log_rewind(duty)
                 case Append():
                     queue.extend(self._start_append(duty))
         self._arm_timer()
 
-    def _tell_rewind(self, duty: WentBack) -> None:
+    def _log_rewind(self, duty: WentBack) -> None:
         self.rewinds += 1
         log.warning(
             "committed offset reset after log truncation",

@@ -95,12 +95,12 @@ class GroupsLoading:
         if self._reader is None:
             self._reader = asyncio.get_running_loop().create_task(self._read())
 
-    def look_again(self, partition: int) -> None:
+    def retry(self, partition: int) -> None:
         """The partition has changed: retry a load that waits for its log."""
         waiting = self._waiting.get(partition)
         if waiting is not None:
             waiting[1].cancel()
-            self._begin_again(waiting[0])
+            self._restart(waiting[0])
 
     def close(self) -> None:
         self._is_closed = True
@@ -198,7 +198,7 @@ class GroupsLoading:
         if not self._coordinator.is_current(shard):
             return
         if isinstance(error, PeerError) and error.code in _PASSES:
-            timer = asyncio.get_running_loop().call_later(RETRY_S, self._begin_again, shard)
+            timer = asyncio.get_running_loop().call_later(RETRY_S, self._restart, shard)
             self._waiting[shard.partition] = shard, timer
             return
         self._coordinator.fail_load(shard)
@@ -212,7 +212,7 @@ class GroupsLoading:
         if not isinstance(error, FencelineError | OSError) or isinstance(error, InternalError):
             asyncio.get_running_loop().call_exception_handler({"message": "loading groups failed", "exception": error})
 
-    def _begin_again(self, shard: Shard) -> None:
+    def _restart(self, shard: Shard) -> None:
         waiting = self._waiting.get(shard.partition)
         if waiting is not None and waiting[0] is shard:
             del self._waiting[shard.partition]

@@ -15,7 +15,7 @@ from fenceline.controller.partition_requests import AlteredPartition, AlterParti
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node.logs import Logger
-from fenceline.replica.leader import IsrProposal, Refused
+from fenceline.replica.leader import IsrProposal, Rejection
 
 if TYPE_CHECKING:
     from fenceline.controller.requests import Request
@@ -114,7 +114,7 @@ class IsrChanges:
                 self._applied(replica, altered)
             return False
         self.failures += 1
-        refused = leader.on_refused(proposal, altered.code)
+        refused = leader.on_rejected(proposal, altered.code)
         log.info(
             "ISR change rejected",
             partition=str(replica.topic_partition),
@@ -122,7 +122,7 @@ class IsrChanges:
             wanted=[member.broker_id for member in proposal.members],
             proposal=refused.value,
         )
-        return refused is Refused.ASK_AGAIN
+        return refused is Rejection.ASK_AGAIN
 
 
 def _stands(replica: Replica, proposal: IsrProposal) -> bool:

@@ -22,16 +22,16 @@ from fenceline.node.logs import Logger
 from fenceline.records.errors import RecordsError, corrupt
 from fenceline.replica.follower import (
     Append,
+    ApplyOffsets,
     AskEnd,
     AskEpochEnd,
     AskStart,
-    BeginAnew,
     CutTo,
     Duty,
     FollowerState,
-    Learn,
     Phase,
     Question,
+    RestartAt,
 )
 from fenceline.wire.apis import ApiKey
 
@@ -64,7 +64,7 @@ class Link(Protocol):
         """The high watermark or the log end has changed: choose the connection to fetch the partition over."""
 
     def interrupt(self) -> None: ...
-    def look_again(self) -> None:
+    def reschedule(self) -> None:
         """A partition is backing off: recompute how long the link may sleep."""
 
 
@@ -106,12 +106,12 @@ class Duties:
         match duty:
             case Append():
                 self._append(replica, duty, questions)
-            case Learn():
-                replica.learn(duty.high_watermark, duty.log_start_offset)
+            case ApplyOffsets():
+                replica.apply_leader_offsets(duty.high_watermark, duty.log_start_offset)
                 if not replica.may_lead:
-                    state.may_lead_no_more(duty.log_start_offset)
+                    state.on_ineligible(duty.log_start_offset)
                 self._link.sort(replica, state)
-            case CutTo() | BeginAnew():
+            case CutTo() | RestartAt():
                 self._begin(replica, state, self.cut(replica, duty))
             case AskEnd() | AskStart() | AskEpochEnd():
                 questions.append(duty)
@@ -139,7 +139,7 @@ class Duties:
             return
         if appended.base_offset < duty.high_watermark and replica.config.compacted:
             replica.log.rely_on(duty.high_watermark, state.leader_epoch)
-        replica.learn(duty.high_watermark, duty.log_start_offset)
+        replica.apply_leader_offsets(duty.high_watermark, duty.log_start_offset)
         quota = self._fetchers.quota
         if quota.is_active and quota.covers(state.topic, state.index):
             quota.passed(appended.size_bytes, self._clock.monotonic_ms())
@@ -177,7 +177,7 @@ class Duties:
             await work
         except Exception:
             self._failed(replica, state)
-            self._link.look_again()
+            self._link.reschedule()
 
     def _failed(self, replica: Replica, state: FollowerState) -> None:
         """A bug of ours; neither this partition nor the leader's other partitions must stop because of it."""
@@ -236,7 +236,7 @@ class Duties:
             )
         self._fetcher.failed(state, self._clock.monotonic_ms())
 
-    async def cut(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
+    async def cut(self, replica: Replica, duty: CutTo | RestartAt) -> None:
         """Truncate in a thread; meanwhile the log is neither read nor maintained."""
         state = duty.state
         before = _ends(replica.log)
@@ -251,23 +251,23 @@ class Duties:
             await self._host.checkpoint()
         except StorageError as error:
             self._refused(replica, state, error)
-            self._link.look_again()
+            self._link.reschedule()
             return
         finally:
             replica.is_being_cut = False
             self._host.cut_ended(replica)
         if _ends(replica.log) == before:
             self._not_taken(replica, state, f"{duty.cause.value}, but this log has no records there")
-            self._link.look_again()
+            self._link.reschedule()
             return
         self._fetcher.done(state)
         self._link.interrupt()
 
-    async def _cut_and_settle(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
+    async def _cut_and_settle(self, replica: Replica, duty: CutTo | RestartAt) -> None:
         """If a full disk has no room for the receipt, retry until it has, even if the leader changes. Raises
         StorageError."""
         loop, executor = asyncio.get_running_loop(), self._fetchers.executor()
-        if isinstance(duty, BeginAnew) and duty.is_whole:
+        if isinstance(duty, RestartAt) and duty.is_whole:
             # There will be no receipt that explains to the next start why the log ends there.
             await loop.run_in_executor(executor, replica.log.lower_recovery_point)
             await self._host.checkpoint()

@@ -27,10 +27,10 @@ from fenceline.node.leader_duties import Duties
 from fenceline.node.logs import Logger
 from fenceline.node.peer_connection import AnswerTooLarge, ConnectionLost, NoSuchVersion, PeerConnection, open_peer
 from fenceline.replica.fetcher import Fetcher
-from fenceline.replica.follower import BeginAnew, CutTo, FollowerState, Phase, Question
+from fenceline.replica.follower import CutTo, FollowerState, Phase, Question, RestartAt
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
-from fenceline.wire.fetch import encode_request, largest_of_begun, parse_response
+from fenceline.wire.fetch import encode_request, largest_partition, parse_response
 
 if TYPE_CHECKING:
     from fenceline.errors import PeerError
@@ -61,7 +61,7 @@ class Host(Protocol):
         """The listener address of a broker for other brokers; None while it is not registered."""
 
     def storage_failed(self, replica: Replica, error: StorageError) -> None: ...
-    def cut_log(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
+    def cut_log(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
         """In a thread: truncate the log, with a receipt of the lost records. Raises StorageError."""
 
     def flushed(self, replica: Replica, end_offset: int) -> Awaitable[PeerError | None]:
@@ -165,11 +165,11 @@ class LeaderLink:
         if self._awaited is not None and not self._awaited.done():
             self._lost()
 
-    def look_again(self) -> None:
+    def reschedule(self) -> None:
         """A partition outside the fetch in flight backs off: recompute the wake-up time, without interrupting."""
         self._news.set()
 
-    def leader_moved(self) -> None:
+    def on_leader_address_changed(self) -> None:
         self.interrupt()
         for far in self._far:
             far.interrupt()
@@ -252,7 +252,7 @@ class LeaderLink:
                     self._fetchers.absent.left(self._leader_id)
                 self._left_lately = self._left_lately or self._was_left
                 self._was_left = False
-                self._tell_unreachable(error)
+                self._log_unreachable(error)
                 await self._pause(min(20 << min(failures, 10), self._fetchers.limits.backoff_ms))
             except Exception:
                 # Our bug; it must not stop this leader's partitions for ever.
@@ -288,7 +288,7 @@ class LeaderLink:
             body = await self._answer(connection.post(ApiKey.FETCH, version, encode_request(version, request)))
         except AnswerTooLarge as error:
             self._lost()
-            culprit = largest_of_begun(version, error.begun)
+            culprit = largest_partition(version, error.begun)
             state = None if culprit is None else self.fetcher.states.get(culprit)
             if state is None:
                 raise
@@ -347,8 +347,8 @@ class LeaderLink:
 
     def _closed_by_leader(self, connection: PeerConnection | None) -> bool:
         """Whether the leader closed it, rather than this node or a long idle time."""
-        was_left = connection is not None and connection.was_left and not self._left_lately
-        return was_left and asyncio.get_running_loop().time() < self._overdue_s
+        was_closed_by_peer = connection is not None and connection.was_closed_by_peer and not self._left_lately
+        return was_closed_by_peer and asyncio.get_running_loop().time() < self._overdue_s
 
     def _watch(self) -> None:
         """One timer for all responses, rearmed for the deadline of the response in flight. A response of which bytes
@@ -399,7 +399,7 @@ class LeaderLink:
             connection.close()
         self.fetcher.on_connection_lost()
 
-    def _tell_unreachable(self, error: Exception) -> None:
+    def _log_unreachable(self, error: Exception) -> None:
         if not self._is_unreachable:
             self._is_unreachable = True
             log.info(

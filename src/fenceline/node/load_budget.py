@@ -34,10 +34,10 @@ class Lease:
         self.sending_since_s = asyncio.get_running_loop().time()
         self.drop = drop
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         budget, self._budget = self._budget, None
         if budget is not None:
-            budget._given_back(self)
+            budget._on_released(self)
 
 
 class LoadBudget:
@@ -67,7 +67,7 @@ class LoadBudget:
             return await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                granted.result().give_back()
+                granted.result().release()
             else:
                 self._waiting.remove(place)
                 self._grant_waiting()
@@ -82,7 +82,7 @@ class LoadBudget:
         self.used_bytes += size_bytes
         return lease
 
-    def _given_back(self, lease: Lease) -> None:
+    def _on_released(self, lease: Lease) -> None:
         del self._leases[lease]
         self.used_bytes -= lease.size_bytes
         self._grant_waiting()

@@ -50,20 +50,20 @@ def core_waits() -> CoreWaits | None:
 
 
 class LoadPace:
-    """`hurries`: a counter that grows with every urgent request. All methods run on the event loop."""
+    """`urgent_requests`: a counter that grows with every urgent request. All methods run on the event loop."""
 
     def __init__(
         self,
         floor_byte_rate: int,
-        hurries: Callable[[], int],
+        urgent_requests: Callable[[], int],
         *,
         core_waits: Callable[[], CoreWaits | None] = core_waits,
     ) -> None:
         """`floor_byte_rate`: bytes per second; 0 disables the limit."""
         self._floor = float(floor_byte_rate) or math.inf
-        self._hurries = hurries
+        self._hurries = urgent_requests
         self._core_waits = core_waits
-        self._hurries_seen = hurries()
+        self._hurries_seen = urgent_requests()
         self._hurry_until_s = 0.0
         self._rate = math.inf
         self._waits_seen: CoreWaits | None = None
@@ -73,18 +73,18 @@ class LoadPace:
         self.held_s = 0.0
         """Total seconds that fetches were delayed."""
 
-    def is_somebody_in_a_hurry(self) -> bool:
+    def has_urgent_requests(self) -> bool:
         now_s = asyncio.get_running_loop().time()
-        hurries = self._hurries()
-        if hurries != self._hurries_seen:
-            self._hurries_seen = hurries
+        urgent_requests = self._hurries()
+        if urgent_requests != self._hurries_seen:
+            self._hurries_seen = urgent_requests
             self._hurry_until_s = now_s + HURRY_S
         return now_s < self._hurry_until_s
 
     def rate(self) -> float:
         """Bytes per second that may be sent now; infinite without a limit."""
         now_s = asyncio.get_running_loop().time()
-        if not self.is_somebody_in_a_hurry():
+        if not self.has_urgent_requests():
             self._rate = math.inf
         elif self._rate == math.inf:
             self._rate = self._floor

@@ -175,7 +175,7 @@ class LogCleaner:
             if not held or not replica.config.compacted or replica.topic_partition in self.uncleanable:
                 self._waiting.pop(replica, None)
                 continue
-            if not self._may_go_on(replica):
+            if not self._may_continue(replica):
                 self._waiting[replica] = now_ms + self._backoff_ms()
                 continue
             self._waiting[replica] = _BEING_JUDGED
@@ -215,13 +215,13 @@ class LogCleaner:
         ends = partition_log.log_start_offset, partition_log.log_end_offset
         return judge(LogFacts(facts, *ends, _limit(partition_log, log_dir), checkpoint), config, now_ms)
 
-    def _holds_still(self, replica: Replica, due: Due) -> bool:
+    def _is_unchanged(self, replica: Replica, due: Due) -> bool:
         """Whether the log is still as it was judged: it may have been truncated and have grown again."""
         log_dir = self._broker.log_dirs.holder(replica.topic_partition)
         bases = [segment.base_offset for segment in replica.log.segments]
         return log_dir is not None and due.end in bases and due.end <= _limit(replica.log, log_dir)
 
-    def _may_go_on(self, replica: Replica) -> bool:
+    def _may_continue(self, replica: Replica) -> bool:
         """Whether the log is to be compacted and no other operation uses it."""
         where = replica.topic_partition
         return (
@@ -239,9 +239,9 @@ class LogCleaner:
     # -- one log -----------------------------------------------------------------------------------------------------
 
     async def _clean(self, replica: Replica, due: Due, threads: int) -> None:
-        if not self._may_go_on(replica) or replica.cleaning is not None:
+        if not self._may_continue(replica) or replica.cleaning is not None:
             return
-        if not self._holds_still(replica, due):
+        if not self._is_unchanged(replica, due):
             self._waiting[replica] = self._broker.clock.now_ms() + self._backoff_ms()
             return
         limits = Limits(
@@ -280,7 +280,7 @@ class LogCleaner:
             while True:
                 size_bytes, step = await loop.run_in_executor(threads, _advance, steps, piece_bytes, cleaning)
                 self._quota.passed(size_bytes, self._broker.clock.monotonic_ms())
-                if cleaning.is_stopped or not self._may_go_on(replica) or replica.log is not partition_log:
+                if cleaning.is_stopped or not self._may_continue(replica) or replica.log is not partition_log:
                     return False
                 if isinstance(step, Replacement):
                     if not compaction_swap.commit(partition_log, step):

@@ -47,7 +47,7 @@ async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]
                 found[log_dir] = await broker.loop.run_in_executor(broker.disk_threads, places.settle, log_dir)
     for log_dir in tuple(broker.log_dirs):
         with _suspecting(broker, log_dir):
-            settled = await broker.loop.run_in_executor(broker.disk_threads, places.settle_copies, log_dir)
+            settled = await broker.loop.run_in_executor(broker.disk_threads, places.resolve_copies, log_dir)
             copies += [(log_dir, copy) for copy in settled]
     for removed in condemned:  # their names were needed to complete moves
         broker.delete_later(partial(broker.losses.delete_partition, removed), 0)

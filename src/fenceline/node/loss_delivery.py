@@ -53,12 +53,12 @@ class LossDelivery:
     def start(self) -> None:
         loop = asyncio.get_running_loop()
 
-        def told_of() -> None:
+        def on_due() -> None:
             """Any thread. After the loop is closed nothing is delivered."""
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._news.set)
 
-        self._keeper.told_of = told_of
+        self._keeper.on_due = on_due
         self._task = asyncio.ensure_future(self._run())
         self._news.set()
 

@@ -26,7 +26,7 @@ from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.node.logs import Logger
 from fenceline.node.metric_families import counter_by, gauges
 from fenceline.node.unsettled import UnsettledPartitions
-from fenceline.replica.follower import BeginAnew, CutTo
+from fenceline.replica.follower import CutTo, RestartAt
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
@@ -49,13 +49,15 @@ class LossKeeper:
         self._max_bytes = broker.config.get_int("fenceline.lost.retention.bytes")
         self._lock = Lock()
         self._due: dict[str, tuple[Receipts, Receipt]] = {}
-        self.told_of: Callable[[], None] = lambda: None
+        self.on_due: Callable[[], None] = lambda: None
         """Called, in any thread, when there is a receipt to deliver."""
         self.losses: dict[LossClass, int] = dict.fromkeys(LossClass, 0)
         """Since this node started."""
         self.evidence_bytes = 0
         """As of the last sweep."""
-        self._unsettled = UnsettledPartitions(broker, self._make_room, self._lost, self._owes, self._take_up_strays)
+        self._unsettled = UnsettledPartitions(
+            broker, self._make_room, self._lost, self._queue_receipt, self._collect_strays
+        )
         self.compared_first: set[str] = set()
         """Directories of replicas that were moved away, which `RemovedReplicas` handles first."""
         self._relieving: asyncio.Future[bool] | None = None
@@ -67,7 +69,7 @@ class LossKeeper:
 
     # -- truncation, in a thread -----------------------------------------------------------------------------------
 
-    def cut(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
+    def cut(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
         """Truncate the log; receipts of lost records are durable before this returns. Raises StorageError."""
         epoch = duty.state.leader_epoch
         refused_epoch, refused_ends = replica.refused
@@ -77,7 +79,7 @@ class LossKeeper:
             replica.log,
             Cut(
                 duty.offset,
-                isinstance(duty, BeginAnew),
+                isinstance(duty, RestartAt),
                 Cause(duty.cause.name.lower()),
                 duty.cause.value,
                 self._broker.node_id,
@@ -87,7 +89,7 @@ class LossKeeper:
                 # A leader in between may have had the records and have acknowledged a producer's retry.
                 refused_ends if refused_epoch == epoch - 1 else frozenset(),
                 replica.clean_since,
-                isinstance(duty, BeginAnew) and duty.is_whole,
+                isinstance(duty, RestartAt) and duty.is_whole,
             ),
             lambda: self._make_room(replica.log.directory),
         )
@@ -124,7 +126,7 @@ class LossKeeper:
             room = quarantine.make_room(log_dir.disk, _folders(log_dir))
         for folder, receipt in room.changed:
             log.warning("evidence deleted to free disk space", receipt=receipt.id, loss=str(receipt))
-            self._owes(folder, receipt)
+            self._queue_receipt(folder, receipt)
         return room.freed
 
     # -- start, in a thread ----------------------------------------------------------------------------------------
@@ -149,19 +151,19 @@ class LossKeeper:
             if folder.is_unsettled:
                 self._unsettled.settle(log_dir, topic_partition)
             for receipt in folder.due():
-                self._owes(folder, receipt)
-        self._take_up_strays(log_dir)
+                self._queue_receipt(folder, receipt)
+        self._collect_strays(log_dir)
         outbox = Outbox(log_dir.disk, log_dir.path)
         for receipt in outbox.due():
-            self._owes(outbox, receipt)
+            self._queue_receipt(outbox, receipt)
 
-    def _take_up_strays(self, log_dir: LogDir) -> None:
+    def _collect_strays(self, log_dir: LogDir) -> None:
         """Move receipts of directories that are no longer in the metadata, and their evidence, to the outbox."""
         for stray in log_dir.strays():
             if stray.path in self.compared_first:
                 continue
             try:
-                self._take_along(log_dir, stray, with_evidence=True)
+                self._move_receipts(log_dir, stray, with_evidence=True)
             except OSError as error:
                 log.error(
                     "moving receipts of a stray partition failed",
@@ -170,7 +172,7 @@ class LossKeeper:
                     advice="Free disk space or check the disk, and leave the directory in place: it is retried.",
                 )
 
-    def _take_along(self, log_dir: LogDir, removed: RemovedPartition, *, with_evidence: bool) -> None:
+    def _move_receipts(self, log_dir: LogDir, removed: RemovedPartition, *, with_evidence: bool) -> None:
         """Before a directory is deleted: move its receipts to the outbox, which delivers them. Raises OSError."""
         outbox = Outbox(log_dir.disk, log_dir.path)
         for receipt in put_away.settle(removed, replica=self._broker.node_id, now_ms=self._broker.clock.now_ms()):
@@ -178,14 +180,14 @@ class LossKeeper:
         with self._lock:
             rescued = put_away.rescue(removed, log_dir.path, with_evidence=with_evidence, is_kept=self._is_kept)
         for receipt in rescued:
-            self._owes(outbox, receipt)
+            self._queue_receipt(outbox, receipt)
 
     @property
-    def has_unsettled(self) -> bool:
-        """Whether `settle_again` has work left; if not, there is none until the next start."""
+    def has_pending(self) -> bool:
+        """Whether `retry_pending` has work left; if not, there is none until the next start."""
         return bool(self._unsettled)
 
-    async def settle_again(self) -> None:
+    async def retry_pending(self) -> None:
         """On the event loop: retry partitions whose receipts did not fit on the disk at the start."""
         await self._unsettled.try_again()
 
@@ -196,7 +198,7 @@ class LossKeeper:
         log_dir, has_records = self._log_dir_of(removed.path), True
         while True:
             try:
-                self._take_along(log_dir, removed, with_evidence=False)
+                self._move_receipts(log_dir, removed, with_evidence=False)
                 break
             except OSError as error:
                 if error.errno not in quarantine.FULL or not has_records:
@@ -225,7 +227,7 @@ class LossKeeper:
             high_watermark=removed.high_watermark,
             now_ms=self._broker.clock.now_ms(),
         )
-        self._take_along(log_dir, removed, with_evidence=True)
+        self._move_receipts(log_dir, removed, with_evidence=True)
         put_away.drop_log(removed)
 
     def _is_kept(self, receipt: Receipt) -> bool:
@@ -238,7 +240,7 @@ class LossKeeper:
     def moved(self, log_dir: LogDir, receipts: Iterable[Receipt]) -> None:
         """The replica has moved to this directory, with its evidence."""
         for receipt in receipts:
-            self._owes(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
+            self._queue_receipt(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
 
     def expired(self, receipts: Iterable[Receipt]) -> None:
         """Records that expired before groups read them; there is no evidence. Raises OSError."""
@@ -256,9 +258,9 @@ class LossKeeper:
     def _sweep(self) -> None:
         kept_bytes = 0
         for log_dir in self._broker.log_dirs:
-            self._take_up_strays(log_dir)
+            self._collect_strays(log_dir)
             with self._lock:
-                self._drop_told(log_dir)
+                self._drop_delivered(log_dir)
                 swept = quarantine.sweep(
                     log_dir.disk,
                     _folders(log_dir),
@@ -269,7 +271,7 @@ class LossKeeper:
             kept_bytes += swept.kept_bytes
             for folder, receipt in swept.changed:
                 log.info("evidence deleted", receipt=receipt.id, loss=str(receipt), reason=receipt.evidence_note)
-                self._owes(folder, receipt)
+                self._queue_receipt(folder, receipt)
         self.evidence_bytes = kept_bytes
 
     # -- delivery --------------------------------------------------------------------------------------------------
@@ -302,7 +304,7 @@ class LossKeeper:
         replica = self._broker.partitions.open_by_name.get((receipt.topic, receipt.partition))
         return replica is None or replica.log.durable_recovery_point > replica.log.log_end_offset
 
-    def _drop_told(self, log_dir: LogDir) -> None:
+    def _drop_delivered(self, log_dir: LogDir) -> None:
         """Delete receipts that were kept for the next start and are no longer needed. Raises OSError."""
         for _, path in _with_evidence(log_dir):
             folder = ReceiptFolder(log_dir.disk, path)
@@ -331,12 +333,12 @@ class LossKeeper:
             receipt=receipt.id,
             advice=_ADVICE if receipt.evidence else _NO_ADVICE,
         )
-        self._owes(folder, receipt)
+        self._queue_receipt(folder, receipt)
 
-    def _owes(self, folder: Receipts, receipt: Receipt) -> None:
+    def _queue_receipt(self, folder: Receipts, receipt: Receipt) -> None:
         with self._lock:
             self._due[receipt.id] = (folder, receipt)
-        self.told_of()
+        self.on_due()
 
     def _log_dir_of(self, path: str) -> LogDir:
         for log_dir in self._broker.log_dirs:

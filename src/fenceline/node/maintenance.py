@@ -38,11 +38,11 @@ class Maintenance:
     def start(self) -> None:
         config = self._broker.config
         self._every(config.get_int("broker.heartbeat.interval.ms"), self._broker.lifecycle.heartbeat)
-        self._every(config.get_int("replica.lag.time.max.ms") // 2, self._let_go_of_laggards)
+        self._every(config.get_int("replica.lag.time.max.ms") // 2, self._shrink_isrs)
         self._every(config.get_int("log.retention.check.interval.ms"), self._enforce_retention)
         self._every(config.get_int("log.retention.check.interval.ms"), self._broker.losses.sweep)
-        if self._broker.losses.has_unsettled:
-            self._every(_SETTLE_MS, self._broker.losses.settle_again)
+        if self._broker.losses.has_pending:
+            self._every(_SETTLE_MS, self._broker.losses.retry_pending)
         # Mainly for high watermarks: losses after a crash of the leader are classed by the last one on disk.
         checkpoint_ms = config.get_int("replica.high.watermark.checkpoint.interval.ms")
         self._every(min(config.get_int("log.flush.offset.checkpoint.interval.ms"), checkpoint_ms), self._checkpoint)
@@ -92,8 +92,8 @@ class Maintenance:
             except BadBatch as error:
                 log.error("partition maintenance failed", partition=str(replica.topic_partition), reason=str(error))
 
-    async def _let_go_of_laggards(self) -> None:
-        self._broker.replication.let_go_of_laggards()
+    async def _shrink_isrs(self) -> None:
+        self._broker.replication.shrink_isrs()
 
     async def _enforce_retention(self) -> None:
         """Roll by time, expire producers, remove old segments; their files are deleted later by a thread."""

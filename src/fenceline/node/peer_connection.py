@@ -132,7 +132,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
-    def was_left(self) -> bool:
+    def was_closed_by_peer(self) -> bool:
         """Whether the peer or the network closed the connection, rather than this node."""
         return not self.is_open and not self._is_closed_here
 
@@ -148,7 +148,7 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def close(self, reason: str = "") -> None:
         """Pending requests fail with ConnectionLost(`reason`)."""
-        # If the peer closed first, `is_open` is already False, and `was_left` stays True.
+        # If the peer closed first, `is_open` is already False, and `was_closed_by_peer` stays True.
         self._is_closed_here = self._is_closed_here or self.is_open
         if self._transport is not None:
             self._why_lost = reason or self._why_lost
@@ -223,7 +223,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         while end - position >= _SIZE_PREFIX_BYTES:
             size = int.from_bytes(view[position : position + _SIZE_PREFIX_BYTES], "big", signed=True)
             if size < _CORRELATION_ID_BYTES or not self._pending:
-                self._close_for_nonsense()
+                self._close_invalid()
                 return
             first, behind = position + _SIZE_PREFIX_BYTES, position + _SIZE_PREFIX_BYTES + size
             if size > self._largest_bytes and not self._is_taken(size):
@@ -231,7 +231,7 @@ class PeerConnection(asyncio.BufferedProtocol):
                     break
                 correlation_id = int.from_bytes(view[first : first + _CORRELATION_ID_BYTES], "big", signed=True)
                 if correlation_id != self._pending[0].correlation_id:
-                    self._close_for_nonsense()
+                    self._close_invalid()
                     return
                 self._begin_too_large(view[first:end], size)
                 return
@@ -256,7 +256,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._largest_bytes = max(self._largest_bytes, self._largest_answer())
         return size <= self._largest_bytes
 
-    def _close_for_nonsense(self) -> None:
+    def _close_invalid(self) -> None:
         self.close(f"{self.peer} sent a response that is not valid in the Kafka protocol")
 
     def _begin_too_large(self, begun: memoryview, size: int) -> None:
@@ -339,14 +339,14 @@ async def open_peer(
     except OSError as error:
         raise ConnectionLost(f"could not connect to {peer}: {error}") from None
     try:
-        await learn_versions(connection)
+        await negotiate_versions(connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-async def learn_versions(connection: PeerConnection) -> Any:
+async def negotiate_versions(connection: PeerConnection) -> Any:
     """Send ApiVersions; the response entity. Raises ConnectionError."""
     software = {"client_software_name": "fenceline", "client_software_version": __version__}
     for version in _API_VERSIONS:

@@ -17,7 +17,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log import tail
 from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
-from fenceline.node.acknowledging import Acknowledging, Owed, OwedBy, WaitingAnswers
+from fenceline.node.acknowledging import DelayedProduce, Owed, OwedBy, ProducePurgatory
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.leader_hints import with_leaders
@@ -71,7 +71,7 @@ class Producing:
         self.replicas = broker.partitions
         self.clock = broker.clock
         self.metrics = broker.metrics
-        self._answers = WaitingAnswers(broker)
+        self._answers = ProducePurgatory(broker)
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer | None:
         if _answer_plain is not None:
@@ -116,7 +116,7 @@ class Producing:
     ) -> PendingAnswer:
         """The response in `frame`, once all of `owed` is acknowledged."""
         pending = PendingAnswer(lets_follow=True)
-        Acknowledging(self._broker, self._answers, context, frame, pending).wait_for(owed, timeout_ms)
+        DelayedProduce(self._broker, self._answers, context, frame, pending).wait_for(owed, timeout_ms)
         return pending
 
     def _refuse_acks(self, partition: PartitionRecords, acks: int) -> PartitionResult:

@@ -122,7 +122,9 @@ class Replica:
     def high_watermark(self) -> int:
         return self.log.high_watermark
 
-    def saw(self, leader_epoch: int, partition_epoch: int, *, is_recovering: bool, may_lead: bool) -> None:
+    def on_partition_change(
+        self, leader_epoch: int, partition_epoch: int, *, is_recovering: bool, may_lead: bool
+    ) -> None:
         """Record a change of the partition in the metadata. An unclean election is a separate change, and a missed
         change may have been one."""
         if partition_epoch == self._partition_epoch:
@@ -159,7 +161,7 @@ class Replica:
         if self.waiters:
             _call_all(self.waiters)
 
-    def learn(self, high_watermark: int, log_start_offset: int) -> None:
+    def apply_leader_offsets(self, high_watermark: int, log_start_offset: int) -> None:
         """Apply the leader's offsets to a follower (E29). The high watermark decreases by truncation only (G14b)."""
         log, has_moved = self.log, False
         if high_watermark > log.high_watermark and log.high_watermark < log.log_end_offset:

@@ -99,17 +99,17 @@ class ReplicaFetchers:
             link.close()
             self.absent.came(leader_id)
 
-    def look_at_leaders(self) -> None:
+    def check_connections(self) -> None:
         """Report closed connections to `absent` at once: their tasks notice some iterations of the event loop later,
         and a client that has lost the same leader asks about it in between."""
         for link in self._links.values():
             link.look()
 
-    def leader_moved(self, node_id: int) -> None:
+    def on_leader_address_changed(self, node_id: int) -> None:
         """A broker has registered again: its address may have changed."""
         link = self._links.get(node_id)
         if link is not None:
-            link.leader_moved()
+            link.on_leader_address_changed()
 
     async def close(self) -> None:
         self.is_closed = True

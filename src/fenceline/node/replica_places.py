@@ -57,14 +57,14 @@ _CHOOSE: Final = (
 
 
 class OfflinePlace(OperatorError):
-    """The replica cannot be served here. `is_told`: the failure of its directory has already been logged."""
+    """The replica cannot be served here. `is_logged`: the failure of its directory has already been logged."""
 
-    def __init__(self, message: str, advice: str = _MEND, *, is_told: bool = True) -> None:
+    def __init__(self, message: str, advice: str = _MEND, *, is_logged: bool = True) -> None:
         super().__init__(message, advice)
-        self.is_told = is_told
+        self.is_logged = is_logged
 
 
-class NotNoted(NamedTuple):
+class PendingNote(NamedTuple):
     """A directory that is to be set aside, but whose receipt could not be written."""
 
     log_dir: LogDir
@@ -98,7 +98,7 @@ class ReplicaPlaces:
         """Future directories of replicas in a move: the controller may already have them."""
         self._preferred: dict[TopicPartition, LogDir] = {}
         """Requested directories of replicas that are not on this node yet."""
-        self.not_noted: dict[TopicPartition, NotNoted] = {}
+        self.pending_notes: dict[TopicPartition, PendingNote] = {}
         """Partitions that are offline until the receipt of a directory is written."""
         self.unresolved: dict[TopicPartition, list[LogDir]] = {}
         """Partitions that exist in several directories with no way to choose: offline until the operator does. The
@@ -112,16 +112,16 @@ class ReplicaPlaces:
     def of(self, topic: TopicImage, index: int) -> LogDir:
         """The directory to open it in. Raises OfflinePlace."""
         topic_partition = TopicPartition(topic.name, index)
-        if (waiting := self.not_noted.get(topic_partition)) is not None:
+        if (waiting := self.pending_notes.get(topic_partition)) is not None:
             raise OfflinePlace(
                 f"its directory is to be set aside, but a receipt could not be written: {waiting.refusal}",
                 "Free disk space: the partition is then served without a restart." if waiting.passes else _MEND,
-                is_told=False,
+                is_logged=False,
             )
         if topic_partition in self._log_dirs.missing:
-            self._do_without(topic_partition, topic.partitions[index])
+            self._recreate(topic_partition, topic.partitions[index])
         if (copy := self._unfinished_copy(topic, index)) is not None:
-            self._do_without_log(topic_partition, topic.partitions[index], copy.path)
+            self._restart_from_leader(topic_partition, topic.partitions[index], copy.path)
         holder = self._log_dirs.holder(topic_partition)
         if holder is None:
             holder = self._new_place(topic_partition, topic.partitions[index])
@@ -135,7 +135,7 @@ class ReplicaPlaces:
                 self._check_not_needed(topic.partitions[index], recorded)
         return holder
 
-    def _do_without(self, topic_partition: TopicPartition, partition: PartitionImage) -> None:
+    def _recreate(self, topic_partition: TopicPartition, partition: PartitionImage) -> None:
         """Its directory is missing. A follower fetches everything again; an empty log must not lead, because others
         would truncate theirs to it. Raises OfflinePlace."""
         path, end = self._log_dirs.missing[topic_partition]
@@ -144,7 +144,7 @@ class ReplicaPlaces:
                 f"the directory {path} is missing; at shutdown it had records up to offset {end - 1}",
                 "Stop the node, restore the directory, start the node. To continue without these records, create the"
                 " directory empty, or delete the topic.",
-                is_told=False,
+                is_logged=False,
             )
         del self._log_dirs.missing[topic_partition]
         log.warning(
@@ -159,21 +159,21 @@ class ReplicaPlaces:
         copy = self._unfinished.get(TopicPartition(topic.name, index))
         return copy if copy is not None and copy.topic_id == topic.id else None
 
-    def _do_without_log(self, topic_partition: TopicPartition, partition: PartitionImage, copy: str) -> None:
+    def _restart_from_leader(self, topic_partition: TopicPartition, partition: PartitionImage, copy: str) -> None:
         """Only an incomplete copy exists. A replica that may be elected needs the log itself; a follower fetches
         everything again, once it is certain that the log is lost. Raises OfflinePlace."""
         if offline := self._log_dirs.offline:
             self.lost(topic_partition)  # the metadata names the copy's directory, which is online
             raise OfflinePlace(
                 f"its log was being moved to {copy} and is in a directory that is offline: {', '.join(offline)}",
-                is_told=False,
+                is_logged=False,
             )
         if _may_be_elected(self._node_id, partition):
             raise OfflinePlace(
                 f"its log was being moved to {copy}, whose copy is incomplete, and was in a directory that is not in"
                 " log.dirs",
                 _BRING_BACK,
-                is_told=False,
+                is_logged=False,
             )
         del self._unfinished[topic_partition]
         log.warning(
@@ -189,7 +189,7 @@ class ReplicaPlaces:
         place = self._log_dirs.by_id(recorded) or self._log_dirs.emptiest()
         if place is None:
             raise OfflinePlace("all log directories are offline")
-        preferred = self._take_preferred(topic_partition)
+        preferred = self._pop_preferred(topic_partition)
         if place.directory_id == recorded or recorded == UNASSIGNED_DIRECTORY:
             return preferred or place
         if self._log_dirs.offline:
@@ -204,7 +204,7 @@ class ReplicaPlaces:
             return
         if _may_be_elected(self._node_id, partition):
             raise OfflinePlace(
-                f"it was in directory {encode_uuid(recorded)}, which is not in log.dirs", _BRING_BACK, is_told=False
+                f"it was in directory {encode_uuid(recorded)}, which is not in log.dirs", _BRING_BACK, is_logged=False
             )
 
     def prefer(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
@@ -215,7 +215,7 @@ class ReplicaPlaces:
         if len(self._preferred) > _MOST_PREFERRED:
             del self._preferred[next(iter(self._preferred))]
 
-    def _take_preferred(self, topic_partition: TopicPartition) -> LogDir | None:
+    def _pop_preferred(self, topic_partition: TopicPartition) -> LogDir | None:
         found = self._preferred.pop(topic_partition, None)
         return found if found is not None and self._log_dirs.is_online(found) else None
 
@@ -240,7 +240,7 @@ class ReplicaPlaces:
                 holder = self._log_dirs.emptiest()
             if holder is None:
                 return  # chosen when it is opened
-            holder = self._take_preferred(topic_partition) or holder
+            holder = self._pop_preferred(topic_partition) or holder
             self._log_dirs.put(topic_partition, holder)
         actual = holder.directory_id
         if recorded == actual or actual is None or not self._log_dirs.is_online(holder):
@@ -250,14 +250,14 @@ class ReplicaPlaces:
         if recorded in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY) or self._is_there(topic_partition, holder):
             self._tell(topic.id, index, actual)
 
-    def tell_moving(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
+    def report_move(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
         """A copy of the replica is complete: report its directory to the controller before it replaces the log."""
         topic = self._image().topics_by_name.get(topic_partition.topic)
         if topic is not None and log_dir.directory_id is not None:
             self.moving[topic_partition] = log_dir
             self._tell(topic.id, topic_partition.partition, log_dir.directory_id)
 
-    def take_back(self, topic_partition: TopicPartition) -> None:
+    def report_actual(self, topic_partition: TopicPartition) -> None:
         """The move was cancelled: report the actual directory again; if that one has failed, others shall lead."""
         topic = self._image().topics_by_name.get(topic_partition.topic)
         holder = self._log_dirs.holder(topic_partition)
@@ -385,24 +385,24 @@ class ReplicaPlaces:
                 log_dir.disk, path, lost_from, reason, high_watermark=high_watermark, now_ms=self._now_ms()
             )
         except CorruptLog as error:
-            self.not_noted[topic_partition] = NotNoted(log_dir, reason, lost_from, error.message, False)
+            self.pending_notes[topic_partition] = PendingNote(log_dir, reason, lost_from, error.message, False)
             return
         except OSError as error:
             if not passes(error.errno):
                 raise
             refusal = error.strerror or str(error)
-            self.not_noted[topic_partition] = NotNoted(log_dir, reason, lost_from, refusal, True)
+            self.pending_notes[topic_partition] = PendingNote(log_dir, reason, lost_from, refusal, True)
             return
         _set_aside(log_dir, topic_partition, reason, _ADVICE_KEPT if note is not None else _ADVICE)
 
-    def note_again(self, topic_partition: TopicPartition) -> bool:
+    def retry_note(self, topic_partition: TopicPartition) -> bool:
         """Retry to write a pending note; whether it succeeded. Blocks. Raises OSError if a retry cannot help."""
-        waiting = self.not_noted.pop(topic_partition, None)
+        waiting = self.pending_notes.pop(topic_partition, None)
         if waiting is not None:
             self._set_aside_lost(waiting.log_dir, topic_partition, waiting.reason, waiting.lost_from)
-        return topic_partition not in self.not_noted
+        return topic_partition not in self.pending_notes
 
-    def settle_copies(self, log_dir: LogDir) -> list[ExistingPartition]:
+    def resolve_copies(self, log_dir: LogDir) -> list[ExistingPartition]:
         """Resolve interrupted moves between directories, after `settle` of all directories. Returns the copies. Blocks.
 
         A copy that has replaced its log, which is marked for deletion (`future_log.py`), only needs its name. A copy

@@ -26,7 +26,7 @@ class Roles(Protocol):
     def leads(self, replica: Replica) -> None:
         """This node leads, in a new leader epoch."""
 
-    def leads_on(self, replica: Replica) -> None:
+    def still_leads(self, replica: Replica) -> None:
         """This node still leads in the same epoch; something else about the partition changed."""
 
     def follows(self, replica: Replica, leader_id: int) -> None:
@@ -51,7 +51,7 @@ class ReplicaRoles:
     def take(self, replica: Replica, partition: PartitionImage) -> None:
         """Apply the image's state of a partition; idempotent."""
         is_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
-        replica.saw(
+        replica.on_partition_change(
             partition.leader_epoch,
             partition.partition_epoch,
             is_recovering=is_recovering,
@@ -87,7 +87,7 @@ class ReplicaRoles:
             ):
                 replica.commit()
             replica.wake()
-            self._roles.leads_on(replica)
+            self._roles.still_leads(replica)
             return
         self._roles.left(replica)
         replica.log.assign_epoch(partition.leader_epoch)
@@ -103,7 +103,7 @@ class ReplicaRoles:
             high_watermark=replica.log.high_watermark,
             is_recovering=is_recovering,
         )
-        leader.heard_before(before, now_ms)
+        leader.inherit_progress(before, now_ms)
         replica.leader, replica.leader_epoch = leader, partition.leader_epoch
         if leader.advance(replica.config.min_insync_replicas, now_ms):
             replica.commit()

@@ -42,7 +42,7 @@ _OFFLINE_ADVICE: Final = (
 )
 
 
-def tell_recovery(partition_log: PartitionLog) -> None:
+def log_recovery_report(partition_log: PartitionLog) -> None:
     """Log the bytes that recovery removed when the log was opened."""
     report = partition_log.recovery
     if report is not None and (report.torn_bytes or report.cut_bytes):
@@ -74,10 +74,10 @@ class Replicas:
         broker_epoch: Callable[[], int],
         delete_partition: Callable[[RemovedPartition], None] = RemovedPartition.delete,
         compare_removed: Callable[[RemovedReplica], None] | None = None,
-        tell_place: Callable[[UUID, int, UUID], None] = lambda *_: None,
+        report_directory: Callable[[UUID, int, UUID], None] = lambda *_: None,
         suspect: Callable[[LogDir, OSError | StorageError], None] = lambda *_: None,
     ) -> None:
-        """`compare_removed` receives replicas that a reassignment removes; without it they are deleted. `tell_place`:
+        """`compare_removed` receives replicas that a reassignment removes; without it they are deleted. `report_directory`:
         see `ReplicaPlaces`. `suspect` is called, in any thread, for errors that may be caused by a directory."""
         self._roles = roles
         self._delete_partition = delete_partition
@@ -88,7 +88,7 @@ class Replicas:
         self._node_id = node_id
         self._log_dirs = log_dirs
         self._suspect = suspect
-        self.places = ReplicaPlaces(node_id, log_dirs, image, tell_place, clock.now_ms)
+        self.places = ReplicaPlaces(node_id, log_dirs, image, report_directory, clock.now_ms)
         self._image = image
         self._log_config = log_config
         self.open_by_name: dict[tuple[str, int], Replica] = {}
@@ -99,7 +99,7 @@ class Replicas:
         self.offline: dict[TopicPartition, str] = {}
         self._without_place: set[TopicPartition] = set()
         """The subset of `offline` without a usable directory: checked again with each change of the partition."""
-        self.on_gone: Callable[[TopicPartition, bool], None] = lambda *_: None
+        self.on_stopped: Callable[[TopicPartition, bool], None] = lambda *_: None
         """Called when a replica is no longer served, with whether it no longer belongs to this node."""
         self.on_dirty: Callable[[Replica], None] = lambda _: None
         """Called when a replica's log may have something to compact."""
@@ -188,7 +188,7 @@ class Replicas:
         for topic_partition in found:
             partition_log = self.log_of(topic_partition)
             if partition_log is not None:
-                tell_recovery(partition_log)
+                log_recovery_report(partition_log)
 
     # --- following the image --------------------------------------------------------------------------------------
 
@@ -202,20 +202,20 @@ class Replicas:
             elif resource.type is ConfigResourceType.BROKER:
                 self.reload_config()
         for topic in delta.created_topics:
-            self._take_roles_of(topic)
+            self._apply_roles_of(topic)
         for changed in delta.changed_partitions:
-            self._take_change(changed)
+            self._apply_change(changed)
 
-    def take_roles(self) -> None:
+    def apply_roles(self) -> None:
         """At start: start to follow partitions that are led elsewhere, and to recover uncleanly elected leaders."""
         for topic in self._image().topics_by_id.values():
-            self._take_roles_of(topic)
+            self._apply_roles_of(topic)
 
-    def _take_roles_of(self, topic: TopicImage) -> None:
+    def _apply_roles_of(self, topic: TopicImage) -> None:
         for index in range(len(topic.partitions)):
-            self._take_role(topic, index)
+            self._apply_role(topic, index)
 
-    def _take_role(self, topic: TopicImage, index: int) -> None:
+    def _apply_role(self, topic: TopicImage, index: int) -> None:
         partition = topic.partitions[index]
         if self._node_id in partition.replicas:
             self._see(topic, index)
@@ -226,7 +226,7 @@ class Replicas:
         if (topic.name, index) not in self.offline and (topic.name, index) not in self._leaving:
             self.places.see(topic, index)
 
-    def _look_for_place(self, topic: TopicImage, index: int) -> None:
+    def _retry_directory(self, topic: TopicImage, index: int) -> None:
         """Retry a partition that went offline because its replica could have been elected without its records."""
         topic_partition = TopicPartition(topic.name, index)
         if topic_partition not in self._without_place:
@@ -249,22 +249,22 @@ class Replicas:
             return partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
         return partition.leader != NO_LEADER and self._node_id in partition.replicas
 
-    def _take_change(self, changed: ChangedPartition) -> None:
+    def _apply_change(self, changed: ChangedPartition) -> None:
         replica = self.open_by_name.get((changed.topic, changed.index))
         if self._node_id not in changed.after.replicas:
             if changed.before is not None and self._node_id in changed.before.replicas:
-                self._note_move(changed, replica)
+                self._record_move(changed, replica)
                 self._remove(TopicPartition(changed.topic, changed.index))
             return
         if (topic := self._image().topics_by_name.get(changed.topic)) is not None:
-            self._look_for_place(topic, changed.index)
+            self._retry_directory(topic, changed.index)
             self._see(topic, changed.index)
         if replica is not None:
             self._role_of.take(replica, changed.after)
         elif self._has_work(changed.after):
             self.get(changed.topic, changed.index)
 
-    def _note_move(self, changed: ChangedPartition, replica: Replica | None) -> None:
+    def _record_move(self, changed: ChangedPartition, replica: Replica | None) -> None:
         topic = self._image().topics_by_name.get(changed.topic)
         if topic is not None:
             since = replica.clean_since if replica is not None else NO_LIMIT
@@ -304,7 +304,7 @@ class Replicas:
     def _left(self, topic_partition: TopicPartition) -> None:
         """The thread that used the log of a removed replica has finished."""
         del self._leaving[topic_partition]
-        self._put_away(topic_partition)
+        self._delete_files(topic_partition)
         self._take_up(topic_partition)
         vacated = self._vacated.pop(topic_partition, None)
         if vacated is not None:
@@ -313,7 +313,7 @@ class Replicas:
     def _take_up(self, topic_partition: TopicPartition) -> None:
         topic = self._image().topics_by_name.get(topic_partition.topic)
         if topic is not None and topic_partition.partition < len(topic.partitions):
-            self._take_role(topic, topic_partition.partition)
+            self._apply_role(topic, topic_partition.partition)
 
     def hold(self, topic_partition: TopicPartition) -> bool:
         """Reserve the files of an offline partition for a thread; False if it is not offline. Must be followed by
@@ -404,7 +404,7 @@ class Replicas:
         try:
             log_dir = self.places.of(topic, index)
         except OfflinePlace as error:
-            if not error.is_told:
+            if not error.is_logged:
                 log.error(
                     "partition offline", partition=str(topic_partition), reason=error.message, advice=error.advice
                 )
@@ -454,7 +454,7 @@ class Replicas:
     def _stop(self, topic_partition: TopicPartition, reason: str) -> None:
         self.offline[topic_partition] = reason
         replica = self.open_by_name.pop(topic_partition, None)
-        self.on_gone(topic_partition, False)
+        self.on_stopped(topic_partition, False)
         if replica is not None:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.left(replica)
@@ -473,7 +473,7 @@ class Replicas:
         self.offline.pop(topic_partition, None)
         self._without_place.discard(topic_partition)
         replica = self.open_by_name.pop(topic_partition, None)
-        self.on_gone(topic_partition, True)
+        self.on_stopped(topic_partition, True)
         if topic_partition in self._held:
             self._leaving[topic_partition] = None
         if replica is not None:
@@ -489,16 +489,16 @@ class Replicas:
                 replica.cleaning.ask_to_stop()
             self._leaving[topic_partition] = replica
         if topic_partition not in self._leaving:
-            self._put_away(topic_partition)
+            self._delete_files(topic_partition)
 
-    def _put_away(self, topic_partition: TopicPartition) -> None:
+    def _delete_files(self, topic_partition: TopicPartition) -> None:
         """Delete its files, keep its receipts. A replica that was moved away is first compared with the leader."""
         moved = self._moved_away.pop(topic_partition, None)
         holders = [self._log_dirs.holder(topic_partition), *self.places.unresolved.pop(topic_partition, ())]
         self._log_dirs.forget(topic_partition)
         # The next topic of this name has no missing directory.
         self._log_dirs.missing.pop(topic_partition, None)
-        self.places.not_noted.pop(topic_partition, None)
+        self.places.pending_notes.pop(topic_partition, None)
         for log_dir in holders:
             if log_dir is not None and self._log_dirs.is_online(log_dir):
                 self._remove_files(topic_partition, log_dir, moved)

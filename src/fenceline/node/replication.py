@@ -26,7 +26,7 @@ from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.records.markers import abort_marker
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import BeginAnew, CutTo
+from fenceline.replica.follower import CutTo, RestartAt
 from fenceline.replica.leader import InSyncRules, LeaderState
 from fenceline.replica.throttle import Throttles
 
@@ -130,14 +130,14 @@ class Replication:
 
     def absent_now(self) -> Absent:
         """Brokers that are unavailable, for responses to clients."""
-        self.fetchers.look_at_leaders()
+        self.fetchers.check_connections()
         return self.absent.now()
 
     def on_image(self, delta: Delta) -> None:
         """Apply a metadata change: addresses of brokers and throttles may have changed."""
         self.absent.follow(self._broker.image, delta.changed_brokers)
         for node_id in delta.changed_brokers:
-            self.fetchers.leader_moved(node_id)
+            self.fetchers.on_leader_address_changed(node_id)
         if delta.changed_brokers:
             self.deletions.brokers_changed()
         for topic in delta.deleted_topics:
@@ -170,7 +170,7 @@ class Replication:
         if replica.is_recovering:
             self._recoveries[replica] = asyncio.ensure_future(self._recover(replica))
 
-    def leads_on(self, replica: Replica) -> None:
+    def still_leads(self, replica: Replica) -> None:
         self._propose_recovered_again(replica)
 
     def follows(self, replica: Replica, leader_id: int) -> None:
@@ -212,7 +212,7 @@ class Replication:
         index = replica.topic_partition.partition
         return topic is not None and index < len(topic.partitions) and replica_id in topic.partitions[index].elr
 
-    def let_go_of_laggards(self) -> None:
+    def shrink_isrs(self) -> None:
         """Propose in-sync sets without lagging replicas (E38)."""
         now_ms = self._broker.clock.monotonic_ms()
         too_few: dict[str, tuple[int, int]] = {}
@@ -238,9 +238,9 @@ class Replication:
                     log_end_offset=replica.log.log_end_offset,
                 )
                 self.isr_changes.ask(replica, proposal)
-        self._tell_too_few_replicas(too_few)
+        self._log_too_few_replicas(too_few)
 
-    def _tell_too_few_replicas(self, too_few: dict[str, tuple[int, int]]) -> None:
+    def _log_too_few_replicas(self, too_few: dict[str, tuple[int, int]]) -> None:
         """Log topics with fewer replicas than min.insync.replicas, once per change (`gaps.md G50`)."""
         new = {topic: each for topic, each in too_few.items() if self._too_few_replicas.get(topic) != each}
         self._too_few_replicas = too_few
@@ -349,7 +349,7 @@ class Replication:
         else:
             self._broker.partitions.storage_failed(replica, error)
 
-    def cut_log(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
+    def cut_log(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
         """In a thread: truncate, with receipts written before the partition is fetched again. Raises StorageError."""
         self._broker.losses.cut(replica, duty, leader_id)
 

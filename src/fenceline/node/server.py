@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.node.connection import Connection, PendingAnswer
-from fenceline.node.handlers.api_versions import encode_api_versions, names_its_software
+from fenceline.node.handlers.api_versions import encode_api_versions, has_valid_software_name
 from fenceline.node.handlers.registry import Api, RequestContext
 from fenceline.node.logs import Logger
 from fenceline.wire.apis import ApiKey
@@ -108,7 +108,7 @@ class Server:
                 start_serving=False,
             )
         except OSError as error:
-            reason, advice = _why_not_bound(error)
+            reason, advice = _bind_failure(error)
             raise OperatorError(f"Listener {listener} cannot bind to {host or '*'}:{port}: {reason}", advice) from error
         self._servers.append(server)
         for opened in server.sockets:
@@ -119,7 +119,7 @@ class Server:
                     opened.setsockopt(socket.SOL_SOCKET, option, size_bytes)
         return int(server.sockets[0].getsockname()[1])
 
-    def let_wait(self) -> None:
+    def open_backlog(self) -> None:
         """Accept TCP connections into the backlog, where they wait for `start_serving`."""
         for server in self._servers:
             for bound in server.sockets:
@@ -166,7 +166,7 @@ class Server:
 
         self._connections.pop(connection, None)
         self.metrics.connections = len(self._connections)
-        self.give_back(buffer_bytes - INITIAL_BUFFER_BYTES)
+        self.release_memory(buffer_bytes - INITIAL_BUFFER_BYTES)
 
     def reserve(self, connection: Connection, size_bytes: int) -> bool:
         """Reserve receive memory from the budget, or queue for it. A single connection always gets its memory."""
@@ -191,18 +191,18 @@ class Server:
         return True
 
     @property
-    def wants_room(self) -> bool:
+    def is_short_of_memory(self) -> bool:
         """Whether connections wait for receive memory, so that unused memory must be released at once."""
         return bool(self._waiting_for_room)
 
-    def give_back(self, size_bytes: int) -> None:
+    def release_memory(self, size_bytes: int) -> None:
         """Release receive memory; waiting connections try again."""
         self._receive_free_bytes += size_bytes
         if not self._is_granting:
             self._is_granting = True
             try:
                 for _ in range(len(self._waiting_for_room)):
-                    self._waiting_for_room.popleft().room_granted()
+                    self._waiting_for_room.popleft().on_memory_granted()
             finally:
                 self._is_granting = False
 
@@ -229,7 +229,7 @@ class Server:
         waiting = self._waiting_for_room
         if waiting and all(each in waiting for each in self._connections if each.holds_budget):
             self._favoured = waiting.popleft()
-            self._favoured.room_granted()
+            self._favoured.on_memory_granted()
             self._favoured = None
 
     def _sweep(self) -> None:
@@ -240,7 +240,7 @@ class Server:
                 connection.close("idle (connections.max.idle.ms)", quiet=True)
                 connection.abort()
             elif connection.idle_ticks > 1 and (freed := connection.shrink_idle_buffer()):
-                self.give_back(freed)
+                self.release_memory(freed)
         self._sweeper = loop.call_later(self._idle_timeout_ms / 1000 / _SWEEPS_PER_IDLE_PERIOD, self._sweep)
 
     # --- dispatch -------------------------------------------------------------------------------------------------
@@ -327,13 +327,13 @@ class Server:
         answered, error = version, ErrorCode.NONE
         if not low <= version <= high:
             answered, error = 0, ErrorCode.UNSUPPORTED_VERSION
-        elif not names_its_software(version, body):
+        elif not has_valid_software_name(version, body):
             error = ErrorCode.INVALID_REQUEST
         encoded = encode_api_versions(answered, error, self.api_ranges, self.broker)
         return encode_response_frame(ApiKey.API_VERSIONS, answered, correlation_id, encoded)
 
 
-def _why_not_bound(error: OSError) -> tuple[str, str]:
+def _bind_failure(error: OSError) -> tuple[str, str]:
     """Reason and advice for the operator; the event loop's own message repeats the address."""
     if isinstance(error, socket.gaierror):
         return error.strerror or str(error), "The host name cannot be resolved. Correct --listen or `listeners`."

@@ -23,8 +23,8 @@ from fenceline.losses.quarantine import FULL
 from fenceline.losses.receipt import Receipt
 from fenceline.node.log_recovery import take_back_recovery_points
 from fenceline.node.logs import Logger
-from fenceline.node.replica_places import NotNoted
-from fenceline.node.replicas import tell_recovery
+from fenceline.node.replica_places import PendingNote
+from fenceline.node.replicas import log_recovery_report
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
@@ -54,16 +54,16 @@ class UnsettledPartitions:
         self._broker = broker
         self._make_room = make_room
         self._lost = lost
-        self._owes = owes
-        self._take_up_strays = take_up_strays
+        self._queue_receipt = owes
+        self._collect_strays = take_up_strays
         self._waiting: dict[TopicPartition, _Waiting] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._not_noted())
 
-    def _not_noted(self) -> dict[TopicPartition, NotNoted]:
+    def _not_noted(self) -> dict[TopicPartition, PendingNote]:
         """Those for which there may be room later."""
-        return {where: each for where, each in self._broker.partitions.places.not_noted.items() if each.passes}
+        return {where: each for where, each in self._broker.partitions.places.pending_notes.items() if each.passes}
 
     def take_up(self, log_dir: LogDir) -> None:
         """After recovery: what it could not open waits for room."""
@@ -139,7 +139,7 @@ class UnsettledPartitions:
                 return False  # the topic has gone, and this goes with it
             partition_log = await broker.loop.run_in_executor(broker.disk_threads, self._open, waiting, opened)
             log_dir.take_in(partition_log)
-            tell_recovery(partition_log)
+            log_recovery_report(partition_log)
         await broker.loop.run_in_executor(broker.disk_threads, self._settle_late, waiting, partition_log)
         await take_back_recovery_points(broker)
         return True
@@ -147,9 +147,9 @@ class UnsettledPartitions:
     # -- in a thread -----------------------------------------------------------------------------------------------
 
     def _note_again(self, topic_partition: TopicPartition, log_dir: LogDir) -> bool:
-        is_noted = self._broker.partitions.places.note_again(topic_partition)
+        is_noted = self._broker.partitions.places.retry_note(topic_partition)
         if is_noted:
-            self._take_up_strays(log_dir)
+            self._collect_strays(log_dir)
         return is_noted
 
     def _open(self, waiting: _Waiting, opened: Callable[[], PartitionLog]) -> PartitionLog:
@@ -170,7 +170,7 @@ class UnsettledPartitions:
         self._write_receipts(waiting, partition_log)
         # Also of an attempt that wrote some of them.
         for receipt in waiting.folder.due():
-            self._owes(waiting.folder, receipt)
+            self._queue_receipt(waiting.folder, receipt)
 
     def _write_receipts(self, waiting: _Waiting, partition_log: PartitionLog) -> None:
         """Of what a crash took, and where that is all known. Raises OSError."""

@@ -112,7 +112,7 @@ class Wanted:
         self._waiters.discard(self.unsettle)
         self._waiters = None
         if self._progress is not None:
-            self._progress.was_there(self.session.last_used_ms)
+            self._progress.confirm_caught_up(self.session.last_used_ms)
             self._progress = None
 
 

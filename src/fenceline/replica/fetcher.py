@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 from fenceline.errors import ErrorCode
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID
 from fenceline.replica.fetch_session import INITIAL_EPOCH, NO_SESSION_ID
-from fenceline.replica.follower import Append, Duty, FollowerState, Learn, Phase
+from fenceline.replica.follower import Append, ApplyOffsets, Duty, FollowerState, Phase
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 
 Key: TypeAlias = tuple[bytes, int]
@@ -155,7 +155,7 @@ class Fetcher:
 
     def on_answer(self, response: FetchResponse, now_ms: int) -> Iterator[Duty]:
         """The duties, in the order of the response. Each must be ended by `done` or `failed` with its state, except
-        `Learn`, which needs neither. Until then the partition is not fetched.
+        `ApplyOffsets`, which needs neither. Until then the partition is not fetched.
         """
         self._is_waiting_for_answer = False
         if response.error_code:
@@ -212,7 +212,7 @@ class Fetcher:
         state.failures = 0
         # Send the new log start even without records: DeleteRecords waits for it at the leader.
         self._changed[key] = None
-        return Learn(state, fetched.high_watermark, fetched.log_start_offset)
+        return ApplyOffsets(state, fetched.high_watermark, fetched.log_start_offset)
 
     def done(self, state: FollowerState) -> None:
         """A duty was executed."""

@@ -105,7 +105,7 @@ class FollowerState:
     """The comparison with the leader's log before the next fetch, after which the log is emptied and fetched again."""
     search: EpochSearch | None = None
     """The search for the last gap."""
-    empties_for: Cause | None = None
+    restart_cause: Cause | None = None
     """Why the log will be emptied, while the leader's log start is being asked for."""
     leader_start: int = -1
     """The leader's log start in the last diverging response; -1: unknown."""
@@ -130,7 +130,7 @@ class FollowerState:
         self.phase = Phase.WAITING
         self.ready_at_ms = ready_at_ms
         self.failures += 1
-        self.empties_for = None
+        self.restart_cause = None
         if self.comparison is not None:
             self.comparison = AgreementSearch(self.log)
 
@@ -175,7 +175,7 @@ class FollowerState:
             return CutTo(self, log_start, Cause.DIVERGENCE)
         return self._cut(end, Cause.DIVERGENCE)
 
-    def on_follow(self, clean_since: int) -> BeginAnew | None:
+    def on_follow(self, clean_since: int) -> RestartAt | None:
         """Before the first fetch. `clean_since`: no leader with a later epoch was elected uncleanly. If the log ends
         below `complete_from`, a leader elected uncleanly since may have records that this log lacks, so it is compared
         first: see `first_question`. An empty log has nothing to compare; it is kept while this replica may lead,
@@ -189,7 +189,7 @@ class FollowerState:
         if self.may_lead:
             return None
         self.phase = Phase.CUTTING
-        return BeginAnew(self, 0, Cause.DIVERGENCE, is_whole=True)
+        return RestartAt(self, 0, Cause.DIVERGENCE, is_whole=True)
 
     def first_question(self) -> AskEpochEnd | AskStart:
         """The question to ask the leader before the next fetch, if there is a `comparison`."""
@@ -200,21 +200,21 @@ class FollowerState:
         self.phase = Phase.LOOKING
         return AskStart(self) if comparison.is_done else AskEpochEnd(self, comparison.asks)
 
-    def _on_compared(self, end: int, leader_start: int) -> CutTo | BeginAnew:
+    def _on_compared(self, end: int, leader_start: int) -> CutTo | RestartAt:
         """The leader's log, from `leader_start` on, agrees with this one up to `end`. The remaining records are lost,
         with a receipt."""
         log = self.log
         self.phase = Phase.CUTTING
         if end <= log.log_start_offset:
-            return BeginAnew(self, leader_start, Cause.DIVERGENCE)
+            return RestartAt(self, leader_start, Cause.DIVERGENCE)
         if end < log.log_end_offset:
             self.leader_start = leader_start
             return CutTo(self, end, Cause.DIVERGENCE)
         if leader_start >= end:
-            return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
-        return BeginAnew(self, leader_start, Cause.DIVERGENCE, is_whole=True)
+            return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
+        return RestartAt(self, leader_start, Cause.DIVERGENCE, is_whole=True)
 
-    def on_cut(self, duty: CutTo | BeginAnew) -> BeginAnew | None:
+    def on_cut(self, duty: CutTo | RestartAt) -> RestartAt | None:
         """After a truncation: if all remaining records are below the leader's log start (`on_agreement`), or lack
         records removed by compaction (`complete_from`; it was compared), empty the log before the next fetch, because
         with that fetch the leader would count this replica."""
@@ -222,12 +222,12 @@ class FollowerState:
         log = self.log
         is_empty = log.log_end_offset == log.log_start_offset
         if leader_start >= log.log_end_offset and not is_empty:
-            return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
+            return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
         if isinstance(duty, CutTo) and duty.offset < log.complete_from.offset:
-            return BeginAnew(self, max(leader_start, 0), duty.cause, is_whole=True)
+            return RestartAt(self, max(leader_start, 0), duty.cause, is_whole=True)
         return None
 
-    def on_agreement(self, leader_start: int, *, had_records: bool = True) -> BeginAnew | None:
+    def on_agreement(self, leader_start: int, *, had_records: bool = True) -> RestartAt | None:
         """The leader's log starts at `leader_start` and continues at our log end. None: the logs agree. `had_records`:
         this log, when the request was sent; retention may have emptied it since.
 
@@ -242,14 +242,14 @@ class FollowerState:
         is_empty = log.log_end_offset == log.log_start_offset
         if is_empty and not had_records and log.log_start_offset > leader_start and not self.may_lead:
             self.phase = Phase.CUTTING
-            return BeginAnew(self, leader_start, Cause.DIVERGENCE)
+            return RestartAt(self, leader_start, Cause.DIVERGENCE)
         if leader_start < log.log_end_offset or is_empty:
             self.is_compared = True
             return None
         self.phase = Phase.CUTTING
-        return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
+        return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
 
-    def may_lead_no_more(self, leader_start: int) -> None:
+    def on_ineligible(self, leader_start: int) -> None:
         """The replica is no longer in the ISR or ELR. An empty log above the leader's start, which was kept while the
         replica might lead, is checked again with the next response."""
         log = self.log
@@ -261,7 +261,7 @@ class FollowerState:
         have to be emptied too, because compaction has removed records, compare the complete log first."""
         if leaves_nothing(self.log, end):
             self.phase = Phase.LOOKING
-            self.empties_for = cause
+            self.restart_cause = cause
             return AskStart(self)
         if end < self.log.complete_from.offset:
             self.comparison = AgreementSearch(self.log)
@@ -303,19 +303,19 @@ class FollowerState:
             return self._cut(max(leader_end, 0), Cause.LEADER_IS_SHORTER)
         return AskStart(self)
 
-    def on_leader_start(self, leader_start: int) -> CutTo | BeginAnew | AskStart | AskEpochEnd | None:
+    def on_leader_start(self, leader_start: int) -> CutTo | RestartAt | AskStart | AskEpochEnd | None:
         """E28. None: the log end is within the leader's log now, fetch again."""
-        log, empties_for = self.log, self.empties_for
-        self.empties_for = None
+        log, restart_cause = self.log, self.restart_cause
+        self.restart_cause = None
         comparison, self.comparison = self.comparison, None
         if comparison is not None:
             return self._on_compared(comparison.end, leader_start)
-        if empties_for is not None:
+        if restart_cause is not None:
             self.phase = Phase.CUTTING
-            return BeginAnew(self, leader_start, empties_for)
+            return RestartAt(self, leader_start, restart_cause)
         if leader_start > log.log_end_offset:
             self.phase = Phase.CUTTING
-            return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
+            return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
         if log.latest_epoch > NO_EPOCH and log.log_end_offset > log.log_start_offset:
             # In range but rejected: all epochs of the leader are below our last one (E8, E13 c).
             end = max(log.latest_epoch_start, log.log_start_offset)
@@ -329,7 +329,7 @@ class FollowerState:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append these batches; then apply the offsets as `Learn` does."""
+    """Append these batches; then apply the offsets as `ApplyOffsets` does."""
 
     state: FollowerState
     records: memoryview
@@ -338,7 +338,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Learn:
+class ApplyOffsets:
     """Apply the leader's high watermark and log start, within the own log (E29)."""
 
     state: FollowerState
@@ -356,7 +356,7 @@ class CutTo:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginAnew:
+class RestartAt:
     """Truncate the log fully and start at `offset`. `is_whole`: the leader has all the removed records."""
 
     state: FollowerState
@@ -388,4 +388,4 @@ class AskEpochEnd:
 
 
 Question: TypeAlias = AskEnd | AskStart | AskEpochEnd
-Duty: TypeAlias = Append | Learn | CutTo | BeginAnew | Question
+Duty: TypeAlias = Append | ApplyOffsets | CutTo | RestartAt | Question

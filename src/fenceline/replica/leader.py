@@ -67,7 +67,7 @@ class IsrProposal:
     """The number of members added; negative if removed."""
 
 
-class Refused(Enum):
+class Rejection(Enum):
     """What happens to a proposal that the controller rejected (E39)."""
 
     REVERTED = "reverted to the committed in-sync set"
@@ -119,14 +119,14 @@ class LeaderState:
 
     def __post_init__(self) -> None:
         self.log_end_offset = self.epoch_start_offset
-        self._take_replicas()
+        self._set_replicas()
 
-    def _take_replicas(self) -> None:
+    def _set_replicas(self) -> None:
         known = self.followers
         self.followers = {each: known.get(each) or Progress() for each in self.replicas if each != self.node_id}
         self.is_only_replica = not self.followers and self.isr == {self.node_id}
 
-    def heard_before(self, before: LeaderState | None, now_ms: int) -> None:
+    def inherit_progress(self, before: LeaderState | None, now_ms: int) -> None:
         """Start an epoch (E33).
 
         A broker that led the previous epoch keeps its followers' progress, because no log changed in between (G53);
@@ -332,14 +332,14 @@ class LeaderState:
         self._let_go = (self._let_go | before) - self.isr
         self.is_recovering = is_recovering
         self.replicas = replicas
-        self._take_replicas()
+        self._set_replicas()
         return self.advance(min_insync_replicas, now_ms)
 
-    def on_refused(self, proposal: IsrProposal, code: ErrorCode) -> Refused:
+    def on_rejected(self, proposal: IsrProposal, code: ErrorCode) -> Rejection:
         """The controller rejected a proposal (E39). One that is not the current one is dropped."""
         if proposal is not self.proposal:
-            return Refused.REVERTED
+            return Rejection.REVERTED
         if code in _REVERTING:
             self.proposal = None
-            return Refused.REVERTED
-        return Refused.STANDS if code in _FINAL else Refused.ASK_AGAIN
+            return Rejection.REVERTED
+        return Rejection.STANDS if code in _FINAL else Rejection.ASK_AGAIN

@@ -44,7 +44,7 @@ class Progress:
         self.leader_end_at_last_fetch = leader_end_offset
         self.last_fetch_ms = now_ms
 
-    def was_there(self, at_ms: int) -> None:
+    def confirm_caught_up(self, at_ms: int) -> None:
         """It fetched at the leader's log end again at `at_ms`, without a call of `fetched` (see `fetch_session`)."""
         self.last_fetch_ms = max(at_ms, self.last_fetch_ms)
         self.last_caught_up_ms = max(at_ms, self.last_caught_up_ms or 0)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fenceline.wire.errors import MalformedRequest
-from fenceline.wire.primitives import put_uvarint, skip_tagged_field, take_uvarint
+from fenceline.wire.primitives import put_uvarint, read_uvarint, skip_tagged_field
 from fenceline.wire.schema import Field, Struct
 
 FORMATS: Final = {
@@ -67,7 +67,7 @@ class Source:
         self.names: dict[str, Any] = {
             "Malformed": MalformedRequest,
             "put_uvarint": put_uvarint,
-            "take_uvarint": take_uvarint,
+            "read_uvarint": read_uvarint,
             "skip_tagged_field": skip_tagged_field,
             "pack": struct.pack,
             "unpack_from": struct.unpack_from,

@@ -207,7 +207,7 @@ class _ReaderSource:
             line(depth, "n = buf[p]")
             line(depth, "p += 1")
             line(depth, "if n > 127:")
-            line(depth + 1, "n, p = take_uvarint(buf, p - 1)")
+            line(depth + 1, "n, p = read_uvarint(buf, p - 1)")
             line(depth, "n -= 1")
         else:
             layout = struct.Struct(">h" if short else ">i")
@@ -220,15 +220,15 @@ class _ReaderSource:
         line(1, "p += 1")
         line(1, "if count:")
         line(2, "if count > 127:")
-        line(3, "count, p = take_uvarint(buf, p - 1)")
+        line(3, "count, p = read_uvarint(buf, p - 1)")
         line(2, "for _ in range(count):")
         if not fields:
             line(3, "p = skip_tagged_field(buf, p, end)")
             return
-        line(3, "tag, q = take_uvarint(buf, p)")
+        line(3, "tag, q = read_uvarint(buf, p)")
         for position, (field, variable) in enumerate(fields):
             line(3, f"{'if' if position == 0 else 'elif'} tag == {field.tag}:")
-            line(4, "size, p = take_uvarint(buf, q)")
+            line(4, "size, p = read_uvarint(buf, q)")
             line(4, "q = p + size")
             self._variable(4, field, variable)
             line(4, "if p != q:")

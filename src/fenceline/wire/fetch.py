@@ -20,7 +20,7 @@ from fenceline.wire.fetch_messages import (
     FetchResponse,
 )
 from fenceline.wire.fetch_request import encode_request, parse_request
-from fenceline.wire.fetch_response import encode_response, largest_of_begun, parse_response
+from fenceline.wire.fetch_response import encode_response, largest_partition, parse_response
 from fenceline.wire.partitioned import NodeEndpoint
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "NodeEndpoint",
     "encode_request",
     "encode_response",
-    "largest_of_begun",
+    "largest_partition",
     "parse_request",
     "parse_response",
 ]

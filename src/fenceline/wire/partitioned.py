@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fenceline.wire.errors import MalformedRequest
-from fenceline.wire.primitives import Buffer, put_uvarint, skip_tagged_field, skip_tagged_fields, take_uvarint
+from fenceline.wire.primitives import Buffer, put_uvarint, read_uvarint, skip_tagged_field, skip_tagged_fields
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -145,10 +145,10 @@ def put_by_topic(
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def take_count(body: Buffer, position: int, end: int, flexible: bool, smallest_bytes: int) -> tuple[int, int]:
+def read_count(body: Buffer, position: int, end: int, flexible: bool, smallest_bytes: int) -> tuple[int, int]:
     """The length of a non-nullable array whose elements have at least `smallest_bytes` each."""
     if flexible:
-        count, position = take_uvarint(body, position)
+        count, position = read_uvarint(body, position)
         count -= 1
     else:
         (count,) = _take_i32(body, position)
@@ -165,10 +165,10 @@ def bad_count(count: int, room_bytes: int) -> MalformedRequest:
     return MalformedRequest(f"an array claims {count} elements in {room_bytes} bytes")
 
 
-def take_string(body: Buffer, position: int, end: int, flexible: bool) -> tuple[str | None, int]:
+def read_string(body: Buffer, position: int, end: int, flexible: bool) -> tuple[str | None, int]:
     """A nullable string."""
     if flexible:
-        size, position = take_uvarint(body, position)
+        size, position = read_uvarint(body, position)
         size -= 1
     else:
         (size,) = _take_i16(body, position)
@@ -182,7 +182,7 @@ def take_string(body: Buffer, position: int, end: int, flexible: bool) -> tuple[
     return str(body[start:position], "utf-8"), position
 
 
-def take_topic(
+def read_topic(
     body: Buffer, position: int, end: int, flexible: bool, by_id: bool
 ) -> tuple[str | None, bytes | None, int]:
     """(name, None, position) or (None, id, position), by version."""
@@ -191,13 +191,13 @@ def take_topic(
         if len(topic_id) < 16:
             raise MalformedRequest("a topic id is truncated")
         return None, topic_id, position + 16
-    topic, position = take_string(body, position, end, flexible)
+    topic, position = read_string(body, position, end, flexible)
     if topic is None:
         raise MalformedRequest("a topic name is null")
     return topic, None, position
 
 
-def take_by_topic(
+def read_by_topic(
     body: memoryview,
     position: int,
     end: int,
@@ -208,10 +208,10 @@ def take_by_topic(
 ) -> tuple[list[T], int]:
     """Reads what `put_by_topic` writes; `take(body, position, end, topic, topic_id)` reads a partition."""
     partitions: list[T] = []
-    topics, position = take_count(body, position, end, flexible, 3)
+    topics, position = read_count(body, position, end, flexible, 3)
     for _ in range(topics):
-        topic, topic_id, position = take_topic(body, position, end, flexible, by_id)
-        count, position = take_count(body, position, end, flexible, smallest_bytes)
+        topic, topic_id, position = read_topic(body, position, end, flexible, by_id)
+        count, position = read_count(body, position, end, flexible, smallest_bytes)
         for _ in range(count):
             partition, position = take(body, position, end, topic, topic_id)
             partitions.append(partition)
@@ -220,10 +220,10 @@ def take_by_topic(
     return partitions, position
 
 
-def take_records(body: memoryview, position: int, end: int, flexible: bool) -> tuple[memoryview | None, int]:
+def read_records(body: memoryview, position: int, end: int, flexible: bool) -> tuple[memoryview | None, int]:
     """Records as a view of the body, or None for null."""
     if flexible:
-        size, position = take_uvarint(body, position)
+        size, position = read_uvarint(body, position)
         size -= 1
     else:
         (size,) = _take_i32(body, position)
@@ -237,21 +237,21 @@ def take_records(body: memoryview, position: int, end: int, flexible: bool) -> t
     return body[start:position], position
 
 
-def take_endpoints_tag(body: Buffer, position: int, end: int, known: bool) -> tuple[NodeEndpoint, ...]:
+def read_endpoints_tag(body: Buffer, position: int, end: int, known: bool) -> tuple[NodeEndpoint, ...]:
     """The tagged fields at the end of a response. `known`: whether the version has node endpoints in tag 0."""
     endpoints: list[NodeEndpoint] = []
-    tags, position = take_uvarint(body, position)
+    tags, position = read_uvarint(body, position)
     for _ in range(tags):
         if body[position] != 0 or not known:
             position = skip_tagged_field(body, position, end)
             continue
-        size, start = take_uvarint(body, position + 1)
-        count, position = take_count(body, start, end, True, 11)
+        size, start = read_uvarint(body, position + 1)
+        count, position = read_count(body, start, end, True, 11)
         for _ in range(count):
             (node_id,) = _take_i32(body, position)
-            host, position = take_string(body, position + 4, end, True)
+            host, position = read_string(body, position + 4, end, True)
             (port,) = _take_i32(body, position)
-            rack, position = take_string(body, position + 4, end, True)
+            rack, position = read_string(body, position + 4, end, True)
             position = skip_tagged_fields(body, position, end)
             if host is None:
                 raise MalformedRequest("a node's host is null")

@@ -30,7 +30,7 @@ def uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-def take_uvarint(buf: Buffer, position: int) -> tuple[int, int]:
+def read_uvarint(buf: Buffer, position: int) -> tuple[int, int]:
     """(value of at most 32 bits, position after it). Raises IndexError at the end, MalformedRequest if too long."""
     byte = buf[position]
     if byte < 128:
@@ -49,8 +49,8 @@ def take_uvarint(buf: Buffer, position: int) -> tuple[int, int]:
 
 def skip_tagged_field(buf: Buffer, position: int, end: int) -> int:
     """The position after one unknown tagged field."""
-    _, position = take_uvarint(buf, position)
-    size, position = take_uvarint(buf, position)
+    _, position = read_uvarint(buf, position)
+    size, position = read_uvarint(buf, position)
     if size > end - position:
         raise MalformedRequest("a tagged field exceeds the message")
     return position + size
@@ -58,7 +58,7 @@ def skip_tagged_field(buf: Buffer, position: int, end: int) -> int:
 
 def skip_tagged_fields(buf: Buffer, position: int, end: int) -> int:
     """The position after all tagged fields of a struct. Raises IndexError at the end of the buffer."""
-    count, position = take_uvarint(buf, position)
+    count, position = read_uvarint(buf, position)
     for _ in range(count):
         position = skip_tagged_field(buf, position, end)
     return position

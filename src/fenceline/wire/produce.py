@@ -24,13 +24,13 @@ from fenceline.wire.partitioned import (
     put_records,
     put_string,
     put_topic,
+    read_count,
+    read_endpoints_tag,
+    read_string,
+    read_topic,
     runs_by_topic,
-    take_count,
-    take_endpoints_tag,
-    take_string,
-    take_topic,
 )
-from fenceline.wire.primitives import Buffer, skip_tagged_field, skip_tagged_fields, take_uvarint
+from fenceline.wire.primitives import Buffer, read_uvarint, skip_tagged_field, skip_tagged_fields
 
 __all__ = [
     "NodeEndpoint",
@@ -132,11 +132,11 @@ def _parse_flexible_request(body: memoryview, by_id: bool) -> ProduceRequest:
     if body[0] == 0:
         transactional_id, position = None, 1
     else:
-        transactional_id, position = take_string(body, 0, end, True)
+        transactional_id, position = read_string(body, 0, end, True)
     acks, timeout_ms, topic_count = _take_acks_timeout_count(body, position)
     position += 7
     if topic_count > 127:
-        topic_count, position = take_uvarint(body, position - 1)
+        topic_count, position = read_uvarint(body, position - 1)
     if not 0 < topic_count <= (end - position) // 3 + 1:
         raise bad_count(topic_count - 1, end - position)
     partitions: list[PartitionRecords] = []
@@ -149,7 +149,7 @@ def _parse_flexible_request(body: memoryview, by_id: bool) -> ProduceRequest:
             size = body[position]
             position += 1
             if size > 127:
-                size, position = take_uvarint(body, position - 1)
+                size, position = read_uvarint(body, position - 1)
             if size == 0:
                 raise MalformedRequest("a topic name is null")
             start = position
@@ -158,14 +158,14 @@ def _parse_flexible_request(body: memoryview, by_id: bool) -> ProduceRequest:
         count = body[position]
         position += 1
         if count > 127:
-            count, position = take_uvarint(body, position - 1)
+            count, position = read_uvarint(body, position - 1)
         if not 0 < count <= (end - position) // 6 + 1:
             raise bad_count(count - 1, end - position)
         for _ in range(count - 1):
             index, size = _take_index_and_length(body, position)
             position += 5
             if size > 127:
-                size, position = take_uvarint(body, position - 1)
+                size, position = read_uvarint(body, position - 1)
             if size:
                 start = position
                 position += size - 1
@@ -185,17 +185,17 @@ def _parse_flexible_request(body: memoryview, by_id: bool) -> ProduceRequest:
 
 def _parse_legacy_request(body: memoryview) -> ProduceRequest:
     end = len(body)
-    transactional_id, position = take_string(body, 0, end, False)
+    transactional_id, position = read_string(body, 0, end, False)
     acks, timeout_ms, topic_count = _take_acks_timeout_long_count(body, position)
     position += 10
     if not 0 <= topic_count * 6 <= end - position:
         raise bad_count(topic_count, end - position)
     partitions: list[PartitionRecords] = []
     for _ in range(topic_count):
-        topic, position = take_string(body, position, end, False)
+        topic, position = read_string(body, position, end, False)
         if topic is None:
             raise MalformedRequest("a topic name is null")
-        count, position = take_count(body, position, end, False, 8)
+        count, position = read_count(body, position, end, False, 8)
         for _ in range(count):
             index, size = _take_index_and_long_length(body, position)
             position += 8
@@ -312,10 +312,10 @@ def _parse_response(version: int, body: memoryview) -> ProduceResponse:
     flexible, by_id = version >= FIRST_FLEXIBLE, version >= FIRST_WITH_TOPIC_IDS
     end = len(body)
     results: list[PartitionResult] = []
-    topic_count, position = take_count(body, 0, end, flexible, 3)
+    topic_count, position = read_count(body, 0, end, flexible, 3)
     for _ in range(topic_count):
-        topic, topic_id, position = take_topic(body, position, end, flexible, by_id)
-        count, position = take_count(body, position, end, flexible, 22)
+        topic, topic_id, position = read_topic(body, position, end, flexible, by_id)
+        count, position = read_count(body, position, end, flexible, 22)
         for _ in range(count):
             result, position = _take_result(version, body, position, end, topic, topic_id)
             results.append(result)
@@ -324,7 +324,7 @@ def _parse_response(version: int, body: memoryview) -> ProduceResponse:
     (throttle_ms,) = _take_i32(body, position)
     endpoints: tuple[NodeEndpoint, ...] = ()
     if flexible:
-        endpoints = take_endpoints_tag(body, position + 4, end, version >= _FIRST_WITH_LEADER_HINTS)
+        endpoints = read_endpoints_tag(body, position + 4, end, version >= _FIRST_WITH_LEADER_HINTS)
     return ProduceResponse(results, throttle_ms, endpoints)
 
 
@@ -342,19 +342,19 @@ def _take_result(
         index, code, base_offset, append_time_ms, log_start = _RESULT_5.unpack_from(body, position)
         position += _RESULT_5.size
     if version >= _FIRST_WITH_RECORD_ERRORS:
-        count, position = take_count(body, position, end, flexible, 5)
+        count, position = read_count(body, position, end, flexible, 5)
         for _ in range(count):
             (batch_index,) = _take_i32(body, position)
-            text, position = take_string(body, position + 4, end, flexible)
+            text, position = read_string(body, position + 4, end, flexible)
             record_errors.append((batch_index, text))
             if flexible:
                 position = skip_tagged_fields(body, position, end)
-        message, position = take_string(body, position, end, flexible)
+        message, position = read_string(body, position, end, flexible)
     if flexible:
-        count, position = take_uvarint(body, position)
+        count, position = read_uvarint(body, position)
         for _ in range(count):
             if body[position] == 0 and version >= _FIRST_WITH_LEADER_HINTS:
-                size, start = take_uvarint(body, position + 1)
+                size, start = read_uvarint(body, position + 1)
                 leader_id, leader_epoch = _LEADER.unpack_from(body, start)
                 leader = (leader_id, leader_epoch)
                 position = skip_tagged_fields(body, start + 8, end)

@@ -25,7 +25,7 @@ _TAG_FINALIZED_EPOCH: Final = 1
 _TAG_FINALIZED_FEATURES: Final = 2
 
 
-def names_its_software(version: int, body: memoryview) -> bool:
+def has_valid_software_name(version: int, body: memoryview) -> bool:
     """Whether the client sends a valid software name and version, as KIP-511 requires from version 3 on.
 
     Raises MalformedRequest.

@@ -91,20 +91,20 @@ async def handle_envelope(context: RequestContext, request: Any) -> dict[str, An
         if error.code is ErrorCode.NOT_CONTROLLER:
             return _refused(ErrorCode.NOT_CONTROLLER)
         answer = {"error_code": error.code, "error_message": error.message}
-    if controller.active_epoch != epoch and _says_that_another_leads(answer):
+    if controller.active_epoch != epoch and _has_leadership_error(answer):
         return _refused(ErrorCode.NOT_CONTROLLER)
     body = answer if isinstance(answer, bytes) else write_response(api.key, version, answer)
     frame = b"".join(encode_response_frame(key, version, header.correlation_id, body))
     return {"error_code": ErrorCode.NONE, "response_data": frame[4:]}
 
 
-def _says_that_another_leads(answer: Any) -> bool:
+def _has_leadership_error(answer: Any) -> bool:
     """Whether part of the response failed because this controller is no longer active. Changes made before that, such
     as its own removal, remain."""
     if isinstance(answer, Mapping):
         code = answer.get("error_code")
-        return code in _ANOTHER_LEADS or any(map(_says_that_another_leads, answer.values()))
-    return isinstance(answer, list | tuple) and any(map(_says_that_another_leads, answer))
+        return code in _ANOTHER_LEADS or any(map(_has_leadership_error, answer.values()))
+    return isinstance(answer, list | tuple) and any(map(_has_leadership_error, answer))
 
 
 def _refused(code: ErrorCode) -> dict[str, Any]:

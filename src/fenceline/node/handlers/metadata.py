@@ -91,7 +91,7 @@ def _encoder_for(context: RequestContext, request: Any) -> MetadataEncoder:
     encoder = encoders.get(key)
     if encoder is None:
         encoder = encoders[key] = MetadataEncoder(version, listener, broker.node_id)
-    encoder.look_at(broker.image, absent)
+    encoder.use_image(broker.image, absent)
     return encoder
 
 

@@ -144,7 +144,7 @@ class MetadataEncoder:
         self._topics: dict[UUID, tuple[TopicImage, bytes]] = {}
         self._answers: dict[tuple[object, ...], bytes] = {}
 
-    def look_at(self, image: MetadataImage, absent: Absent = NOBODY) -> None:
+    def use_image(self, image: MetadataImage, absent: Absent = NOBODY) -> None:
         """Use `image`, with `absent` brokers, for the next responses; drop outdated cache entries."""
         before, self._image = self._image, image
         absent_before, self._absent = self._absent, absent
@@ -178,7 +178,7 @@ class MetadataEncoder:
         cluster_operations: int,
     ) -> bytes:
         """The body: unknown ids, then topics, then other errors, in Kafka's order."""
-        assert self._image is not None, "look_at comes first"
+        assert self._image is not None, "use_image comes first"
         tail = _int32(topic_operations) if self._version >= 8 else b""
         tail += b"\0" if self._flexible else b""
         parts = [part for error in errors_before for part in self._encode_error(error)]
@@ -272,7 +272,7 @@ class MetadataEncoder:
     def _encode_partition(self, partition: PartitionImage) -> tuple[bytes, bytes]:
         """The bytes before a partition's index, and those after it."""
         image, version = self._image, self._version
-        assert image is not None, "look_at comes first"
+        assert image is not None, "use_image comes first"
         view = view_partition(image, partition, self._listener, old_errors=version <= 5, left=self._absent.left)
         error, replicas, isr = view.error, partition.replicas, partition.isr
         if version == 0:
