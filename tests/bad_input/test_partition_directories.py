@@ -68,7 +68,7 @@ def start(desk: Desk) -> LogDirs:
     desk.producing.replicas = desk.partitions
     for log_dir in opened:
         log_dir.begin()
-        found = desk.partitions.places.settle(log_dir)
+        found = desk.partitions.places.scan(log_dir)
         if not log_dir.clean:
             desk.partitions.recover(found)
     desk.partitions.apply_roles()

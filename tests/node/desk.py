@@ -125,7 +125,7 @@ class _Roles:
     def follows(self, replica: Replica, leader_id: int) -> None:
         self._replication._stop_recovery(replica)
 
-    def left(self, replica: Replica) -> None:
+    def stops_following(self, replica: Replica) -> None:
         self._replication._stop_recovery(replica)
 
 

@@ -24,5 +24,5 @@ class NoRoles:
     def follows(self, replica: Replica, leader_id: int) -> None:
         pass
 
-    def left(self, replica: Replica) -> None:
+    def stops_following(self, replica: Replica) -> None:
         pass

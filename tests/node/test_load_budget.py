@@ -26,7 +26,7 @@ async def turns() -> None:
 
 
 async def waits(budget: LoadBudget, size_bytes: int) -> asyncio.Task[Lease]:
-    task = asyncio.ensure_future(budget.take(size_bytes))
+    task = asyncio.ensure_future(budget.acquire(size_bytes))
     await turns()
     assert not task.done()
     return task
@@ -34,7 +34,7 @@ async def waits(budget: LoadBudget, size_bytes: int) -> asyncio.Task[Lease]:
 
 def test_the_sum_is_bounded_and_who_came_first_is_served_first() -> None:
     async def story(budget: LoadBudget) -> None:
-        first, second = await budget.take(60), await budget.take(40)
+        first, second = await budget.acquire(60), await budget.acquire(40)
         large, small = await waits(budget, 90), await waits(budget, 1)
         assert budget.used_bytes == 100
         second.release()
@@ -50,7 +50,7 @@ def test_the_sum_is_bounded_and_who_came_first_is_served_first() -> None:
 
 def test_one_that_is_larger_than_all_gets_it_alone() -> None:
     async def story(budget: LoadBudget) -> None:
-        huge = await budget.take(1000)
+        huge = await budget.acquire(1000)
         other = await waits(budget, 1)
         huge.release()
         (await other).release()
@@ -61,7 +61,7 @@ def test_one_that_is_larger_than_all_gets_it_alone() -> None:
 
 def test_nothing_is_given_back_twice() -> None:
     async def story(budget: LoadBudget) -> None:
-        lease = await budget.take(70)
+        lease = await budget.acquire(70)
         lease.release()
         lease.release()
         assert budget.used_bytes == 0
@@ -72,7 +72,7 @@ def test_nothing_is_given_back_twice() -> None:
 @pytest.mark.parametrize("granted_first", [False, True])
 def test_who_goes_away_holds_nobody_up(granted_first: bool) -> None:
     async def story(budget: LoadBudget) -> None:
-        lease = await budget.take(100)
+        lease = await budget.acquire(100)
         gone, behind = await waits(budget, 100), await waits(budget, 50)
         if granted_first:
             lease.release()  # it is granted, and has not heard of it yet
@@ -90,7 +90,7 @@ def test_who_goes_away_holds_nobody_up(granted_first: bool) -> None:
 def test_a_peer_that_does_not_read_loses_its_connection_when_others_wait() -> None:
     async def story(budget: LoadBudget) -> None:
         dropped: list[str] = []
-        old, fresh = await budget.take(50), await budget.take(50)
+        old, fresh = await budget.acquire(50), await budget.acquire(50)
         old.sending(lambda: dropped.append("old"))
         fresh.sending(lambda: dropped.append("fresh"))
         assert old.sending_since_s is not None

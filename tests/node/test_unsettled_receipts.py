@@ -17,7 +17,7 @@ from fenceline.losses.cutting import cut_log
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.broker import Broker
-from fenceline.node.log_recovery import recover_logs, take_back_recovery_points
+from fenceline.node.log_recovery import checkpoint_recovery_points, recover_logs
 from fenceline.node.loss_keeper import LossKeeper
 from tests.losses.helpers import cut, open_log, write
 
@@ -39,7 +39,7 @@ def _started(desk: Desk, number: int) -> LossKeeper:
     write_note(desk.disk, log.directory, RecoveryNote(LostBatches(2, 4, 2, 100, (1,)), "a test", True, 5_000, ()))
     desk.disk.fail("write", ".due.tmp", number)
     keeper = LossKeeper(cast(Broker, desk))
-    keeper.take_up()
+    keeper.recover()
     with pytest.raises(PeerError) as refused:
         desk.lead(3)
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
@@ -112,7 +112,7 @@ def test_evidence_of_before_makes_the_room_and_what_is_not_told_yet_stays() -> N
         desk.disk.close(fd)
         desk.disk.capacity_bytes = desk.disk.used_bytes
         keeper = LossKeeper(cast(Broker, desk))
-        keeper.take_up()
+        keeper.recover()
         assert where() not in desk.partitions.offline
         (receipt,) = _receipts(desk)
         assert receipt.evidence == (untold,)
@@ -182,7 +182,7 @@ def _recovered(desk: Desk) -> LossKeeper:
     files = _files(desk)
     desk.partitions.recover([where()])
     keeper = LossKeeper(cast(Broker, desk))
-    keeper.take_up()
+    keeper.recover()
     with pytest.raises(PeerError) as refused:
         desk.lead(3)
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
@@ -325,8 +325,8 @@ def test_another_log_that_has_gone_back_does_not_change_how_a_loss_is_classed() 
         _name(desk, 1)
         await recover_logs(cast(Broker, desk))
         keeper = LossKeeper(cast(Broker, desk))
-        keeper.take_up()
-        await take_back_recovery_points(cast(Broker, desk))
+        keeper.recover()
+        await checkpoint_recovery_points(cast(Broker, desk))
         assert not log_dir.has_gone_back()
         assert [each.loss_class for each in keeper.next_due(9)] == [LossClass.COMMITTED]
 

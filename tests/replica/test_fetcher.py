@@ -268,13 +268,13 @@ def test_what_is_compared_first_is_in_no_fetch_before_that() -> None:
     following = fetcher()
     state = follow(following, log, epoch=2)
     assert state.on_follow(2) is None
-    assert following.compares_first(0) == [state]
+    assert following.to_compare(0) == [state]
     assert following.next_request(0) is None
     assert state.first_question() == AskEpochEnd(state, 1)
-    assert following.compares_first(0) == [], "it waits for the answer"
+    assert following.to_compare(0) == [], "it waits for the answer"
     following.failed(state, 0)
-    assert following.compares_first(0) == []
-    assert following.compares_first(10_000) == [state]
+    assert following.to_compare(0) == []
+    assert following.to_compare(10_000) == [state]
     assert following.next_request(10_000) is None
     state.first_question()
     state.on_epoch_end(1, 3)

@@ -167,7 +167,7 @@ def test_a_compacted_log_that_is_cut_below_what_it_relies_on_is_fetched_anew() -
     shorter = state.on_leader_start(1)
     assert shorter == CutTo(state, 10, Cause.DIVERGENCE)
     state.log.cut_to(10)  # type: ignore[attr-defined]
-    assert state.on_cut(shorter) == RestartAt(state, 1, Cause.DIVERGENCE, is_whole=True)
+    assert state.on_cut(shorter) == RestartAt(state, 1, Cause.DIVERGENCE, leader_has_all=True)
     assert state.phase is Phase.CUTTING
 
 
@@ -202,7 +202,7 @@ def test_a_log_that_lacks_what_compaction_relied_on_is_compared_first(
     if is_cut:
         assert duty == CutTo(state, offset, Cause.DIVERGENCE)
     else:
-        assert duty == RestartAt(state, offset, cause or Cause.DIVERGENCE, is_whole=cause is None)
+        assert duty == RestartAt(state, offset, cause or Cause.DIVERGENCE, leader_has_all=cause is None)
     assert state.comparison is None
 
 
@@ -237,7 +237,7 @@ def test_before_the_first_fetch(complete_from: CompleteFrom, clean_since: int, b
     assert empty.on_follow(clean_since) is None, "it may lead, and ended below what is committed (game 25000129)"
     empty.may_lead = False
     if begins_anew:
-        assert empty.on_follow(clean_since) == RestartAt(empty, 0, Cause.DIVERGENCE, is_whole=True)
+        assert empty.on_follow(clean_since) == RestartAt(empty, 0, Cause.DIVERGENCE, leader_has_all=True)
 
 
 @pytest.mark.parametrize("may_lead", [False, True])

@@ -74,7 +74,7 @@ class ProducePurgatory:
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._ready: list[tuple[PendingAnswer, list[Buffer]]] = []
 
-    def leave(self, pending: PendingAnswer, frame: list[Buffer]) -> None:
+    def send_later(self, pending: PendingAnswer, frame: list[Buffer]) -> None:
         """All acknowledgements have arrived: send the frame."""
         if not self._ready:
             self._broker.loop.call_soon(self._send)
@@ -90,7 +90,7 @@ class ProducePurgatory:
         loop = self._broker.loop
         if queue is None:
             queue = self._queues[timeout_ms] = {}
-            self._timers[timeout_ms] = loop.call_later(timeout_ms / 1000, self._look, timeout_ms)
+            self._timers[timeout_ms] = loop.call_later(timeout_ms / 1000, self._expire, timeout_ms)
         queue[waiting] = loop.time() + timeout_ms / 1000
 
     def discard(self, waiting: DelayedProduce, timeout_ms: int) -> None:
@@ -103,14 +103,14 @@ class ProducePurgatory:
             del self._queues[timeout_ms]
             self._timers.pop(timeout_ms).cancel()
 
-    def _look(self, timeout_ms: int) -> None:
+    def _expire(self, timeout_ms: int) -> None:
         queue = self._queues[timeout_ms]
         loop = self._broker.loop
         now = loop.time()
         ended = []
         for waiting, until in queue.items():
             if until > now:
-                self._timers[timeout_ms] = loop.call_later(until - now, self._look, timeout_ms)
+                self._timers[timeout_ms] = loop.call_later(until - now, self._expire, timeout_ms)
                 break
             ended.append(waiting)
         else:
@@ -129,8 +129,8 @@ class DelayedProduce:
         "_context",
         "_flushing",
         "_frame",
-        "_left",
         "_pending",
+        "_remaining",
         "_results",
         "_timeout_ms",
         "_waiting",
@@ -149,7 +149,7 @@ class DelayedProduce:
         self._context = context
         self._frame = frame
         self._pending = pending
-        self._left = 0
+        self._remaining = 0
         self._waiting: Sequence[Owed] = ()
         self._results: list[PartitionResult] | None = None
         """The results, once one of them differs from `frame`."""
@@ -158,7 +158,7 @@ class DelayedProduce:
 
     def wait_for(self, owed: Sequence[Owed], timeout_ms: int) -> None:
         """Send the response when all acknowledgements have arrived. `timeout_ms` limits the wait for replicas only."""
-        self._left = len(owed)
+        self._remaining = len(owed)
         unflushed = [each for each in owed if each.by is OwedBy.DISK]
         if unflushed:
             self._flushing = asyncio.ensure_future(self._flush(unflushed))
@@ -171,25 +171,27 @@ class DelayedProduce:
                 replica.when_committed(end_offset, self, position)
 
     def committed(self, position: int, code: ErrorCode) -> None:
-        self._done(position, code)
+        self._acknowledged(position, code)
 
     async def _flush(self, unflushed: Sequence[Owed]) -> None:
         try:
             for each in unflushed:
                 error = await self._broker.flush_up_to(each.replica, each.end_offset)
-                self._done(each.position, *((error.code, error.message) if error is not None else (ErrorCode.NONE,)))
+                self._acknowledged(
+                    each.position, *((error.code, error.message) if error is not None else (ErrorCode.NONE,))
+                )
         except Exception:
             log.exception("flush failed", peer=self._context.peer)
-            self._forget()
+            self._cancel_timeout()
             self._pending.fail("internal error, see the previous log message")
 
     def time_out(self) -> None:
         """The timeout for acknowledgements from replicas has expired."""
         for each in self._waiting:
             if each.replica.forget(self, each.position):
-                self._done(each.position, ErrorCode.REQUEST_TIMED_OUT)
+                self._acknowledged(each.position, ErrorCode.REQUEST_TIMED_OUT)
 
-    def _done(self, position: int, code: ErrorCode, message: str = "") -> None:
+    def _acknowledged(self, position: int, code: ErrorCode, message: str = "") -> None:
         if code:
             results = self._results
             if results is None:
@@ -202,15 +204,15 @@ class DelayedProduce:
                 code,
                 error_message=message or _MESSAGES.get(code),
             )
-        self._left -= 1
-        if self._left == 0:
-            self._forget()
+        self._remaining -= 1
+        if self._remaining == 0:
+            self._cancel_timeout()
             frame = self._frame
             if self._results is not None:
                 answer = with_leaders(self._broker, self._context.listener, self._results)
                 body = encode_response(self._context.api_version, answer)
                 frame = frame_of(ApiKey.PRODUCE, self._context, body)
-            self._answers.leave(self._pending, frame)
+            self._answers.send_later(self._pending, frame)
 
     def _read_frame(self) -> list[PartitionResult]:
         version = self._context.api_version
@@ -218,7 +220,7 @@ class DelayedProduce:
         _, start = parse_response_header(ApiKey.PRODUCE, version, message)
         return list(parse_response(version, message[start:]).results)
 
-    def _forget(self) -> None:
+    def _cancel_timeout(self) -> None:
         if self._timeout_ms >= 0:
             self._answers.discard(self, self._timeout_ms)
             self._timeout_ms = -1

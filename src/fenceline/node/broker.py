@@ -52,7 +52,7 @@ from fenceline.node.groups_driver import GroupsDriver
 from fenceline.node.handlers.producers import ProducerIds
 from fenceline.node.log_cleaner import LogCleaner
 from fenceline.node.log_cleaner_metrics import CleanerCollector
-from fenceline.node.log_recovery import recover_logs, take_back_recovery_points
+from fenceline.node.log_recovery import checkpoint_recovery_points, recover_logs
 from fenceline.node.logs import Logger
 from fenceline.node.loss_delivery import LossDelivery
 from fenceline.node.loss_expiry import LossExpiry
@@ -75,7 +75,7 @@ from fenceline.node.replication import Replication
 from fenceline.node.replication_metrics import ReplicationCollector
 from fenceline.node.server import RawHandler, Server
 from fenceline.node.storage_trouble import StorageTrouble
-from fenceline.node.transactions_elsewhere import TransactionsElsewhere
+from fenceline.node.transaction_support import TransactionSupport
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.produce import NodeEndpoint
 
@@ -274,7 +274,7 @@ class Broker:
         self.removed_replicas = RemovedReplicas(self)
         self.loss_expiry = LossExpiry(self, self.losses)
         self.replication = Replication(self)
-        self.transactions_elsewhere = TransactionsElsewhere(
+        self.transaction_support = TransactionSupport(
             self.node_id,
             lambda: self.controller.image,
             self.replication.replication_endpoint,
@@ -348,14 +348,14 @@ class Broker:
         self.cordons.take()
         known = self.image
         copies = await recover_logs(self)
-        await self.loop.run_in_executor(self.disk_threads, self.losses.take_up)
-        await take_back_recovery_points(self)
+        await self.loop.run_in_executor(self.disk_threads, self.losses.recover)
+        await checkpoint_recovery_points(self)
         self.controller.subscribe(self._on_image)
-        self.replication.take_up()
+        self.replication.apply_image()
         # Logs were opened by what was known when that began: topics may have gone meanwhile, and come anew.
         self.partitions.apply(difference(known, self.image))
         self.partitions.apply_roles()
-        await self.removed_replicas.take_up()
+        await self.removed_replicas.find_strays()
         self.moves.take_up(copies)
         self._coordinators.load_all(self.image)
         # Metadata may name this broker as a leader from here on: who comes at once is not sent away.

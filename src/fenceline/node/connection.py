@@ -57,18 +57,18 @@ class PendingAnswer:
         self.outcome: Sequence[Part] | str | None = None
         """The response, or the reason to close the connection, while earlier responses are still pending."""
 
-    def complete(self, buffers: Sequence[Part] | None, let_go: Callable[[], None] | None = None) -> None:
+    def complete(self, buffers: Sequence[Part] | None, on_sent: Callable[[], None] | None = None) -> None:
         """Send the response frame (None: the request has no response) and handle the connection's next request.
 
-        `let_go` is called once: when the response has been sent completely, or never will be.
+        `on_sent` is called once: when the response has been sent completely, or never will be.
         """
         connection, self._connection = self._connection, None
         self._abandon = None
         if connection is not None:
             self._answered = connection
-            connection.answer_pending(self, buffers, let_go)
-        elif let_go is not None:
-            let_go()
+            connection.answer_pending(self, buffers, on_sent)
+        elif on_sent is not None:
+            on_sent()
 
     def drop(self, reason: str) -> None:
         """The peer does not read the response: close the connection at once."""
@@ -109,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         "_buffer",
         "_closes_when_sent",
         "_end",
-        "_let_go",
+        "_on_sent",
         "_paused_reading",
         "_paused_writing",
         "_sender",
@@ -137,7 +137,7 @@ class Connection(asyncio.BufferedProtocol):
         self._paused_writing = False
         self._paused_reading = False
         self._sender: FileSender | None = None
-        self._let_go: Callable[[], None] | None = None
+        self._on_sent: Callable[[], None] | None = None
         self._closes_when_sent = False
         self.idle_ticks = 0
         self.peer = "?"
@@ -223,35 +223,35 @@ class Connection(asyncio.BufferedProtocol):
         self.abort()
 
     def _answer_left(self) -> None:
-        let_go, self._let_go = self._let_go, None
-        if let_go is not None:
-            let_go()
+        on_sent, self._on_sent = self._on_sent, None
+        if on_sent is not None:
+            on_sent()
 
     @property
     def _is_sending_files(self) -> bool:
         return self._sender is not None and self._sender.is_busy
 
     def answer_pending(
-        self, pending: PendingAnswer, buffers: Sequence[Part] | None, let_go: Callable[[], None] | None = None
+        self, pending: PendingAnswer, buffers: Sequence[Part] | None, on_sent: Callable[[], None] | None = None
     ) -> None:
         waiting = self._waiting
         if pending is not waiting[0]:
-            assert let_go is None, "a response that holds a memory lease is never pipelined"
+            assert on_sent is None, "a response that holds a memory lease is never pipelined"
             pending.outcome = buffers or ()
             return
         waiting.popleft()
         transport = self._transport
-        if let_go is not None and buffers is not None and _has_socket(transport):
+        if on_sent is not None and buffers is not None and _has_socket(transport):
             assert transport is not None, "it has a socket"
             # The lease is released when the response has been sent.
-            self._let_go = let_go
+            self._on_sent = on_sent
             if self._send_files(transport, buffers):
                 self._answer_left()
         else:
             if buffers is not None:
                 self.send(buffers)
-            if let_go is not None:
-                let_go()
+            if on_sent is not None:
+                on_sent()
         while waiting and (outcome := waiting[0].outcome) is not None:
             if isinstance(outcome, str):
                 self.close(outcome)

@@ -18,7 +18,7 @@ from fenceline.node.load_pace import ANSWER_BYTES, LoadPace
 from fenceline.node.server import Buffer
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, NO_EPOCH, IsolationLevel, check_leader_epoch, read_bound
 from fenceline.replica.fetch_session import SessionAnswer, Wanted
-from fenceline.replica.read_replica import NOBODY
+from fenceline.replica.read_replica import NO_PREFERRED_REPLICA
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class FetchReads:
         partition_log = replica.log
         if self._preferred is not None and request.replica_id == CONSUMER_REPLICA_ID and request.rack_id:
             nearest = self._preferred.of(replica, partition.fetch_offset, request.rack_id, reader.listener)
-            if nearest != NOBODY:
+            if nearest != NO_PREFERRED_REPLICA:
                 # E66: the consumer fetches from that replica; nothing is read here.
                 result.must_answer = True
                 empty = self._empty(replica, partition, None)

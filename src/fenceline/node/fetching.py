@@ -260,7 +260,7 @@ class Fetching:
     async def _admit(self, result: FetchResult) -> Lease:
         if not result.is_for_replica:
             await self.reads.load_pace.turn(result.from_disk_bytes)
-        return await self._load_budget.take(sum(each.read.copied_bytes_limit for each in result.cold))
+        return await self._load_budget.acquire(sum(each.read.copied_bytes_limit for each in result.cold))
 
 
 def _load_all(cold: Sequence[ColdRead]) -> list[memoryview | FileSlice | StorageError]:

@@ -59,7 +59,7 @@ class OffsetsLog(Protocol):
 
     def read(self, topic_partition: TopicPartition, leader_epoch: int) -> Batches: ...
 
-    def settled(self, topic_partition: TopicPartition, leader_epoch: int) -> asyncio.Future[None] | None:
+    def when_committed(self, topic_partition: TopicPartition, leader_epoch: int) -> asyncio.Future[None] | None:
         """None if all records in the log are committed, or cannot be soon; otherwise a future of that."""
 
 
@@ -81,7 +81,7 @@ class GroupsLoading:
         self._threads = threads
         self._queue: deque[_Load] = deque()
         self._reader: asyncio.Task[None] | None = None
-        self._settling: set[asyncio.Future[None]] = set()
+        self._committing: set[asyncio.Future[None]] = set()
         self._waiting: dict[int, tuple[Shard, asyncio.TimerHandle]] = {}
         self._is_closed = False
 
@@ -107,7 +107,7 @@ class GroupsLoading:
         for _, timer in self._waiting.values():
             timer.cancel()
         self._waiting.clear()
-        for task in (*self._settling, *(() if self._reader is None else (self._reader,))):
+        for task in (*self._committing, *(() if self._reader is None else (self._reader,))):
             task.cancel()
 
     # --- reading ----------------------------------------
@@ -147,25 +147,25 @@ class GroupsLoading:
             self._failed(load.shard, error)
             return
         if load.is_over:
-            self._settle(load)
+            self._await_commit(load)
 
     # --- settling ----------------------------------------
 
-    def _settle(self, load: _Load) -> None:
+    def _await_commit(self, load: _Load) -> None:
         shard = load.shard
         try:
-            settled = self._log.settled(_where(shard), shard.epoch)
+            committed = self._log.when_committed(_where(shard), shard.epoch)
         except PeerError as error:
             self._failed(shard, error)
             return
-        if settled is None:
+        if committed is None:
             self._finish(load)
             return
-        settled.add_done_callback(lambda done: self._settled(load, done))
-        self._settling.add(settled)
+        committed.add_done_callback(lambda done: self._on_committed(load, done))
+        self._committing.add(committed)
 
-    def _settled(self, load: _Load, done: asyncio.Future[None]) -> None:
-        self._settling.discard(done)
+    def _on_committed(self, load: _Load, done: asyncio.Future[None]) -> None:
+        self._committing.discard(done)
         if done.cancelled():
             return
         error = done.exception()

@@ -89,20 +89,20 @@ class Duties:
         """The partition is no longer fetched over this link."""
         self._written.pop(key, None)
 
-    def do(self, duty: Duty, questions: list[Question]) -> None:
+    def execute(self, duty: Duty, questions: list[Question]) -> None:
         """Questions are added to `questions` for `ask`, which waits for the leader."""
         state = duty.state
         replica = self._link.replica_of(state)
         if replica is None:
             return
         try:
-            self._do(replica, state, duty, questions)
+            self._execute(replica, state, duty, questions)
         except StorageError as error:
-            self._refused(replica, state, error)
+            self._storage_failed(replica, state, error)
         except Exception:
             self._failed(replica, state)
 
-    def _do(self, replica: Replica, state: FollowerState, duty: Duty, questions: list[Question]) -> None:
+    def _execute(self, replica: Replica, state: FollowerState, duty: Duty, questions: list[Question]) -> None:
         match duty:
             case Append():
                 self._append(replica, duty, questions)
@@ -129,13 +129,13 @@ class Duties:
                 raise corrupt(f"{len(duty.records)} bytes without a complete batch")
             self._fetchers.appended_bytes += len(duty.records)
         except StorageError as error:
-            self._refused(replica, state, error)
+            self._storage_failed(replica, state, error)
             return
         except EpochStartUnknown as unknown:
             self._follow_up(state, state.on_unknown_epoch(unknown.epoch, unknown.first_offset), questions)
             return
         except (RecordsError, FencelineError) as error:
-            self._not_taken(replica, state, str(error))
+            self._reject(replica, state, str(error))
             return
         if appended.base_offset < duty.high_watermark and replica.config.compacted:
             replica.log.rely_on(duty.high_watermark, state.leader_epoch)
@@ -168,11 +168,11 @@ class Duties:
         self._link.interrupt()
 
     def _begin(self, replica: Replica, state: FollowerState, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(self._carried_out(replica, state, work))
+        task = asyncio.ensure_future(self._run_guarded(replica, state, work))
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
 
-    async def _carried_out(self, replica: Replica, state: FollowerState, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_guarded(self, replica: Replica, state: FollowerState, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception:
@@ -203,7 +203,7 @@ class Duties:
                 self._writing_behind = loop.run_in_executor(self._fetchers.executor(), work)
 
     def answer_too_large(self, state: FollowerState, error: AnswerTooLarge) -> None:
-        """The leader has a batch that exceeds this broker's limits. Logged at the same intervals as `_not_taken`."""
+        """The leader has a batch that exceeds this broker's limits. Logged at the same intervals as `_reject`."""
         replica = self._link.replica_of(state)
         if replica is None:
             return
@@ -222,7 +222,7 @@ class Duties:
             )
         self._fetcher.answer_too_large(state, self._clock.monotonic_ms())
 
-    def _not_taken(self, replica: Replica, state: FollowerState, reason: str) -> None:
+    def _reject(self, replica: Replica, state: FollowerState, reason: str) -> None:
         """The leader sent invalid records. Logged the 1st, 2nd, 4th, 8th time and so on."""
         if _is_power_of_two(state.failures + 1):
             log.error(
@@ -244,30 +244,30 @@ class Duties:
         try:
             if replica.cleaning is not None:
                 await replica.cleaning.stop()
-            await self._cut_and_settle(replica, duty)
+            await self._cut_with_retries(replica, duty)
             if self._link.replica_of(state) is replica and (rest := state.on_cut(duty)) is not None:
-                await self._cut_and_settle(replica, rest)
+                await self._cut_with_retries(replica, rest)
             # With a recovery point above the new end, records appended now and torn by a crash would count as damage.
             await self._host.checkpoint()
         except StorageError as error:
-            self._refused(replica, state, error)
+            self._storage_failed(replica, state, error)
             self._link.reschedule()
             return
         finally:
             replica.is_being_cut = False
             self._host.cut_ended(replica)
         if _ends(replica.log) == before:
-            self._not_taken(replica, state, f"{duty.cause.value}, but this log has no records there")
+            self._reject(replica, state, f"{duty.cause.value}, but this log has no records there")
             self._link.reschedule()
             return
         self._fetcher.done(state)
         self._link.interrupt()
 
-    async def _cut_and_settle(self, replica: Replica, duty: CutTo | RestartAt) -> None:
+    async def _cut_with_retries(self, replica: Replica, duty: CutTo | RestartAt) -> None:
         """If a full disk has no room for the receipt, retry until it has, even if the leader changes. Raises
         StorageError."""
         loop, executor = asyncio.get_running_loop(), self._fetchers.executor()
-        if isinstance(duty, RestartAt) and duty.is_whole:
+        if isinstance(duty, RestartAt) and duty.leader_has_all:
             # There will be no receipt that explains to the next start why the log ends there.
             await loop.run_in_executor(executor, replica.log.lower_recovery_point)
             await self._host.checkpoint()
@@ -282,7 +282,7 @@ class Duties:
             else:
                 return
 
-    def _refused(self, replica: Replica, state: FollowerState, error: StorageError) -> None:
+    def _storage_failed(self, replica: Replica, state: FollowerState, error: StorageError) -> None:
         """A disk operation failed."""
         self._fetcher.failed(state, self._clock.monotonic_ms())
         self._host.storage_failed(replica, error)
@@ -291,7 +291,7 @@ class Duties:
         if duty is None:
             self._fetcher.done(state)
         else:
-            self.do(duty, questions)
+            self.execute(duty, questions)
 
     async def ask_all(self, connection: PeerConnection, questions: list[Question]) -> None:
         """Run `ask` for each question. If the connection is lost, unanswered questions are asked again later."""

@@ -101,9 +101,9 @@ class LeaderLink:
         under_way: set[asyncio.Task[None]] = set() if near is None else near.duties.under_way
         self.duties: Duties = Duties(self, fetchers, leader_id, under_way)
         self._is_unreachable = False
-        self._was_left = False
+        self._was_closed_by_leader = False
         """The leader closed the connection while a response was pending."""
-        self._left_lately = False
+        self._closed_recently = False
         """The leader closed a connection and has not answered a fetch since. If it closes the next connection too, it
         is running all the same, since it accepted that connection."""
         self._refusals = 0
@@ -128,7 +128,7 @@ class LeaderLink:
         self.fetcher.follow(state)
         rest = state.on_follow(replica.clean_since)
         if rest is not None:
-            self.duties.do(rest, [])
+            self.duties.execute(rest, [])
         else:
             self.duties.flush_first(replica, state)
         self.interrupt()
@@ -248,10 +248,10 @@ class LeaderLink:
             except _TROUBLE as error:
                 self._lost()
                 failures += 1
-                if self._was_left or isinstance(error, ConnectionRefusedError):
+                if self._was_closed_by_leader or isinstance(error, ConnectionRefusedError):
                     self._fetchers.absent.left(self._leader_id)
-                self._left_lately = self._left_lately or self._was_left
-                self._was_left = False
+                self._closed_recently = self._closed_recently or self._was_closed_by_leader
+                self._was_closed_by_leader = False
                 self._log_unreachable(error)
                 await self._pause(min(20 << min(failures, 10), self._fetchers.limits.backoff_ms))
             except Exception:
@@ -270,9 +270,9 @@ class LeaderLink:
         self._hold_back(now_ms)
         # The broker may have registered again, with a new epoch.
         self.fetcher.broker_epoch = self._host.broker_epoch
-        if self.fetcher.compares_first(now_ms):
+        if self.fetcher.to_compare(now_ms):
             connection = await self._connected()
-            first: list[Question] = [state.first_question() for state in self.fetcher.compares_first(now_ms)]
+            first: list[Question] = [state.first_question() for state in self.fetcher.to_compare(now_ms)]
             await self.duties.ask_all(connection, first)
         request = self.fetcher.next_request(now_ms)
         if request is None:
@@ -298,7 +298,7 @@ class LeaderLink:
             self._lost()
             return
         response = parse_response(version, body)
-        self._left_lately = False
+        self._closed_recently = False
         self._refusals = self._refusals + 1 if response.error_code else 0
         if self._refusals > 1:
             # After one error the session is reopened at once; after a second one, wait.
@@ -306,7 +306,7 @@ class LeaderLink:
         self._is_unreachable = False
         questions: list[Question] = []
         for duty in self.fetcher.on_answer(response, self._clock.monotonic_ms()):
-            self.duties.do(duty, questions)
+            self.duties.execute(duty, questions)
             if self._near is not None:
                 # A duty appends up to a megabyte; in-sync partitions of other leaders must not wait for all of them.
                 await asyncio.sleep(0)
@@ -333,21 +333,21 @@ class LeaderLink:
         except ConnectionLost:
             if self._news.is_set():
                 return None
-            self._was_left = self._closed_by_leader(self._connection)
+            self._was_closed_by_leader = self._closed_by_leader(self._connection)
             raise
         finally:
             self._awaited = None
 
-    def look(self) -> None:
+    def check_connection(self) -> None:
         """Report to `absent` that the leader has closed its connection, before the link's task notices."""
         if self._closed_by_leader(self._connection):
             self._fetchers.absent.left(self._leader_id)
         for far in self._far:
-            far.look()
+            far.check_connection()
 
     def _closed_by_leader(self, connection: PeerConnection | None) -> bool:
         """Whether the leader closed it, rather than this node or a long idle time."""
-        was_closed_by_peer = connection is not None and connection.was_closed_by_peer and not self._left_lately
+        was_closed_by_peer = connection is not None and connection.was_closed_by_peer and not self._closed_recently
         return was_closed_by_peer and asyncio.get_running_loop().time() < self._overdue_s
 
     def _watch(self) -> None:

@@ -54,7 +54,7 @@ class LoadBudget:
     def waiting_count(self) -> int:
         return len(self._waiting)
 
-    async def take(self, size_bytes: int) -> Lease:
+    async def acquire(self, size_bytes: int) -> Lease:
         """A lease, as soon as enough memory is free. Cancel it to stop waiting."""
         if not self._waiting and self._fits(size_bytes):
             return self._grant(size_bytes)

@@ -99,7 +99,7 @@ class LogCleaner:
         """Start checking logs, including those that were opened before."""
         self._is_running = self._broker.config.get_bool(ENABLE)
         if self._waiting:
-            self._look_at(self._broker.clock.now_ms() + self._backoff_ms())
+            self._schedule(self._broker.clock.now_ms() + self._backoff_ms())
 
     async def close(self) -> None:
         """Stop; compactions in progress end at their next piece."""
@@ -118,7 +118,7 @@ class LogCleaner:
         if replica.config.compacted and len(replica.log.segments) > 1:
             self._waiting[replica] = 0
             if self._is_running:
-                self._look_at(self._broker.clock.now_ms() + self._backoff_ms())
+                self._schedule(self._broker.clock.now_ms() + self._backoff_ms())
 
     # -- when --------------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class LogCleaner:
     def _backoff_ms(self) -> int:
         return int(self._setting(BACKOFF))
 
-    def _look_at(self, at_ms: int) -> None:
+    def _schedule(self, at_ms: int) -> None:
         """Start a pass at this time; an earlier time that was set stays."""
         if self._pass is not None or (self._timer is not None and self._timer_at_ms <= at_ms):
             return
@@ -157,7 +157,7 @@ class LogCleaner:
             self._pass = None
             if self._is_running and self._waiting:
                 now_ms = self._broker.clock.now_ms()
-                self._look_at(max(now_ms + self._backoff_ms(), min(self._waiting.values())))
+                self._schedule(max(now_ms + self._backoff_ms(), min(self._waiting.values())))
 
     async def _judge_all(self) -> list[tuple[Replica, Due]]:
         """The logs that are due, the dirtiest first; the others get a time for their next check."""

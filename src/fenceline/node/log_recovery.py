@@ -44,7 +44,7 @@ async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]
         with _suspecting(broker, log_dir):
             condemned += log_dir.condemned()
             if not is_known:
-                found[log_dir] = await broker.loop.run_in_executor(broker.disk_threads, places.settle, log_dir)
+                found[log_dir] = await broker.loop.run_in_executor(broker.disk_threads, places.scan, log_dir)
     for log_dir in tuple(broker.log_dirs):
         with _suspecting(broker, log_dir):
             settled = await broker.loop.run_in_executor(broker.disk_threads, places.resolve_copies, log_dir)
@@ -64,7 +64,7 @@ async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]
     return copies
 
 
-async def take_back_recovery_points(broker: Broker) -> None:
+async def checkpoint_recovery_points(broker: Broker) -> None:
     """Checkpoint logs that end below their recovery point before they are served: records appended now are not flushed
     up to there.
 

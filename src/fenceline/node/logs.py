@@ -96,8 +96,8 @@ def _write_json(level: str, room: str, event: str, fields: dict[str, Any]) -> No
     line = {"room": room, **fields, "event": event, "level": level, "timestamp": timestamp}
     failure = line.pop("exc_info", None)
     if failure is not None:
-        told = traceback.format_exception(failure) if isinstance(failure, BaseException) else [traceback.format_exc()]
-        line["exception"] = "".join(told).rstrip("\n")
+        lines = traceback.format_exception(failure) if isinstance(failure, BaseException) else [traceback.format_exc()]
+        line["exception"] = "".join(lines).rstrip("\n")
     text = json.dumps(line, default=repr) + "\n"
     with _writing:
         sys.stderr.write(text)

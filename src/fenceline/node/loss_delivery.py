@@ -38,7 +38,7 @@ _LOOK_S: Final = 0.05
 """How often to check whether the new topic has a leader."""
 _FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
-_TELL_AGAIN_S: Final = 60.0
+_LOG_INTERVAL_S: Final = 60.0
 
 
 class LossDelivery:
@@ -84,7 +84,7 @@ class LossDelivery:
             except (PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError) as error:
                 now_s = asyncio.get_running_loop().time()
                 if now_s >= quiet_until_s:
-                    quiet_until_s = now_s + _TELL_AGAIN_S
+                    quiet_until_s = now_s + _LOG_INTERVAL_S
                     log.warning(
                         "loss receipts not delivered yet",
                         undelivered=self._keeper.undelivered,

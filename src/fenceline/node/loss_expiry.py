@@ -83,13 +83,13 @@ class LossExpiry:
             self._moved.clear()
             began_s = loop.time()
             try:
-                await self.look()
+                await self.check()
             except Exception:
                 # Our bug; the next check may well succeed.
                 log.exception("check for expired records of groups failed")
             took_s = loop.time() - began_s
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Compare committed offsets with log starts that moved; yields to the event loop between topics."""
         read = self._broker.groups.coordinator.committed_partitions()
         before, self._bounds = (
@@ -133,7 +133,7 @@ class LossExpiry:
             topic = deleted.get(slot.topic)
             if topic is None or not committed.belongs_to(topic.id):
                 continue
-            bounds = self._here(slot) or self._bounds.get(TopicPartition(slot.topic, slot.partition))
+            bounds = self._local_bounds(slot) or self._bounds.get(TopicPartition(slot.topic, slot.partition))
             if bounds is None:
                 log.info("unread records of a deleted topic unknown", group=slot.group_id, topic=slot.topic)
             elif (first := max(committed.offset, bounds[0])) < bounds[1]:
@@ -204,7 +204,7 @@ class LossExpiry:
 
     # -- log start and end offsets -------------------------------------------------------------------------------------
 
-    def _here(self, slot: OffsetSlot | TopicPartition) -> _Bounds | None:
+    def _local_bounds(self, slot: OffsetSlot | TopicPartition) -> _Bounds | None:
         replica = self._broker.partitions.open_by_name.get((slot.topic, slot.partition))
         if replica is None or replica.is_being_cut:
             return None
@@ -217,7 +217,7 @@ class LossExpiry:
         found = {each: self._bounds[each] for each in wanted if each in self._bounds}
         elsewhere: dict[int, list[TopicPartition]] = defaultdict(list)
         for topic_partition in wanted:
-            here = self._here(topic_partition)
+            here = self._local_bounds(topic_partition)
             if here is not None:
                 found[topic_partition] = here
                 continue

@@ -55,8 +55,8 @@ class LossKeeper:
         """Since this node started."""
         self.evidence_bytes = 0
         """As of the last sweep."""
-        self._unsettled = UnsettledPartitions(
-            broker, self._make_room, self._lost, self._queue_receipt, self._collect_strays
+        self._pending = UnsettledPartitions(
+            broker, self._make_room, self._record_loss, self._queue_receipt, self._collect_strays
         )
         self.compared_first: set[str] = set()
         """Directories of replicas that were moved away, which `RemovedReplicas` handles first."""
@@ -89,13 +89,13 @@ class LossKeeper:
                 # A leader in between may have had the records and have acknowledged a producer's retry.
                 refused_ends if refused_epoch == epoch - 1 else frozenset(),
                 replica.clean_since,
-                isinstance(duty, RestartAt) and duty.is_whole,
+                isinstance(duty, RestartAt) and duty.leader_has_all,
             ),
             lambda: self._make_room(replica.log.directory),
         )
         folder = ReceiptFolder(disk, replica.log.directory)
         for receipt in receipts:
-            self._lost(folder, receipt)
+            self._record_loss(folder, receipt)
 
     def relieve(self, topic_partition: TopicPartition) -> None:
         """On the event loop: a disk is full. Delete the oldest evidence on it."""
@@ -131,12 +131,12 @@ class LossKeeper:
 
     # -- start, in a thread ----------------------------------------------------------------------------------------
 
-    def take_up(self) -> None:
+    def recover(self) -> None:
         """Before any log is served: complete what a crash interrupted, and find undelivered receipts."""
         for log_dir in self._broker.log_dirs:
-            self._unsettled.take_up(log_dir)
+            self._pending.take_up(log_dir)
             try:
-                self._take_up(log_dir)
+                self._recover_directory(log_dir)
             except OSError as error:
                 log.error(
                     "reading loss receipts of a log directory failed",
@@ -145,11 +145,11 @@ class LossKeeper:
                     advice="Check the disk, then restart the node to deliver the remaining receipts.",
                 )
 
-    def _take_up(self, log_dir: LogDir) -> None:
+    def _recover_directory(self, log_dir: LogDir) -> None:
         for topic_partition, path in _with_evidence(log_dir):
             folder = ReceiptFolder(log_dir.disk, path)
             if folder.is_unsettled:
-                self._unsettled.settle(log_dir, topic_partition)
+                self._pending.settle(log_dir, topic_partition)
             for receipt in folder.due():
                 self._queue_receipt(folder, receipt)
         self._collect_strays(log_dir)
@@ -176,7 +176,7 @@ class LossKeeper:
         """Before a directory is deleted: move its receipts to the outbox, which delivers them. Raises OSError."""
         outbox = Outbox(log_dir.disk, log_dir.path)
         for receipt in put_away.settle(removed, replica=self._broker.node_id, now_ms=self._broker.clock.now_ms()):
-            self._lost(ReceiptFolder(removed.disk, removed.path), receipt)
+            self._record_loss(ReceiptFolder(removed.disk, removed.path), receipt)
         with self._lock:
             rescued = put_away.rescue(removed, log_dir.path, with_evidence=with_evidence, is_kept=self._is_kept)
         for receipt in rescued:
@@ -185,11 +185,11 @@ class LossKeeper:
     @property
     def has_pending(self) -> bool:
         """Whether `retry_pending` has work left; if not, there is none until the next start."""
-        return bool(self._unsettled)
+        return bool(self._pending)
 
     async def retry_pending(self) -> None:
         """On the event loop: retry partitions whose receipts did not fit on the disk at the start."""
-        await self._unsettled.try_again()
+        await self._pending.try_again()
 
     # -- deletion, in a thread -------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class LossKeeper:
         outbox = Outbox(log_dir.disk, log_dir.path)
         for receipt in receipts:
             outbox.owe(receipt)
-            self._lost(outbox, receipt)
+            self._record_loss(outbox, receipt)
 
     async def sweep(self) -> None:
         """On the event loop: enforce the limits of the quarantine. Raises OSError."""
@@ -313,7 +313,7 @@ class LossKeeper:
                 if not receipt.evidence and receipt.id not in due and not self._is_needed(folder, receipt):
                     folder.drop(receipt.id)
 
-    def _lost(self, folder: Receipts, receipt: Receipt) -> None:
+    def _record_loss(self, folder: Receipts, receipt: Receipt) -> None:
         with self._lock:
             self.losses[receipt.loss_class] += 1
         log.warning(

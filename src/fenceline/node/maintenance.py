@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 log = Logger("maintenance")
 
 _FLUSH_CHECK_MS: Final = 1000
-_SETTLE_MS: Final = 1000
-_TELL_AGAIN_S: Final = 60.0
+_RETRY_MS: Final = 1000
+_LOG_INTERVAL_S: Final = 60.0
 _SLICE: Final = 50
 """Replicas processed per iteration of the event loop."""
 
@@ -42,7 +42,7 @@ class Maintenance:
         self._every(config.get_int("log.retention.check.interval.ms"), self._enforce_retention)
         self._every(config.get_int("log.retention.check.interval.ms"), self._broker.losses.sweep)
         if self._broker.losses.has_pending:
-            self._every(_SETTLE_MS, self._broker.losses.retry_pending)
+            self._every(_RETRY_MS, self._broker.losses.retry_pending)
         # Mainly for high watermarks: losses after a crash of the leader are classed by the last one on disk.
         checkpoint_ms = config.get_int("replica.high.watermark.checkpoint.interval.ms")
         self._every(min(config.get_int("log.flush.offset.checkpoint.interval.ms"), checkpoint_ms), self._checkpoint)
@@ -61,7 +61,7 @@ class Maintenance:
             self._tasks.append(asyncio.ensure_future(self._repeat(period_ms / 1000, work)))
 
     async def _repeat(self, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
-        told, quiet_until_s = "", 0.0
+        logged, quiet_until_s = "", 0.0
         while True:
             await asyncio.sleep(period_s)
             try:
@@ -69,8 +69,8 @@ class Maintenance:
             except (PeerError, OSError) as error:
                 # A lasting failure is logged once a minute.
                 reason, now_s = str(error), asyncio.get_running_loop().time()
-                if reason != told or now_s >= quiet_until_s:
-                    told, quiet_until_s = reason, now_s + _TELL_AGAIN_S
+                if reason != logged or now_s >= quiet_until_s:
+                    logged, quiet_until_s = reason, now_s + _LOG_INTERVAL_S
                     log.warning("maintenance postponed", work=work.__name__.strip("_"), reason=reason)
             except Exception:
                 # Our bug; the timer continues, since the next pass may well succeed.

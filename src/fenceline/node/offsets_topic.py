@@ -103,7 +103,7 @@ class OffsetsTopicLog:
             return appended.base_offset
         commit = _Commit(appended.base_offset)
         replica.when_committed(end_offset, commit, 0)
-        return commit.told
+        return commit.result
 
     def read(self, topic_partition: TopicPartition, leader_epoch: int) -> Batches:
         """All batches from the log's start to its end, for a coordinator that loads; a read that misses the page cache
@@ -121,19 +121,19 @@ class OffsetsTopicLog:
                 yield header, decoded
             self._led(topic_partition, leader_epoch)
 
-    def settled(self, topic_partition: TopicPartition, leader_epoch: int) -> asyncio.Future[None] | None:
+    def when_committed(self, topic_partition: TopicPartition, leader_epoch: int) -> asyncio.Future[None] | None:
         """See `groups_loading.OffsetsLog`."""
         replica, leader = self._led(topic_partition, leader_epoch)
         end_offset = replica.log.log_end_offset
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def look() -> None:
-            if told.done():
+        def check() -> None:
+            if result.done():
                 pass  # the load was cancelled
             elif replica.leader is not leader:
-                told.set_exception(PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+                result.set_exception(PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             elif replica.high_watermark >= end_offset:
-                told.set_result(None)
+                result.set_result(None)
             elif not leader.has_enough_replicas(replica.config.min_insync_replicas):
                 log.warning(
                     "too few in-sync replicas: loading group offsets that may be uncommitted",
@@ -142,17 +142,17 @@ class OffsetsTopicLog:
                     high_watermark=replica.high_watermark,
                     log_end_offset=end_offset,
                 )
-                told.set_result(None)
+                result.set_result(None)
             else:
                 return
-            replica.waiters.discard(look)
+            replica.waiters.discard(check)
 
-        replica.waiters.add(look)
-        look()
-        if told.done():
+        replica.waiters.add(check)
+        check()
+        if result.done():
             return None
-        told.add_done_callback(lambda _: replica.waiters.discard(look))
-        return told
+        result.add_done_callback(lambda _: replica.waiters.discard(check))
+        return result
 
     def _led(self, topic_partition: TopicPartition, leader_epoch: int) -> tuple[Replica, LeaderState]:
         """Raises PeerError if this broker does not lead the partition in this epoch, or not yet."""
@@ -169,15 +169,15 @@ class _Commit:
 
     def __init__(self, base_offset: int) -> None:
         self._base_offset = base_offset
-        self.told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def committed(self, _position: int, code: ErrorCode) -> None:
-        if self.told.done():
+        if self.result.done():
             return  # the node is shutting down
         if code in (ErrorCode.NONE, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND):
-            self.told.set_result(self._base_offset)
+            self.result.set_result(self._base_offset)
         else:
-            self.told.set_exception(PeerError(code))
+            self.result.set_exception(PeerError(code))
 
 
 class CoordinatorPlacement:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fenceline.replica.progress import UNKNOWN_OFFSET
-from fenceline.replica.read_replica import NOBODY, Candidate, choose
+from fenceline.replica.read_replica import NO_PREFERRED_REPLICA, Candidate, choose
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
@@ -22,13 +22,13 @@ class PreferredReplicas:
         self._broker = broker
 
     def of(self, replica: Replica, fetch_offset: int, rack: str, listener: str) -> int:
-        """The broker that a consumer should fetch from; NOBODY: this one.
+        """The broker that a consumer should fetch from; NO_PREFERRED_REPLICA: this one.
 
         Candidates are in sync, have the offset as far as the leader knows, and are reachable on the reader's listener.
         """
         leader = replica.leader
         if leader is None or len(leader.isr) < 2:
-            return NOBODY
+            return NO_PREFERRED_REPLICA
         brokers = self._broker.image.brokers
         now_ms = self._broker.clock.monotonic_ms()
         followers = []

@@ -51,7 +51,7 @@ _EARLIEST: Final = -2
 _TIMEOUT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
-_TELL_AGAIN_S: Final = 60.0
+_LOG_INTERVAL_S: Final = 60.0
 _PARTED: Final = "The replica was moved away, and its leader does not have these records."
 _STARTS_LATER: Final = (
     "The replica was moved away, and its leader's log starts after these records: they could not be compared."
@@ -121,7 +121,7 @@ class RemovedReplicas:
         self._waiting.append(replica)
         self._news.set()
 
-    async def take_up(self) -> None:
+    async def find_strays(self) -> None:
         """At start: add stray directories of existing partitions, which were moved away while the node was down."""
         broker = self._broker
         for replica in await broker.loop.run_in_executor(broker.disk_threads, lambda: list(self._found())):
@@ -155,7 +155,7 @@ class RemovedReplicas:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
-        pause_s, quiet_until_s = _FIRST_PAUSE_S, asyncio.get_running_loop().time() + _TELL_AGAIN_S
+        pause_s, quiet_until_s = _FIRST_PAUSE_S, asyncio.get_running_loop().time() + _LOG_INTERVAL_S
         while True:
             if not self._waiting:
                 self._news.clear()
@@ -170,7 +170,7 @@ class RemovedReplicas:
                 reason = why_not or reason
             now_s = asyncio.get_running_loop().time()
             if reason and now_s >= quiet_until_s:
-                quiet_until_s = now_s + _TELL_AGAIN_S
+                quiet_until_s = now_s + _LOG_INTERVAL_S
                 log.warning(
                     "removed replicas are not compared with their leaders yet",
                     waiting=len(self._waiting),
@@ -184,7 +184,7 @@ class RemovedReplicas:
     async def _try(self, replica: RemovedReplica) -> str | None:
         """None when the replica is resolved; otherwise why it has to wait."""
         try:
-            await self._settle(replica)
+            await self._resolve(replica)
         except FileNotFoundError:
             pass  # the directory has been deleted
         except (PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError, OSError) as error:
@@ -195,7 +195,7 @@ class RemovedReplicas:
             return "an internal error"
         return None
 
-    async def _settle(self, replica: RemovedReplica) -> None:
+    async def _resolve(self, replica: RemovedReplica) -> None:
         """Raises PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError, OSError: retry later."""
         if not self._broker.log_dirs.is_online(replica.log_dir):
             return  # compared after the next start with this directory

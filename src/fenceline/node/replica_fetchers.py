@@ -103,7 +103,7 @@ class ReplicaFetchers:
         """Report closed connections to `absent` at once: their tasks notice some iterations of the event loop later,
         and a client that has lost the same leader asks about it in between."""
         for link in self._links.values():
-            link.look()
+            link.check_connection()
 
     def on_leader_address_changed(self, node_id: int) -> None:
         """A broker has registered again: its address may have changed."""

@@ -37,7 +37,7 @@ log = Logger("replicas")
 _MOST_PREFERRED: Final = 10_000
 _ADVICE: Final = "Its records are kept. Delete the directory when they are no longer needed."
 _ADVICE_KEPT: Final = (
-    "Its records are the evidence of a loss receipt, kept for fenceline.lost.retention.ms. List the losses with:"
+    "Its records are the evidence of a loss receipt, kept for fenceline.report_lost.retention.ms. List the losses with:"
     " fenceline losses list."
 )
 _NO_ID: Final = (
@@ -163,7 +163,7 @@ class ReplicaPlaces:
         """Only an incomplete copy exists. A replica that may be elected needs the log itself; a follower fetches
         everything again, once it is certain that the log is lost. Raises OfflinePlace."""
         if offline := self._log_dirs.offline:
-            self.lost(topic_partition)  # the metadata names the copy's directory, which is online
+            self.report_lost(topic_partition)  # the metadata names the copy's directory, which is online
             raise OfflinePlace(
                 f"its log was being moved to {copy} and is in a directory that is offline: {', '.join(offline)}",
                 is_logged=False,
@@ -221,7 +221,7 @@ class ReplicaPlaces:
 
     # -- directory assignments for the controller ----------------------------------------------------------------------
 
-    def see(self, topic: TopicImage, index: int) -> None:
+    def check_assignment(self, topic: TopicImage, index: int) -> None:
         """Compare the metadata's directory of a replica with the actual one: choose a pending one, report a wrong one.
 
         Not for a replica that is offline.
@@ -273,7 +273,7 @@ class ReplicaPlaces:
         except OSError:
             return False
 
-    def lost(self, topic_partition: TopicPartition) -> None:
+    def report_lost(self, topic_partition: TopicPartition) -> None:
         """The replica is damaged, its directory is not: another replica shall lead, if there is one. Any thread."""
         image = self._image()
         topic = image.topics_by_name.get(topic_partition.topic)
@@ -288,7 +288,7 @@ class ReplicaPlaces:
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
-    def settle(self, log_dir: LogDir) -> list[TopicPartition]:
+    def scan(self, log_dir: LogDir) -> list[TopicPartition]:
         """The partitions in a directory; partitions unknown to the metadata are set aside (snapshots.md N41). Blocks.
 
         A partition that exists in two directories with no way to choose is taken offline (`unresolved`). Raises

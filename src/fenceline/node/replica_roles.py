@@ -32,7 +32,7 @@ class Roles(Protocol):
     def follows(self, replica: Replica, leader_id: int) -> None:
         """This node follows `leader_id`, in a new leader epoch."""
 
-    def left(self, replica: Replica) -> None:
+    def stops_following(self, replica: Replica) -> None:
         """This node does not follow any leader of the partition any more."""
 
 
@@ -48,7 +48,7 @@ class ReplicaRoles:
         self._broker_epoch = broker_epoch
         self._clock = clock
 
-    def take(self, replica: Replica, partition: PartitionImage) -> None:
+    def apply(self, replica: Replica, partition: PartitionImage) -> None:
         """Apply the image's state of a partition; idempotent."""
         is_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
         replica.on_partition_change(
@@ -68,7 +68,7 @@ class ReplicaRoles:
         replica.leader_epoch = partition.leader_epoch
         replica.follows_recovering = is_recovering
         if partition.leader == NO_LEADER:
-            self._roles.left(replica)
+            self._roles.stops_following(replica)
         elif is_new:
             self._roles.follows(replica, partition.leader)
         replica.wake()
@@ -89,7 +89,7 @@ class ReplicaRoles:
             replica.wake()
             self._roles.still_leads(replica)
             return
-        self._roles.left(replica)
+        self._roles.stops_following(replica)
         replica.log.assign_epoch(partition.leader_epoch)
         leader = LeaderState(
             node_id=self._node_id,

@@ -77,8 +77,9 @@ class Replicas:
         report_directory: Callable[[UUID, int, UUID], None] = lambda *_: None,
         suspect: Callable[[LogDir, OSError | StorageError], None] = lambda *_: None,
     ) -> None:
-        """`compare_removed` receives replicas that a reassignment removes; without it they are deleted. `report_directory`:
-        see `ReplicaPlaces`. `suspect` is called, in any thread, for errors that may be caused by a directory."""
+        """`compare_removed` receives replicas that a reassignment removes; without it they are deleted.
+        `report_directory`: see `ReplicaPlaces`. `suspect` is called, in any thread, for errors that may be caused by a
+        directory."""
         self._roles = roles
         self._delete_partition = delete_partition
         self._compare_removed = compare_removed
@@ -218,13 +219,13 @@ class Replicas:
     def _apply_role(self, topic: TopicImage, index: int) -> None:
         partition = topic.partitions[index]
         if self._node_id in partition.replicas:
-            self._see(topic, index)
+            self._check_assignment(topic, index)
         if self._has_work(partition):
             self.get(topic.name, index)
 
-    def _see(self, topic: TopicImage, index: int) -> None:
+    def _check_assignment(self, topic: TopicImage, index: int) -> None:
         if (topic.name, index) not in self.offline and (topic.name, index) not in self._leaving:
-            self.places.see(topic, index)
+            self.places.check_assignment(topic, index)
 
     def _retry_directory(self, topic: TopicImage, index: int) -> None:
         """Retry a partition that went offline because its replica could have been elected without its records."""
@@ -235,9 +236,9 @@ class Replicas:
             self.places.of(topic, index)
         except OfflinePlace:
             return
-        self._back(topic_partition)
+        self._set_online(topic_partition)
 
-    def _back(self, topic_partition: TopicPartition) -> None:
+    def _set_online(self, topic_partition: TopicPartition) -> None:
         """The reason why the partition was offline no longer applies."""
         self._without_place.discard(topic_partition)
         if self.offline.pop(topic_partition, None) is not None:
@@ -258,9 +259,9 @@ class Replicas:
             return
         if (topic := self._image().topics_by_name.get(changed.topic)) is not None:
             self._retry_directory(topic, changed.index)
-            self._see(topic, changed.index)
+            self._check_assignment(topic, changed.index)
         if replica is not None:
-            self._role_of.take(replica, changed.after)
+            self._role_of.apply(replica, changed.after)
         elif self._has_work(changed.after):
             self.get(changed.topic, changed.index)
 
@@ -277,17 +278,17 @@ class Replicas:
         if _is_busy(replica):
             return
         if self._leaving.get(topic_partition) is replica:
-            self._left(topic_partition)
+            self._finish_removal(topic_partition)
         elif self._stopped.get(topic_partition) is replica:
             del self._stopped[topic_partition]
-            self._take_up(topic_partition)
+            self._reopen(topic_partition)
 
     def cut_ended(self, replica: Replica) -> None:
         """A thread has truncated the log; apply metadata changes that arrived meanwhile."""
         self.thread_ended(replica)
         topic = self._image().topics_by_id.get(replica.topic_id)
         if topic is not None and self.holds(replica):
-            self._role_of.take(replica, topic.partitions[replica.topic_partition.partition])
+            self._role_of.apply(replica, topic.partitions[replica.topic_partition.partition])
 
     async def vacated(self, topics: Collection[str], timeout_s: float) -> None:
         """Wait until nothing is left of earlier topics with these names, at most `timeout_s`: from then on the new
@@ -301,23 +302,23 @@ class Replicas:
         if waiting:
             await asyncio.wait(waiting, timeout=timeout_s)
 
-    def _left(self, topic_partition: TopicPartition) -> None:
+    def _finish_removal(self, topic_partition: TopicPartition) -> None:
         """The thread that used the log of a removed replica has finished."""
         del self._leaving[topic_partition]
         self._delete_files(topic_partition)
-        self._take_up(topic_partition)
+        self._reopen(topic_partition)
         vacated = self._vacated.pop(topic_partition, None)
         if vacated is not None:
             vacated.set_result(None)
 
-    def _take_up(self, topic_partition: TopicPartition) -> None:
+    def _reopen(self, topic_partition: TopicPartition) -> None:
         topic = self._image().topics_by_name.get(topic_partition.topic)
         if topic is not None and topic_partition.partition < len(topic.partitions):
             self._apply_role(topic, topic_partition.partition)
 
-    def hold(self, topic_partition: TopicPartition) -> bool:
+    def reserve(self, topic_partition: TopicPartition) -> bool:
         """Reserve the files of an offline partition for a thread; False if it is not offline. Must be followed by
-        `let_go`."""
+        `release`."""
         is_busy = topic_partition in self._leaving or topic_partition in self._stopped
         if is_busy or topic_partition not in self.offline:
             return False
@@ -332,14 +333,14 @@ class Replicas:
         config = self._config_of(topic.name)
         return partial(log_dir.open_apart, topic_partition, topic.id, config, self._clock.now_ms())
 
-    def let_go(self, topic_partition: TopicPartition, *, is_back: bool) -> None:
+    def release(self, topic_partition: TopicPartition, *, is_back: bool) -> None:
         """The thread has finished. `is_back`: the reason why the partition was offline no longer applies."""
         self._held.discard(topic_partition)
         if topic_partition in self._leaving:
-            self._left(topic_partition)
+            self._finish_removal(topic_partition)
         elif is_back:
-            self._back(topic_partition)
-            self._take_up(topic_partition)
+            self._set_online(topic_partition)
+            self._reopen(topic_partition)
 
     def log_replaced(self, replica: Replica) -> None:
         """The log is in another directory now: a follower continues from there."""
@@ -384,8 +385,8 @@ class Replicas:
         self.open_by_id[topic.id.bytes, index] = replica
         partition_log.on_sealed = self._sealed
         self.on_dirty(replica)
-        self.places.see(topic, index)
-        self._role_of.take(replica, topic.partitions[index])
+        self.places.check_assignment(topic, index)
+        self._role_of.apply(replica, topic.partitions[index])
         return replica
 
     def _open_log(self, topic: TopicImage, index: int) -> PartitionLog | None:
@@ -449,7 +450,7 @@ class Replicas:
         """Take one partition offline; the others are still served. Logs the reason and the remedy."""
         log.error("partition offline", partition=str(topic_partition), reason=reason, advice=advice)
         self._stop(topic_partition, reason)
-        self.places.lost(topic_partition)
+        self.places.report_lost(topic_partition)
 
     def _stop(self, topic_partition: TopicPartition, reason: str) -> None:
         self.offline[topic_partition] = reason
@@ -457,7 +458,7 @@ class Replicas:
         self.on_stopped(topic_partition, False)
         if replica is not None:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
-            self._roles.left(replica)
+            self._roles.stops_following(replica)
             replica.end_leadership(ErrorCode.KAFKA_STORAGE_ERROR)
             if _is_busy(replica):
                 self._stopped[topic_partition] = replica
@@ -478,7 +479,7 @@ class Replicas:
             self._leaving[topic_partition] = None
         if replica is not None:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
-            self._roles.left(replica)
+            self._roles.stops_following(replica)
             replica.end_leadership()
         replica = replica or self._stopped.pop(topic_partition, None)
         if replica is not None and _is_busy(replica):

@@ -144,7 +144,7 @@ class Replication:
             self.throttles.set_topic(topic.name, {})
         self._set_throttles(delta.changed_configs)
 
-    def take_up(self) -> None:
+    def apply_image(self) -> None:
         """Apply the complete image, at start."""
         self.absent.follow(self._broker.image, self._broker.image.brokers)
         self._set_throttles(self._broker.image.configs)
@@ -177,7 +177,7 @@ class Replication:
         self._stop_recovery(replica)
         self.fetchers.follow(replica, leader_id, replica.leader_epoch)
 
-    def left(self, replica: Replica) -> None:
+    def stops_following(self, replica: Replica) -> None:
         self._stop_recovery(replica)
         self.fetchers.leave(replica)
 

@@ -21,7 +21,7 @@ from fenceline.losses.cutting import settle
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.quarantine import FULL
 from fenceline.losses.receipt import Receipt
-from fenceline.node.log_recovery import take_back_recovery_points
+from fenceline.node.log_recovery import checkpoint_recovery_points
 from fenceline.node.logs import Logger
 from fenceline.node.replica_places import PendingNote
 from fenceline.node.replicas import log_recovery_report
@@ -96,7 +96,7 @@ class UnsettledPartitions:
         for topic_partition, waiting in list(self._waiting.items()):
             log_dir = waiting.log_dir
             is_there = topic_partition in log_dir.open_logs or topic_partition in log_dir.offline
-            if not is_there or not partitions.hold(topic_partition):
+            if not is_there or not partitions.reserve(topic_partition):
                 del self._waiting[topic_partition]  # deleted meanwhile, or its directory has failed
                 continue
             is_settled = False
@@ -110,10 +110,10 @@ class UnsettledPartitions:
                 if not passes(error.errno):
                     self._give_up(topic_partition, str(error), "Check the disk, then restart the node.")
             finally:
-                partitions.let_go(topic_partition, is_back=is_settled)
+                partitions.release(topic_partition, is_back=is_settled)
 
         for topic_partition, noted in self._not_noted().items():
-            if not partitions.hold(topic_partition):
+            if not partitions.reserve(topic_partition):
                 continue  # nothing has asked for it so far
             is_noted = False
             try:
@@ -123,7 +123,7 @@ class UnsettledPartitions:
             except OSError as error:
                 self._broker.directory_failures.suspect(noted.log_dir, error)
             finally:
-                partitions.let_go(topic_partition, is_back=is_noted)
+                partitions.release(topic_partition, is_back=is_noted)
 
     def _give_up(self, topic_partition: TopicPartition, reason: str, advice: str) -> None:
         del self._waiting[topic_partition]
@@ -141,7 +141,7 @@ class UnsettledPartitions:
             log_dir.take_in(partition_log)
             log_recovery_report(partition_log)
         await broker.loop.run_in_executor(broker.disk_threads, self._settle_late, waiting, partition_log)
-        await take_back_recovery_points(broker)
+        await checkpoint_recovery_points(broker)
         return True
 
     # -- in a thread -----------------------------------------------------------------------------------------------

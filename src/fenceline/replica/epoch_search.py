@@ -39,7 +39,7 @@ class EpochSearch:
         self._ceiling = first_offset
         self.is_done = False
         if epoch == 0:
-            self._begins_at(self.log_end_offset)
+            self._set_start(self.log_end_offset)
 
     @property
     def asks(self) -> int:
@@ -54,21 +54,21 @@ class EpochSearch:
     def on_answer(self, epoch: int, end: int) -> None:
         """The leader's newest epoch not above the requested one, and the start of the next one."""
         if end == UNDEFINED or not 0 <= epoch <= self.asks:
-            self._begins_at(self.log_end_offset)
+            self._set_start(self.log_end_offset)
             return
         start = max(self.log_end_offset, min(end, self._ceiling))
         if self._found and start == self._ceiling:
             self.is_done = True  # for an epoch below all of its own, the leader returns the requested epoch
             return
-        self._begins_at(start)
+        self._set_start(start)
         if epoch <= self._own_epoch:
             self.is_done = True
         elif not self.is_done:
             self._epoch = epoch
             if epoch == 0:
-                self._begins_at(self.log_end_offset)
+                self._set_start(self.log_end_offset)
 
-    def _begins_at(self, start: int) -> None:
+    def _set_start(self, start: int) -> None:
         self._found.append((self._epoch, start))
         self._ceiling = start
         # An epoch that starts at the own log end has no unknown epoch before it in the gap.

@@ -51,10 +51,10 @@ class Fetcher:
         """The current epoch of this broker: a leader rejects an older one (E31)."""
         self._limits = limits
         self.states: dict[Key, FollowerState] = {}
-        self._told: dict[Key, FetchPartition] = {}
+        self._sent: dict[Key, FetchPartition] = {}
         """The leader's session after the request in flight."""
         self._changed: dict[Key, None] = {}
-        """Partitions that may differ from `_told`; an ordered set, so that requests are deterministic."""
+        """Partitions that may differ from `_sent`; an ordered set, so that requests are deterministic."""
         self._session_id = NO_SESSION_ID
         self._session_epoch = INITIAL_EPOCH
         self._is_waiting_for_answer = False
@@ -79,7 +79,7 @@ class Fetcher:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def compares_first(self, now_ms: int) -> list[FollowerState]:
+    def to_compare(self, now_ms: int) -> list[FollowerState]:
         """The partitions to compare with the leader's log before they are fetched: see `first_question`."""
         known = [state for key in self._changed if (state := self.states.get(key)) is not None]
         return [state for state in known if state.comparison is not None and state.is_ready(now_ms)]
@@ -89,25 +89,25 @@ class Fetcher:
         if self._is_waiting_for_answer:
             return None
         if self._session_epoch == INITIAL_EPOCH:
-            self._told.clear()
+            self._sent.clear()
             self._changed.update(dict.fromkeys(self.states))
         wanted: list[FetchPartition] = []
         forgotten: list[tuple[str | None, bytes | None, list[int]]] = []
         for key in tuple(self._changed):
             state = self.states.get(key)
-            compares_first = state is not None and state.comparison is not None
-            if state is not None and state.is_ready(now_ms) and not compares_first:
+            to_compare = state is not None and state.comparison is not None
+            if state is not None and state.is_ready(now_ms) and not to_compare:
                 self._changed.pop(key, None)
                 asked = self._ask(state)
-                if self._told.get(key) != asked:
-                    self._told[key] = asked
+                if self._sent.get(key) != asked:
+                    self._sent[key] = asked
                     wanted.append(asked)
             else:
-                if state is None or not (state.phase is Phase.WAITING or compares_first):
+                if state is None or not (state.phase is Phase.WAITING or to_compare):
                     self._changed.pop(key, None)
-                if self._told.pop(key, None) is not None:
+                if self._sent.pop(key, None) is not None:
                     forgotten.append((None, key[0], [key[1]]))
-        if not self._told:
+        if not self._sent:
             self._session_epoch = INITIAL_EPOCH  # the leader closes a session without partitions
             return None
         self._is_waiting_for_answer = True
@@ -179,7 +179,7 @@ class Fetcher:
     def _asking(self, fetched: FetchedPartition) -> FollowerState | None:
         """The state that this row of a response belongs to, if it is still current."""
         key = (fetched.topic_id or b"", fetched.index)
-        state, told = self.states.get(key), self._told.get(key)
+        state, told = self.states.get(key), self._sent.get(key)
         if state is None or told is None or state.phase is not Phase.FETCHING:
             return None
         is_current = told.current_leader_epoch == state.leader_epoch and told.fetch_offset == state.log.log_end_offset
@@ -200,7 +200,7 @@ class Fetcher:
             self._changed[key] = None
             return state.on_divergence(*fetched.diverging_epoch, fetched.log_start_offset)
         if not state.is_compared:
-            told = self._told[key]
+            told = self._sent[key]
             had_records = told.log_start_offset < told.fetch_offset
             anew = state.on_agreement(fetched.log_start_offset, had_records=had_records)
             if anew is not None:

@@ -189,7 +189,7 @@ class FollowerState:
         if self.may_lead:
             return None
         self.phase = Phase.CUTTING
-        return RestartAt(self, 0, Cause.DIVERGENCE, is_whole=True)
+        return RestartAt(self, 0, Cause.DIVERGENCE, leader_has_all=True)
 
     def first_question(self) -> AskEpochEnd | AskStart:
         """The question to ask the leader before the next fetch, if there is a `comparison`."""
@@ -212,7 +212,7 @@ class FollowerState:
             return CutTo(self, end, Cause.DIVERGENCE)
         if leader_start >= end:
             return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
-        return RestartAt(self, leader_start, Cause.DIVERGENCE, is_whole=True)
+        return RestartAt(self, leader_start, Cause.DIVERGENCE, leader_has_all=True)
 
     def on_cut(self, duty: CutTo | RestartAt) -> RestartAt | None:
         """After a truncation: if all remaining records are below the leader's log start (`on_agreement`), or lack
@@ -224,7 +224,7 @@ class FollowerState:
         if leader_start >= log.log_end_offset and not is_empty:
             return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
         if isinstance(duty, CutTo) and duty.offset < log.complete_from.offset:
-            return RestartAt(self, max(leader_start, 0), duty.cause, is_whole=True)
+            return RestartAt(self, max(leader_start, 0), duty.cause, leader_has_all=True)
         return None
 
     def on_agreement(self, leader_start: int, *, had_records: bool = True) -> RestartAt | None:
@@ -357,12 +357,12 @@ class CutTo:
 
 @dataclass(frozen=True, slots=True)
 class RestartAt:
-    """Truncate the log fully and start at `offset`. `is_whole`: the leader has all the removed records."""
+    """Truncate the log fully and start at `offset`. `leader_has_all`: the leader has all the removed records."""
 
     state: FollowerState
     offset: int
     cause: Cause
-    is_whole: bool = False
+    leader_has_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class LeaderState:
     followers: dict[int, Progress] = field(default_factory=dict)
     proposal: IsrProposal | None = None
     """Sent to the controller, without a response or a metadata change yet. One at a time (E35)."""
-    _let_go: frozenset[int] = frozenset()
+    _not_waited_for: frozenset[int] = frozenset()
     """Removed from the ISR, without a fetch since. Its directory may have failed while its broker is alive (KIP-858),
     so it is not waited for. Kafka waits for `replica.lag.time.max.ms`."""
     _has_recovered: bool = False
@@ -138,8 +138,8 @@ class LeaderState:
             old = followed.get(replica)
             if old is not None:
                 self.followers[replica] = old
-                if before is not None and replica in (before._let_go | before.isr) - self.isr:
-                    self._let_go |= {replica}
+                if before is not None and replica in (before._not_waited_for | before.isr) - self.isr:
+                    self._not_waited_for |= {replica}
             elif replica in self.isr:
                 progress.last_caught_up_ms = now_ms
 
@@ -181,7 +181,7 @@ class LeaderState:
         """Whether it is caught up, by its current process: a restarted broker may lack gigabytes, whatever it had
         before. Kafka waits for it too, and so do its producers.
         """
-        if replica in self._let_go:
+        if replica in self._not_waited_for:
             return False
         if progress.log_end_offset != self.log_end_offset and progress.caught_up_epoch != progress.broker_epoch:
             return False
@@ -235,8 +235,8 @@ class LeaderState:
         """
         progress = self.followers[replica_id]
         progress.fetched(fetch_offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms)
-        if self._let_go:
-            self._let_go -= {replica_id}
+        if self._not_waited_for:
+            self._not_waited_for -= {replica_id}
         return self.advance(min_insync_replicas, now_ms)
 
     def low_watermark(self, own_log_start_offset: int, is_alive: Callable[[int], bool]) -> int:
@@ -329,7 +329,7 @@ class LeaderState:
         self.partition_epoch = partition_epoch
         self.proposal = None
         before, self.isr = self.isr, frozenset(isr)
-        self._let_go = (self._let_go | before) - self.isr
+        self._not_waited_for = (self._not_waited_for | before) - self.isr
         self.is_recovering = is_recovering
         self.replicas = replicas
         self._set_replicas()

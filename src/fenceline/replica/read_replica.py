@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-NOBODY: Final = -1
+NO_PREFERRED_REPLICA: Final = -1
 
 
 class Candidate(NamedTuple):
@@ -21,16 +21,16 @@ class Candidate(NamedTuple):
 
 
 def choose(rack: str, leader: Candidate, followers: Iterable[Candidate]) -> int:
-    """The broker to fetch from; NOBODY: stay with the leader.
+    """The broker to fetch from; NO_PREFERRED_REPLICA: stay with the leader.
 
     The leader if it is in the reader's rack; otherwise the follower there with the highest log end, then with the
     smallest lag.
     """
     if leader.rack == rack:
-        return NOBODY
+        return NO_PREFERRED_REPLICA
     best = max(
         (each for each in followers if each.rack == rack),
         key=lambda each: (each.log_end_offset, -each.lag_ms, each.broker_id),
         default=None,
     )
-    return NOBODY if best is None else best.broker_id
+    return NO_PREFERRED_REPLICA if best is None else best.broker_id

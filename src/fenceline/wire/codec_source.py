@@ -32,11 +32,11 @@ BYTES_KINDS: Final = frozenset({"bytes", "records"})
 
 
 class Conversions:
-    """Conversions of scalar types with a Python type. `take`: from the wire's value; `give`: to it."""
+    """Conversions of scalar types with a Python type. `decode`: from the wire's value; `encode`: to it."""
 
-    def __init__(self, take: dict[str, Callable[[Any], Any]], give: dict[str, Callable[[Any], Any]]) -> None:
-        self.take = take
-        self.give = give
+    def __init__(self, decode: dict[str, Callable[[Any], Any]], encode: dict[str, Callable[[Any], Any]]) -> None:
+        self.decode = decode
+        self.encode = encode
 
 
 def smallest_size(part: Struct, version: int, flexible: bool) -> int:

@@ -103,15 +103,15 @@ class _ReaderSource:
 
     def _converted(self, field: Field) -> Any:
         """The default as a reader returns it. Text schemas hold plain numbers, dataclasses the value itself."""
-        if type(field.default) is int and field.kind in self._conversions.take and not field.is_array:
-            return self._conversions.take[field.kind](field.default)
+        if type(field.default) is int and field.kind in self._conversions.decode and not field.is_array:
+            return self._conversions.decode[field.kind](field.default)
         return field.default
 
-    def _take(self, kind: str, expression: str) -> str:
-        if kind not in self._conversions.take:
+    def _decode(self, kind: str, expression: str) -> str:
+        if kind not in self._conversions.decode:
             return expression
-        name = f"take_{kind}"
-        self._source.names[name] = self._conversions.take[kind]
+        name = f"decode_{kind}"
+        self._source.names[name] = self._conversions.decode[kind]
         return f"{name}({expression})"
 
     def _flush(self, run: list[Field], variables: dict[str, str]) -> None:
@@ -124,8 +124,8 @@ class _ReaderSource:
         self._source.line(1, f"p += {layout.size}")
         for field in run:
             variable = variables[field.name]
-            if field.kind in self._conversions.take:
-                self._source.line(1, f"{variable} = {self._take(field.kind, variable)}")
+            if field.kind in self._conversions.decode:
+                self._source.line(1, f"{variable} = {self._decode(field.kind, variable)}")
         run.clear()
 
     def _variable(self, depth: int, field: Field, variable: str) -> None:
@@ -135,8 +135,8 @@ class _ReaderSource:
             layout = struct.Struct(">" + FORMATS[field.kind][0])
             line(depth, f"{variable}, = {self._source.constant('unpack_', layout.unpack_from)}(buf, p)")
             line(depth, f"p += {layout.size}")
-            if field.kind in self._conversions.take:
-                line(depth, f"{variable} = {self._take(field.kind, variable)}")
+            if field.kind in self._conversions.decode:
+                line(depth, f"{variable} = {self._decode(field.kind, variable)}")
             return
         if field.struct is not None and not field.is_array:
             reader = self.struct(field.struct)
@@ -167,15 +167,15 @@ class _ReaderSource:
         if field.kind in FORMATS and field.kind != "uuid":
             line(depth, f"{variable} = unpack_from('>%d{FORMATS[field.kind][0]}' % n, buf, p)")
             line(depth, f"p += n * {element}")
-            if field.kind in self._conversions.take:
-                line(depth, f"{variable} = tuple([{self._take(field.kind, 'y')} for y in {variable}])")
+            if field.kind in self._conversions.decode:
+                line(depth, f"{variable} = tuple([{self._decode(field.kind, 'y')} for y in {variable}])")
             return
         line(depth, "items = []")
         line(depth, "for _ in range(n):")
         if field.struct is not None:
             line(depth + 1, f"item, p = {self.struct(field.struct)}(buf, p, end)")
         elif field.kind == "uuid":
-            line(depth + 1, f"item = {self._take('uuid', 'bytes(buf[p : p + 16])')}")
+            line(depth + 1, f"item = {self._decode('uuid', 'bytes(buf[p : p + 16])')}")
             line(depth + 1, "p += 16")
         else:
             self._length(depth + 1, short=field.kind == "string")

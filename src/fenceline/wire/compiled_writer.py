@@ -53,7 +53,7 @@ class _WriterSource:
             if field.is_tagged(self._version):
                 tagged.append(field)
             elif self._is_fixed(field):
-                run.append((FORMATS[field.kind][0], self._give(field.kind, self._value(field))))
+                run.append((FORMATS[field.kind][0], self._encode(field.kind, self._value(field))))
             else:
                 self._flush(run)
                 self._variable(1, field, self._value(field))
@@ -88,11 +88,11 @@ class _WriterSource:
         literal = repr(default) if type(default) in (int, bool, str) else None
         return f"get({field.name!r}, {literal or self._source.constant('default_', default)})"
 
-    def _give(self, kind: str, expression: str) -> str:
-        if kind not in self._conversions.give:
+    def _encode(self, kind: str, expression: str) -> str:
+        if kind not in self._conversions.encode:
             return expression
-        name = f"give_{kind}"
-        self._source.names[name] = self._conversions.give[kind]
+        name = f"encode_{kind}"
+        self._source.names[name] = self._conversions.encode[kind]
         return f"{name}({expression})"
 
     def _variable(self, depth: int, field: Field, expression: str) -> None:
@@ -101,7 +101,7 @@ class _WriterSource:
         nullable = field.is_nullable(self._version)
         if not field.is_array and field.kind in FORMATS:
             pack = self._source.constant("pack_", struct.Struct(">" + FORMATS[field.kind][0]).pack)
-            line(depth, f"out += {pack}({self._give(field.kind, expression)})")
+            line(depth, f"out += {pack}({self._encode(field.kind, expression)})")
             return
         if field.struct is not None and not field.is_array:
             writer = self.struct(field.struct)
@@ -128,7 +128,7 @@ class _WriterSource:
         if not field.is_array:
             line(depth, "out += x")
         elif field.kind in FORMATS:
-            values = f"[{self._give(field.kind, 'y')} for y in x]" if field.kind in self._conversions.give else "x"
+            values = f"[{self._encode(field.kind, 'y')} for y in x]" if field.kind in self._conversions.encode else "x"
             if field.kind == "uuid":
                 line(depth, f"out += b''.join({values})")
             else:

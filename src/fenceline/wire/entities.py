@@ -197,35 +197,35 @@ def _unknown(part: Struct, fields: Mapping[str, Any], prefix: str) -> list[str]:
 # --- conversions of scalars -------------------------------------------------------------------------------------------
 
 
-def _take_error(code: int) -> int:
+def _decode_error(code: int) -> int:
     return _ERROR_CODES.get(code, code)
 
 
-def _take_uuid(raw: bytes) -> UUID | None:
+def _decode_uuid(raw: bytes) -> UUID | None:
     return None if raw == _ZERO_ID else UUID(int=int.from_bytes(raw, "big"))
 
 
-def _give_uuid(value: UUID | bytes | None) -> bytes:
+def _encode_uuid(value: UUID | bytes | None) -> bytes:
     if value is None:
         return _ZERO_ID
     return value.bytes if isinstance(value, UUID) else value
 
 
-def _take_ms(duration_ms: int) -> timedelta:
+def _decode_ms(duration_ms: int) -> timedelta:
     return timedelta(milliseconds=duration_ms)
 
 
-def _take_time(time_ms: int) -> datetime | None:
+def _decode_time(time_ms: int) -> datetime | None:
     return None if time_ms == -1 else _UNIX_EPOCH + timedelta(milliseconds=time_ms)
 
 
-def _give_time(value: datetime | int | None) -> int:
+def _encode_time(value: datetime | int | None) -> int:
     if value is None:
         return -1
     return value if isinstance(value, int) else (value - _UNIX_EPOCH) // _MILLISECOND
 
 
 _CONVERSIONS: Final = Conversions(
-    take={"error": _take_error, "uuid": _take_uuid, "ms32": _take_ms, "ms64": _take_ms, "time": _take_time},
-    give={"uuid": _give_uuid, "ms32": millis, "ms64": millis, "time": _give_time},
+    decode={"error": _decode_error, "uuid": _decode_uuid, "ms32": _decode_ms, "ms64": _decode_ms, "time": _decode_time},
+    encode={"uuid": _encode_uuid, "ms32": millis, "ms64": millis, "time": _encode_time},
 )

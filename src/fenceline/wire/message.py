@@ -33,7 +33,9 @@ from fenceline.wire.schema import SCALARS, Field, Message, Struct, Versions, imp
 T = TypeVar("T")
 
 _KEY: Final = "fenceline.kafka"
-_CONVERSIONS: Final = Conversions(take={"uuid": lambda raw: UUID(bytes=raw)}, give={"uuid": lambda value: value.bytes})
+_CONVERSIONS: Final = Conversions(
+    decode={"uuid": lambda raw: UUID(bytes=raw)}, encode={"uuid": lambda value: value.bytes}
+)
 
 
 def kafka(

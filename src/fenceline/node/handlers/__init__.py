@@ -33,8 +33,8 @@ MODULES: Final = (
 CONTROLLER_MODULES: Final = (
     "quorum",
     "envelope",
-    "broker_life",
-    "partition_life",
+    "broker_registration",
+    "partition_changes",
     "topics",
     "configs",
     "cluster",

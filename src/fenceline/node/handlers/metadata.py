@@ -138,8 +138,8 @@ def _answer(context: RequestContext, encoder: MetadataEncoder, request: Any, wan
     topic_operations = request_field(request, "include_topic_authorized_operations", False)
     cluster_operations = request_field(request, "include_cluster_authorized_operations", False)
     shape = (wanted, topic_operations, cluster_operations)
-    if (kept := encoder.kept(shape)) is not None:
-        return kept
+    if (cached := encoder.cached(shape)) is not None:
+        return cached
     found = _find(context.broker.image, wanted)
     operations = TOPIC_OPERATIONS if topic_operations else OPERATIONS_NOT_ASKED
     answer = encoder.answer(
@@ -151,7 +151,7 @@ def _answer(context: RequestContext, encoder: MetadataEncoder, request: Any, wan
         cluster_operations=CLUSTER_OPERATIONS if cluster_operations else OPERATIONS_NOT_ASKED,
     )
     if len(found.topics) >= _KEEP_FROM_TOPICS:
-        encoder.keep(shape, answer)
+        encoder.cache(shape, answer)
     return answer
 
 

@@ -158,11 +158,11 @@ class MetadataEncoder:
             if len(self._topics) > 2 * len(image.topics_by_name) + 16:
                 self._topics.clear()
 
-    def kept(self, shape: tuple[object, ...]) -> bytes | None:
+    def cached(self, shape: tuple[object, ...]) -> bytes | None:
         """The cached response to a request of this shape, if nothing has changed since."""
         return self._answers.get(shape)
 
-    def keep(self, shape: tuple[object, ...], answer: bytes) -> None:
+    def cache(self, shape: tuple[object, ...], answer: bytes) -> None:
         if len(self._answers) >= _WHOLE_ANSWERS_KEPT:
             del self._answers[next(iter(self._answers))]
         self._answers[shape] = answer

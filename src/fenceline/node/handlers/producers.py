@@ -29,7 +29,7 @@ class ProducerIds:
         self._end_exclusive = 0
         self._refill = asyncio.Lock()
 
-    async def take(self) -> int:
+    async def next_id(self) -> int:
         """A unique producer id. Raises PeerError if the controller allocates none."""
         while self._next >= self._end_exclusive:
             async with self._refill:
@@ -51,7 +51,7 @@ async def init_producer_id(context: RequestContext, request: Any) -> dict[str, A
     if has_id != has_epoch:
         return {"error_code": ErrorCode.INVALID_REQUEST, "producer_id": -1, "producer_epoch": -1}
     try:
-        producer_id = await context.broker.producer_ids.take()
+        producer_id = await context.broker.producer_ids.next_id()
     except PeerError as error:
         # If the controller's disk is full there are no ids now. Clients retry this error, but not the storage error.
         code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error.code is ErrorCode.KAFKA_STORAGE_ERROR else error.code
@@ -62,8 +62,8 @@ async def init_producer_id(context: RequestContext, request: Any) -> dict[str, A
 async def _refusal(context: RequestContext, transactional_id: str) -> ErrorCode:
     if transactional_id == "":
         return ErrorCode.INVALID_REQUEST
-    elsewhere = context.broker.transactions_elsewhere
-    if await elsewhere.may_exist():
+    elsewhere = context.broker.transaction_support
+    if await elsewhere.may_be_available():
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     elsewhere.refused(context.client_id, context.peer, transactional_id)
     return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

@@ -34,7 +34,7 @@ _LOGGED_AGAIN_MS: Final = 60_000
 """Interval between log messages about rejected clients."""
 
 
-class TransactionsElsewhere:
+class TransactionSupport:
     """The transaction support of one node's cluster. All methods run on the event loop."""
 
     def __init__(
@@ -57,7 +57,7 @@ class TransactionsElsewhere:
         self._asking = asyncio.Lock()
         self._logged_ms: int | None = None
 
-    async def may_exist(self) -> bool:
+    async def may_be_available(self) -> bool:
         """Whether another broker coordinates transactions, or could not be asked."""
         brokers = [(each.id, each.epoch) for each in self._image().brokers.values() if each.id != self._node_id]
         if not all(each in self._known for each in brokers):
