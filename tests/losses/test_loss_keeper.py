@@ -51,7 +51,7 @@ class Stage:
         )
         self.keeper = LossKeeper(cast(Any, broker))
         self.news = 0
-        self.keeper.told_of = self.hear
+        self.keeper.on_due = self.hear
         self.replica = Replica(TopicPartition("rain", 3), TOPIC_ID, self.log, LogConfig(), clock)
         self.replica.leader, self.replica.leader_epoch = cast(Any, object()), 4
         broker.partitions = SimpleNamespace(open_by_name={self.replica.topic_partition: self.replica})

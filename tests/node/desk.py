@@ -287,7 +287,7 @@ class Desk:
             batch[0:8] = replica.log.log_end_offset.to_bytes(8, "big")
             batch[12:16] = epoch.to_bytes(4, "big")
             replica.log.append_as_follower(memoryview(batch), leader_epoch=epoch, now_ms=self.clock.ms)
-        replica.learn(high_watermark, 0)
+        replica.apply_leader_offsets(high_watermark, 0)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -465,7 +465,7 @@ def test_a_replica_gives_way_to_nobody(disk: WatchedDisk) -> None:
         assert fetching.must_wait(consumers)
         assert not fetching.must_wait(replicas)
         for _ in range(10):
-            (await fetching._admit(replicas)).give_back()
+            (await fetching._admit(replicas)).release()
 
     told(story)
 

@@ -23,18 +23,18 @@ def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_
 
     Unknown keys pass, as in Kafka: they may belong to a plug-in.
     """
-    _refuse(
+    _reject(
         (name for name in wanted if name in ALL_CONFIGS and not is_dynamic(name)),
         "Cannot update these configs dynamically",
     )
-    _refuse(
+    _reject(
         (name for name in wanted if name in PER_LISTENER_CONFIGS),
         "These security configs can be dynamically updated only per-listener using the listener prefix",
     )
     for name, text in wanted.items():
         _check_value(name, text)
     if cluster_default:
-        _refuse(
+        _reject(
             (n for n in wanted if n.startswith(_LISTENER_PREFIX) or update_mode(n) is UpdateMode.PER_BROKER),
             "Cannot update these configs at default cluster level, broker id must be specified",
         )
@@ -42,7 +42,7 @@ def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_
         key = ALL_CONFIGS.get(name)
         if key is not None and key.unsupported is not None and key.parse(text) != key.default_value:
             raise PeerError(ErrorCode.INVALID_REQUEST, f"{name} is not supported: {key.unsupported}")
-    _refuse(
+    _reject(
         (name for name in wanted if name in _FIXED_HERE and wanted[name] != node.text(name)),
         "Listeners of a running node cannot be changed",
     )
@@ -53,7 +53,7 @@ def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_
     cordoned_dirs(wanted.get(CORDONED), node.log_dirs)
 
 
-def _refuse(names: Iterable[str], reason: str) -> None:
+def _reject(names: Iterable[str], reason: str) -> None:
     if found := sorted(names):
         raise PeerError(ErrorCode.INVALID_REQUEST, f"{reason}: [{', '.join(found)}]")
 

@@ -329,7 +329,7 @@ TOPIC_SYNONYMS: Final[Mapping[str, tuple[Synonym, ...]]] = MappingProxyType(
 
 
 def validate_topic_configs(configs: Mapping[str, str | None], defaults: Mapping[str, str | None] | None = None) -> None:
-    """Check the whole set of a topic's overrides.
+    """Check the complete set of a topic's overrides.
 
     `defaults` are the values that the broker level gives to topics (text, by topic config name); Kafka's own where
     left out. Raises InvalidConfig with Kafka's message: null values, unknown names, bad values, and combinations that

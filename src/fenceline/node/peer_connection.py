@@ -213,7 +213,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         if self._large_end == len(large):
             self._large = None
             if self._too_large_bytes:
-                self._refuse(large)
+                self._reject_too_large(large)
             else:
                 self._answered(large)
 
@@ -263,11 +263,11 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._too_large_bytes = size
         enough = min(size, _BEGUN_BYTES)
         if len(begun) >= enough:
-            self._refuse(begun)
+            self._reject_too_large(begun)
         else:
             self._begin_large(begun, enough)
 
-    def _refuse(self, begun: memoryview) -> None:
+    def _reject_too_large(self, begun: memoryview) -> None:
         """The oldest request fails with AnswerTooLarge, and the connection is closed."""
         pending = self._pending.popleft()
         try:

@@ -84,16 +84,16 @@ class ReplicaPlaces:
         node_id: int,
         log_dirs: LogDirs,
         image: Callable[[], MetadataImage],
-        tell: Callable[[UUID, int, UUID], None],
+        report: Callable[[UUID, int, UUID], None],
         now_ms: Callable[[], int],
     ) -> None:
-        """`tell` is called, in any thread, with a (topic, partition, directory) to report to the controller.
+        """`report` is called, in any thread, with a (topic, partition, directory) to report to the controller.
         `now_ms`: the time for receipts."""
         self._now_ms = now_ms
         self._node_id = node_id
         self._log_dirs = log_dirs
         self._image = image
-        self._tell = tell
+        self._report = report
         self.moving: dict[TopicPartition, LogDir] = {}
         """Future directories of replicas in a move: the controller may already have them."""
         self._preferred: dict[TopicPartition, LogDir] = {}
@@ -248,14 +248,14 @@ class ReplicaPlaces:
         if (moving := self.moving.get(topic_partition)) is not None and moving.directory_id == recorded:
             return  # reported before the move is complete
         if recorded in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY) or self._is_there(topic_partition, holder):
-            self._tell(topic.id, index, actual)
+            self._report(topic.id, index, actual)
 
     def report_move(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
         """A copy of the replica is complete: report its directory to the controller before it replaces the log."""
         topic = self._image().topics_by_name.get(topic_partition.topic)
         if topic is not None and log_dir.directory_id is not None:
             self.moving[topic_partition] = log_dir
-            self._tell(topic.id, topic_partition.partition, log_dir.directory_id)
+            self._report(topic.id, topic_partition.partition, log_dir.directory_id)
 
     def report_actual(self, topic_partition: TopicPartition) -> None:
         """The move was cancelled: report the actual directory again; if that one has failed, others shall lead."""
@@ -264,7 +264,7 @@ class ReplicaPlaces:
         if topic is None or holder is None:
             return
         if self._is_assigned(topic, topic_partition.partition) and holder.directory_id is not None:
-            self._tell(topic.id, topic_partition.partition, holder.directory_id)
+            self._report(topic.id, topic_partition.partition, holder.directory_id)
 
     def _is_there(self, topic_partition: TopicPartition, holder: LogDir) -> bool:
         """With a single directory, check whether the replica has files there; otherwise a start has checked it."""
@@ -284,7 +284,7 @@ class ReplicaPlaces:
             return
         recorded = partition.directory_of(self._node_id)
         if recorded not in (None, LOST_DIRECTORY) and image.metadata_version >= MV_DIRECTORIES:
-            self._tell(topic.id, topic_partition.partition, LOST_DIRECTORY)
+            self._report(topic.id, topic_partition.partition, LOST_DIRECTORY)
 
     # -- start ---------------------------------------------------------------------------------------------------------
 

@@ -65,8 +65,8 @@ class TransactionSupport:
                 unknown = [each for each in brokers if each not in self._known]
                 for start in range(0, len(unknown), _AT_ONCE):
                     await asyncio.gather(*(self._ask(*each) for each in unknown[start : start + _AT_ONCE]))
-            for gone in self._known.keys() - set(brokers):
-                del self._known[gone]
+            for old in self._known.keys() - set(brokers):
+                del self._known[old]
         return any(self._known.get(each, True) for each in brokers)
 
     async def _ask(self, broker_id: int, epoch: int) -> None:
@@ -88,7 +88,7 @@ class TransactionSupport:
         self._known[broker_id, epoch] = ApiKey.ADD_PARTITIONS_TO_TXN in connection.versions
         connection.close()
 
-    def refused(self, client_id: str | None, peer: str, transactional_id: str) -> None:
+    def log_rejected(self, client_id: str | None, peer: str, transactional_id: str) -> None:
         """A client was rejected for good. Logged once a minute."""
         now_ms = self._clock.monotonic_ms()
         if self._logged_ms is None or now_ms >= self._logged_ms + _LOGGED_AGAIN_MS:

@@ -161,9 +161,9 @@ class FetchSession:
                 wanted.asked = partition
             self.unsettled[wanted.key] = wanted
         for key in forgotten:
-            gone = self.partitions.pop(key, None)
-            if gone is not None:
-                gone.let_go()
+            removed = self.partitions.pop(key, None)
+            if removed is not None:
+                removed.let_go()
                 self.unsettled.pop(key, None)
 
     def take_place(self) -> int:

@@ -202,10 +202,10 @@ class Fetcher:
         if not state.is_compared:
             told = self._sent[key]
             had_records = told.log_start_offset < told.fetch_offset
-            anew = state.on_agreement(fetched.log_start_offset, had_records=had_records)
-            if anew is not None:
+            restart = state.on_agreement(fetched.log_start_offset, had_records=had_records)
+            if restart is not None:
                 self._changed[key] = None
-                return anew
+                return restart
         if fetched.records is not None and len(fetched.records):
             self._changed[key] = None
             return Append(state, memoryview(fetched.records), fetched.high_watermark, fetched.log_start_offset)

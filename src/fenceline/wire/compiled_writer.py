@@ -163,7 +163,7 @@ class _WriterSource:
 
     def _tagged(self, fields: list[Field]) -> None:
         line = self._source.line
-        line(1, "whole, tags, count = out, bytearray(), 0")
+        line(1, "complete, tags, count = out, bytearray(), 0")
         for field in fields:
             default = field.default
             held = self._source.constant("default_", default)
@@ -178,7 +178,7 @@ class _WriterSource:
             line(3, f"put_uvarint(tags, {field.tag})")
             line(3, "put_uvarint(tags, len(out))")
             line(3, "tags += out")
-        line(1, "out = whole")
+        line(1, "out = complete")
         line(1, "put_uvarint(out, count)")
         line(1, "out += tags")
 

@@ -87,7 +87,7 @@ def request_field(entity: Any, name: str, default: Any) -> Any:
 
 
 def millis(duration: timedelta | int) -> int:
-    """A duration as whole milliseconds."""
+    """A duration in integer milliseconds."""
     return duration if isinstance(duration, int) else duration // _MILLISECOND
 
 

@@ -82,7 +82,7 @@ class FakeTransactionSupport:
     async def may_be_available(self) -> bool:
         return self.exists
 
-    def refused(self, client_id: str | None, peer: str, transactional_id: str) -> None:
+    def log_rejected(self, client_id: str | None, peer: str, transactional_id: str) -> None:
         self.told.append(transactional_id)
 
 

@@ -29,9 +29,9 @@ def handle_describe_cluster(context: RequestContext, request: Any) -> dict[str, 
     """Brokers with the listener of the request; fenced ones only if v2 asks for them."""
     kind = request_field(request, "endpoint_type", _BROKERS)
     if kind != _BROKERS and kind != _CONTROLLERS:
-        return _refused(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {kind}")
+        return _rejected(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {kind}")
     if kind == _CONTROLLERS:
-        return _refused(
+        return _rejected(
             ErrorCode.MISMATCHED_ENDPOINT_TYPE,
             "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER",
         )
@@ -67,7 +67,7 @@ def handle_describe_controllers(context: RequestContext, request: Any) -> dict[s
     """KIP-919: registered controllers and voters with the listener of the request; `controller_id` is the leader."""
     kind = request_field(request, "endpoint_type", _BROKERS)
     if kind != _CONTROLLERS:
-        return _refused(
+        return _rejected(
             ErrorCode.MISMATCHED_ENDPOINT_TYPE,
             "The request was sent to an endpoint of type CONTROLLER, but we wanted an endpoint of type BROKER",
         )
@@ -92,7 +92,7 @@ def handle_describe_controllers(context: RequestContext, request: Any) -> dict[s
     }
 
 
-def _refused(code: ErrorCode, message: str) -> dict[str, Any]:
+def _rejected(code: ErrorCode, message: str) -> dict[str, Any]:
     return {
         "error_code": code,
         "error_message": message,

@@ -54,26 +54,26 @@ async def handle_envelope(context: RequestContext, request: Any) -> dict[str, An
     controller = context.broker.controller
     epoch = controller.active_epoch
     if epoch < 0:
-        return _refused(ErrorCode.NOT_CONTROLLER)
+        return _rejected(ErrorCode.NOT_CONTROLLER)
     try:
         decode_principal(request.request_principal)
     except MalformedRequest:
-        return _refused(ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE)
+        return _rejected(ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE)
     if len(request.client_host_address) not in _ADDRESS_SIZES:
-        return _refused(ErrorCode.INVALID_REQUEST)
+        return _rejected(ErrorCode.INVALID_REQUEST)
     data = memoryview(request.request_data)
     try:
         header = parse_request_header(data)
     except MalformedRequest:
-        return _refused(ErrorCode.UNSUPPORTED_VERSION)
+        return _rejected(ErrorCode.UNSUPPORTED_VERSION)
     key, version = header.api_key, header.api_version
     if key in ApiKey._value2member_map_ and key not in FORWARDED:
-        return _refused(ErrorCode.INVALID_REQUEST)
+        return _rejected(ErrorCode.INVALID_REQUEST)
     api = cast("ControllerFace", context.broker).apis.get(key)
     if api is None:
-        return _refused(ErrorCode.UNSUPPORTED_VERSION)
+        return _rejected(ErrorCode.UNSUPPORTED_VERSION)
     if not api.min_version <= version <= api.max_version:
-        return _refused(ErrorCode.UNSUPPORTED_VERSION)
+        return _rejected(ErrorCode.UNSUPPORTED_VERSION)
     inner = replace(
         context,
         api_version=version,
@@ -86,13 +86,13 @@ async def handle_envelope(context: RequestContext, request: Any) -> dict[str, An
         if inspect.isawaitable(answer):
             answer = await answer
     except MalformedRequest:
-        return _refused(ErrorCode.UNSUPPORTED_VERSION)
+        return _rejected(ErrorCode.UNSUPPORTED_VERSION)
     except PeerError as error:
         if error.code is ErrorCode.NOT_CONTROLLER:
-            return _refused(ErrorCode.NOT_CONTROLLER)
+            return _rejected(ErrorCode.NOT_CONTROLLER)
         answer = {"error_code": error.code, "error_message": error.message}
     if controller.active_epoch != epoch and _has_leadership_error(answer):
-        return _refused(ErrorCode.NOT_CONTROLLER)
+        return _rejected(ErrorCode.NOT_CONTROLLER)
     body = answer if isinstance(answer, bytes) else write_response(api.key, version, answer)
     frame = b"".join(encode_response_frame(key, version, header.correlation_id, body))
     return {"error_code": ErrorCode.NONE, "response_data": frame[4:]}
@@ -107,7 +107,7 @@ def _has_leadership_error(answer: Any) -> bool:
     return isinstance(answer, list | tuple) and any(map(_has_leadership_error, answer))
 
 
-def _refused(code: ErrorCode) -> dict[str, Any]:
+def _rejected(code: ErrorCode) -> dict[str, Any]:
     return {"error_code": code, "response_data": None}
 
 

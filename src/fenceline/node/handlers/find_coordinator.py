@@ -40,8 +40,8 @@ async def find_coordinator(context: RequestContext, request: Any) -> Answer:
     keys: Sequence[str] = (request.key,) if context.api_version < 4 else request.coordinator_keys
     if key_type == GROUP_KEY_TYPE and keys and CONSUMER_OFFSETS_TOPIC not in context.broker.image.topics_by_name:
         await context.broker.offsets_topic.create()
-    refuses = key_type == TRANSACTION_KEY_TYPE and not await context.broker.transaction_support.may_be_available()
-    found = [_refused(context, key) if refuses else _find(context, key_type, key) for key in keys]
+    rejects = key_type == TRANSACTION_KEY_TYPE and not await context.broker.transaction_support.may_be_available()
+    found = [_rejected(context, key) if rejects else _find(context, key_type, key) for key in keys]
     if context.api_version < 4:
         one = found[0]
         return {
@@ -66,8 +66,8 @@ async def find_coordinator(context: RequestContext, request: Any) -> Answer:
     }
 
 
-def _refused(context: RequestContext, transactional_id: str) -> _Found:
-    context.broker.transaction_support.refused(context.client_id, context.peer, transactional_id)
+def _rejected(context: RequestContext, transactional_id: str) -> _Found:
+    context.broker.transaction_support.log_rejected(context.client_id, context.peer, transactional_id)
     stops_at_53 = context.api_version <= _LAST_OF_LIBRDKAFKA
     code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if stops_at_53 else ErrorCode.UNSUPPORTED_VERSION
     return _Found(code, REFUSAL)

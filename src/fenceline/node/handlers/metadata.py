@@ -184,9 +184,9 @@ def handle_describe_topic_partitions(context: RequestContext, request: Any) -> d
     everything = not names
     cursor = request.cursor
     if cursor is not None and (cursor.partition_index < 0 or (not everything and cursor.topic_name not in names)):
-        return _refused(request.topics, ErrorCode.INVALID_REQUEST)
+        return _rejected(request.topics, ErrorCode.INVALID_REQUEST)
     if "" in names:
-        return _refused(request.topics, ErrorCode.UNKNOWN_SERVER_ERROR)
+        return _rejected(request.topics, ErrorCode.UNKNOWN_SERVER_ERROR)
     if everything:
         names = sorted(image.topics_by_name, key=_java_order)
     if cursor is not None:
@@ -255,7 +255,7 @@ def _describe_partition(image: MetadataImage, topic: TopicImage, index: int, lis
     }
 
 
-def _refused(topics: Iterable[Any], code: ErrorCode) -> dict[str, Any]:
+def _rejected(topics: Iterable[Any], code: ErrorCode) -> dict[str, Any]:
     rows = [
         {"error_code": code, "name": topic.name, "topic_authorized_operations": OPERATIONS_NOT_ASKED}
         for topic in topics

@@ -78,17 +78,17 @@ async def _list_offsets(context: RequestContext, request: Any) -> dict[str, Any]
             key = (topic.name, partition.partition_index)
             (doubled if key in seen else seen).add(key)
     topics = []
-    refused: set[tuple[str, int]] = set()
+    rejected: set[tuple[str, int]] = set()
     for topic in request.topics:
         answers = []
         for partition in topic.partitions:
             index = partition.partition_index
-            if (topic.name, index) in refused:
+            if (topic.name, index) in rejected:
                 continue
             try:
                 if (topic.name, index) in doubled:
                     # One result for all mentions, as in Kafka (`L2`).
-                    refused.add((topic.name, index))
+                    rejected.add((topic.name, index))
                     raise PeerError(ErrorCode.INVALID_REQUEST)
                 _check_timestamp(partition.timestamp, context.api_version)
                 found = await _find_offset(context, topic.name, partition, replica_id, isolation)

@@ -45,7 +45,7 @@ class ProducerIds:
 
 async def init_producer_id(context: RequestContext, request: Any) -> dict[str, Any]:
     if request.transactional_id is not None:
-        code = await _refusal(context, request.transactional_id)
+        code = await _error_code(context, request.transactional_id)
         return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
     has_id, has_epoch = (getattr(request, name, -1) != -1 for name in ("producer_id", "producer_epoch"))
     if has_id != has_epoch:
@@ -59,13 +59,13 @@ async def init_producer_id(context: RequestContext, request: Any) -> dict[str, A
     return {"error_code": ErrorCode.NONE, "producer_id": producer_id, "producer_epoch": 0}
 
 
-async def _refusal(context: RequestContext, transactional_id: str) -> ErrorCode:
+async def _error_code(context: RequestContext, transactional_id: str) -> ErrorCode:
     if transactional_id == "":
         return ErrorCode.INVALID_REQUEST
-    elsewhere = context.broker.transaction_support
-    if await elsewhere.may_be_available():
+    support = context.broker.transaction_support
+    if await support.may_be_available():
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    elsewhere.refused(context.client_id, context.peer, transactional_id)
+    support.log_rejected(context.client_id, context.peer, transactional_id)
     return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 

@@ -120,12 +120,12 @@ async def handle_delete_topics(context: RequestContext, request: Any) -> dict[st
         references = [TopicReference(topic.name, topic.topic_id or ZERO_UUID) for topic in request.topics]
     else:
         references = [TopicReference(name) for name in request.topic_names]
-    refused, wanted = _sort_out(references, context.broker.image)
-    results = list(refused)
+    rejected, wanted = _sort_out(references, context.broker.image)
+    results = list(rejected)
     if wanted:
         try:
             answer = await context.broker.controller.submit(DeleteTopics(tuple(wanted)))
-            results = [*answer.topics, *refused]
+            results = [*answer.topics, *rejected]
         except PeerError as error:
             results = [DeletedTopic(each.name, each.id, _outcome_of(error)) for each in wanted] + results
     return {"responses": [_deleted(context.api_version, topic) for topic in results]}
@@ -137,20 +137,20 @@ def _sort_out(
     """Repeated names and ids, each rejected once, and the remaining references."""
     names = Counter(each.name for each in references if each.name is not None and each.id == ZERO_UUID)
     ids = Counter(each.id for each in references if each.name is None and each.id != ZERO_UUID)
-    refused: dict[tuple[str | None, UUID], DeletedTopic] = {}
+    rejected: dict[tuple[str | None, UUID], DeletedTopic] = {}
     taken: set[UUID] = set()
     for name in names:
         topic = image.topics_by_name.get(name)
         if names[name] > 1:
-            refused[name, ZERO_UUID] = DeletedTopic(name, ZERO_UUID, _REPEATED_NAME)
+            rejected[name, ZERO_UUID] = DeletedTopic(name, ZERO_UUID, _REPEATED_NAME)
         elif topic is not None and topic.id in ids:
-            refused[name, ZERO_UUID] = DeletedTopic(name, topic.id, _NAME_AND_ID)
+            rejected[name, ZERO_UUID] = DeletedTopic(name, topic.id, _NAME_AND_ID)
             taken.add(topic.id)
     for topic_id, count in ids.items():
         if count > 1 and topic_id not in taken:
-            refused[None, topic_id] = DeletedTopic(None, topic_id, _REPEATED_ID)
-    wanted = [each for each in references if (each.name, each.id) not in refused and each.id not in taken]
-    return list(refused.values()), wanted
+            rejected[None, topic_id] = DeletedTopic(None, topic_id, _REPEATED_ID)
+    wanted = [each for each in references if (each.name, each.id) not in rejected and each.id not in taken]
+    return list(rejected.values()), wanted
 
 
 def _deleted(version: int, topic: DeletedTopic) -> dict[str, Any]:
