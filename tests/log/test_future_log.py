@@ -122,7 +122,7 @@ def start_again(disk: SimDisk, place: UUID | None) -> tuple[LogDirs, list[str]]:
     places = ReplicaPlaces(1, log_dirs, lambda: image(place), lambda *_: None, lambda: 0)
     condemned = [removed for log_dir in log_dirs for removed in log_dir.condemned()]
     for log_dir in log_dirs:
-        places.settle(log_dir)
+        places.scan(log_dir)
     copies = [copy.path for log_dir in log_dirs for copy in places.resolve_copies(log_dir)]
     for removed in condemned:
         removed.delete()

@@ -159,13 +159,13 @@ def _kafka_10706_an_epoch_without_records_is_forgotten(patch: pytest.MonkeyPatch
 @breaks(6, "G14b, E40", "2026-11-21")
 def _g14b_a_high_watermark_falls_with_the_log_only(patch: pytest.MonkeyPatch) -> None:
     """Kafka's followers take over what the leader says, up or down (E29)."""
-    learn = Replica.learn
+    apply = Replica.apply_leader_offsets
 
     def as_told(self: Replica, high_watermark: int, log_start_offset: int) -> None:
-        learn(self, high_watermark, log_start_offset)
+        apply(self, high_watermark, log_start_offset)
         self.log._high_watermark = max(self.log.log_start_offset, min(high_watermark, self.log.log_end_offset))
 
-    patch.setattr(Replica, "learn", as_told)
+    patch.setattr(Replica, "apply_leader_offsets", as_told)
 
 
 # -- what a leader counts ----------------------------------------------------------------------------------------------
