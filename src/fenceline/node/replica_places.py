@@ -37,7 +37,7 @@ log = Logger("replicas")
 _MOST_PREFERRED: Final = 10_000
 _ADVICE: Final = "Its records are kept. Delete the directory when they are no longer needed."
 _ADVICE_KEPT: Final = (
-    "Its records are the evidence of a loss receipt, kept for fenceline.report_lost.retention.ms. List the losses with:"
+    "Its records are the evidence of a loss receipt, kept for fenceline.lost.retention.ms. List the losses with:"
     " fenceline losses list."
 )
 _NO_ID: Final = (
@@ -403,7 +403,7 @@ class ReplicaPlaces:
         return topic_partition not in self.pending_notes
 
     def resolve_copies(self, log_dir: LogDir) -> list[ExistingPartition]:
-        """Resolve interrupted moves between directories, after `settle` of all directories. Returns the copies. Blocks.
+        """Resolve interrupted moves between directories, after `scan` of all directories. Returns the copies. Blocks.
 
         A copy that has replaced its log, which is marked for deletion (`future_log.py`), only needs its name. A copy
         without a log is incomplete (`_unfinished`). Raises OSError.
