@@ -19,7 +19,7 @@ from fenceline.log.checkpoints import encode_partition_metadata
 from fenceline.log.disk import replace_file
 from fenceline.log.log_dir import LogDir
 from fenceline.log.log_dirs import LogDirs
-from fenceline.node import replica_places, replicas
+from fenceline.node import replica_directories, replicas
 from fenceline.node.replicas import Replicas
 from tests.node.desk import ME, TOPIC, Desk, _Roles, told, where
 from tests.node.handlers.fakes import partition, topic_image
@@ -36,7 +36,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[Line]:
     def write(event: str, **more: Any) -> None:
         written.append((event, more))
 
-    for module in (replica_places, replicas):
+    for module in (replica_directories, replicas):
         monkeypatch.setattr(module, "log", SimpleNamespace(error=write, warning=write, info=write))
     return written
 
@@ -68,7 +68,7 @@ def start(desk: Desk) -> LogDirs:
     desk.producing.replicas = desk.partitions
     for log_dir in opened:
         log_dir.begin()
-        found = desk.partitions.places.scan(log_dir)
+        found = desk.partitions.directories.scan(log_dir)
         if not log_dir.clean:
             desk.partitions.recover(found)
     desk.partitions.apply_roles()

@@ -38,16 +38,16 @@ async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]
     is_known = broker.log_dirs.is_single and not unclean and not broker.config.can_reach_others
     found: dict[LogDir, list[TopicPartition]] = {}
     copies: list[tuple[LogDir, ExistingPartition]] = []
-    places = broker.partitions.places
+    directories = broker.partitions.directories
     condemned: list[RemovedPartition] = []
     for log_dir in broker.log_dirs:
         with _suspecting(broker, log_dir):
             condemned += log_dir.condemned()
             if not is_known:
-                found[log_dir] = await broker.loop.run_in_executor(broker.disk_threads, places.scan, log_dir)
+                found[log_dir] = await broker.loop.run_in_executor(broker.disk_threads, directories.scan, log_dir)
     for log_dir in tuple(broker.log_dirs):
         with _suspecting(broker, log_dir):
-            settled = await broker.loop.run_in_executor(broker.disk_threads, places.resolve_copies, log_dir)
+            settled = await broker.loop.run_in_executor(broker.disk_threads, directories.resolve_copies, log_dir)
             copies += [(log_dir, copy) for copy in settled]
     for removed in condemned:  # their names were needed to complete moves
         broker.delete_later(partial(broker.losses.delete_partition, removed), 0)
@@ -59,7 +59,7 @@ async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]
                 late[log_dir] = gone
     checked = [found.get(log_dir, []) for log_dir in unclean]
     # Opened now, so that the reason why they are offline is logged and another replica is elected.
-    unresolved = [where for where in places.unresolved if not any(where in held for held in checked)]
+    unresolved = [where for where in directories.unresolved if not any(where in held for held in checked)]
     await _check(broker, [*checked, *late.values(), *([unresolved] if unresolved else [])])
     return copies
 

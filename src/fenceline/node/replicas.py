@@ -25,7 +25,7 @@ from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
 from fenceline.node.removed_replicas import LogSummary, RemovedReplica
 from fenceline.node.replica import Replica
-from fenceline.node.replica_places import OfflinePlace, ReplicaPlaces
+from fenceline.node.replica_directories import OfflineDirectory, ReplicaDirectories
 from fenceline.node.replica_roles import ReplicaRoles, Roles
 from fenceline.replica.leader import InSyncRules
 
@@ -78,8 +78,8 @@ class Replicas:
         suspect: Callable[[LogDir, OSError | StorageError], None] = lambda *_: None,
     ) -> None:
         """`compare_removed` receives replicas that a reassignment removes; without it they are deleted.
-        `report_directory`: see `ReplicaPlaces`. `suspect` is called, in any thread, for errors that may be caused by a
-        directory."""
+        `report_directory`: see `ReplicaDirectories`. `suspect` is called, in any thread, for errors that a directory may
+        have caused."""
         self._roles = roles
         self._delete_partition = delete_partition
         self._compare_removed = compare_removed
@@ -89,7 +89,7 @@ class Replicas:
         self._node_id = node_id
         self._log_dirs = log_dirs
         self._suspect = suspect
-        self.places = ReplicaPlaces(node_id, log_dirs, image, report_directory, clock.now_ms)
+        self.directories = ReplicaDirectories(node_id, log_dirs, image, report_directory, clock.now_ms)
         self._image = image
         self._log_config = log_config
         self.open_by_name: dict[tuple[str, int], Replica] = {}
@@ -98,7 +98,7 @@ class Replicas:
         """The same replicas by the 16 bytes of the topic id and partition."""
         self._configs: dict[str, LogConfig] = {}
         self.offline: dict[TopicPartition, str] = {}
-        self._without_place: set[TopicPartition] = set()
+        self._without_directory: set[TopicPartition] = set()
         """The subset of `offline` without a usable directory: checked again with each change of the partition."""
         self.on_stopped: Callable[[TopicPartition, bool], None] = lambda *_: None
         """Called when a replica is no longer served, with whether it no longer belongs to this node."""
@@ -225,22 +225,22 @@ class Replicas:
 
     def _check_assignment(self, topic: TopicImage, index: int) -> None:
         if (topic.name, index) not in self.offline and (topic.name, index) not in self._leaving:
-            self.places.check_assignment(topic, index)
+            self.directories.check_assignment(topic, index)
 
     def _retry_directory(self, topic: TopicImage, index: int) -> None:
         """Retry a partition that went offline because its replica could have been elected without its records."""
         topic_partition = TopicPartition(topic.name, index)
-        if topic_partition not in self._without_place:
+        if topic_partition not in self._without_directory:
             return
         try:
-            self.places.of(topic, index)
-        except OfflinePlace:
+            self.directories.of(topic, index)
+        except OfflineDirectory:
             return
         self._set_online(topic_partition)
 
     def _set_online(self, topic_partition: TopicPartition) -> None:
         """The reason why the partition was offline no longer applies."""
-        self._without_place.discard(topic_partition)
+        self._without_directory.discard(topic_partition)
         if self.offline.pop(topic_partition, None) is not None:
             log.warning("partition online again", partition=str(topic_partition))
 
@@ -385,7 +385,7 @@ class Replicas:
         self.open_by_id[topic.id.bytes, index] = replica
         partition_log.on_sealed = self._sealed
         self.on_dirty(replica)
-        self.places.check_assignment(topic, index)
+        self.directories.check_assignment(topic, index)
         self._role_of.apply(replica, topic.partitions[index])
         return replica
 
@@ -403,14 +403,14 @@ class Replicas:
             return None
         config = self._config_of(topic.name)
         try:
-            log_dir = self.places.of(topic, index)
-        except OfflinePlace as error:
+            log_dir = self.directories.of(topic, index)
+        except OfflineDirectory as error:
             if not error.is_logged:
                 log.error(
                     "partition offline", partition=str(topic_partition), reason=error.message, advice=error.advice
                 )
             self._stop(topic_partition, error.message)
-            self._without_place.add(topic_partition)
+            self._without_directory.add(topic_partition)
             return None
         try:
             return log_dir.partition(topic_partition, topic.id, config, now_ms=self._clock.now_ms())
@@ -450,7 +450,7 @@ class Replicas:
         """Take one partition offline; the others are still served. Logs the reason and the remedy."""
         log.error("partition offline", partition=str(topic_partition), reason=reason, advice=advice)
         self._stop(topic_partition, reason)
-        self.places.report_lost(topic_partition)
+        self.directories.report_lost(topic_partition)
 
     def _stop(self, topic_partition: TopicPartition, reason: str) -> None:
         self.offline[topic_partition] = reason
@@ -472,7 +472,7 @@ class Replicas:
     def _remove(self, topic_partition: TopicPartition) -> None:
         """The partition no longer belongs to this node: its topic was deleted, or its replica was moved away."""
         self.offline.pop(topic_partition, None)
-        self._without_place.discard(topic_partition)
+        self._without_directory.discard(topic_partition)
         replica = self.open_by_name.pop(topic_partition, None)
         self.on_stopped(topic_partition, True)
         if topic_partition in self._held:
@@ -495,11 +495,11 @@ class Replicas:
     def _delete_files(self, topic_partition: TopicPartition) -> None:
         """Delete its files, keep its receipts. A replica that was moved away is first compared with the leader."""
         moved = self._moved_away.pop(topic_partition, None)
-        holders = [self._log_dirs.holder(topic_partition), *self.places.unresolved.pop(topic_partition, ())]
+        holders = [self._log_dirs.holder(topic_partition), *self.directories.unresolved.pop(topic_partition, ())]
         self._log_dirs.forget(topic_partition)
         # The next topic of this name has no missing directory.
         self._log_dirs.missing.pop(topic_partition, None)
-        self.places.pending_notes.pop(topic_partition, None)
+        self.directories.pending_notes.pop(topic_partition, None)
         for log_dir in holders:
             if log_dir is not None and self._log_dirs.is_online(log_dir):
                 self._remove_files(topic_partition, log_dir, moved)

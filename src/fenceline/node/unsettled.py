@@ -23,7 +23,7 @@ from fenceline.losses.quarantine import FULL
 from fenceline.losses.receipt import Receipt
 from fenceline.node.log_recovery import checkpoint_recovery_points
 from fenceline.node.logs import Logger
-from fenceline.node.replica_places import PendingNote
+from fenceline.node.replica_directories import PendingNote
 from fenceline.node.replicas import log_recovery_report
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class UnsettledPartitions:
 
     def _not_noted(self) -> dict[TopicPartition, PendingNote]:
         """Those for which there may be room later."""
-        return {where: each for where, each in self._broker.partitions.places.pending_notes.items() if each.passes}
+        return {where: each for where, each in self._broker.partitions.directories.pending_notes.items() if each.passes}
 
     def take_up(self, log_dir: LogDir) -> None:
         """After recovery: what it could not open waits for room."""
@@ -147,7 +147,7 @@ class UnsettledPartitions:
     # -- in a thread -----------------------------------------------------------------------------------------------
 
     def _note_again(self, topic_partition: TopicPartition, log_dir: LogDir) -> bool:
-        is_noted = self._broker.partitions.places.retry_note(topic_partition)
+        is_noted = self._broker.partitions.directories.retry_note(topic_partition)
         if is_noted:
             self._collect_strays(log_dir)
         return is_noted

@@ -56,7 +56,7 @@ _CHOOSE: Final = (
 )
 
 
-class OfflinePlace(OperatorError):
+class OfflineDirectory(OperatorError):
     """The replica cannot be served here. `is_logged`: the failure of its directory has already been logged."""
 
     def __init__(self, message: str, advice: str = _MEND, *, is_logged: bool = True) -> None:
@@ -76,7 +76,7 @@ class PendingNote(NamedTuple):
     """Whether a retry may succeed: the disk was full."""
 
 
-class ReplicaPlaces:
+class ReplicaDirectories:
     """See the module docstring."""
 
     def __init__(
@@ -110,10 +110,10 @@ class ReplicaPlaces:
     # -- choosing a directory ------------------------------------------------------------------------------------------
 
     def of(self, topic: TopicImage, index: int) -> LogDir:
-        """The directory to open it in. Raises OfflinePlace."""
+        """The directory to open it in. Raises OfflineDirectory."""
         topic_partition = TopicPartition(topic.name, index)
         if (waiting := self.pending_notes.get(topic_partition)) is not None:
-            raise OfflinePlace(
+            raise OfflineDirectory(
                 f"its directory is to be set aside, but a receipt could not be written: {waiting.refusal}",
                 "Free disk space: the partition is then served without a restart." if waiting.passes else _MEND,
                 is_logged=False,
@@ -124,23 +124,23 @@ class ReplicaPlaces:
             self._restart_from_leader(topic_partition, topic.partitions[index], copy.path)
         holder = self._log_dirs.holder(topic_partition)
         if holder is None:
-            holder = self._new_place(topic_partition, topic.partitions[index])
+            holder = self._new_directory(topic_partition, topic.partitions[index])
             self._log_dirs.put(topic_partition, holder)
         elif not self._log_dirs.is_online(holder):
-            raise OfflinePlace(f"{holder.path} is offline: {self._log_dirs.offline[holder.path]}")
+            raise OfflineDirectory(f"{holder.path} is offline: {self._log_dirs.offline[holder.path]}")
         elif self._log_dirs.is_single and self._image().metadata_version >= MV_DIRECTORIES:
             recorded = topic.partitions[index].directory_of(self._node_id)
-            is_placed = recorded in (holder.directory_id, UNASSIGNED_DIRECTORY)
-            if not is_placed and not _has_files(holder, topic_partition):
+            is_assigned_here = recorded in (holder.directory_id, UNASSIGNED_DIRECTORY)
+            if not is_assigned_here and not _has_files(holder, topic_partition):
                 self._check_not_needed(topic.partitions[index], recorded)
         return holder
 
     def _recreate(self, topic_partition: TopicPartition, partition: PartitionImage) -> None:
         """Its directory is missing. A follower fetches everything again; an empty log must not lead, because others
-        would truncate theirs to it. Raises OfflinePlace."""
+        would truncate theirs to it. Raises OfflineDirectory."""
         path, end = self._log_dirs.missing[topic_partition]
         if partition.leader == self._node_id:
-            raise OfflinePlace(
+            raise OfflineDirectory(
                 f"the directory {path} is missing; at shutdown it had records up to offset {end - 1}",
                 "Stop the node, restore the directory, start the node. To continue without these records, create the"
                 " directory empty, or delete the topic.",
@@ -161,15 +161,15 @@ class ReplicaPlaces:
 
     def _restart_from_leader(self, topic_partition: TopicPartition, partition: PartitionImage, copy: str) -> None:
         """Only an incomplete copy exists. A replica that may be elected needs the log itself; a follower fetches
-        everything again, once it is certain that the log is lost. Raises OfflinePlace."""
+        everything again, once it is certain that the log is lost. Raises OfflineDirectory."""
         if offline := self._log_dirs.offline:
             self.report_lost(topic_partition)  # the metadata names the copy's directory, which is online
-            raise OfflinePlace(
+            raise OfflineDirectory(
                 f"its log was being moved to {copy} and is in a directory that is offline: {', '.join(offline)}",
                 is_logged=False,
             )
         if _may_be_elected(self._node_id, partition):
-            raise OfflinePlace(
+            raise OfflineDirectory(
                 f"its log was being moved to {copy}, whose copy is incomplete, and was in a directory that is not in"
                 " log.dirs",
                 _BRING_BACK,
@@ -183,27 +183,27 @@ class ReplicaPlaces:
             advice="The replica fetches all records from the leader again and then rejoins the ISR.",
         )
 
-    def _new_place(self, topic_partition: TopicPartition, partition: PartitionImage) -> LogDir:
+    def _new_directory(self, topic_partition: TopicPartition, partition: PartitionImage) -> LogDir:
         """The directory of a replica that has no files in any readable directory."""
         recorded = partition.directory_of(self._node_id)
         place = self._log_dirs.by_id(recorded) or self._log_dirs.emptiest()
         if place is None:
-            raise OfflinePlace("all log directories are offline")
+            raise OfflineDirectory("all log directories are offline")
         preferred = self._pop_preferred(topic_partition)
         if place.directory_id == recorded or recorded == UNASSIGNED_DIRECTORY:
             return preferred or place
         if self._log_dirs.offline:
-            raise OfflinePlace(f"it may be in a directory that is offline: {', '.join(self._log_dirs.offline)}")
+            raise OfflineDirectory(f"it may be in a directory that is offline: {', '.join(self._log_dirs.offline)}")
         self._check_not_needed(partition, recorded)
         return preferred or place
 
     def _check_not_needed(self, partition: PartitionImage, recorded: UUID | None) -> None:
         """The files of this replica were in the missing directory `recorded`: it is created again, empty, unless it
-        could be elected: a member of the ISR or ELR, or the last known leader. Raises OfflinePlace."""
+        could be elected: a member of the ISR or ELR, or the last known leader. Raises OfflineDirectory."""
         if recorded is None or recorded == MIGRATING_DIRECTORY:
             return
         if _may_be_elected(self._node_id, partition):
-            raise OfflinePlace(
+            raise OfflineDirectory(
                 f"it was in directory {encode_uuid(recorded)}, which is not in log.dirs", _BRING_BACK, is_logged=False
             )
 
