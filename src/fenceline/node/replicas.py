@@ -78,8 +78,8 @@ class Replicas:
         suspect: Callable[[LogDir, OSError | StorageError], None] = lambda *_: None,
     ) -> None:
         """`compare_removed` receives replicas that a reassignment removes; without it they are deleted.
-        `report_directory`: see `ReplicaDirectories`. `suspect` is called, in any thread, for errors that a directory may
-        have caused."""
+        `report_directory`: see `ReplicaDirectories`. `suspect` is called, in any thread, for errors that a directory
+        may have caused."""
         self._roles = roles
         self._delete_partition = delete_partition
         self._compare_removed = compare_removed
