@@ -166,4 +166,4 @@ def test_only_kafkas_own_selector_is_known() -> None:
     with pytest.raises(OperatorError) as refused:
         NodeConfig.load(None, {"replica.selector.class": "com.example.Nearest"}, {})
     assert RACK_AWARE_SELECTOR in refused.value.message
-    assert "No other class can be loaded" in refused.value.advice
+    assert "No other class is supported" in refused.value.advice
