@@ -413,7 +413,7 @@ def test_cold_answers_give_way_to_who_is_in_a_hurry(disk: WatchedDisk, monkeypat
         await _turns()
         assert not held.is_answered.is_set(), "a byte a second is all there is"
         assert fetching._load_budget.used_bytes == full_bytes(full), "who waits for the turn holds no memory"
-        pace._hurries = lambda: 0
+        pace._urgent_requests = lambda: 0
         for peer in (held, last):
             first, _ = await peer.answered()
             assert _offsets(first)[0] == 0
@@ -445,7 +445,7 @@ def test_what_was_loaded_ahead_gives_way_too(tmp_path: Path, monkeypatch: pytest
         held = _Peer(broker, fetching, 0)
         await _turns()
         assert not held.is_answered.is_set()
-        pace._hurries = lambda: 0
+        pace._urgent_requests = lambda: 0
         await held.is_answered.wait()
         assert _offsets((await held.answered())[0]) == list(range(30))
         cold.parts = first.parts = held.parts = []

@@ -239,7 +239,7 @@ def test_the_link_looks_again_after_a_cut_that_did_nothing(fails: bool, divergen
 
     async def story(stage: Stage) -> None:
         stage.host.disk_fails = fails
-        stage.link._news.clear()
+        stage.link._wakeup.clear()
         resting = asyncio.ensure_future(stage.link._pause(None))
         await asyncio.sleep(0)
         await stage.answer(fetched(0, diverging_epoch=divergence))

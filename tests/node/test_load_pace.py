@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fenceline.node.load_pace import HURRY_S, LOOK_S, SHORT_NS, CoreWaits, LoadPace, core_waits
+from fenceline.node.load_pace import ADAPT_INTERVAL_S, SHORT_NS, URGENT_S, CoreWaits, LoadPace, core_waits
 from fenceline.testing.simulation.loop import run
 
 FLOOR = 1_000_000
@@ -37,7 +37,7 @@ class _Node:
         self.is_busy = True
         while self.is_busy:
             self.urgent_requests += 1
-            await asyncio.sleep(HURRY_S / 3)
+            await asyncio.sleep(URGENT_S / 3)
 
     async def byte_rate_of(self, answers: int) -> float:
         began_s = asyncio.get_running_loop().time()
@@ -112,10 +112,10 @@ def test_where_cores_are_free_the_rate_grows() -> None:
         assert await node.byte_rate_of(200) > 10 * slow
         node.wait_ns = 2 * SHORT_NS
         before = node.pace.rate()
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(ADAPT_INTERVAL_S)
         assert node.pace.rate() == before / 2
         for _ in range(20):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(ADAPT_INTERVAL_S)
             node.pace.rate()
         assert node.pace.rate() == FLOOR
         node.is_busy = False
@@ -131,7 +131,7 @@ def test_the_limit_ends_with_the_hurry_also_for_those_who_wait() -> None:
         await node.pace.turn(60 * FLOOR)
         began_s = asyncio.get_running_loop().time()
         await node.pace.turn(ANSWER)
-        assert asyncio.get_running_loop().time() - began_s <= HURRY_S + LOOK_S
+        assert asyncio.get_running_loop().time() - began_s <= URGENT_S + ADAPT_INTERVAL_S
         serving = asyncio.ensure_future(node.serve())
         await asyncio.sleep(0)
         assert node.pace.rate() == FLOOR, "the next hurry begins at the floor"
@@ -167,7 +167,7 @@ def test_a_floor_of_nothing_holds_nobody_back() -> None:
         node.urgent_requests += 1
         assert pace.rate() == math.inf
         assert pace.has_urgent_requests(), "which is another question"
-        await asyncio.sleep(HURRY_S)
+        await asyncio.sleep(URGENT_S)
         assert not pace.has_urgent_requests()
 
     told(story)

@@ -5,11 +5,11 @@ Owns the receive buffer and the order of responses. Never reads more of a reques
 Requests of a connection are handled one at a time, as in Kafka: while a response is pending (a parked fetch, a change
 that waits for the disk), the following requests stay in the receive buffer, and when the buffer is full the socket is
 not read. Only Produce requests are pipelined: while one waits for other replicas, the next ones may append, up to
-`MOST_WAITING`. Responses still leave in request order, and a connection is closed only after the responses before it.
+`MAX_PIPELINED`. Responses still leave in request order, and a connection is closed only after the responses before it.
 
 While the peer does not read its responses, no further request is handled. So a connection holds at most one receive
 buffer (bounded by `socket.request.max.bytes`, all together by the server's budget), one response beyond the transport's
-high-water mark, and `MOST_WAITING` small Produce responses.
+high-water mark, and `MAX_PIPELINED` small Produce responses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INITIAL_BUFFER_BYTES: Final = 64 * 1024
 _GROWTH: Final = 4
 _SIZE_PREFIX_BYTES: Final = 4
 _SMALLEST_REQUEST_BYTES: Final = 8
-MOST_WAITING: Final = 64
+MAX_PIPELINED: Final = 64
 """Maximum number of Produce requests of a connection that have appended and wait for other replicas."""
 _API_KEY_BYTES: Final = 2
 
@@ -204,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._server.broker.disk_threads,
                 sent=self._files_sent,
                 failed=self._files_failed,
-                hurried=self._server.metrics.has_urgent_requests,
+                has_urgent_requests=self._server.metrics.has_urgent_requests,
             )
         return sender.send(buffers)
 
@@ -327,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
     def _may_follow(self) -> bool:
         """Whether the next request may be handled before the pending responses are sent."""
         waiting = self._waiting
-        if not waiting[-1].lets_follow or len(waiting) >= MOST_WAITING:
+        if not waiting[-1].lets_follow or len(waiting) >= MAX_PIPELINED:
             return False
         key_at = self._start + _SIZE_PREFIX_BYTES
         behind = key_at + _API_KEY_BYTES

@@ -89,7 +89,7 @@ class LeaderLink:
         )
         self._replicas: dict[tuple[bytes, int], Replica] = {}
         self._connection: PeerConnection | None = None
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._awaited: asyncio.Future[memoryview] | None = None
         self._overdue_s = 0.0
         """When the response in flight is overdue (event loop time)."""
@@ -161,13 +161,13 @@ class LeaderLink:
 
     def interrupt(self) -> None:
         """Stop waiting for the response in flight: there is something new to fetch."""
-        self._news.set()
+        self._wakeup.set()
         if self._awaited is not None and not self._awaited.done():
             self._lost()
 
     def reschedule(self) -> None:
         """A partition outside the fetch in flight backs off: recompute the wake-up time, without interrupting."""
-        self._news.set()
+        self._wakeup.set()
 
     def on_leader_address_changed(self) -> None:
         self.interrupt()
@@ -221,7 +221,7 @@ class LeaderLink:
         self._replicas[key] = replica
         self.fetcher.follow(state)
         if self._awaited is None:
-            self._news.set()
+            self._wakeup.set()
         elif self._near is None and self._arrivals is None:
             self._arrivals = asyncio.get_running_loop().call_later(_ARRIVAL_S, self.interrupt)
         self._end_far()
@@ -262,7 +262,7 @@ class LeaderLink:
 
     async def _round(self) -> None:
         """One fetch, and the duties that follow from its response. Raises one of _TROUBLE."""
-        self._news.clear()
+        self._wakeup.clear()
         if self._arrivals is not None:
             self._arrivals.cancel()
             self._arrivals = None
@@ -281,7 +281,7 @@ class LeaderLink:
             return
         connection = await self._connected()
         version = connection.version_for(ApiKey.FETCH, FIRST_FETCH_VERSION, LAST_FETCH_VERSION)
-        if self._news.is_set():
+        if self._wakeup.is_set():
             self._lost()
             return
         try:
@@ -331,7 +331,7 @@ class LeaderLink:
         try:
             return await answer
         except ConnectionLost:
-            if self._news.is_set():
+            if self._wakeup.is_set():
                 return None
             self._was_closed_by_leader = self._closed_by_leader(self._connection)
             raise
@@ -369,7 +369,7 @@ class LeaderLink:
         """Wait until there is something new, or for `pause_ms`."""
         try:
             async with asyncio.timeout(None if pause_ms is None else pause_ms / 1000):
-                await self._news.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             pass
 

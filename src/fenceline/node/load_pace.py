@@ -5,7 +5,7 @@ Owns the rate and the order of the fetches that wait for their turn. Never reads
 A consumer that is far behind fetches as fast as it can, and that costs CPU time: in this process, in the consumer, and
 in the kernel between them. On a machine with few cores, producers that wait for a single record pay for it. So:
 
-- No limit while there has been no urgent request (a produce request, a waiting fetch that was woken) for `HURRY_S`.
+- No limit while there has been no urgent request (a produce request, a waiting fetch that was woken) for `URGENT_S`.
 - Otherwise one rate for all such consumers together. Linux counts how long this thread waited for a core each time it
   was runnable: the rate is halved while the average exceeds `SHORT_NS`, and grows slowly otherwise. It never falls
   below a floor, so that consumers that are behind catch up.
@@ -19,9 +19,9 @@ import math
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-HURRY_S: Final = 0.1
+URGENT_S: Final = 0.1
 """For how long requests count as urgent after the last urgent request."""
-LOOK_S: Final = 0.05
+ADAPT_INTERVAL_S: Final = 0.05
 """How often the rate is adapted while there are urgent requests."""
 SHORT_NS: Final = 10_000
 """Cores are short when the thread waits longer than this for one, on average."""
@@ -61,13 +61,13 @@ class LoadPace:
     ) -> None:
         """`floor_byte_rate`: bytes per second; 0 disables the limit."""
         self._floor = float(floor_byte_rate) or math.inf
-        self._hurries = urgent_requests
+        self._urgent_requests = urgent_requests
         self._core_waits = core_waits
-        self._hurries_seen = urgent_requests()
-        self._hurry_until_s = 0.0
+        self._urgent_requests_seen = urgent_requests()
+        self._urgent_until_s = 0.0
         self._rate = math.inf
         self._waits_seen: CoreWaits | None = None
-        self._look_at_s = 0.0
+        self._adapt_at_s = 0.0
         self._free_at_s = 0.0
         self._turns = asyncio.Lock()
         self.held_s = 0.0
@@ -75,11 +75,11 @@ class LoadPace:
 
     def has_urgent_requests(self) -> bool:
         now_s = asyncio.get_running_loop().time()
-        urgent_requests = self._hurries()
-        if urgent_requests != self._hurries_seen:
-            self._hurries_seen = urgent_requests
-            self._hurry_until_s = now_s + HURRY_S
-        return now_s < self._hurry_until_s
+        urgent_requests = self._urgent_requests()
+        if urgent_requests != self._urgent_requests_seen:
+            self._urgent_requests_seen = urgent_requests
+            self._urgent_until_s = now_s + URGENT_S
+        return now_s < self._urgent_until_s
 
     def rate(self) -> float:
         """Bytes per second that may be sent now; infinite without a limit."""
@@ -88,8 +88,8 @@ class LoadPace:
             self._rate = math.inf
         elif self._rate == math.inf:
             self._rate = self._floor
-            self._look_again(now_s)
-        elif now_s >= self._look_at_s:
+            self._schedule_adapt(now_s)
+        elif now_s >= self._adapt_at_s:
             self._adapt(now_s)
         return self._rate
 
@@ -100,19 +100,19 @@ class LoadPace:
             since_s = loop.time()
             # The rate may change or the limit may end during the wait; then the debt of earlier fetches is dropped.
             while (rate := self.rate()) < math.inf and (wait_s := self._free_at_s - loop.time()) > 0:  # noqa: ASYNC110
-                await asyncio.sleep(min(wait_s, LOOK_S))
+                await asyncio.sleep(min(wait_s, ADAPT_INTERVAL_S))
             now_s = loop.time()
             self.held_s += now_s - since_s
             # The next fetch waits for the bytes of this one.
             self._free_at_s = now_s if rate == math.inf else max(self._free_at_s, now_s - _BURST_S) + size_bytes / rate
 
-    def _look_again(self, now_s: float) -> None:
+    def _schedule_adapt(self, now_s: float) -> None:
         self._waits_seen = self._core_waits()
-        self._look_at_s = now_s + LOOK_S
+        self._adapt_at_s = now_s + ADAPT_INTERVAL_S
 
     def _adapt(self, now_s: float) -> None:
         before = self._waits_seen
-        self._look_again(now_s)
+        self._schedule_adapt(now_s)
         now = self._waits_seen
         if before is None or now is None or now.waited_ns - before.waited_ns > SHORT_NS * (now.turns - before.turns):
             self._rate = max(self._floor, self._rate / 2)

@@ -61,7 +61,7 @@ _ADVICE: Final = (
 
 
 @dataclass(slots=True)
-class Figures:
+class CleanerStats:
     """Statistics of all compactions since the start."""
 
     runs: int = 0
@@ -93,7 +93,7 @@ class LogCleaner:
         self._is_running = False
         self.uncleanable: dict[TopicPartition, tuple[Replica, str]] = {}
         """Logs that could not be compacted, and the reason."""
-        self.figures = Figures()
+        self.stats = CleanerStats()
 
     def start(self) -> None:
         """Start checking logs, including those that were opened before."""
@@ -168,8 +168,8 @@ class LogCleaner:
             if self._broker.partitions.holds(replica)
         }
         due: list[tuple[Replica, Due]] = []
-        figures = self.figures
-        figures.dirtiest_ratio, figures.overdue_ms = 0.0, 0
+        totals = self.stats
+        totals.dirtiest_ratio, totals.overdue_ms = 0.0, 0
         for replica in [each for each, at_ms in self._waiting.items() if at_ms <= now_ms]:
             held = self._broker.partitions.holds(replica)
             if not held or not replica.config.compacted or replica.topic_partition in self.uncleanable:
@@ -185,10 +185,10 @@ class LogCleaner:
                 case Due():
                     self._waiting[replica] = now_ms
                     due.append((replica, verdict))
-                    figures.dirtiest_ratio = max(figures.dirtiest_ratio, verdict.ratio)
-                    figures.overdue_ms = max(figures.overdue_ms, verdict.overdue_ms)
+                    totals.dirtiest_ratio = max(totals.dirtiest_ratio, verdict.ratio)
+                    totals.overdue_ms = max(totals.overdue_ms, verdict.overdue_ms)
                 case NotDue(at_ms, ratio):
-                    figures.dirtiest_ratio = max(figures.dirtiest_ratio, ratio)
+                    totals.dirtiest_ratio = max(totals.dirtiest_ratio, ratio)
                     if is_marked:
                         continue  # a segment has been sealed meanwhile
                     if at_ms is None:
@@ -299,15 +299,15 @@ class LogCleaner:
         log_dir = self._broker.log_dirs.holder(replica.topic_partition)
         if log_dir is not None:
             log_dir.offsets.cleaned[replica.topic_partition] = work.end
-        stats, figures = work.stats, self.figures
-        figures.runs += 1
-        figures.bytes_read += stats.bytes_read
-        figures.bytes_before += stats.bytes_before
-        figures.bytes_after += stats.bytes_after
-        figures.records_removed += stats.records_before - stats.records_after
-        figures.longest_s = max(figures.longest_s, took_s)
-        figures.recopied = stats.bytes_after / stats.bytes_before if stats.bytes_before else 1.0
-        figures.fullest_map = max(figures.fullest_map, stats.map_use)
+        stats, totals = work.stats, self.stats
+        totals.runs += 1
+        totals.bytes_read += stats.bytes_read
+        totals.bytes_before += stats.bytes_before
+        totals.bytes_after += stats.bytes_after
+        totals.records_removed += stats.records_before - stats.records_after
+        totals.longest_s = max(totals.longest_s, took_s)
+        totals.recopied = stats.bytes_after / stats.bytes_before if stats.bytes_before else 1.0
+        totals.fullest_map = max(totals.fullest_map, stats.map_use)
         log.info(
             "log compacted",
             partition=str(replica.topic_partition),

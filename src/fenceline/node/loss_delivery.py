@@ -32,9 +32,9 @@ _CLIENT_ID: Final = "__admin_client"
 """Kafka's client id of clients that may write to internal topics."""
 _FIRST_VERSION: Final = 3
 _LAST_VERSION_WITH_NAMES: Final = 12
-_MOST_AT_ONCE: Final = 200
+_MAX_BATCH: Final = 200
 _TIMEOUT_S: Final = 30.0
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 """How often to check whether the new topic has a leader."""
 _FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
@@ -47,7 +47,7 @@ class LossDelivery:
     def __init__(self, broker: Broker, keeper: LossKeeper) -> None:
         self._broker = broker
         self._keeper = keeper
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -56,11 +56,11 @@ class LossDelivery:
         def on_due() -> None:
             """Any thread. After the loop is closed nothing is delivered."""
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._news.set)
+                loop.call_soon_threadsafe(self._wakeup.set)
 
         self._keeper.on_due = on_due
         self._task = asyncio.ensure_future(self._run())
-        self._news.set()
+        self._wakeup.set()
 
     async def stop(self) -> None:
         task, self._task = self._task, None
@@ -71,11 +71,11 @@ class LossDelivery:
     async def _run(self) -> None:
         pause_s, quiet_until_s = _FIRST_PAUSE_S, 0.0
         while True:
-            receipts = self._keeper.next_due(_MOST_AT_ONCE)
+            receipts = self._keeper.next_due(_MAX_BATCH)
             if not receipts:
-                self._news.clear()
+                self._wakeup.clear()
                 if not self._keeper.undelivered:
-                    await self._news.wait()
+                    await self._wakeup.wait()
                 continue
             try:
                 await self._deliver(receipts)
@@ -131,7 +131,7 @@ class LossDelivery:
             found = broker.image.topics_by_name.get(LOSSES_TOPIC)
             if found is not None and found.partitions[PARTITION].leader != NO_LEADER:
                 return found.partitions[PARTITION].leader
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _create(self) -> None:
         """With fewer replicas if the controller cannot place the configured number. Raises PeerError."""

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 log = Logger("losses")
 
 PERIOD_S: Final = 30.0
-_SETTLE_S: Final = 0.2
+_DELAY_S: Final = 0.2
 """Delay of the check after a log start moved: DeleteRecords and retention change many partitions at once."""
-_REST: Final = 20
+_PAUSE_FACTOR: Final = 20
 """The pause between checks is at least this many times the duration of the last one."""
-_MOST_AT_ONCE: Final = 1_000
+_MAX_BATCH: Final = 1_000
 _TIMEOUT_S: Final = 10.0
 _EARLIEST: Final = -2
 _LATEST: Final = -1
@@ -77,7 +77,7 @@ class LossExpiry:
             try:
                 async with asyncio.timeout(PERIOD_S):
                     await self._moved.wait()
-                await asyncio.sleep(max(_SETTLE_S, took_s * _REST))
+                await asyncio.sleep(max(_DELAY_S, took_s * _PAUSE_FACTOR))
             except TimeoutError:
                 pass
             self._moved.clear()
@@ -246,8 +246,8 @@ class LossExpiry:
         )
         found: dict[TopicPartition, _Bounds] = {}
         try:
-            for position in range(0, len(partitions), _MOST_AT_ONCE):
-                some = partitions[position : position + _MOST_AT_ONCE]
+            for position in range(0, len(partitions), _MAX_BATCH):
+                some = partitions[position : position + _MAX_BATCH]
                 starts = await _offsets(connection, some, _EARLIEST)
                 ends = await _offsets(connection, some, _LATEST)
                 found |= {each: (starts[each], ends[each]) for each in some if each in starts and each in ends}

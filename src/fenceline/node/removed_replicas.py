@@ -52,7 +52,7 @@ _TIMEOUT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
 _LOG_INTERVAL_S: Final = 60.0
-_PARTED: Final = "The replica was moved away, and its leader does not have these records."
+_DIVERGED: Final = "The replica was moved away, and its leader does not have these records."
 _STARTS_LATER: Final = (
     "The replica was moved away, and its leader's log starts after these records: they could not be compared."
 )
@@ -107,7 +107,7 @@ class RemovedReplicas:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._waiting: list[RemovedReplica] = []
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -119,7 +119,7 @@ class RemovedReplicas:
         """Compare it and then delete it, as soon as its partition has a leader that responds."""
         self._broker.losses.compared_first.add(replica.removed.path)
         self._waiting.append(replica)
-        self._news.set()
+        self._wakeup.set()
 
     async def find_strays(self) -> None:
         """At start: add stray directories of existing partitions, which were moved away while the node was down."""
@@ -158,8 +158,8 @@ class RemovedReplicas:
         pause_s, quiet_until_s = _FIRST_PAUSE_S, asyncio.get_running_loop().time() + _LOG_INTERVAL_S
         while True:
             if not self._waiting:
-                self._news.clear()
-                await self._news.wait()
+                self._wakeup.clear()
+                await self._wakeup.wait()
                 pause_s = _FIRST_PAUSE_S
             reason = ""
             for replica in list(self._waiting):
@@ -213,7 +213,7 @@ class RemovedReplicas:
             return
         partition = topic.partitions[replica.removed.topic_partition.partition]
         known = replica.log
-        lost_from, reason = known.log_end_offset, _PARTED
+        lost_from, reason = known.log_end_offset, _DIVERGED
         if known.log_end_offset > known.log_start_offset:
             lost_from, reason = await self._compare(topic, partition, replica, known)
             replica.compared_in = partition.leader_epoch
@@ -242,7 +242,7 @@ class RemovedReplicas:
                 if start >= known.log_end_offset:
                     was_deleted = replica.clean_since <= known.latest_epoch
                     return known.log_end_offset if was_deleted else known.log_start_offset, _STARTS_LATER
-                return max(await agreed_end_with(known, leader.epoch_end), known.log_start_offset), _PARTED
+                return max(await agreed_end_with(known, leader.epoch_end), known.log_start_offset), _DIVERGED
             finally:
                 connection.close()
 

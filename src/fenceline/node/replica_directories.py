@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = Logger("replicas")
 
-_MOST_PREFERRED: Final = 10_000
+_MAX_PREFERRED: Final = 10_000
 _ADVICE: Final = "Its records are kept. Delete the directory when they are no longer needed."
 _ADVICE_KEPT: Final = (
     "Its records are the evidence of a loss receipt, kept for fenceline.lost.retention.ms. List the losses with:"
@@ -44,12 +44,12 @@ _NO_ID: Final = (
     "the partition.metadata file of its directory has no readable topic id, for example after a power failure before"
     " the first flush: it may belong to an older topic of this name"
 )
-_MEND: Final = "Repair the directory, then restart the node. Other directories are served."
-_BRING_BACK: Final = (
+_REPAIR: Final = "Repair the directory, then restart the node. Other directories are served."
+_RESTORE: Final = (
     "Put that directory back into log.dirs and restart the node. If it is lost for good, so are the records that no"
     " other replica has: elect another leader uncleanly, which this replica then follows, or delete the topic."
 )
-_CHOOSE: Final = (
+_RESOLVE: Final = (
     "This partition is offline, the others are served; nothing was deleted. Check both copies with: fenceline verify."
     " Then stop the node, move the copy that is not to be used out of log.dirs, and start. Its records are then"
     " lost to this node. Keep it until another replica is known to have all of them."
@@ -59,7 +59,7 @@ _CHOOSE: Final = (
 class OfflineDirectory(OperatorError):
     """The replica cannot be served here. `is_logged`: the failure of its directory has already been logged."""
 
-    def __init__(self, message: str, advice: str = _MEND, *, is_logged: bool = True) -> None:
+    def __init__(self, message: str, advice: str = _REPAIR, *, is_logged: bool = True) -> None:
         super().__init__(message, advice)
         self.is_logged = is_logged
 
@@ -115,7 +115,7 @@ class ReplicaDirectories:
         if (waiting := self.pending_notes.get(topic_partition)) is not None:
             raise OfflineDirectory(
                 f"its directory is to be set aside, but a receipt could not be written: {waiting.refusal}",
-                "Free disk space: the partition is then served without a restart." if waiting.passes else _MEND,
+                "Free disk space: the partition is then served without a restart." if waiting.passes else _REPAIR,
                 is_logged=False,
             )
         if topic_partition in self._log_dirs.missing:
@@ -172,7 +172,7 @@ class ReplicaDirectories:
             raise OfflineDirectory(
                 f"its log was being moved to {copy}, whose copy is incomplete, and was in a directory that is not in"
                 " log.dirs",
-                _BRING_BACK,
+                _RESTORE,
                 is_logged=False,
             )
         del self._unfinished[topic_partition]
@@ -204,7 +204,7 @@ class ReplicaDirectories:
             return
         if _may_be_elected(self._node_id, partition):
             raise OfflineDirectory(
-                f"it was in directory {encode_uuid(recorded)}, which is not in log.dirs", _BRING_BACK, is_logged=False
+                f"it was in directory {encode_uuid(recorded)}, which is not in log.dirs", _RESTORE, is_logged=False
             )
 
     def prefer(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
@@ -212,7 +212,7 @@ class ReplicaDirectories:
         until the node stops, as in Kafka; bounded in number: the oldest entry is dropped for a new one."""
         self._preferred.pop(topic_partition, None)
         self._preferred[topic_partition] = log_dir
-        if len(self._preferred) > _MOST_PREFERRED:
+        if len(self._preferred) > _MAX_PREFERRED:
             del self._preferred[next(iter(self._preferred))]
 
     def _pop_preferred(self, topic_partition: TopicPartition) -> LogDir | None:
@@ -368,7 +368,7 @@ class ReplicaDirectories:
                 0,
                 f"{topic_partition} is in two directories, and each has records that the other lacks: {one.path} and"
                 f" {other.path}",
-                _CHOOSE,
+                _RESOLVE,
             )
         stays, goes = (first, second) if named[0] is one else (second, first)
         lost_from = max(agreed_end(goes, stays), goes.log_start_offset)
@@ -479,7 +479,7 @@ def _not_comparable(
         found[0][0],
         0,
         f"{topic_partition} is in two directories that cannot be compared: {'; '.join(said)}",
-        _CHOOSE,
+        _RESOLVE,
     )
 
 

@@ -40,8 +40,8 @@ log = Logger("replication")
 _RECOVERY_PAUSE_S: Final = 1.0
 _START_S: Final = 10.0
 """How long a starting node waits for its own recoveries before it serves requests."""
-_LOOK_S: Final = 0.02
-_MOST_TOLD: Final = 20
+_POLL_S: Final = 0.02
+_MAX_LOGGED: Final = 20
 _ROWS_BYTES: Final = 16 << 20
 """Size limit of a response without records: some hundred thousand partitions."""
 
@@ -249,7 +249,7 @@ class Replication:
                 "min.insync.replicas exceeds the number of replicas",
                 topics=[
                     f"{topic}: min.insync.replicas {wanted}, replicas {replicas}"
-                    for topic, (wanted, replicas) in sorted(new.items())[:_MOST_TOLD]
+                    for topic, (wanted, replicas) in sorted(new.items())[:_MAX_LOGGED]
                 ],
                 count=len(new),
                 advice="Writes with acks=all need all replicas in sync. Lower min.insync.replicas or add replicas.",
@@ -336,7 +336,7 @@ class Replication:
         while loop.time() < deadline_s and any(
             replica.is_leader and replica.is_recovering for replica in self._recoveries
         ):
-            await asyncio.wait([self._broker.controller.next_change()], timeout=_LOOK_S)
+            await asyncio.wait([self._broker.controller.next_change()], timeout=_POLL_S)
 
     # -- as follower ---------------------------------------------------------------------------------------------------
 

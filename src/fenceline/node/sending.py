@@ -40,7 +40,7 @@ class FileSender:
     __slots__ = (
         "_failed",
         "_fd",
-        "_hurried",
+        "_has_urgent_requests",
         "_loop",
         "_parts",
         "_position",
@@ -60,14 +60,14 @@ class FileSender:
         *,
         sent: Callable[[], None],
         failed: Callable[[OSError], None],
-        hurried: Callable[[], bool] = lambda: True,
+        has_urgent_requests: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`hurried`: whether there are urgent requests."""
+        """`has_urgent_requests`: whether there are urgent requests."""
         self._transport = transport
         self._threads = threads
         self._sent = sent
         self._failed = failed
-        self._hurried = hurried
+        self._has_urgent_requests = has_urgent_requests
         self._loop = asyncio.get_running_loop()
         shared = transport.get_extra_info("socket")
         # A duplicate descriptor: the loop already watches the transport's own.
@@ -91,7 +91,7 @@ class FileSender:
             # The transport still has to send earlier small responses.
             self._loop.call_later(_DRAIN_POLL_S, self._when_drained)
             return False
-        return self._go_on(is_fresh=True)
+        return self._continue(is_fresh=True)
 
     def close(self) -> None:
         """The connection is closed: drop unsent data."""
@@ -112,17 +112,17 @@ class FileSender:
             self._later()
 
     def _later(self) -> None:
-        if self._go_on(is_fresh=False):
+        if self._continue(is_fresh=False):
             self._sent()
 
-    def _go_on(self, *, is_fresh: bool) -> bool:
+    def _continue(self, *, is_fresh: bool) -> bool:
         """Send until the response is complete (then True), the socket is full, the slice is used up, or data must be
         loaded.
 
         `is_fresh`: the data has just been found or loaded into the page cache.
         """
         parts = self._parts
-        turn_bytes = SLICE_BYTES if self._hurried() else LARGE_SLICE_BYTES
+        turn_bytes = SLICE_BYTES if self._has_urgent_requests() else LARGE_SLICE_BYTES
         try:
             while parts:
                 part = parts[0]
@@ -192,7 +192,7 @@ class FileSender:
             self._fail(error)
         elif error is not None:
             raise error
-        elif self._go_on(is_fresh=True):
+        elif self._continue(is_fresh=True):
             self._sent()
 
     def _fail(self, error: OSError) -> None:
