@@ -73,7 +73,7 @@ def replica(index: int) -> Any:
         may_lead=True,
         config=LogConfig(),
         is_being_cut=False,
-        learn=lambda *_: None,
+        apply_leader_offsets=lambda *_: None,
     )
 
 
