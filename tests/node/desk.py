@@ -30,13 +30,13 @@ from fenceline.node.connection import PendingAnswer
 from fenceline.node.directory_assignments import DirectoryAssignments
 from fenceline.node.directory_failures import DirectoryFailures
 from fenceline.node.directory_moves import DirectoryMoves
-from fenceline.node.fetching import Fetching
+from fenceline.node.fetching import FetchHandler
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.format import format_directory
 from fenceline.node.handlers import log_dirs, offsets, producers
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.metrics import NodeMetrics
-from fenceline.node.producing import Producing
+from fenceline.node.producing import ProduceHandler
 from fenceline.node.replica import Replica
 from fenceline.node.replicas import Replicas
 from fenceline.node.replication import Replication
@@ -203,7 +203,7 @@ class Desk:
         self.losses = SimpleNamespace(moved=lambda log_dir, receipts: self.carried.append((log_dir, receipts)))
         self.moves = DirectoryMoves(self)  # type: ignore[arg-type]
         self.partitions.on_stopped = self.moves.gone
-        self.fetching = Fetching(
+        self.fetching = FetchHandler(
             self,  # type: ignore[arg-type]
             max_response_bytes=50 << 20,
             max_load_bytes=64 << 20,
@@ -212,7 +212,7 @@ class Desk:
             rng=Random(1),
             chooses_by_rack=self.config.get("replica.selector.class") is not None,
         )
-        self.producing = Producing(self)  # type: ignore[arg-type]
+        self.producing = ProduceHandler(self)  # type: ignore[arg-type]
 
     async def close(self) -> None:
         await self.moves.close()

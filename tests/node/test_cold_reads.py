@@ -25,7 +25,7 @@ from fenceline.log.reading import MAP_FROM_BYTES
 from fenceline.node.clock import SystemClock
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.fetch_reads import FetchResult
-from fenceline.node.fetching import Fetching
+from fenceline.node.fetching import FetchHandler
 from fenceline.node.handlers.offsets import list_offsets
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.load_pace import LoadPace
@@ -103,14 +103,14 @@ class _Broker:
             follower_waiters=set(),
         )
 
-    def fetching(self, **limits: Any) -> Fetching:
+    def fetching(self, **limits: Any) -> FetchHandler:
         given = {
             "max_response_bytes": 50 << 20,
             "max_load_bytes": 64 << 20,
             "load_floor_byte_rate": 0,
             "max_sessions": 10,
         } | limits
-        return Fetching(self, rng=Random(1), **given)  # type: ignore[arg-type]
+        return FetchHandler(self, rng=Random(1), **given)  # type: ignore[arg-type]
 
     def context(self, version: int = VERSION) -> RequestContext:
         return RequestContext(self, version, 7, "test", "peer", "host", "PLAINTEXT")  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ class _Broker:
 class _Peer:
     """The connection of one fetch."""
 
-    def __init__(self, broker: _Broker, fetching: Fetching, *partitions: int, **fields: Any) -> None:
+    def __init__(self, broker: _Broker, fetching: FetchHandler, *partitions: int, **fields: Any) -> None:
         topics = [
             {
                 "topic": TOPIC,

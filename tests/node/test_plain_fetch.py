@@ -1,4 +1,4 @@
-"""The quick way of a follower's fetch against `Fetching` alone: the same answers, and the same of everything after."""
+"""The quick way of a follower's fetch against `FetchHandler` alone: the same answers, and the same of everything after."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from fenceline.node.directory_assignments import DirectoryAssignments
 from fenceline.node.directory_cordons import DirectoryCordons
 from fenceline.node.directory_failures import DirectoryFailures
 from fenceline.node.directory_moves import DirectoryMoves
-from fenceline.node.fetching import RACK_AWARE_SELECTOR, Fetching
+from fenceline.node.fetching import RACK_AWARE_SELECTOR, FetchHandler
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.groups_driver import GroupsDriver
 from fenceline.node.handlers.producers import ProducerIds
@@ -66,7 +66,7 @@ from fenceline.node.offsets_topic import (
     OffsetsTopicLog,
     new_offsets_topic,
 )
-from fenceline.node.producing import Producing
+from fenceline.node.producing import ProduceHandler
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.removed_replicas import RemovedReplicas
 from fenceline.node.replica import Replica
@@ -431,8 +431,8 @@ class Broker:
         from fenceline.node.handlers import entity_apis
 
         config = self.config
-        producing = Producing(self)
-        fetching = Fetching(
+        producing = ProduceHandler(self)
+        fetching = FetchHandler(
             self,
             max_response_bytes=config.get_int("fetch.max.bytes"),
             max_load_bytes=config.get_int("fenceline.fetch.load.max.bytes"),

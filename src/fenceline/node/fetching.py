@@ -58,18 +58,18 @@ _PLAIN_ABI: Final = 4
 """Changes with every change of `_plain_fetch.pyx`, so that an outdated build is not used."""
 
 _plain_fetch = compiled("fenceline.node._plain_fetch", _PLAIN_ABI) if tail.IS_NATIVE else None
-_handle_plain: Final[Callable[[Fetching, RequestContext, memoryview], list[Buffer] | PendingAnswer | None] | None] = (
-    getattr(_plain_fetch, "handle_plain", None)
-)
+_handle_plain: Final[
+    Callable[[FetchHandler, RequestContext, memoryview], list[Buffer] | PendingAnswer | None] | None
+] = getattr(_plain_fetch, "handle_plain", None)
 """The fast path for followers that keep up; None if it was not built. It returns None, having changed nothing, if a
 request is not for it."""
 _answer_plain: Final[
-    Callable[[Fetching, RequestContext, FetchRequest, SessionAnswer], Sequence[Buffer] | None] | None
+    Callable[[FetchHandler, RequestContext, FetchRequest, SessionAnswer], Sequence[Buffer] | None] | None
 ] = getattr(_plain_fetch, "answer_plain", None)
 _HINTED_ERRORS: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
-class Fetching:
+class FetchHandler:
     """The Fetch handler of one broker."""
 
     def __init__(

@@ -18,7 +18,7 @@ from fenceline.replica.fetch_session import SessionAnswer
 from fenceline.wire.fetch import FetchRequest
 
 if TYPE_CHECKING:
-    from fenceline.node.fetching import Fetching
+    from fenceline.node.fetching import FetchHandler
     from fenceline.node.replica import Replica
     from fenceline.replica.waiters import Waiters
 
@@ -40,7 +40,7 @@ class ParkedFetch:
 
     def __init__(
         self,
-        fetching: Fetching,
+        fetching: FetchHandler,
         context: RequestContext,
         request: FetchRequest,
         answer: SessionAnswer,

@@ -55,15 +55,15 @@ _PLAIN_ABI: Final = 5
 _ADMIN_CLIENT_ID: Final = "__admin_client"
 
 _plain_produce = compiled("fenceline.node._plain_produce", _PLAIN_ABI) if tail.IS_NATIVE else None
-_answer_plain: Final[Callable[[Producing, RequestContext, memoryview], list[Buffer] | PendingAnswer | None] | None] = (
-    getattr(_plain_produce, "answer_plain", None)
-)
+_answer_plain: Final[
+    Callable[[ProduceHandler, RequestContext, memoryview], list[Buffer] | PendingAnswer | None] | None
+] = getattr(_plain_produce, "answer_plain", None)
 """The fast path for plain requests; None if it was not built.
 
 Returns the response frame or a pending response, or None, having changed nothing, if a request is not for it."""
 
 
-class Producing:
+class ProduceHandler:
     """The Produce handler of one broker."""
 
     def __init__(self, broker: Broker) -> None:
