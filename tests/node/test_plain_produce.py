@@ -1,4 +1,4 @@
-"""The quick way of Produce against `ProduceHandler` alone: same answers, same logs, nothing changed where it steps back."""
+"""The fast path of Produce against `ProduceHandler` alone: same responses and logs; nothing changed if it declines."""
 
 from __future__ import annotations
 
