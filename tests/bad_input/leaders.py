@@ -18,7 +18,7 @@ from fenceline.node.replica import Replica
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.records.build import build_batch
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import BeginAnew, CutTo
+from fenceline.replica.follower import CutTo, RestartAt
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
@@ -124,7 +124,7 @@ class Host:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self.failures: list[tuple[TopicPartition, Any]] = []
-        self.cuts: list[CutTo | BeginAnew] = []
+        self.cuts: list[CutTo | RestartAt] = []
 
     def replication_endpoint(self, node_id: int) -> Endpoint:
         return Endpoint("PLAINTEXT", "127.0.0.1", self._leader.port, 0)
@@ -132,9 +132,9 @@ class Host:
     def storage_failed(self, replica: Replica, error: Any) -> None:
         self.failures.append((replica.topic_partition, error))
 
-    def cut_log(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
+    def cut_log(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
         self.cuts.append(duty)
-        if isinstance(duty, BeginAnew):
+        if isinstance(duty, RestartAt):
             replica.log.truncate_fully_and_start_at(duty.offset)
         else:
             replica.log.truncate_to(duty.offset)

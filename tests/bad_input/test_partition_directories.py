@@ -19,7 +19,7 @@ from fenceline.log.checkpoints import encode_partition_metadata
 from fenceline.log.disk import replace_file
 from fenceline.log.log_dir import LogDir
 from fenceline.log.log_dirs import LogDirs
-from fenceline.node import replica_places, replicas
+from fenceline.node import replica_directories, replicas
 from fenceline.node.replicas import Replicas
 from tests.node.desk import ME, TOPIC, Desk, _Roles, told, where
 from tests.node.handlers.fakes import partition, topic_image
@@ -36,7 +36,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[Line]:
     def write(event: str, **more: Any) -> None:
         written.append((event, more))
 
-    for module in (replica_places, replicas):
+    for module in (replica_directories, replicas):
         monkeypatch.setattr(module, "log", SimpleNamespace(error=write, warning=write, info=write))
     return written
 
@@ -68,10 +68,10 @@ def start(desk: Desk) -> LogDirs:
     desk.producing.replicas = desk.partitions
     for log_dir in opened:
         log_dir.begin()
-        found = desk.partitions.places.settle(log_dir)
+        found = desk.partitions.directories.scan(log_dir)
         if not log_dir.clean:
             desk.partitions.recover(found)
-    desk.partitions.take_roles()
+    desk.partitions.apply_roles()
     return dirs
 
 
@@ -124,7 +124,7 @@ def test_a_leader_does_not_lead_without_its_directory(lines: list[Line]) -> None
         assert (code(desk, 0), code(desk, 1)) == (STORAGE_ERROR, 0)
         ((event, more),) = lines
         assert event == "partition offline"
-        assert "is missing; at the clean stop it held records up to offset 2" in more["reason"]
+        assert "is missing; at shutdown it had records up to offset 2" in more["reason"]
         produced = desk.produced(index=0).responses[0].partition_responses[0]
         assert produced.error_code == STORAGE_ERROR
         assert path_of(desk, f"{TOPIC}-0") not in names(desk)
@@ -153,7 +153,7 @@ def test_a_follower_without_its_directory_begins_anew(lines: list[Line]) -> None
         desk.tell(leader=2, leader_epoch=6, isr=(2,))
         dirs = start(desk)
         ((event, more),) = lines
-        assert event == "directory of a partition missing"
+        assert event == "partition directory missing"
         assert (more["partition"], more["log_end_offset"]) == (f"{TOPIC}-0", 3)
         assert desk.replica().log.log_end_offset == 0
         assert dirs.missing == {}
@@ -285,7 +285,9 @@ def test_directories_that_are_not_this_nodes(whose: str, lines: list[Line]) -> N
         start(desk)
         stray = [more for event, more in lines if event == "stray partition set aside"]
         assert [more["partition"] for more in stray] == [name]
-        expected = "know a topic with this name and id" if whose == "of an older topic" else "has no replica of it"
+        expected = (
+            "know a topic with this name and id" if whose == "of an older topic" else "no longer has a replica of it"
+        )
         assert expected in stray[0]["reason"]
         (aside,) = (each for each in names(desk) if each.endswith("-stray"))
         assert any(each.endswith(".log") for each in desk.disk.listdir(path_of(desk, aside)))

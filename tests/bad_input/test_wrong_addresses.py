@@ -141,7 +141,9 @@ def test_how_long_a_controller_refuses_is_known() -> None:
 
 
 def test_a_host_that_nobody_knows() -> None:
-    assert run(lambda: missed("no-such-host.invalid", 9093)).startswith("no connection to no-such-host.invalid:9093: ")
+    assert run(lambda: missed("no-such-host.invalid", 9093)).startswith(
+        "could not connect to no-such-host.invalid:9093: "
+    )
 
 
 def test_a_port_of_something_else() -> None:
@@ -156,7 +158,7 @@ def test_a_port_of_something_else() -> None:
         port = server.sockets[0].getsockname()[1]
         reason = await missed("127.0.0.1", port)
         server.close()
-        assert reason == f"127.0.0.1:{port} answers with what is nothing of Kafka's protocol"
+        assert reason == f"127.0.0.1:{port} sent a response that is not valid in the Kafka protocol"
 
     run(story)
 

@@ -54,7 +54,7 @@ def test_a_bad_escape_names_its_line(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_the_operators(tmp_path: Path) -> None:
-    with pytest.raises(OperatorError, match="can not be read"):
+    with pytest.raises(OperatorError, match="cannot be read"):
         read_properties(tmp_path / "none")
 
 

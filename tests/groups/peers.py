@@ -114,7 +114,7 @@ class MemoryLog:
     def read(self, topic_partition: TopicPartition, leader_epoch: int) -> Batches:
         return decode_all(bytes(self.batches.get(topic_partition.partition, b"")))
 
-    def settled(self, topic_partition: TopicPartition, leader_epoch: int) -> None:
+    def when_committed(self, topic_partition: TopicPartition, leader_epoch: int) -> None:
         return None
 
     def records(self) -> list[tuple[bytes | None, bytes | None]]:

@@ -32,7 +32,7 @@ def test_kafka_configs_reads_the_policy_and_can_not_change_it(fenceline_node: Em
     altered = tools.run("configs", *servers, "--alter", "--add-config", "cleanup.policy=compact", *NAMED)
     assert altered.code == 1
     assert "PolicyViolationException" in altered.printed
-    assert "can only be read" in altered.printed
+    assert "is read-only" in altered.printed
 
 
 def test_confluent_kafka_reads_the_policy_and_can_not_change_it(fenceline_node: EmbeddedNode) -> None:

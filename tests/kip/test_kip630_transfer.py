@@ -412,7 +412,7 @@ def test_it_can_not_be_changed(key: ApiKey) -> None:
             asked = {"resources": [changed], "validate_only": False}
             (answer,) = server.call(key, 1, asked).responses
             assert answer.error_code == ErrorCode.POLICY_VIOLATION
-            assert "only be read" in answer.error_message
+            assert "read-only" in answer.error_message
 
 
 # -- § DeleteRecords --------------------------------------------------------------------------------------------------

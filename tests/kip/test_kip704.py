@@ -18,7 +18,7 @@ from fenceline.log.producer_state import Origin
 from fenceline.metadata.features import MINIMUM_METADATA_VERSION
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node import replication
-from fenceline.node.handlers import partition_life
+from fenceline.node.handlers import partition_changes
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.replica.fetcher import Fetcher, FetchLimits
@@ -373,6 +373,6 @@ def test_a_replica_that_is_refused_backs_off_and_cuts_nothing() -> None:
 def test_versions_without_the_state_or_without_topic_ids_are_not_served() -> None:
     """§ Public Interfaces, AlterPartition versions 0 and 1: every broker of a metadata.version that can be finalized
     has version 2 (3.3-IV3 is level 7), and Kafka 4 took 0 and 1 out."""
-    (api,) = (each for each in partition_life.CONTROLLER_APIS if each.key is ApiKey.ALTER_PARTITION)
+    (api,) = (each for each in partition_changes.CONTROLLER_APIS if each.key is ApiKey.ALTER_PARTITION)
     assert (api.min_version, api.max_version) == (2, 3)
     assert MINIMUM_METADATA_VERSION >= 7

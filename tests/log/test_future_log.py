@@ -25,7 +25,7 @@ from fenceline.log.log_dirs import LogDirs
 from fenceline.log.partition_log import PartitionLog
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.format import format_directory
-from fenceline.node.replica_places import ReplicaPlaces
+from fenceline.node.replica_directories import ReplicaDirectories
 from fenceline.quorum.control_records import VoterEndpoint
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
@@ -119,11 +119,11 @@ def move(
 def start_again(disk: SimDisk, place: UUID | None) -> tuple[LogDirs, list[str]]:
     """What the next start does with the directories; paths of copies that go on."""
     log_dirs = LogDirs(opened(disk))
-    places = ReplicaPlaces(1, log_dirs, lambda: image(place), lambda *_: None, lambda: 0)
+    directories = ReplicaDirectories(1, log_dirs, lambda: image(place), lambda *_: None, lambda: 0)
     pending_deletions = [removed for log_dir in log_dirs for removed in log_dir.pending_deletions()]
     for log_dir in log_dirs:
-        places.settle(log_dir)
-    copies = [copy.path for log_dir in log_dirs for copy in places.settle_copies(log_dir)]
+        directories.scan(log_dir)
+    copies = [copy.path for log_dir in log_dirs for copy in directories.resolve_copies(log_dir)]
     for removed in pending_deletions:
         removed.delete()
     return log_dirs, copies

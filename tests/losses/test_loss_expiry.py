@@ -73,11 +73,11 @@ class Coordinator:
         self.groups = [each for each in self.groups if each[0].group_id != group]
         self.groups.append((OffsetSlot(group, TOPIC, 0), CommittedOffset(offset, 5, "", 0, topic_id=topic_id)))
 
-    async def look(self) -> list[tuple[str, int, int]]:
+    async def check(self) -> list[tuple[str, int, int]]:
         """What is told now."""
         self._broker.image = self.image
         self.receipts.clear()
-        await self.expiry.look()
+        await self.expiry.check()
         return sorted((each.group, each.start_offset, each.end_offset_exclusive) for each in self.receipts)
 
 
@@ -97,14 +97,14 @@ def test_another_broker_leads() -> None:
     async def story(here: Coordinator) -> None:
         here.commits("slow", 3)
         here.commits("quick", 9)
-        assert await here.look() == []
+        assert await here.check() == []
         here.starts[0] = 7
-        assert await here.look() == [("slow", 3, 7)]
+        assert await here.check() == [("slow", 3, 7)]
         (receipt,) = here.receipts
         assert (receipt.replica, receipt.leader, receipt.time_ms, receipt.records) == (ME, LEADER, 7_000, 4)
         here.starts[0] = 12
-        assert await here.look() == [("quick", 9, 12), ("slow", 7, 12)]
-        assert await here.look() == []
+        assert await here.check() == [("quick", 9, 12), ("slow", 7, 12)]
+        assert await here.check() == []
 
     played(story)
 
@@ -115,19 +115,19 @@ def test_what_was_told_is_not_told_again_after_a_look_that_learned_nothing() -> 
     async def story(here: Coordinator) -> None:
         here.commits("slow", 3)
         here.starts[0] = 7
-        assert await here.look() == [("slow", 3, 7)]
+        assert await here.check() == [("slow", 3, 7)]
         here.tell(leader=-1)
-        assert await here.look() == []
+        assert await here.check() == []
         here.tell(leader=LEADER)
-        assert await here.look() == []
+        assert await here.check() == []
         here.is_reached = False
-        assert await here.look() == []
+        assert await here.check() == []
         here.is_reached = True
         right, here.leader.offsets = here.leader.offsets, lambda topic, index, timestamp: []
-        assert await here.look() == []
+        assert await here.check() == []
         here.leader.offsets = right
         here.starts[0] = 9
-        assert await here.look() == [("slow", 7, 9)]
+        assert await here.check() == [("slow", 7, 9)]
 
     played(story)
 
@@ -136,16 +136,16 @@ def test_a_topic_of_the_same_name_begins_anew() -> None:
     async def story(here: Coordinator) -> None:
         here.commits("slow", 3)
         here.starts[0] = 7
-        assert await here.look() == [("slow", 3, 7)]
+        assert await here.check() == [("slow", 3, 7)]
         here.expiry.topics_deleted([here.image.topics_by_name[TOPIC]])
         await asyncio.gather(*here.expiry._writing)
         assert [(each.start_offset, each.end_offset_exclusive) for each in here.receipts] == [(3, 7), (7, 100)]
         here.tell(leader=LEADER, number=4712)
         here.starts[0] = 0
         here.commits("slow", 2)
-        assert await here.look() == []
+        assert await here.check() == []
         here.starts[0] = 5
-        assert await here.look() == [("slow", 2, 5)]
+        assert await here.check() == [("slow", 2, 5)]
 
     played(story)
 
@@ -156,11 +156,11 @@ def test_the_next_coordinator_tells_the_same() -> None:
     async def story(here: Coordinator) -> None:
         here.commits("slow", 3)
         here.starts[0] = 7
-        await here.look()
+        await here.check()
         (before,) = here.receipts
         here._broker.node_id = 3
         here.expiry = LossExpiry(here.expiry._broker, here.expiry._keeper)
-        await here.look()
+        await here.check()
         (after,) = here.receipts
         assert (before.replica, after.replica, before.id) == (ME, 3, after.id)
 

@@ -21,7 +21,7 @@ from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.loss_keeper import LossKeeper
 from fenceline.node.replica import Replica
 from fenceline.node.storage_trouble import StorageTrouble
-from fenceline.replica.follower import BeginAnew, Cause, CutTo, FollowerState
+from fenceline.replica.follower import Cause, CutTo, FollowerState, RestartAt
 from fenceline.testing.sim_disk import SimDisk
 
 from .helpers import TOPIC_ID, open_log, receipts_of, write
@@ -51,7 +51,7 @@ class Stage:
         )
         self.keeper = LossKeeper(cast(Any, broker))
         self.news = 0
-        self.keeper.told_of = self.hear
+        self.keeper.on_due = self.hear
         self.replica = Replica(TopicPartition("rain", 3), TOPIC_ID, self.log, LogConfig(), clock)
         self.replica.leader, self.replica.leader_epoch = cast(Any, object()), 4
         broker.partitions = SimpleNamespace(open_by_name={self.replica.topic_partition: self.replica})
@@ -96,7 +96,7 @@ def test_whether_the_leader_had_what_it_has_no_more(clean_since: int, loss_class
     stage.log.advance_high_watermark(stage.log.log_end_offset)
     stage.replica.clean_since = clean_since
     state = FollowerState("rain", TOPIC_ID.bytes, 3, 6, stage.log)
-    stage.keeper.cut(stage.replica, BeginAnew(state, 100, Cause.LEADER_STARTS_LATER), 7)
+    stage.keeper.cut(stage.replica, RestartAt(state, 100, Cause.LEADER_STARTS_LATER), 7)
     (receipt,) = receipts_of(stage.disk)
     assert receipt.loss_class is loss_class
 
@@ -132,7 +132,7 @@ def test_a_delivered_cut_is_not_told_again_by_the_next_start(is_checkpointed: bo
     gone = quarantine.without_evidence(receipt, quarantine.BY_FULL_DISK)
     folder = ReceiptFolder(stage.disk, stage.log.directory)
     folder.mark_due(gone)
-    stage.keeper._owes(folder, gone)
+    stage.keeper._queue_receipt(folder, gone)
     stage.keeper.delivered([gone])
     assert folder.due() == []
     assert receipts_of(stage.disk) == ([] if is_checkpointed else [gone])
@@ -224,14 +224,14 @@ def test_a_deletion_takes_as_much_evidence_as_its_receipts_need(monkeypatch: pyt
         if error is not None:
             raise error
 
-    monkeypatch.setattr(stage.keeper, "_take_along", take_along)
+    monkeypatch.setattr(stage.keeper, "_move_receipts", take_along)
     monkeypatch.setattr(stage.keeper, "_make_room", lambda _: evidence.pop(0))
     stage.keeper.delete_partition(removed)
     assert stage.disk.folder("/data/rain-3") is None
     assert evidence == [False]
 
     stage = Stage(waiting=0)
-    monkeypatch.setattr(stage.keeper, "_take_along", take_along)
+    monkeypatch.setattr(stage.keeper, "_move_receipts", take_along)
     monkeypatch.setattr(stage.keeper, "_make_room", lambda _: evidence.pop(0))
     attempts += [full, full]
     with pytest.raises(OSError, match="full"):

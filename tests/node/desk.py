@@ -30,13 +30,13 @@ from fenceline.node.connection import PendingAnswer
 from fenceline.node.directory_assignments import DirectoryAssignments
 from fenceline.node.directory_failures import DirectoryFailures
 from fenceline.node.directory_moves import DirectoryMoves
-from fenceline.node.fetching import Fetching
+from fenceline.node.fetching import FetchHandler
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.format import format_directory
 from fenceline.node.handlers import log_dirs, offsets, producers
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.metrics import NodeMetrics
-from fenceline.node.producing import Producing
+from fenceline.node.producing import ProduceHandler
 from fenceline.node.replica import Replica
 from fenceline.node.replicas import Replicas
 from fenceline.node.replication import Replication
@@ -119,13 +119,13 @@ class _Roles:
     def leads(self, replica: Replica) -> None:
         self._replication.leads(replica)
 
-    def leads_on(self, replica: Replica) -> None:
-        self._replication.leads_on(replica)
+    def still_leads(self, replica: Replica) -> None:
+        self._replication.still_leads(replica)
 
     def follows(self, replica: Replica, leader_id: int) -> None:
         self._replication._stop_recovery(replica)
 
-    def left(self, replica: Replica) -> None:
+    def stops_following(self, replica: Replica) -> None:
         self._replication._stop_recovery(replica)
 
 
@@ -192,7 +192,7 @@ class Desk:
             roles=_Roles(self.replication),
             rules=self.replication.rules,
             broker_epoch=lambda: self.broker_epoch,
-            tell_place=self.assignments.tell,
+            report_directory=self.assignments.tell,
             suspect=self.directory_failures.suspect,
         )
         self.storage_trouble.heard = self.partitions.suspect_directory_of
@@ -202,8 +202,8 @@ class Desk:
         self.carried: list[Any] = []
         self.losses = SimpleNamespace(moved=lambda log_dir, receipts: self.carried.append((log_dir, receipts)))
         self.moves = DirectoryMoves(self)  # type: ignore[arg-type]
-        self.partitions.on_gone = self.moves.gone
-        self.fetching = Fetching(
+        self.partitions.on_stopped = self.moves.gone
+        self.fetching = FetchHandler(
             self,  # type: ignore[arg-type]
             max_response_bytes=50 << 20,
             max_load_bytes=64 << 20,
@@ -212,7 +212,7 @@ class Desk:
             rng=Random(1),
             chooses_by_rack=self.config.get("replica.selector.class") is not None,
         )
-        self.producing = Producing(self)  # type: ignore[arg-type]
+        self.producing = ProduceHandler(self)  # type: ignore[arg-type]
 
     async def close(self) -> None:
         await self.moves.close()
@@ -287,7 +287,7 @@ class Desk:
             batch[0:8] = replica.log.log_end_offset.to_bytes(8, "big")
             batch[12:16] = epoch.to_bytes(4, "big")
             replica.log.append_as_follower(memoryview(batch), leader_epoch=epoch, now_ms=self.clock.ms)
-        replica.learn(high_watermark, 0)
+        replica.apply_leader_offsets(high_watermark, 0)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -18,11 +18,11 @@ class NoRoles:
     def leads(self, replica: Replica) -> None:
         pass
 
-    def leads_on(self, replica: Replica) -> None:
+    def still_leads(self, replica: Replica) -> None:
         pass
 
     def follows(self, replica: Replica, leader_id: int) -> None:
         pass
 
-    def left(self, replica: Replica) -> None:
+    def stops_following(self, replica: Replica) -> None:
         pass

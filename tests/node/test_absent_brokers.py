@@ -182,14 +182,14 @@ def test_a_closed_connection_is_seen_before_it_is_heard() -> None:
     async def story() -> None:
         leader = LeavingLeader()
         async with followed(leader) as (fetchers, told):
-            fetchers.look_at_leaders()
+            fetchers.check_connections()
             assert told.now() is NOBODY
             connection = fetchers._links[LEADER]._connection
             assert connection is not None
             assert connection._transport is not None
             connection._transport.abort()
             assert told.now() is NOBODY
-            fetchers.look_at_leaders()
+            fetchers.check_connections()
             assert told.now().left == {LEADER}
             await leader.fetched()
             assert told.now() is NOBODY
@@ -233,9 +233,9 @@ def test_a_leader_that_gives_no_answer_has_not_left() -> None:
         leader = SilentLeader()
         async with followed(leader, answer_timeout_ms=50) as (fetchers, told):
             for _ in range(2):
-                fetchers.look_at_leaders()
+                fetchers.check_connections()
                 await leader.fetched()
-            fetchers.look_at_leaders()
+            fetchers.check_connections()
             assert set(told.all) == {"came"}
 
     asyncio.run(story())

@@ -73,7 +73,7 @@ def replica(index: int) -> Any:
         may_lead=True,
         config=LogConfig(),
         is_being_cut=False,
-        learn=lambda *_: None,
+        apply_leader_offsets=lambda *_: None,
     )
 
 
@@ -101,7 +101,7 @@ def test_the_leaders_other_partitions_are_replicated(large: list[int], capfd: py
             await _until(lambda: all(each.log.log_end_offset == 1 for each in small))
             assert [_phase(fetchers, index) for index in large] == [Phase.WAITING] * len(large)
             assert all(replicas[index].log.log_end_offset == 0 for index in large)
-            fetchers.look_at_leaders()
+            fetchers.check_connections()
             assert absent.now() is NOBODY, "this node closed the connection, the leader is there"
             largest[0] = LARGE_BYTES + 1_000
             await _until(lambda: all(each.log.log_end_offset == 1 for each in replicas))

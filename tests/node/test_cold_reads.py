@@ -25,7 +25,7 @@ from fenceline.log.reading import MAP_FROM_BYTES
 from fenceline.node.clock import SystemClock
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.fetch_reads import FetchResult
-from fenceline.node.fetching import Fetching
+from fenceline.node.fetching import FetchHandler
 from fenceline.node.handlers.offsets import list_offsets
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.load_pace import LoadPace
@@ -103,14 +103,14 @@ class _Broker:
             follower_waiters=set(),
         )
 
-    def fetching(self, **limits: Any) -> Fetching:
+    def fetching(self, **limits: Any) -> FetchHandler:
         given = {
             "max_response_bytes": 50 << 20,
             "max_load_bytes": 64 << 20,
             "load_floor_byte_rate": 0,
             "max_sessions": 10,
         } | limits
-        return Fetching(self, rng=Random(1), **given)  # type: ignore[arg-type]
+        return FetchHandler(self, rng=Random(1), **given)  # type: ignore[arg-type]
 
     def context(self, version: int = VERSION) -> RequestContext:
         return RequestContext(self, version, 7, "test", "peer", "host", "PLAINTEXT")  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ class _Broker:
 class _Peer:
     """The connection of one fetch."""
 
-    def __init__(self, broker: _Broker, fetching: Fetching, *partitions: int, **fields: Any) -> None:
+    def __init__(self, broker: _Broker, fetching: FetchHandler, *partitions: int, **fields: Any) -> None:
         topics = [
             {
                 "topic": TOPIC,
@@ -401,8 +401,8 @@ def test_cold_answers_give_way_to_who_is_in_a_hurry(disk: WatchedDisk, monkeypat
     async def story() -> None:
         broker = _Broker(_log(disk, 0), _log(disk, 1))
         fetching = broker.fetching(load_floor_byte_rate=1)
-        hurries = itertools.count()
-        fetching.reads.load_pace = pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
+        urgent_requests = itertools.count()
+        fetching.reads.load_pace = pace = LoadPace(1, urgent_requests.__next__, core_waits=lambda: None)
         monkeypatch.setattr("fenceline.node.fetch_reads.ANSWER_BYTES", 10_000)
         full, empty = await _Peer(broker, fetching, 0, 1).answered()
         assert _offsets(full)[0] == 0
@@ -413,7 +413,7 @@ def test_cold_answers_give_way_to_who_is_in_a_hurry(disk: WatchedDisk, monkeypat
         await _turns()
         assert not held.is_answered.is_set(), "a byte a second is all there is"
         assert fetching._load_budget.used_bytes == full_bytes(full), "who waits for the turn holds no memory"
-        pace._hurries = lambda: 0
+        pace._urgent_requests = lambda: 0
         for peer in (held, last):
             first, _ = await peer.answered()
             assert _offsets(first)[0] == 0
@@ -437,15 +437,15 @@ def test_what_was_loaded_ahead_gives_way_too(tmp_path: Path, monkeypatch: pytest
             patched.setattr(OsMapping, "is_resident", lambda self, start, end: False)
             cold = _Peer(broker, fetching, 0)
         await cold.is_answered.wait()
-        hurries = itertools.count()
-        fetching.reads.load_pace = pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
+        urgent_requests = itertools.count()
+        fetching.reads.load_pace = pace = LoadPace(1, urgent_requests.__next__, core_waits=lambda: None)
         first = _Peer(broker, fetching, 0)
         assert first.is_pending
         await first.is_answered.wait()
         held = _Peer(broker, fetching, 0)
         await _turns()
         assert not held.is_answered.is_set()
-        pace._hurries = lambda: 0
+        pace._urgent_requests = lambda: 0
         await held.is_answered.wait()
         assert _offsets((await held.answered())[0]) == list(range(30))
         cold.parts = first.parts = held.parts = []
@@ -457,15 +457,15 @@ def test_a_replica_gives_way_to_nobody(disk: WatchedDisk) -> None:
     async def story() -> None:
         broker = _Broker(_log(disk, 0))
         fetching = broker.fetching(load_floor_byte_rate=1)
-        hurries = itertools.count()
-        fetching.reads.load_pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
+        urgent_requests = itertools.count()
+        fetching.reads.load_pace = LoadPace(1, urgent_requests.__next__, core_waits=lambda: None)
         consumers, replicas = FetchResult(is_for_replica=False), FetchResult(is_for_replica=True)
         for each in (consumers, replicas):
             each.from_disk_bytes = 1 << 20
         assert fetching.must_wait(consumers)
         assert not fetching.must_wait(replicas)
         for _ in range(10):
-            (await fetching._admit(replicas)).give_back()
+            (await fetching._admit(replicas)).release()
 
     told(story)
 

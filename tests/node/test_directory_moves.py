@@ -488,7 +488,7 @@ def test_a_copy_that_is_found_at_the_start_goes_on() -> None:
 
         desk.moves = directory_moves.DirectoryMoves(desk)  # type: ignore[arg-type]
         controller.is_deaf = False
-        assert desk.partitions.places.settle_copies(target) == [copy]
+        assert desk.partitions.directories.resolve_copies(target) == [copy]
         desk.moves.take_up([(target, copy)])
         await moved(desk)
         assert desk.replica().log.log_end_offset == 35
@@ -501,7 +501,7 @@ def test_a_copy_of_what_is_not_here_is_deleted() -> None:
     async def story(desk: Desk, _: Controller) -> None:
         target = desk.log_dirs.opened[1]
         desk.disk.mkdir(f"{SECOND}/{TOPIC}-0.abc-future")
-        (copy,) = desk.partitions.places.settle_copies(target)
+        (copy,) = desk.partitions.directories.resolve_copies(target)
         desk.moves.take_up([(target, copy)])
         assert names(desk, SECOND) == [f"{TOPIC}-0-delete"]
 
@@ -527,7 +527,7 @@ def test_a_copy_is_the_log_where_the_log_was_put_away_for_it(is_of: str, unique:
             desk.tell(replicas=replicas, directories=(mine(desk, 0), ELSEWHERE, ELSEWHERE))
         desk.log_dirs.forget(where())
         is_the_log = is_of == "it" and unique == "abc"
-        copies = desk.partitions.places.settle_copies(target)
+        copies = desk.partitions.directories.resolve_copies(target)
         assert names(desk, SECOND) == [name if is_the_log else f"{name}-future"]
         assert [copy.path for copy in copies] == ([] if is_the_log else [path])
         desk.moves.take_up([(target, copy) for copy in copies])
@@ -554,7 +554,7 @@ def test_a_copy_does_not_stand_for_a_log_that_cannot_be_found(is_offline: bool, 
         desk.partitions.offline.clear()
         if is_offline:
             desk.log_dirs.offline[FIRST] = "broken at start"
-        (copy,) = desk.partitions.places.settle_copies(target)
+        (copy,) = desk.partitions.directories.resolve_copies(target)
         desk.moves.take_up([(target, copy)])
         await turns()
         desk.controller.asked.clear()
@@ -565,7 +565,7 @@ def test_a_copy_does_not_stand_for_a_log_that_cannot_be_found(is_offline: bool, 
                 desk.replica()
             assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
             assert copy.path in refused.value.message
-            assert ("is offline: " + FIRST if is_offline else "none of log.dirs") in refused.value.message
+            assert ("is offline: " + FIRST if is_offline else "not in log.dirs") in refused.value.message
         else:
             assert desk.replica().log.log_end_offset == 0
         await turns()

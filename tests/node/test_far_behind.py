@@ -106,7 +106,7 @@ def replica(index: int) -> Any:
         clean_since=NO_LIMIT,
         may_lead=True,
         config=LogConfig(),
-        learn=lambda high_watermark, log_start_offset: None,
+        apply_leader_offsets=lambda high_watermark, log_start_offset: None,
     )
 
 

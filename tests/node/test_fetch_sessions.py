@@ -163,12 +163,12 @@ def test_an_idle_follower_keeps_its_place_in_sync() -> None:
             session.go_on()
         desk.append()
         desk.clock.ms += 20_000
-        desk.replication.let_go_of_laggards()
+        desk.replication.shrink_isrs()
         leader = desk.replica().leader
         assert leader is not None
         assert leader.proposal is None
         desk.clock.ms += 20_000
-        desk.replication.let_go_of_laggards()
+        desk.replication.shrink_isrs()
         assert leader.proposal is not None, "40 s behind"
 
     told(story)
@@ -179,7 +179,7 @@ def test_a_follower_that_stopped_to_fetch_was_last_there_when_it_fetched_last() 
         _idle(desk, FOLLOWER, 1)
         desk.clock.ms += 60_000
         desk.append()
-        desk.replication.let_go_of_laggards()
+        desk.replication.shrink_isrs()
         leader = desk.replica().leader
         assert leader is not None
         assert leader.proposal is not None

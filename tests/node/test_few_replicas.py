@@ -30,22 +30,22 @@ def test_said_once_as_long_as_it_is_so(lines: list[Line]) -> None:
         for index in (0, 1):
             desk.lead(5, isr=(1, 2, 3), index=index)
         for _ in range(3):
-            desk.replication.let_go_of_laggards()
+            desk.replication.shrink_isrs()
         ((event, more),) = lines
-        assert event == "min.insync.replicas is more than there are replicas"
-        assert (more["topics"], more["count"]) == ([f"{TOPIC}: 4 wanted, 3 there"], 1)
+        assert event == "min.insync.replicas exceeds the number of replicas"
+        assert (more["topics"], more["count"]) == ([f"{TOPIC}: min.insync.replicas 4, replicas 3"], 1)
         leader = desk.replica().leader
         assert leader is not None
         assert leader.has_enough_replicas(4), "all that are there suffice"
 
         desk.topic_settings["min.insync.replicas"] = "3"
         desk.partitions.reload_config(TOPIC)
-        desk.replication.let_go_of_laggards()
+        desk.replication.shrink_isrs()
         assert len(lines) == 1
         for wanted, told_of in (("9", 2), ("9", 2), ("3", 2), ("9", 3)):
             desk.topic_settings["min.insync.replicas"] = wanted
             desk.partitions.reload_config(TOPIC)
-            desk.replication.let_go_of_laggards()
+            desk.replication.shrink_isrs()
             assert len(lines) == told_of
 
     told(story, partitions=2)
@@ -55,11 +55,11 @@ def test_who_has_enough_hears_nothing(lines: list[Line]) -> None:
     async def story(desk: Desk) -> None:
         desk.topic_settings["min.insync.replicas"] = "3"
         desk.lead(5, isr=(1, 2, 3))
-        desk.replication.let_go_of_laggards()
+        desk.replication.shrink_isrs()
         desk.topic_settings["min.insync.replicas"] = "4"
         desk.partitions.reload_config(TOPIC)
         desk.follow(6)
-        desk.replication.let_go_of_laggards()
+        desk.replication.shrink_isrs()
         assert lines == []
 
     told(story)

@@ -112,7 +112,7 @@ class Stage:
         """The leader answers the fetch; the questions that follow."""
         questions: list[Any] = []
         for duty in self.link.fetcher.on_answer(FetchResponse(list(fetched), session_id=9), self.clock.ms):
-            self.link.duties.do(duty, questions)
+            self.link.duties.execute(duty, questions)
         await self.cuts()
         return questions
 
@@ -239,7 +239,7 @@ def test_the_link_looks_again_after_a_cut_that_did_nothing(fails: bool, divergen
 
     async def story(stage: Stage) -> None:
         stage.host.disk_fails = fails
-        stage.link._news.clear()
+        stage.link._wakeup.clear()
         resting = asyncio.ensure_future(stage.link._pause(None))
         await asyncio.sleep(0)
         await stage.answer(fetched(0, diverging_epoch=divergence))
@@ -298,7 +298,7 @@ def test_an_answer_that_tells_of_divergence_tells_nothing_else() -> None:
     """testTruncateOnFetchDoesNotProcessPartitionData, testTruncateOnFetchDoesNotUpdateHighWatermark; E25."""
 
     async def story(stage: Stage) -> None:
-        stage.replicas[0].learn(1, 0)
+        stage.replicas[0].apply_leader_offsets(1, 0)
         records = bytes(batch(base_offset=5, leader_epoch=5))
         await stage.answer(fetched(0, diverging_epoch=(3, 2), high_watermark=99, log_start_offset=1, records=records))
         replica = stage.replicas[0]

@@ -63,7 +63,7 @@ def run(story: Callable[[Stage, _FlushingHost], Awaitable[None]]) -> None:
 def _take(stage: Stage, offset: int, *partitions: int) -> None:
     answer = [fetched(each, records=bytes(batch(base_offset=offset, leader_epoch=EPOCH))) for each in partitions]
     for duty in stage.link.fetcher.on_answer(FetchResponse(answer, session_id=9), stage.clock.ms):
-        stage.link.duties.do(duty, [])
+        stage.link.duties.execute(duty, [])
 
 
 def test_the_next_fetch_waits_for_the_disk_where_so_many_records_are_not_durable() -> None:

@@ -143,7 +143,7 @@ def test_who_waits_at_a_follower_is_served_when_its_high_watermark_moves() -> No
         desk.copied(3, epoch=5)
         await turns()
         assert parked.is_pending, "nothing of it is known to be committed"
-        desk.replica().learn(2, 0)
+        desk.replica().apply_leader_offsets(2, 0)
         fetched = (await parked.later()).partitions[0]
         assert [header.base_offset for header in iter_headers(fetched.records or b"")] == [0, 1]
 
@@ -166,4 +166,4 @@ def test_only_kafkas_own_selector_is_known() -> None:
     with pytest.raises(OperatorError) as refused:
         NodeConfig.load(None, {"replica.selector.class": "com.example.Nearest"}, {})
     assert RACK_AWARE_SELECTOR in refused.value.message
-    assert "No other class can be loaded" in refused.value.advice
+    assert "No other class is supported" in refused.value.advice

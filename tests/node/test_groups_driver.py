@@ -65,7 +65,7 @@ class _Log:
     def read(self, topic_partition: TopicPartition, leader_epoch: int) -> Batches:
         return self._batches()
 
-    def settled(self, topic_partition: TopicPartition, leader_epoch: int) -> asyncio.Future[None] | None:
+    def when_committed(self, topic_partition: TopicPartition, leader_epoch: int) -> asyncio.Future[None] | None:
         return self.settling
 
 

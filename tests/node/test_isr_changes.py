@@ -281,7 +281,7 @@ def test_who_lags_is_let_go_and_waited_for_until_the_controller_knows() -> None:
 
     async def story(desk: Desk) -> None:
         _lagging(desk)
-        desk.replication.let_go_of_laggards()
+        desk.replication.shrink_isrs()
         await _asked(desk, 1)
         assert _changes(desk.controller.asked[0]) == [(0, [1, 2])]
         desk.follower_fetched(2, 3)
@@ -301,11 +301,11 @@ def test_who_may_not_be_let_go_stays_and_the_next_look_asks_again() -> None:
     async def story(desk: Desk) -> None:
         _lagging(desk)
         desk.controller.answer = _answering(_refused(ErrorCode.OPERATION_NOT_ATTEMPTED))
-        desk.replication.let_go_of_laggards()
+        desk.replication.shrink_isrs()
         while _pending(desk):
             await turns(1)
         assert (_isr(desk), desk.replica().high_watermark) == ({1, 2, 3}, 2)
-        desk.replication.let_go_of_laggards()
+        desk.replication.shrink_isrs()
         await _asked(desk, 2)
 
     told(story)
@@ -392,7 +392,7 @@ def test_recovered_that_was_refused_is_proposed_again_by_the_next_look(code: Err
         while _pending(desk):
             await turns(1)
         assert desk.replica().is_recovering
-        desk.replication.let_go_of_laggards()
+        desk.replication.shrink_isrs()
         while desk.replica().is_recovering:
             await turns(1)
 
@@ -414,7 +414,7 @@ def test_recovered_is_not_proposed_before_recovery_is_done() -> None:
         desk.lead(4, leader_recovery_state=RECOVERING)
         await turns()
         desk.tell(replicas=(1, 2, 3, 4), adding=(4,))
-        desk.replication.let_go_of_laggards()
+        desk.replication.shrink_isrs()
         await turns()
         assert desk.controller.asked == []
         flushed.set()

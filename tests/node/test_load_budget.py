@@ -26,7 +26,7 @@ async def turns() -> None:
 
 
 async def waits(budget: LoadBudget, size_bytes: int) -> asyncio.Task[Lease]:
-    task = asyncio.ensure_future(budget.take(size_bytes))
+    task = asyncio.ensure_future(budget.acquire(size_bytes))
     await turns()
     assert not task.done()
     return task
@@ -34,13 +34,13 @@ async def waits(budget: LoadBudget, size_bytes: int) -> asyncio.Task[Lease]:
 
 def test_the_sum_is_bounded_and_who_came_first_is_served_first() -> None:
     async def story(budget: LoadBudget) -> None:
-        first, second = await budget.take(60), await budget.take(40)
+        first, second = await budget.acquire(60), await budget.acquire(40)
         large, small = await waits(budget, 90), await waits(budget, 1)
         assert budget.used_bytes == 100
-        second.give_back()
+        second.release()
         await turns()
         assert not small.done(), "a small one does not overtake for ever"
-        first.give_back()
+        first.release()
         assert (await large).size_bytes == 90
         assert (await small).size_bytes == 1
         assert budget.used_bytes == 91
@@ -50,10 +50,10 @@ def test_the_sum_is_bounded_and_who_came_first_is_served_first() -> None:
 
 def test_one_that_is_larger_than_all_gets_it_alone() -> None:
     async def story(budget: LoadBudget) -> None:
-        huge = await budget.take(1000)
+        huge = await budget.acquire(1000)
         other = await waits(budget, 1)
-        huge.give_back()
-        (await other).give_back()
+        huge.release()
+        (await other).release()
         assert budget.used_bytes == 0
 
     told(story)
@@ -61,9 +61,9 @@ def test_one_that_is_larger_than_all_gets_it_alone() -> None:
 
 def test_nothing_is_given_back_twice() -> None:
     async def story(budget: LoadBudget) -> None:
-        lease = await budget.take(70)
-        lease.give_back()
-        lease.give_back()
+        lease = await budget.acquire(70)
+        lease.release()
+        lease.release()
         assert budget.used_bytes == 0
 
     told(story)
@@ -72,15 +72,15 @@ def test_nothing_is_given_back_twice() -> None:
 @pytest.mark.parametrize("granted_first", [False, True])
 def test_who_goes_away_holds_nobody_up(granted_first: bool) -> None:
     async def story(budget: LoadBudget) -> None:
-        lease = await budget.take(100)
+        lease = await budget.acquire(100)
         gone, behind = await waits(budget, 100), await waits(budget, 50)
         if granted_first:
-            lease.give_back()  # it is granted, and has not heard of it yet
+            lease.release()  # it is granted, and has not heard of it yet
         gone.cancel()
         if not granted_first:
             await turns()
             assert budget.waiting_count == 1
-            lease.give_back()
+            lease.release()
         assert (await behind).size_bytes == 50
         assert budget.used_bytes == 50
 
@@ -90,7 +90,7 @@ def test_who_goes_away_holds_nobody_up(granted_first: bool) -> None:
 def test_a_peer_that_does_not_read_loses_its_connection_when_others_wait() -> None:
     async def story(budget: LoadBudget) -> None:
         dropped: list[str] = []
-        old, fresh = await budget.take(50), await budget.take(50)
+        old, fresh = await budget.acquire(50), await budget.acquire(50)
         old.sending(lambda: dropped.append("old"))
         fresh.sending(lambda: dropped.append("fresh"))
         assert old.sending_since_s is not None
@@ -100,7 +100,7 @@ def test_a_peer_that_does_not_read_loses_its_connection_when_others_wait() -> No
         waiting = await waits(budget, 10)
         budget._drop_stalled()
         assert dropped == ["old"]
-        old.give_back()
+        old.release()
         await waiting
 
     told(story)

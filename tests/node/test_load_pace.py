@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fenceline.node.load_pace import HURRY_S, LOOK_S, SHORT_NS, CoreWaits, LoadPace, core_waits
+from fenceline.node.load_pace import ADAPT_INTERVAL_S, SHORT_NS, URGENT_S, CoreWaits, LoadPace, core_waits
 from fenceline.testing.simulation.loop import run
 
 FLOOR = 1_000_000
@@ -19,11 +19,11 @@ class _Node:
     """What the pace looks at: signs of hurry, and how the system counts waits for a core."""
 
     def __init__(self) -> None:
-        self.hurries = 0
+        self.urgent_requests = 0
         self.is_busy = False
         self.wait_ns: int | None = 0
         self._waited_ns = self._turns = 0
-        self.pace = LoadPace(FLOOR, lambda: self.hurries, core_waits=self._core_waits)
+        self.pace = LoadPace(FLOOR, lambda: self.urgent_requests, core_waits=self._core_waits)
 
     def _core_waits(self) -> CoreWaits | None:
         if self.wait_ns is None:
@@ -36,8 +36,8 @@ class _Node:
         """Producers, as long as `is_busy`."""
         self.is_busy = True
         while self.is_busy:
-            self.hurries += 1
-            await asyncio.sleep(HURRY_S / 3)
+            self.urgent_requests += 1
+            await asyncio.sleep(URGENT_S / 3)
 
     async def byte_rate_of(self, answers: int) -> float:
         began_s = asyncio.get_running_loop().time()
@@ -112,10 +112,10 @@ def test_where_cores_are_free_the_rate_grows() -> None:
         assert await node.byte_rate_of(200) > 10 * slow
         node.wait_ns = 2 * SHORT_NS
         before = node.pace.rate()
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(ADAPT_INTERVAL_S)
         assert node.pace.rate() == before / 2
         for _ in range(20):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(ADAPT_INTERVAL_S)
             node.pace.rate()
         assert node.pace.rate() == FLOOR
         node.is_busy = False
@@ -127,11 +127,11 @@ def test_where_cores_are_free_the_rate_grows() -> None:
 def test_the_limit_ends_with_the_hurry_also_for_those_who_wait() -> None:
     async def story(node: _Node) -> None:
         node.wait_ns = None
-        node.hurries += 1
+        node.urgent_requests += 1
         await node.pace.turn(60 * FLOOR)
         began_s = asyncio.get_running_loop().time()
         await node.pace.turn(ANSWER)
-        assert asyncio.get_running_loop().time() - began_s <= HURRY_S + LOOK_S
+        assert asyncio.get_running_loop().time() - began_s <= URGENT_S + ADAPT_INTERVAL_S
         serving = asyncio.ensure_future(node.serve())
         await asyncio.sleep(0)
         assert node.pace.rate() == FLOOR, "the next hurry begins at the floor"
@@ -163,12 +163,12 @@ def test_who_goes_away_holds_nobody_up() -> None:
 
 def test_a_floor_of_nothing_holds_nobody_back() -> None:
     async def story(node: _Node) -> None:
-        pace = LoadPace(0, lambda: node.hurries)
-        node.hurries += 1
+        pace = LoadPace(0, lambda: node.urgent_requests)
+        node.urgent_requests += 1
         assert pace.rate() == math.inf
-        assert pace.is_somebody_in_a_hurry(), "which is another question"
-        await asyncio.sleep(HURRY_S)
-        assert not pace.is_somebody_in_a_hurry()
+        assert pace.has_urgent_requests(), "which is another question"
+        await asyncio.sleep(URGENT_S)
+        assert not pace.has_urgent_requests()
 
     told(story)
 

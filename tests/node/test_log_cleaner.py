@@ -109,7 +109,7 @@ async def looked_at(desk: CleaningDesk, replica: Replica) -> None:
     cleaner, after_ms = desk.cleaner, desk.clock.ms + 20
     await until(
         desk,
-        lambda: cleaner.figures.runs or (cleaner._pass is None and cleaner._waiting.get(replica, 0) > after_ms),
+        lambda: cleaner.stats.runs or (cleaner._pass is None and cleaner._waiting.get(replica, 0) > after_ms),
     )
 
 
@@ -119,7 +119,7 @@ def test_old_records_of_a_key_go_and_offsets_stay() -> None:
         log = replica.log
         before = (log.log_start_offset, log.log_end_offset, log.high_watermark, log.epochs.entries)
         active = log.segments[-1].base_offset
-        await until(desk, lambda: desk.cleaner.figures.runs == 1 and replica.cleaning is None)
+        await until(desk, lambda: desk.cleaner.stats.runs == 1 and replica.cleaning is None)
         assert before == (log.log_start_offset, log.log_end_offset, log.high_watermark, log.epochs.entries)
         sealed = [each for each in desk.read() if each[0] < active]
         assert len({key for _, key, _ in sealed}) == len(sealed) <= 4
@@ -144,7 +144,7 @@ def test_a_follower_that_was_within_what_has_gone_reads_on_and_does_not_part() -
         for number in range(30):
             desk.write(b"a", b"later %d" % number)
         await desk.save()
-        await until(desk, lambda: desk.cleaner.figures.runs >= 1 and not desk.cleaner._waiting)
+        await until(desk, lambda: desk.cleaner.stats.runs >= 1 and not desk.cleaner._waiting)
         first = next(offset for offset, _, _ in desk.read())
         assert first > 20
         for epoch in (1, 5):
@@ -164,14 +164,14 @@ def test_a_log_in_which_nothing_happens_costs_no_timer() -> None:
         desk.write(b"a", b"1")
         assert desk.cleaner._timer is None
         await desk.grow()
-        await until(desk, lambda: desk.cleaner.figures.runs >= 1 and not desk.cleaner._waiting)
+        await until(desk, lambda: desk.cleaner.stats.runs >= 1 and not desk.cleaner._waiting)
         await until(desk, lambda: desk.cleaner._pass is None)
         assert desk.cleaner._timer is None
-        runs = desk.cleaner.figures.runs
+        runs = desk.cleaner.stats.runs
         replica.log.roll(desk.clock.ms)
         assert desk.cleaner._timer is not None
         await desk.save()
-        await until(desk, lambda: not desk.cleaner._waiting or desk.cleaner.figures.runs > runs)
+        await until(desk, lambda: not desk.cleaner._waiting or desk.cleaner.stats.runs > runs)
 
     cleaned(story)
 
@@ -182,9 +182,9 @@ def test_what_a_loss_of_power_may_take_is_not_compacted() -> None:
         for number in range(100):
             desk.write(b"a", b"%d" % number)
         await looked_at(desk, replica)
-        assert desk.cleaner.figures.runs == 0
+        assert desk.cleaner.stats.runs == 0
         await desk.save()
-        await until(desk, lambda: desk.cleaner.figures.runs == 1)
+        await until(desk, lambda: desk.cleaner.stats.runs == 1)
 
     cleaned(story)
 
@@ -198,10 +198,10 @@ def test_a_segment_whose_indexes_are_not_on_the_disk_yet_is_not_compacted() -> N
         unsaved = replica.log.segments[-2].base_offset
         desk.write(b"a", b"last")
         assert replica.log.segments[-1].base_offset == replica.log.recovery_point
-        await until(desk, lambda: desk.cleaner.figures.runs == 1 and desk.cleaner._pass is None)
+        await until(desk, lambda: desk.cleaner.stats.runs == 1 and desk.cleaner._pass is None)
         assert read_offsets(desk.disk, CHECKPOINT) == {WHERE: unsaved}
         await desk.save()
-        await until(desk, lambda: desk.cleaner.figures.runs == 2 and replica.cleaning is None)
+        await until(desk, lambda: desk.cleaner.stats.runs == 2 and replica.cleaning is None)
         assert read_offsets(desk.disk, CHECKPOINT) == {WHERE: replica.log.segments[-1].base_offset}
 
     cleaned(story)
@@ -214,10 +214,10 @@ def test_what_is_not_committed_is_not_compacted() -> None:
             desk.write(b"a", b"%d" % number)
         await desk.save()
         await looked_at(desk, replica)
-        assert desk.cleaner.figures.runs == 0
+        assert desk.cleaner.stats.runs == 0
         assert replica.log.high_watermark == 0
         desk.follower_fetched(2, replica.log.log_end_offset)
-        await until(desk, lambda: desk.cleaner.figures.runs == 1)
+        await until(desk, lambda: desk.cleaner.stats.runs == 1)
 
     cleaned(story)
 
@@ -233,14 +233,14 @@ def test_what_is_not_decided_is_not_compacted() -> None:
         await desk.save()
         assert replica.log.last_stable_offset == 0 < replica.log.high_watermark
         await looked_at(desk, replica)
-        assert desk.cleaner.figures.runs == 0
+        assert desk.cleaner.stats.runs == 0
         row = (desk.clock.ms, bytes((0, 0, 0, 1)), bytes(6), ())
         decided = memoryview(build_batch([row], producer_id=7, producer_epoch=0, transactional=True, control=True))
         origin = Origin.COORDINATOR
         replica.log.append_as_leader(decided, leader_epoch=replica.leader_epoch, now_ms=desk.clock.ms, origin=origin)
         replica.appended()
         await desk.save()
-        await until(desk, lambda: desk.cleaner.figures.runs == 1)
+        await until(desk, lambda: desk.cleaner.stats.runs == 1)
 
     cleaned(story)
 
@@ -263,7 +263,7 @@ def test_a_log_that_was_cut_after_it_was_judged_is_not_compacted() -> None:
         await cleaner._clean(replica, verdict, 1)
         assert replica.log.segments == before
         assert cleaner._waiting[replica] > desk.clock.ms
-        assert cleaner.figures.runs == 0
+        assert cleaner.stats.runs == 0
 
     cleaned(story, log_cleaner_backoff_ms="1000000")
 
@@ -285,7 +285,7 @@ def test_a_segment_that_is_sealed_while_its_log_is_judged_is_not_forgotten(monke
         monkeypatch.setattr(LogCleaner, "_judge", meanwhile)
         await desk.grow()
         grown = True
-        await until(desk, lambda: desk.cleaner.figures.runs == 1)
+        await until(desk, lambda: desk.cleaner.stats.runs == 1)
 
     judged = LogCleaner._judge
     cleaned(story)
@@ -299,7 +299,7 @@ def test_compaction_is_switched_on_for_a_topic_that_is_there() -> None:
         assert not desk.cleaner._waiting
         desk.topic_settings["cleanup.policy"] = "compact,delete"
         desk.partitions.reload_config()
-        await until(desk, lambda: desk.cleaner.figures.runs == 1)
+        await until(desk, lambda: desk.cleaner.stats.runs == 1)
 
     cleaned(story)
 
@@ -308,7 +308,7 @@ def test_log_cleaner_enable_false_leaves_all_as_it_is() -> None:
     async def story(desk: CleaningDesk) -> None:
         await desk.grow()
         assert desk.cleaner._timer is None
-        assert desk.cleaner.figures.runs == 0
+        assert desk.cleaner.stats.runs == 0
 
     cleaned(story, log_cleaner_enable="false")
 
@@ -393,7 +393,7 @@ def test_a_damaged_log_is_left_alone_and_told() -> None:
         assert figures["fenceline_cleaner_runs"] == 0
         replica.log.roll(desk.clock.ms)
         await until(desk, lambda: desk.cleaner._pass is None)
-        assert desk.cleaner.figures.runs == 0
+        assert desk.cleaner.stats.runs == 0
 
     cleaned(story)
 
@@ -406,7 +406,7 @@ def test_a_full_disk_puts_it_off() -> None:
         assert not desk.cleaner.uncleanable
         assert not desk.names(".cleaned")
         desk.disk.heal()
-        await until(desk, lambda: desk.cleaner.figures.runs == 1)
+        await until(desk, lambda: desk.cleaner.stats.runs == 1)
 
     cleaned(story)
 
@@ -415,7 +415,7 @@ def test_a_map_that_is_too_small_takes_several_passes() -> None:
     async def story(desk: CleaningDesk) -> None:
         replica = await desk.grow()
         active = replica.log.segments[-1].base_offset
-        await until(desk, lambda: not desk.cleaner._waiting and desk.cleaner.figures.runs > 1)
+        await until(desk, lambda: not desk.cleaner._waiting and desk.cleaner.stats.runs > 1)
         assert {key: value for _, key, value in desk.read()} == dict.fromkeys((b"a", b"b", b"c"), b"39")
         assert read_offsets(desk.disk, CHECKPOINT) == {WHERE: active}
 
@@ -438,10 +438,10 @@ def test_no_more_bytes_pass_than_the_rate_allows() -> None:
     async def story(desk: CleaningDesk) -> None:
         await desk.grow()
         began_ms = desk.clock.ms
-        while not desk.cleaner.figures.runs:
+        while not desk.cleaner.stats.runs:
             desk.clock.ms += 1
             await turns(1)
-        needed_ms = 1_000 * desk.cleaner.figures.bytes_read / rate
+        needed_ms = 1_000 * desk.cleaner.stats.bytes_read / rate
         assert needed_ms > 5_000
         # What was read first is paid for afterwards, a second's worth at the most.
         assert desk.clock.ms - began_ms >= needed_ms - 1_000
@@ -467,7 +467,7 @@ def test_all_but_the_names_of_files_is_done_by_threads(monkeypatch: pytest.Monke
         for name in ("open_append", "open_read", "write", "pread", "fsync", "fsync_dir", "rename", "unlink"):
             monkeypatch.setattr(desk.disk, name, watched(name, getattr(desk.disk, name)))
         await desk.grow()
-        await until(desk, lambda: desk.cleaner.figures.runs == 1 and replica.cleaning is None)
+        await until(desk, lambda: desk.cleaner.stats.runs == 1 and replica.cleaning is None)
         assert desk.deleted
 
     cleaned(story)

@@ -130,9 +130,9 @@ def test_nothing_is_written_in_another_epoch(tmp_path: Path) -> None:
 def test_settled_when_all_in_sync_have_what_is_in_the_log(tmp_path: Path) -> None:
     async def inside() -> None:
         stage = Stage(tmp_path, {1, 2, 3})
-        assert stage.topic.settled(WHERE, 5) is None, "nothing is in it"
+        assert stage.topic.when_committed(WHERE, 5) is None, "nothing is in it"
         stage.topic.append(WHERE, 5, RECORDS)
-        settled = stage.topic.settled(WHERE, 5)
+        settled = stage.topic.when_committed(WHERE, 5)
         assert settled is not None
         stage.fetched(2, 1)
         stage.fetched(3, 0)
@@ -151,12 +151,12 @@ def test_not_waited_for_where_too_few_are_in_sync(tmp_path: Path) -> None:
     async def inside() -> None:
         stage = Stage(tmp_path, {1, 2}, min_insync_replicas=2)
         stage.topic.append(WHERE, 5, RECORDS)
-        settled = stage.topic.settled(WHERE, 5)
+        settled = stage.topic.when_committed(WHERE, 5)
         assert settled is not None
         stage.leader.isr = frozenset({1})
         stage.replica.wake()
         await settled
-        assert stage.topic.settled(WHERE, 5) is None
+        assert stage.topic.when_committed(WHERE, 5) is None
         assert not stage.replica.waiters
 
     asyncio.run(inside())
@@ -180,7 +180,7 @@ def test_nobody_settles_it_once_another_leads(tmp_path: Path) -> None:
     async def inside() -> None:
         stage = Stage(tmp_path, {1, 2})
         stage.topic.append(WHERE, 5, RECORDS)
-        settled = stage.topic.settled(WHERE, 5)
+        settled = stage.topic.when_committed(WHERE, 5)
         assert settled is not None
         stage.replica.end_leadership()
         with pytest.raises(PeerError):

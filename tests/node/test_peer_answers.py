@@ -166,12 +166,12 @@ def test_an_answer_that_is_too_large_ends_the_connection_with_its_first_bytes(
         content = size.to_bytes(4, "big") + frame(0, begun)[4:]
         receive(connection, content[:9], min(most, 3))
         receive(connection, content[9 : 4 + (4 << 20)], max(most, 1_000))
-        with pytest.raises(AnswerTooLarge, match=f"{size} bytes, more than the {100 << 20}") as caught:
+        with pytest.raises(AnswerTooLarge, match=f"{size} bytes; the limit is {100 << 20} bytes") as caught:
             answer.result()
         assert (caught.value.size_bytes, caught.value.largest_bytes) == (size, 100 << 20)
         assert bytes(caught.value.begun) == begun[: (4 << 20) - 5]
         assert wire.is_aborted
-        assert not connection.was_left
+        assert not connection.was_closed_by_peer
 
     asyncio.run(story())
 
@@ -211,13 +211,13 @@ def test_who_ended_a_connection_is_known() -> None:
         ours, _ = connected()
         ours.close()
         ours.connection_lost(None)
-        assert not ours.was_left
+        assert not ours.was_closed_by_peer
         theirs, wire = connected()
-        assert not theirs.was_left
+        assert not theirs.was_closed_by_peer
         wire.is_aborted = True  # the transport closes itself at the end of what the peer sends
-        assert theirs.was_left
+        assert theirs.was_closed_by_peer
         theirs.close("it is gone")
         theirs.connection_lost(None)
-        assert theirs.was_left
+        assert theirs.was_closed_by_peer
 
     asyncio.run(story())

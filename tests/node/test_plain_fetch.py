@@ -1,4 +1,4 @@
-"""The quick way of a follower's fetch against `Fetching` alone: the same answers, and the same of everything after."""
+"""The fast path for a follower's fetch against `FetchHandler` alone: same responses, same state afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quick way of Produce against `Producing` alone: same answers, same logs, nothing changed where it steps back."""
+"""The fast path of Produce against `ProduceHandler` alone: same responses and logs; nothing changed if it declines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fenceline.node import producing
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.metrics import NodeMetrics
-from fenceline.node.producing import Producing
+from fenceline.node.producing import ProduceHandler
 from fenceline.node.replica import Replica
 from fenceline.node.replicas import Replicas
 from fenceline.records.build import build_batch
@@ -130,7 +130,7 @@ class Side:
             node_endpoints=lambda leaders, listener: (),
             storage_trouble=SimpleNamespace(refused=lambda *told: self.refusals.append((str(told[0]), told[1]))),
         )
-        self.producing = Producing(broker)
+        self.producing = ProduceHandler(broker)
 
     def handle(self, version: int, body: bytes) -> Any:
         context: Any = RequestContext(None, version, 77, "test", "peer", "host", "listener")  # type: ignore[arg-type]
@@ -245,7 +245,7 @@ def test_the_plain_case_goes_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> N
         raise AssertionError("left to the slow way")
 
     monkeypatch.setattr(producing, "parse_request", refuse)
-    monkeypatch.setattr(Producing, "append", refuse)
+    monkeypatch.setattr(ProduceHandler, "append", refuse)
     answer = both.sides[0].handle(13, body(13, [(RAIN, 0, batch()), (SNOW, 0, batch())]))
     assert int.from_bytes(answer[:4], "big") == len(answer) - 4
     assert both.sides[0].replicas.open_by_name["rain", 0].high_watermark == 22
@@ -349,7 +349,7 @@ def test_who_waits_for_followers_went_the_quick_way(monkeypatch: pytest.MonkeyPa
         raise AssertionError("left to the slow way")
 
     monkeypatch.setattr(producing, "parse_request", refuse)
-    monkeypatch.setattr(Producing, "append", refuse)
+    monkeypatch.setattr(ProduceHandler, "append", refuse)
     side = both.sides[0]
     assert side.handle(13, body(13, [(RAIN, 2, batch()), (SNOW, 2, batch())])) == "pending"
     for topic in (RAIN, SNOW):

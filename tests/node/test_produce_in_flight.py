@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.node.connection import MOST_WAITING, Connection, PendingAnswer
+from fenceline.node.connection import MAX_PIPELINED, Connection, PendingAnswer
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 
@@ -59,7 +59,7 @@ class Node:
             unregister=lambda connection, size: None,
             metrics=SimpleNamespace(received_bytes=0),
             max_request_bytes=1000,
-            wants_room=False,
+            is_short_of_memory=False,
         )
         self.connection = Connection(server, "PLAINTEXT")
         self.wire = Wire()
@@ -150,13 +150,13 @@ def test_a_request_of_which_only_the_size_came_waits() -> None:
 
 def test_so_many_wait_and_no_more() -> None:
     node = Node()
-    count = MOST_WAITING + 3
+    count = MAX_PIPELINED + 3
     node.receive(*((PRODUCE, number, "a") for number in range(count)))
-    assert node.handled == list(range(MOST_WAITING))
+    assert node.handled == list(range(MAX_PIPELINED))
     node.answer(1)
-    assert len(node.handled) == MOST_WAITING
+    assert len(node.handled) == MAX_PIPELINED
     node.answer(0)
-    assert node.handled == list(range(MOST_WAITING + 2))
+    assert node.handled == list(range(MAX_PIPELINED + 2))
 
 
 @pytest.mark.parametrize("how", ["m", "b"])

@@ -89,7 +89,7 @@ class Host:
 
 async def settle(host: Host, replica: RemovedReplica) -> None:
     try:
-        await RemovedReplicas(host)._settle(replica)  # type: ignore[arg-type]
+        await RemovedReplicas(host)._resolve(replica)  # type: ignore[arg-type]
     finally:
         host.disk_threads.shutdown()
 

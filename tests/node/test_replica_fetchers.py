@@ -66,7 +66,7 @@ def cutting(
     fetchers.follow(replica, 2, 5)
     link = fetchers._links[2]
     (state,) = link.fetcher.states.values()
-    link.duties.do(CutTo(state, 0, Cause.DIVERGENCE), [])
+    link.duties.execute(CutTo(state, 0, Cause.DIVERGENCE), [])
     return fetchers, state, link.duties.under_way
 
 

@@ -90,7 +90,7 @@ def test_changes_of_in_sync_sets_are_counted() -> None:
             else:
                 desk.append()
                 desk.clock.ms += 60_000
-                desk.replication.let_go_of_laggards()
+                desk.replication.shrink_isrs()
             while len(codes) == left:
                 await turns(1)
             await turns()

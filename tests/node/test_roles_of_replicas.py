@@ -93,10 +93,10 @@ def test_an_image_that_is_applied_twice_changes_nothing(role: str) -> None:
         replica = desk.replica()
         before = replica.leader, replica.leader_epoch
         told_again = state(desk.image)
-        desk.partitions._role_of.take(replica, told_again)
+        desk.partitions._role_of.apply(replica, told_again)
         assert (replica.leader, replica.leader_epoch) == before
         older = told_again._replace(isr=(1,), partition_epoch=told_again.partition_epoch - 1)
-        desk.partitions._role_of.take(replica, older)
+        desk.partitions._role_of.apply(replica, older)
         assert (replica.leader, replica.leader_epoch) == before
         if replica.leader is not None:
             assert replica.leader.isr == {1, 2}
@@ -240,7 +240,7 @@ def test_what_went_offline_while_a_thread_flushes_it_waits_for_its_end(is_delete
             desk._apply(desk.image, after)
             assert desk.partitions.get(TOPIC, 0) is None
         else:
-            assert not desk.partitions.hold(old.topic_partition)
+            assert not desk.partitions.reserve(old.topic_partition)
         assert "rain-0" in desk.disk.listdir("/data")
         vacated = asyncio.ensure_future(desk.partitions.vacated({TOPIC}, 60))
         await asyncio.sleep(0)
@@ -251,7 +251,7 @@ def test_what_went_offline_while_a_thread_flushes_it_waits_for_its_end(is_delete
         if is_deleted:
             assert desk.replica().log.log_end_offset == 0
         else:
-            assert desk.partitions.hold(old.topic_partition)
+            assert desk.partitions.reserve(old.topic_partition)
 
     told(story)
 

@@ -143,14 +143,14 @@ def test_one_answer_holds_the_loop_for_a_turn_only(told: Any, monkeypatch: pytes
     async def story(wire: _Wire) -> None:
         monkeypatch.setattr(sending.os, "sendfile", send_file)
         monkeypatch.setattr(sending, "LARGE_SLICE_BYTES", 2 * sending.SLICE_BYTES)
-        wire.sender._hurried = lambda: hurried
-        go_on = FileSender._go_on
+        wire.sender._has_urgent_requests = lambda: hurried
+        go_on = FileSender._continue
 
         def counted(self: FileSender, *, is_fresh: bool) -> bool:
             turns.append(0)
             return go_on(self, is_fresh=is_fresh)
 
-        monkeypatch.setattr(FileSender, "_go_on", counted)
+        monkeypatch.setattr(FileSender, "_continue", counted)
         assert not wire.sender.send([wire.slice])
         await wire.is_sent.wait()
         assert sum(turns) == len(wire.slice)
@@ -210,7 +210,7 @@ def test_a_file_that_got_shorter_ends_the_answer(told: Any, tmp_path: Path) -> N
     async def story(wire: _Wire) -> None:
         os.truncate(tmp_path / "segment", PAGE_BYTES)
         wire.sender.send([b"head", wire.slice])
-        assert [str(error) for error in wire.failed] == ["[Errno 5] the segment is shorter than it was"]
+        assert [str(error) for error in wire.failed] == ["[Errno 5] the segment file was truncated"]
 
     told(story)
 

@@ -37,7 +37,7 @@ def test_backlog_of_the_listeners(overrides: dict[str, str], expected: int) -> N
             told = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
             return int(struct.unpack_from("=8x6I", told)[5])
 
-        server.let_wait()
+        server.open_backlog()
         waiting = length()
         await server.start_serving()
         serving = length()
@@ -57,7 +57,7 @@ def test_who_comes_before_the_broker_serves_waits_for_it() -> None:
         port = await server.bind("PLAINTEXT", "127.0.0.1", 0)
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
-        server.let_wait()
+        server.open_backlog()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(question)
         await writer.drain()

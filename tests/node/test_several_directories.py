@@ -130,7 +130,7 @@ def test_where_the_files_are_counts_before_what_the_controller_says() -> None:
     async def story(desk: Desk) -> None:
         desk.disk.mkdir(f"/data2/{TOPIC}-0")
         for log_dir in desk.log_dirs:
-            desk.partitions.places.settle(log_dir)
+            desk.partitions.directories.scan(log_dir)
         lead(desk, 0, mine(desk, 0))
         await turns()
         assert desk.replica().log.directory == f"/data2/{TOPIC}-0"
@@ -164,10 +164,10 @@ def test_a_partition_in_two_directories_is_offline_alone_where_they_part() -> No
     async def story(desk: Desk) -> None:
         twins(desk, (1, 1, 2), (1, 3, 3, 3))
         before = everything(desk)
-        assert [desk.partitions.places.settle(log_dir) for log_dir in desk.log_dirs] == [[where()], []]
+        assert [desk.partitions.directories.scan(log_dir) for log_dir in desk.log_dirs] == [[where()], []]
         desk.partitions.recover([where()])
         reason = desk.partitions.offline[where()]
-        assert f"{TOPIC}-0 lies in two directories, and each has what the other lacks: /data and /data2" in reason
+        assert f"{TOPIC}-0 is in two directories, and each has records that the other lacks: /data and /data2" in reason
         assert everything(desk) == before
 
     told_of(1, story)
@@ -187,11 +187,11 @@ def test_a_damaged_copy_of_a_partition_in_two_directories_is_the_trouble_of_that
             content[80] ^= 0x40
             replace_file(desk.disk, path, bytes(content))
         before = everything(desk)
-        assert [desk.partitions.places.settle(log_dir) for log_dir in desk.log_dirs] == [[where()], []]
+        assert [desk.partitions.directories.scan(log_dir) for log_dir in desk.log_dirs] == [[where()], []]
         desk.partitions.recover([where()])
         await turns()
         reason = desk.partitions.offline[where()]
-        assert f"{TOPIC}-0 lies in two directories, which cannot be compared: /data" in reason
+        assert f"{TOPIC}-0 is in two directories that cannot be compared: /data" in reason
         assert reason.count("is damaged at byte 70") == len(damaged)
         assert reason.count("has offsets 0 to 2, undamaged") == 2 - len(damaged)
         assert everything(desk) == before
@@ -216,7 +216,7 @@ def test_of_two_directories_that_parted_the_one_counts_that_the_metadata_names(n
         lead(desk, 0, mine(desk, named))
         twins(desk, (1, 1, 2), (1, 3, 3, 3))
         for log_dir in desk.log_dirs:
-            desk.partitions.places.settle(log_dir)
+            desk.partitions.directories.scan(log_dir)
         assert desk.log_dirs.holder(where()) is desk.log_dirs.opened[named]
         (stray,) = desk.log_dirs.opened[1 - named].strays()
         assert stray.topic_partition == where()
@@ -232,7 +232,7 @@ def test_of_two_directories_that_parted_the_one_counts_that_the_metadata_names(n
 def taken_up(desk: Desk) -> list[Receipt]:
     """What the next step of a start owes the ledger."""
     keeper = LossKeeper(cast(Broker, desk))
-    keeper.take_up()
+    keeper.recover()
     return keeper.next_due(9)
 
 
@@ -251,7 +251,7 @@ def test_records_of_a_directory_without_a_topic_id_have_a_receipt(directories: i
     async def story(desk: Desk) -> None:
         without_id(desk)
         for log_dir in desk.log_dirs:
-            assert desk.partitions.places.settle(log_dir) == []
+            assert desk.partitions.directories.scan(log_dir) == []
         (receipt,) = taken_up(desk)
         assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (0, 3, 3)
         assert (receipt.topic, receipt.topic_id, receipt.cause) == (TOPIC, None, Cause.SET_ASIDE)
@@ -267,7 +267,7 @@ def test_a_directory_without_a_topic_id_or_records_has_no_receipt() -> None:
     async def story(desk: Desk) -> None:
         desk.disk.mkdir(f"/data/{TOPIC}-0")
         replace_file(desk.disk, f"/data/{TOPIC}-0/partition.metadata", b"")
-        assert desk.partitions.places.settle(desk.log_dirs.first) == []
+        assert desk.partitions.directories.scan(desk.log_dirs.first) == []
         assert len(desk.log_dirs.first.strays()) == 1
         assert taken_up(desk) == []
 
@@ -278,16 +278,16 @@ def test_without_room_for_the_note_the_partition_waits() -> None:
     async def story(desk: Desk) -> None:
         without_id(desk)
         desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
-        assert desk.partitions.places.settle(desk.log_dirs.first) == []
+        assert desk.partitions.directories.scan(desk.log_dirs.first) == []
         assert desk.log_dirs.first.strays() == []
         assert taken_up(desk) == []
         with pytest.raises(PeerError) as refused:
             lead(desk, 0, mine(desk, 0), isr=(1,))
         assert refused.value.code is STORAGE_ERROR
-        assert "could not be written down: No space left" in refused.value.message
+        assert "receipt could not be written: No space left" in refused.value.message
         desk.disk.heal()
         desk.delete_topic()
-        assert not desk.partitions.places.not_noted, "the next topic of this name waits for nothing"
+        assert not desk.partitions.directories.pending_notes, "the next topic of this name waits for nothing"
 
     told_of(1, story, directories=1)
 
@@ -298,17 +298,17 @@ def test_the_partition_is_served_as_soon_as_there_is_room_for_the_note() -> None
     async def story(desk: Desk) -> None:
         without_id(desk)
         desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
-        assert desk.partitions.places.settle(desk.log_dirs.first) == []
+        assert desk.partitions.directories.scan(desk.log_dirs.first) == []
         keeper = LossKeeper(cast(Broker, desk))
-        keeper.take_up()
+        keeper.recover()
         with pytest.raises(PeerError):
             lead(desk, 0, mine(desk, 0), isr=(1,))
-        assert keeper.has_unsettled
-        await keeper.settle_again()
+        assert keeper.has_pending
+        await keeper.retry_pending()
         assert desk.partitions.offline
         desk.disk.heal()
-        await keeper.settle_again()
-        assert not keeper.has_unsettled
+        await keeper.retry_pending()
+        assert not keeper.has_pending
         assert not desk.partitions.offline
         assert desk.replica().log.log_end_offset == 0
         (receipt,) = keeper.next_due(9)
@@ -330,7 +330,7 @@ def test_of_two_directories_the_one_that_has_all_counts(first: tuple[int], secon
             desk.disk.mkdir(f"/data/{TOPIC}-0")
             replace_file(desk.disk, f"/data/{TOPIC}-0/partition.metadata", encode_partition_metadata(desk.topic_id))
         for log_dir in desk.log_dirs:
-            desk.partitions.places.settle(log_dir)
+            desk.partitions.directories.scan(log_dir)
         lead(desk, 0, mine(desk, kept), isr=(1,))
         assert desk.replica().log.directory == desk.log_dirs.opened[kept].partition_path(where())
         assert desk.replica().log.log_end_offset == max(len(first), len(second))
@@ -353,7 +353,7 @@ def test_to_compare_two_directories_cuts_neither_of_them(torn: int) -> None:
         desk.disk.truncate(fd, len(content) - 3)
         desk.disk.close(fd)
         for log_dir in desk.log_dirs:
-            desk.partitions.places.settle(log_dir)
+            desk.partitions.directories.scan(log_dir)
         kept, dropped = desk.log_dirs.opened[1 - torn], desk.log_dirs.opened[torn]
         assert desk.log_dirs.holder(where()) is kept
         (stray,) = dropped.strays()
@@ -373,7 +373,7 @@ def test_an_older_topic_of_that_name_is_no_second_copy() -> None:
         desk.disk.mkdir(f"/data2/{TOPIC}-0")
         old = b"version: 0\ntopic_id: mAElyxrEQ3mw_ELWKg5Mow\n"
         replace_file(desk.disk, f"/data2/{TOPIC}-0/partition.metadata", old)
-        found = [desk.partitions.places.settle(log_dir) for log_dir in desk.log_dirs]
+        found = [desk.partitions.directories.scan(log_dir) for log_dir in desk.log_dirs]
         assert found == [[where()], []]
         assert [name[-6:] for name in desk.disk.listdir("/data2") if name.startswith(TOPIC)] == ["-stray"]
 
@@ -388,7 +388,7 @@ def test_a_replica_whose_directory_is_offline_is_not_made_anew_in_another() -> N
         with pytest.raises(PeerError) as refused:
             desk.replica()
         assert refused.value.code is STORAGE_ERROR
-        assert "may lie in a directory that is offline: /data3" in refused.value.message
+        assert "may be in a directory that is offline: /data3" in refused.value.message
         desk.tell(1, leader=2, leader_epoch=1, isr=(2, 3), directories=(UNASSIGNED_DIRECTORY, ELSEWHERE, ELSEWHERE))
         assert desk.replica(1).log.directory == f"/data/{TOPIC}-1"
 
@@ -404,7 +404,7 @@ def test_a_replica_whose_directory_was_taken_away_is_copied_again_unless_it_is_i
         desk.tell(1, leader=2, leader_epoch=1, isr=(1, 2), directories=(GONE, ELSEWHERE, ELSEWHERE))
         with pytest.raises(PeerError) as refused:
             desk.replica(1)
-        assert "none of log.dirs" in refused.value.message
+        assert "not in log.dirs" in refused.value.message
         # Nobody leads: who says that an empty replica is there lets it be elected.
         desk.tell(2, leader=-1, leader_epoch=1, isr=(1,), directories=(GONE, ELSEWHERE, ELSEWHERE))
         await turns()
@@ -437,7 +437,7 @@ def test_no_question_makes_an_empty_replica_of_one_that_could_lead(directories: 
         desk.tell(leader=-1, leader_epoch=1, directories=(GONE, ELSEWHERE, ELSEWHERE), **counts)
         with pytest.raises(PeerError) as refused:
             desk.replica()
-        assert "none of log.dirs" in refused.value.message
+        assert "not in log.dirs" in refused.value.message
         await turns()
         assert desk.controller.asked == []
         desk.tell(1, leader=2, leader_epoch=1, isr=(2,), directories=(GONE, ELSEWHERE, ELSEWHERE))

@@ -129,7 +129,7 @@ def test_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         message = refused("--data-dir", str(tmp_path / "data"), "--listen", f"127.0.0.1:{port}")
-        assert f"can not be opened on 127.0.0.1:{port}: Address already in use" in message
+        assert f"cannot bind to 127.0.0.1:{port}: Address already in use" in message
     # The failed start harmed nothing.
     with EmbeddedNode(data_dir=tmp_path) as node:
         assert node.errors == ""
@@ -139,7 +139,7 @@ def test_port_in_use(tmp_path: Path) -> None:
     ("address", "message"),
     [
         ("203.0.113.7:9092", "Cannot assign requested address"),
-        ("no-such-host.invalid:9092", "The host's name is not known here"),
+        ("no-such-host.invalid:9092", "The host name cannot be resolved"),
         ("127.0.0.1", "is not an address"),
         ("127.0.0.1:99999", "is not an address"),
     ],
@@ -153,7 +153,7 @@ def test_configuration_files(tmp_path: Path) -> None:
     assert "Is a directory" in refused("--config", str(tmp_path))
     binary = tmp_path / "binary"
     binary.write_bytes(b"\x7fELF\0\0\0\1")
-    assert "is no text" in refused("--config", str(binary))
+    assert "is not a text file" in refused("--config", str(binary))
     garbled = tmp_path / "garbled"
     garbled.write_text("node.id=\\u00zz\n")
     assert f"Configuration file {garbled}" in refused("--config", str(garbled))
@@ -163,11 +163,11 @@ def test_configuration_files(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("log.retention.ms=soon", "Not a number"),
-        ("process.roles=broker", "must know where its controllers are"),
-        ("controller.quorum.voters=1@a:9093,2@b:9093", "no listener for the others"),
-        ("authorizer.class.name=org.example.A", "authorization is not built yet"),
-        ("log.dirs=/tmp/a,/tmp/a", "must name at least one directory, and none twice"),
-        ("listeners=SSL://:9093", "which is not built yet"),
+        ("process.roles=broker", "requires the addresses of the controllers"),
+        ("controller.quorum.voters=1@a:9093,2@b:9093", "has no listener for them"),
+        ("authorizer.class.name=org.example.A", "authorization is not implemented yet"),
+        ("log.dirs=/tmp/a,/tmp/a", "must name at least one directory, without duplicates"),
+        ("listeners=SSL://:9093", "is not implemented yet"),
         ("node.id=-3", "node.id"),
         ("without-a-value", "has no value"),
     ],

@@ -119,7 +119,7 @@ def test_settings_that_were_there_before_the_node() -> None:
         throttle(desk, 50)
         fresh = type(desk.replication)(desk)  # type: ignore[arg-type]
         assert not fresh.throttles.leader.is_active
-        fresh.take_up()
+        fresh.apply_image()
         assert fresh.throttles.leader.is_active
         assert fresh.throttles.leader.rate == 50
 

@@ -17,7 +17,7 @@ from fenceline.losses.cutting import cut_log
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.broker import Broker
-from fenceline.node.log_recovery import recover_logs, take_back_recovery_points
+from fenceline.node.log_recovery import checkpoint_recovery_points, recover_logs
 from fenceline.node.loss_keeper import LossKeeper
 from tests.losses.helpers import cut, open_log, write
 
@@ -39,7 +39,7 @@ def _started(desk: Desk, number: int) -> LossKeeper:
     write_note(desk.disk, log.directory, RecoveryNote(LostBatches(2, 4, 2, 100, (1,)), "a test", True, 5_000, ()))
     desk.disk.fail("write", ".due.tmp", number)
     keeper = LossKeeper(cast(Broker, desk))
-    keeper.take_up()
+    keeper.recover()
     with pytest.raises(PeerError) as refused:
         desk.lead(3)
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
@@ -49,15 +49,15 @@ def _started(desk: Desk, number: int) -> LossKeeper:
 def test_it_is_served_as_soon_as_there_is_room() -> None:
     async def story(desk: Desk) -> None:
         keeper = _started(desk, errno.ENOSPC)
-        await keeper.settle_again()
+        await keeper.retry_pending()
         assert where() in desk.partitions.offline, "there is no room yet"
         desk.disk.heal()
-        await keeper.settle_again()
+        await keeper.retry_pending()
         assert desk.replica().is_leader, "as the metadata says by now"
         assert [(each.start_offset, each.records) for each in _receipts(desk)] == [(2, 2)]
         assert [each.id for each in keeper.next_due(9)] == [each.id for each in _receipts(desk)]
         desk.append()
-        await keeper.settle_again()
+        await keeper.retry_pending()
         assert len(_receipts(desk)) == 1
 
     told(story)
@@ -78,12 +78,12 @@ def test_what_an_attempt_has_written_is_told_when_all_of_it_is() -> None:
             desk.disk.fail("write", ".due.tmp", errno.ENOSPC)
 
         desk.disk.rename = rename  # type: ignore[method-assign]
-        await keeper.settle_again()
+        await keeper.retry_pending()
         assert where() in desk.partitions.offline
         assert len(_receipts(desk)) == 1
         desk.disk.rename = real_rename  # type: ignore[method-assign]
         desk.disk.heal()
-        await keeper.settle_again()
+        await keeper.retry_pending()
         assert desk.replica().is_leader
         assert len(keeper.next_due(9)) == len(_receipts(desk)) == 2
 
@@ -112,7 +112,7 @@ def test_evidence_of_before_makes_the_room_and_what_is_not_told_yet_stays() -> N
         desk.disk.close(fd)
         desk.disk.capacity_bytes = desk.disk.used_bytes
         keeper = LossKeeper(cast(Broker, desk))
-        keeper.take_up()
+        keeper.recover()
         assert where() not in desk.partitions.offline
         (receipt,) = _receipts(desk)
         assert receipt.evidence == (untold,)
@@ -126,8 +126,8 @@ def test_a_broken_disk_is_left_to_the_operator() -> None:
     async def story(desk: Desk) -> None:
         keeper = _started(desk, errno.EIO)
         desk.disk.heal()
-        assert not keeper.has_unsettled
-        await keeper.settle_again()
+        assert not keeper.has_pending
+        await keeper.retry_pending()
         assert where() in desk.partitions.offline
 
     told(story)
@@ -142,7 +142,7 @@ def test_a_topic_that_is_deleted_meanwhile_waits_for_the_thread() -> None:
         go_on = Event()
         for _ in range(2):
             desk.disk_threads.submit(go_on.wait)
-        settling = asyncio.ensure_future(keeper.settle_again())
+        settling = asyncio.ensure_future(keeper.retry_pending())
         await turns()
         desk.delete_topic()
         notes = _folder(desk).notes()
@@ -151,7 +151,7 @@ def test_a_topic_that_is_deleted_meanwhile_waits_for_the_thread() -> None:
         assert notes, "its directory was where the thread looked for it"
         assert where() not in desk.partitions.offline
         assert desk.disk.folder(f"/data/{TOPIC}-0") is None
-        await keeper.settle_again()
+        await keeper.retry_pending()
 
     told(story)
 
@@ -182,7 +182,7 @@ def _recovered(desk: Desk) -> LossKeeper:
     files = _files(desk)
     desk.partitions.recover([where()])
     keeper = LossKeeper(cast(Broker, desk))
-    keeper.take_up()
+    keeper.recover()
     with pytest.raises(PeerError) as refused:
         desk.lead(3)
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
@@ -216,18 +216,18 @@ def test_a_log_that_recovery_must_cut_waits_for_room_for_its_note() -> None:
         before, log_dir = _torn_and_committed(desk), desk.log_dirs.first
         keeper = _without_room_for_its_note(desk)
         files = _files(desk)
-        assert keeper.has_unsettled
-        await keeper.settle_again()
+        assert keeper.has_pending
+        await keeper.retry_pending()
         await desk.checkpoint()
         assert _files(desk) == files
         assert where() in desk.partitions.offline
         desk.disk.heal()
-        await keeper.settle_again()
+        await keeper.retry_pending()
         log = desk.replica().log
         assert desk.replica().is_leader, "as the metadata says by now"
         assert complaints(_receipts(desk), lost_between(before, stored_batches(log))) == []
         assert [each.loss_class for each in keeper.next_due(9)] == [LossClass.COMMITTED]
-        assert not keeper.has_unsettled
+        assert not keeper.has_pending
         desk.append()
         assert log_dir.open_logs[where()] is log
         assert log_dir.offline == {}
@@ -243,12 +243,12 @@ def test_the_receipt_may_lack_room_as_well() -> None:
         keeper = _without_room_for_its_note(desk)
         desk.disk.heal()
         desk.disk.fail("write", ".due.tmp", errno.ENOSPC)
-        await keeper.settle_again()
+        await keeper.retry_pending()
         assert where() in desk.partitions.offline
         log = log_dir.open_logs[where()]
         await desk.checkpoint()  # of the log as it is now
         desk.disk.heal()
-        await keeper.settle_again()
+        await keeper.retry_pending()
         assert desk.replica().log is log
         (receipt,) = _receipts(desk)
         assert receipt.loss_class is LossClass.COMMITTED, "by what was known before it was cut"
@@ -263,7 +263,7 @@ def test_evidence_of_before_makes_the_room_for_the_note() -> None:
         before = _torn(desk)
         desk.disk.capacity_bytes = desk.disk.used_bytes
         keeper = _recovered(desk)
-        await keeper.settle_again()
+        await keeper.retry_pending()
         assert desk.disk.peek(older.evidence[0]) is None
         assert complaints(_receipts(desk), lost_between(before, stored_batches(desk.replica().log))) == []
 
@@ -276,7 +276,7 @@ def test_a_note_that_a_broken_disk_refuses_is_left_to_the_operator() -> None:
         desk.disk.fail("write", ".note.tmp", errno.EIO)
         keeper = _recovered(desk)
         desk.disk.heal()
-        assert not keeper.has_unsettled
+        assert not keeper.has_pending
 
     told(story)
 
@@ -287,8 +287,8 @@ def test_damage_that_is_found_while_a_log_waits_is_left_to_the_operator() -> Non
         keeper = _without_room_for_its_note(desk)
         desk.disk.heal()
         desk.disk.fail("open", ".log", errno.EIO)
-        await keeper.settle_again()
-        assert not keeper.has_unsettled
+        await keeper.retry_pending()
+        assert not keeper.has_pending
         assert where() in desk.partitions.offline
 
     told(story)
@@ -304,7 +304,7 @@ def test_a_recovery_point_past_the_end_is_taken_back_before_it_is_served() -> No
         desk.disk.fail("open", ".log", errno.EMFILE)
         keeper = _recovered(desk)
         desk.disk.heal()
-        await keeper.settle_again()
+        await keeper.retry_pending()
         end = desk.replica().log.log_end_offset
         checkpoint = desk.disk.peek("/data/recovery-point-offset-checkpoint") or b""
         assert f"{TOPIC} 0 {end}\n".encode() in checkpoint
@@ -325,8 +325,8 @@ def test_another_log_that_has_gone_back_does_not_change_how_a_loss_is_classed() 
         _name(desk, 1)
         await recover_logs(cast(Broker, desk))
         keeper = LossKeeper(cast(Broker, desk))
-        keeper.take_up()
-        await take_back_recovery_points(cast(Broker, desk))
+        keeper.recover()
+        await checkpoint_recovery_points(cast(Broker, desk))
         assert not log_dir.has_truncated_log()
         assert [each.loss_class for each in keeper.next_due(9)] == [LossClass.COMMITTED]
 
@@ -341,7 +341,7 @@ def test_a_topic_that_is_deleted_while_its_log_is_opened_goes_with_it() -> None:
         go_on = Event()
         for _ in range(2):
             desk.disk_threads.submit(go_on.wait)
-        settling = asyncio.ensure_future(keeper.settle_again())
+        settling = asyncio.ensure_future(keeper.retry_pending())
         await turns()
         desk.delete_topic()
         assert desk.disk.folder(f"/data/{TOPIC}-0") is not None, "a thread is at it"
@@ -350,7 +350,7 @@ def test_a_topic_that_is_deleted_while_its_log_is_opened_goes_with_it() -> None:
         assert desk.disk.folder(f"/data/{TOPIC}-0") is None
         assert where() not in desk.log_dirs.first.open_logs
         assert where() not in desk.partitions.offline
-        await keeper.settle_again()
-        assert not keeper.has_unsettled
+        await keeper.retry_pending()
+        assert not keeper.has_pending
 
     told(story)

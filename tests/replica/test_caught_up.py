@@ -80,7 +80,7 @@ def _leader(isr: set[int], *, epoch: int = 5, start: int = END, before: LeaderSt
         epoch_start_offset=start,
         rules=RULES,
     )
-    state.heard_before(before, now_ms=500)
+    state.inherit_progress(before, now_ms=500)
     return state
 
 

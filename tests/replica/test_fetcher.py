@@ -10,7 +10,16 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.compaction_bound import CompleteFrom
 from fenceline.replica.fetch_session import FetchSessions
 from fenceline.replica.fetcher import Fetcher, FetchLimits
-from fenceline.replica.follower import Append, AskEnd, AskEpochEnd, AskStart, BeginAnew, CutTo, FollowerState, Learn
+from fenceline.replica.follower import (
+    Append,
+    ApplyOffsets,
+    AskEnd,
+    AskEpochEnd,
+    AskStart,
+    CutTo,
+    FollowerState,
+    RestartAt,
+)
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse
 from tests.replica.histories import MemoryLog, answer, histories
 
@@ -58,7 +67,7 @@ def run(fetcher: Fetcher, leader: Leader, *, rounds: int = 200, at_most: int = 1
         response = leader.serve(request, at_most=at_most)
         duties = list(fetcher.on_answer(response, now_ms))
         is_news = request.partitions or request.forgotten or response.error_code
-        if not is_news and all(isinstance(duty, Learn) for duty in duties):
+        if not is_news and all(isinstance(duty, ApplyOffsets) for duty in duties):
             return gone
         pending = duties
         while pending:
@@ -75,7 +84,7 @@ def run(fetcher: Fetcher, leader: Leader, *, rounds: int = 200, at_most: int = 1
                     if (rest := state.on_cut(duty)) is not None:
                         gone[state.index].extend(log.begin_anew(rest.offset))
                     fetcher.done(state)
-                case BeginAnew():
+                case RestartAt():
                     gone.setdefault(state.index, []).extend(log.begin_anew(duty.offset))
                     fetcher.done(state)
                 case AskEnd():
@@ -86,7 +95,7 @@ def run(fetcher: Fetcher, leader: Leader, *, rounds: int = 200, at_most: int = 1
                         fetcher.done(state)
                     else:
                         pending.append(following)
-                case Learn():
+                case ApplyOffsets():
                     pass
     raise AssertionError("the logs never became equal")
 
@@ -259,17 +268,17 @@ def test_what_is_compared_first_is_in_no_fetch_before_that() -> None:
     following = fetcher()
     state = follow(following, log, epoch=2)
     assert state.on_follow(2) is None
-    assert following.compares_first(0) == [state]
+    assert following.to_compare(0) == [state]
     assert following.next_request(0) is None
     assert state.first_question() == AskEpochEnd(state, 1)
-    assert following.compares_first(0) == [], "it waits for the answer"
+    assert following.to_compare(0) == [], "it waits for the answer"
     following.failed(state, 0)
-    assert following.compares_first(0) == []
-    assert following.compares_first(10_000) == [state]
+    assert following.to_compare(0) == []
+    assert following.to_compare(10_000) == [state]
     assert following.next_request(10_000) is None
     state.first_question()
     state.on_epoch_end(1, 3)
-    assert isinstance(state.on_leader_start(0), BeginAnew)
+    assert isinstance(state.on_leader_start(0), RestartAt)
     following.done(state)
     request = following.next_request(10_000)
     assert request is not None
@@ -342,7 +351,7 @@ def test_log_start_that_moved_is_told_though_nothing_was_written() -> None:
     request = following.next_request(0)
     assert request is not None
     (learn,) = following.on_answer(leader.serve(request), 0)
-    assert isinstance(learn, Learn)
+    assert isinstance(learn, ApplyOffsets)
     assert learn.log_start_offset == 2
     log.forget_below(2)
     request = following.next_request(0)

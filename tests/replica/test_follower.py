@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fenceline.log.compaction_bound import CompleteFrom
-from fenceline.replica.follower import AskEnd, AskEpochEnd, AskStart, BeginAnew, Cause, CutTo, FollowerState, Phase
+from fenceline.replica.follower import AskEnd, AskEpochEnd, AskStart, Cause, CutTo, FollowerState, Phase, RestartAt
 from tests.replica.histories import MemoryLog
 
 
@@ -56,7 +56,7 @@ def test_leader_that_starts_later_makes_it_begin_anew() -> None:
     state = follower(HISTORY)
     state.on_out_of_range()
     assert state.on_leader_end(60) == AskStart(state)
-    assert state.on_leader_start(50) == BeginAnew(state, 50, Cause.LEADER_STARTS_LATER)
+    assert state.on_leader_start(50) == RestartAt(state, 50, Cause.LEADER_STARTS_LATER)
 
 
 def test_epoch_that_the_leader_never_heard_of_is_cut_off() -> None:
@@ -80,7 +80,7 @@ def test_a_leader_that_starts_at_the_end_of_the_log_has_nothing_to_compare() -> 
     below its log start without a receipt.
     """
     state = follower(HISTORY)
-    assert state.on_agreement(17) == BeginAnew(state, 17, Cause.LEADER_STARTS_LATER)
+    assert state.on_agreement(17) == RestartAt(state, 17, Cause.LEADER_STARTS_LATER)
     assert state.phase is Phase.CUTTING
 
 
@@ -100,7 +100,7 @@ def test_a_log_that_starts_beyond_the_leaders_end_begins_at_the_leaders_start(re
     state.on_out_of_range()
     assert state.on_leader_end(100) == AskStart(state)
     assert state.phase is Phase.LOOKING
-    assert state.on_leader_start(20) == BeginAnew(state, 20, Cause.LEADER_IS_SHORTER)
+    assert state.on_leader_start(20) == RestartAt(state, 20, Cause.LEADER_IS_SHORTER)
     assert state.phase is Phase.CUTTING
 
 
@@ -110,7 +110,7 @@ def test_a_log_of_which_nothing_stays_begins_at_the_leaders_start(leader_epoch: 
     state = follower([2] * 5, start=500)
     state.may_lead = False
     assert state.on_divergence(leader_epoch, leader_end) == AskStart(state)
-    assert state.on_leader_start(300) == BeginAnew(state, 300, Cause.DIVERGENCE)
+    assert state.on_leader_start(300) == RestartAt(state, 300, Cause.DIVERGENCE)
 
 
 @pytest.mark.parametrize(("leader_epoch", "leader_end"), [(2, 100), (1, 500), (20, 500), (1, 510)])
@@ -139,7 +139,7 @@ def test_a_log_that_deleted_another_history_begins_at_the_leaders_start() -> Non
     state.may_lead = False
     state.log.forget_below(4)  # type: ignore[attr-defined]
     assert state.on_divergence(0, 4) == AskStart(state)
-    assert state.on_leader_start(0) == BeginAnew(state, 0, Cause.DIVERGENCE)
+    assert state.on_leader_start(0) == RestartAt(state, 0, Cause.DIVERGENCE)
 
 
 def test_what_a_cut_leaves_below_the_leaders_start_goes_as_well() -> None:
@@ -150,7 +150,7 @@ def test_what_a_cut_leaves_below_the_leaders_start_goes_as_well() -> None:
     duty = CutTo(state, 6, Cause.DIVERGENCE)
     assert state.on_divergence(1, 6, 6) == duty
     state.log.cut_to(6)  # type: ignore[attr-defined]
-    assert state.on_cut(duty) == BeginAnew(state, 6, Cause.LEADER_STARTS_LATER)
+    assert state.on_cut(duty) == RestartAt(state, 6, Cause.LEADER_STARTS_LATER)
     assert state.on_cut(duty) is None, "of the answer nothing is remembered"
 
 
@@ -167,7 +167,7 @@ def test_a_compacted_log_that_is_cut_below_what_it_relies_on_is_fetched_anew() -
     shorter = state.on_leader_start(1)
     assert shorter == CutTo(state, 10, Cause.DIVERGENCE)
     state.log.cut_to(10)  # type: ignore[attr-defined]
-    assert state.on_cut(shorter) == BeginAnew(state, 1, Cause.DIVERGENCE, is_whole=True)
+    assert state.on_cut(shorter) == RestartAt(state, 1, Cause.DIVERGENCE, leader_has_all=True)
     assert state.phase is Phase.CUTTING
 
 
@@ -202,7 +202,7 @@ def test_a_log_that_lacks_what_compaction_relied_on_is_compared_first(
     if is_cut:
         assert duty == CutTo(state, offset, Cause.DIVERGENCE)
     else:
-        assert duty == BeginAnew(state, offset, cause or Cause.DIVERGENCE, is_whole=cause is None)
+        assert duty == RestartAt(state, offset, cause or Cause.DIVERGENCE, leader_has_all=cause is None)
     assert state.comparison is None
 
 
@@ -237,7 +237,7 @@ def test_before_the_first_fetch(complete_from: CompleteFrom, clean_since: int, b
     assert empty.on_follow(clean_since) is None, "it may lead, and ended below what is committed (game 25000129)"
     empty.may_lead = False
     if begins_anew:
-        assert empty.on_follow(clean_since) == BeginAnew(empty, 0, Cause.DIVERGENCE, is_whole=True)
+        assert empty.on_follow(clean_since) == RestartAt(empty, 0, Cause.DIVERGENCE, leader_has_all=True)
 
 
 @pytest.mark.parametrize("may_lead", [False, True])
@@ -246,7 +246,7 @@ def test_an_empty_log_above_the_leaders_start_begins_there_unless_it_may_lead(ma
     uncleanly and wrote up to 23. From 17 on, the replica would have lacked committed records, in sync."""
     state = follower([], start=17)
     state.may_lead = may_lead
-    assert state.on_agreement(7, had_records=False) == (None if may_lead else BeginAnew(state, 7, Cause.DIVERGENCE))
+    assert state.on_agreement(7, had_records=False) == (None if may_lead else RestartAt(state, 7, Cause.DIVERGENCE))
     assert state.is_compared is may_lead
     state.log.begin_anew(7)  # type: ignore[attr-defined]
     assert state.on_agreement(7) is None
@@ -258,11 +258,11 @@ def test_an_empty_log_is_judged_again_when_the_replica_may_lead_no_more() -> Non
     start it would be out of sync until the next record."""
     state = follower([], start=17)
     assert state.on_agreement(7, had_records=False) is None
-    state.may_lead_no_more(17)
+    state.on_ineligible(17)
     assert state.is_compared
-    state.may_lead_no_more(7)
+    state.on_ineligible(7)
     assert not state.is_compared
-    assert state.on_agreement(7, had_records=False) == BeginAnew(state, 7, Cause.DIVERGENCE)
+    assert state.on_agreement(7, had_records=False) == RestartAt(state, 7, Cause.DIVERGENCE)
 
 
 def test_a_log_that_was_emptied_since_the_leader_was_asked_stays_where_it_is() -> None:
@@ -291,7 +291,7 @@ def test_a_log_that_is_emptied_asks_again_after_an_error() -> None:
     assert state.is_ready(10)
     state.on_out_of_range()
     state.on_leader_end(505)
-    assert state.on_leader_start(600) == BeginAnew(state, 600, Cause.LEADER_STARTS_LATER)
+    assert state.on_leader_start(600) == RestartAt(state, 600, Cause.LEADER_STARTS_LATER)
 
 
 def test_an_empty_log_forgets_an_epoch_that_wrote_nothing() -> None:

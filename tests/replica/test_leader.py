@@ -6,7 +6,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, DEBUG_REPLICA_ID, NO_EPOCH, check_leader_epoch, read_bound
-from fenceline.replica.leader import InSyncRules, LeaderState, Member, Refused
+from fenceline.replica.leader import InSyncRules, LeaderState, Member, Rejection
 
 LAG_MS = 30_000
 BROKER_EPOCHS = {1: 101, 2: 102, 3: 103}
@@ -36,7 +36,7 @@ def leader(
         high_watermark=high_watermark,
         is_recovering=is_recovering,
     )
-    state.heard_before(None, now_ms=0)
+    state.inherit_progress(None, now_ms=0)
     return state
 
 
@@ -228,7 +228,7 @@ class TestFollowers:
         before.on_append(10, 1, 0)
         fetch(before, 2, 10)
         after = leader({1, 2}, start=10, high_watermark=10)
-        after.heard_before(before, now_ms=5)
+        after.inherit_progress(before, now_ms=5)
         assert after.followers[2].log_end_offset == 10
         anew = leader({1, 2}, start=10)
         assert anew.followers[2].log_end_offset == -1
@@ -240,7 +240,7 @@ class TestFollowers:
         before.on_append(10, 1, 0)
         fetch(before, 3, 10)
         after = leader({1, 3}, start=10, high_watermark=5)
-        after.heard_before(before, now_ms=5)
+        after.inherit_progress(before, now_ms=5)
         assert after.followers[3].log_end_offset == -1
         assert not after.advance(1, now_ms=5)
         assert after.high_watermark == 5
@@ -360,25 +360,25 @@ class TestInSyncSet:
     @pytest.mark.parametrize(
         ("code", "outcome", "stays"),
         [
-            (ErrorCode.OPERATION_NOT_ATTEMPTED, Refused.REVERTED, False),
-            (ErrorCode.INELIGIBLE_REPLICA, Refused.REVERTED, False),
-            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Refused.STANDS, True),
-            (ErrorCode.UNKNOWN_TOPIC_ID, Refused.STANDS, True),
-            (ErrorCode.FENCED_LEADER_EPOCH, Refused.STANDS, True),
-            (ErrorCode.INVALID_UPDATE_VERSION, Refused.STANDS, True),
-            (ErrorCode.INVALID_REQUEST, Refused.STANDS, True),
-            (ErrorCode.NEW_LEADER_ELECTED, Refused.STANDS, True),
-            (ErrorCode.NOT_CONTROLLER, Refused.ASK_AGAIN, True),
-            (ErrorCode.UNKNOWN_SERVER_ERROR, Refused.ASK_AGAIN, True),
+            (ErrorCode.OPERATION_NOT_ATTEMPTED, Rejection.REVERTED, False),
+            (ErrorCode.INELIGIBLE_REPLICA, Rejection.REVERTED, False),
+            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Rejection.STANDS, True),
+            (ErrorCode.UNKNOWN_TOPIC_ID, Rejection.STANDS, True),
+            (ErrorCode.FENCED_LEADER_EPOCH, Rejection.STANDS, True),
+            (ErrorCode.INVALID_UPDATE_VERSION, Rejection.STANDS, True),
+            (ErrorCode.INVALID_REQUEST, Rejection.STANDS, True),
+            (ErrorCode.NEW_LEADER_ELECTED, Rejection.STANDS, True),
+            (ErrorCode.NOT_CONTROLLER, Rejection.ASK_AGAIN, True),
+            (ErrorCode.UNKNOWN_SERVER_ERROR, Rejection.ASK_AGAIN, True),
         ],
     )
-    def test_refused(self, code: ErrorCode, outcome: Refused, stays: bool) -> None:
+    def test_refused(self, code: ErrorCode, outcome: Rejection, stays: bool) -> None:
         """`epochs.md E39`."""
         state = leader({1})
         fetch(state, 2, 0)
         proposal = state.propose_expansion(2)
         assert proposal is not None
-        assert state.on_refused(proposal, code) is outcome
+        assert state.on_rejected(proposal, code) is outcome
         assert (state.proposal is proposal) is stays
 
     def test_refusal_of_an_older_change_does_not_touch_the_newer(self) -> None:
@@ -389,7 +389,7 @@ class TestInSyncSet:
         told(state, {1, 2})
         fetch(state, 3, 0)
         newer = state.propose_expansion(3)
-        assert state.on_refused(older, ErrorCode.INELIGIBLE_REPLICA) is Refused.REVERTED
+        assert state.on_rejected(older, ErrorCode.INELIGIBLE_REPLICA) is Rejection.REVERTED
         assert state.proposal is newer
 
 
@@ -423,7 +423,7 @@ class TestRecovering:
         assert first is not None
         assert again is not None
         assert again.partition_epoch > first.partition_epoch
-        state.on_refused(again, ErrorCode.INELIGIBLE_REPLICA)
+        state.on_rejected(again, ErrorCode.INELIGIBLE_REPLICA)
         assert state.propose_recovered_again() is not None, "a refusal that reverts leaves nothing proposed"
         told(state, {1})
         assert state.propose_recovered_again() is None, "the controller knows"

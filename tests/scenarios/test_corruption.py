@@ -137,7 +137,7 @@ def test_a_damaged_copy_in_one_of_two_directories(tmp_path: Path) -> None:
             flip(home / "bad-0" / f"{0:020d}.log", position)
         before = {path: path.read_bytes() for path in tmp_path.glob("*/bad-0/*")}
         node.start()
-        assert_only_bad_is_offline(node, "bad-0 lies in two directories, which cannot be compared")
+        assert_only_bad_is_offline(node, "bad-0 is in two directories that cannot be compared")
         assert {path: path.read_bytes() for path in tmp_path.glob("*/bad-0/*")} == before
         node.stop()
         verified = subprocess.run(
@@ -196,7 +196,7 @@ def test_a_torn_tail_is_cut_and_said(node: EmbeddedNode, tail: bytes) -> None:
     with segments(node, "bad-0")[-1].open("ab") as file:
         file.write(tail)
     node.start()
-    said = [line for line in node.errors.splitlines() if "log cut back by recovery" in line]
+    said = [line for line in node.errors.splitlines() if "log truncated by recovery" in line]
     assert len(said) == 1, node.errors
     assert '"partition": "bad-0"' in said[0]
     assert numbers(node, "bad") == list(range(RECORDS))
@@ -280,7 +280,7 @@ def test_a_torn_tail_of_the_metadata_log_is_cut_and_said(node: EmbeddedNode) -> 
         file.write(b"\0" * 100)
     node.start()
     assert '"partition": "__cluster_metadata-0"' in node.errors
-    assert "log cut back by recovery" in node.errors
+    assert "log truncated by recovery" in node.errors
     with connection_to(node) as connection:
         assert set(listed(connection)) == {"bad", "good"}
 

@@ -46,7 +46,7 @@ def test_full_disk_refuses_producers_and_serves_consumers_and_heals(node: Faulty
     node.kill()
     node.start()
     assert values(node, "t") == [*kept, b"after"]
-    assert "log cut back" not in node.errors
+    assert "log truncated by recovery" not in node.errors
 
 
 def test_a_write_that_fits_by_half_leaves_nothing(node: FaultyNode) -> None:
@@ -61,7 +61,7 @@ def test_a_write_that_fits_by_half_leaves_nothing(node: FaultyNode) -> None:
     node.kill()
     node.start()
     assert values(node, "t") == [b"first", b"second"]
-    assert "log cut back" not in node.errors
+    assert "log truncated by recovery" not in node.errors
 
 
 def test_librdkafka_delivers_everything_once_the_disk_has_room(node: FaultyNode) -> None:

@@ -294,7 +294,10 @@ def test_positions_that_a_truncation_cut_off_are_marked(cluster: LocalCluster, c
     moved = groups_json(cluster, "reset", other, topic, "--shift-by", "-1", "--execute")["offsets"]
     assert [(row["current_offset"], row["new_offset"], row["epoch"]) for row in moved] == [(KEPT + 1, KEPT, old_epoch)]
     lines = [line for node in cluster.layout.nodes for line in node.log_file.read_text().splitlines()]
-    assert len([line for line in lines if "group went back" in line and f'"{one}"' in line]) == 1
+    assert (
+        len([line for line in lines if "committed offset reset after log truncation" in line and f'"{one}"' in line])
+        == 1
+    )
 
 
 # --- Kafka's consumer -------------------------------------------------------------------------------------------------

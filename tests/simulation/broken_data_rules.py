@@ -132,15 +132,15 @@ def _any_answer_counts(patch: pytest.MonkeyPatch) -> None:
 @breaks(2, "WeakIsr", "2026-11-21")
 def _kip_320_first_try_members_are_counted_once_they_fetch(patch: pytest.MonkeyPatch) -> None:
     """The first try: the high watermark may move before the members of the in-sync set have come to the new epoch."""
-    heard_before = LeaderState.heard_before
+    inherit_progress = LeaderState.inherit_progress
 
     def hope(self: LeaderState, before: LeaderState | None, now_ms: int) -> None:
-        heard_before(self, before, now_ms)
+        inherit_progress(self, before, now_ms)
         for replica, progress in self.followers.items():
             if replica in self.isr and progress.log_end_offset < 0:
                 progress.log_end_offset = self.epoch_start_offset
 
-    patch.setattr(LeaderState, "heard_before", hope)
+    patch.setattr(LeaderState, "inherit_progress", hope)
 
 
 @breaks(2, "rest", "2026-11-21")
@@ -159,13 +159,13 @@ def _kafka_10706_an_epoch_without_records_is_forgotten(patch: pytest.MonkeyPatch
 @breaks(6, "G14b, E40", "2026-11-21")
 def _g14b_a_high_watermark_falls_with_the_log_only(patch: pytest.MonkeyPatch) -> None:
     """Kafka's followers take over what the leader says, up or down (E29)."""
-    learn = Replica.learn
+    apply = Replica.apply_leader_offsets
 
     def as_told(self: Replica, high_watermark: int, log_start_offset: int) -> None:
-        learn(self, high_watermark, log_start_offset)
+        apply(self, high_watermark, log_start_offset)
         self.log._high_watermark = max(self.log.log_start_offset, min(high_watermark, self.log.log_end_offset))
 
-    patch.setattr(Replica, "learn", as_told)
+    patch.setattr(Replica, "apply_leader_offsets", as_told)
 
 
 # -- what a leader counts ----------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def _e36_who_is_fenced_does_not_join(patch: pytest.MonkeyPatch) -> None:
 @breaks(223, "logs", "2026-11-24")
 def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.MonkeyPatch) -> None:
     """A leader that comes back goes on with what its followers had fetched from it the last time."""
-    lead, heard_before, end = ReplicaRoles._lead, LeaderState.heard_before, Replica.end_leadership
+    lead, inherit_progress, end = ReplicaRoles._lead, LeaderState.inherit_progress, Replica.end_leadership
     led: dict[Replica, LeaderState] = {}
     begins: list[Replica] = []
 
@@ -276,14 +276,14 @@ def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.Monke
         lead(self, replica, partition)
 
     def reuse(self: LeaderState, before: LeaderState | None, now_ms: int) -> None:
-        heard_before(self, before, now_ms)
+        inherit_progress(self, before, now_ms)
         known = led.pop(begins[0], None)
         if known is not None:
             self.followers.update({each: known.followers[each] for each in self.followers if each in known.followers})
 
     patch.setattr(ReplicaRoles, "_lead", begin)
     patch.setattr(Replica, "end_leadership", remember)
-    patch.setattr(LeaderState, "heard_before", reuse)
+    patch.setattr(LeaderState, "inherit_progress", reuse)
 
 
 # -- what is told to readers -------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def _b1_a_start_that_never_registered_leaves_the_clean_mark(patch: pytest.Monkey
 def _b4_answers_are_bounded_by_what_allowed_the_batch(patch: pytest.MonkeyPatch) -> None:
     """A bound that no configuration knows of: an answer above it closes the connection, and is asked for again."""
     patch.setattr(Replication, "_largest_answer", lambda self: _BOUND_BYTES)
-    patch.setattr(leader_link, "largest_of_begun", lambda version, begun: None)
+    patch.setattr(leader_link, "largest_partition", lambda version, begun: None)
 
 
 @breaks(28, "rest", "2026-11-23", story="operations", **_UNCLEAN)

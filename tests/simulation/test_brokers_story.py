@@ -9,8 +9,8 @@ import pytest
 
 from fenceline.log.partition_log import PartitionLog
 from fenceline.node.broker_lifecycle import BrokerLifecycle
-from fenceline.node.fetching import Fetching
-from fenceline.node.producing import Producing
+from fenceline.node.fetching import FetchHandler
+from fenceline.node.producing import ProduceHandler
 from fenceline.replica.follower import FollowerState
 from fenceline.replica.leader import LeaderState
 from fenceline.testing.simulation.stage import play
@@ -52,8 +52,8 @@ def test_what_replication_does_happens(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, name, counted)
 
     wanted = (
-        (Producing, "handle"),
-        (Fetching, "handle"),
+        (ProduceHandler, "handle"),
+        (FetchHandler, "handle"),
         (PartitionLog, "append_as_follower"),
         (LeaderState, "propose_expansion"),
         (LeaderState, "propose_shrink"),

@@ -21,7 +21,7 @@ from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.wire import entities, fetch, frame, produce
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.message import MessageCodec, codec, kafka
-from fenceline.wire.primitives import Buffer, take_uvarint
+from fenceline.wire.primitives import Buffer, read_uvarint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -271,9 +271,9 @@ def test_metadata_log_to_identical_bytes(kafka_node: ApacheKafka, peer: Peer, to
     seen = []
     for _, value in logged(kafka_node, "__cluster_metadata-0"):
         assert value is not None
-        frame_version, position = take_uvarint(value, 0)
-        key, position = take_uvarint(value, position)
-        version, position = take_uvarint(value, position)
+        frame_version, position = read_uvarint(value, 0)
+        key, position = read_uvarint(value, position)
+        version, position = read_uvarint(value, position)
         assert frame_version == 1
         seen.append(same_bytes(codecs[key], version, value, position))
     kinds = {type(record).__name__ for record in seen}

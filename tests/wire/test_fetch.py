@@ -246,11 +246,11 @@ def test_the_partition_that_makes_an_answer_large_is_seen_in_its_first_bytes(ver
     whole = memoryview(b"".join(bytes(part) for part in encode_response(version, FetchResponse(rows, session_id=3))))
     assert whole.nbytes > 100_000
     culprit = (bytes([7 + large // 2]) * 16, large)
-    assert fetch_response.largest_of_begun(version, whole) == culprit
-    seen = {fetch_response.largest_of_begun(version, whole[:end]) for end in range(1_000, 100_000, 5_003)}
+    assert fetch_response.largest_partition(version, whole) == culprit
+    seen = {fetch_response.largest_partition(version, whole[:end]) for end in range(1_000, 100_000, 5_003)}
     assert seen == {culprit}
     for end in range(1_000):
-        fetch_response.largest_of_begun(version, whole[:end])
+        fetch_response.largest_partition(version, whole[:end])
 
 
 def test_fields_that_a_version_lacks_are_left_out() -> None:
@@ -434,7 +434,7 @@ def test_a_round_of_a_follower_goes_the_quick_way(count: int) -> None:
     ]
     response = FetchResponse(fetched, session_id=9)
     answer = memoryview(b"".join(bytes(part) for part in encode_response(17, response)))
-    for module, slow in ((fetch_request, "put_by_topic"), (fetch_response, "take_by_topic")):
+    for module, slow in ((fetch_request, "put_by_topic"), (fetch_response, "read_by_topic")):
         with mock.patch.object(module, slow, None):
             if module is fetch_request:
                 assert len(encode_request(17, request)[0]) == 40 + (18 + 33) * count

@@ -9,12 +9,12 @@ from fenceline.wire.partitioned import (
     NodeEndpoint,
     put_endpoints_tag,
     put_records,
+    read_count,
+    read_endpoints_tag,
+    read_records,
+    read_string,
+    read_topic,
     runs_by_topic,
-    take_count,
-    take_endpoints_tag,
-    take_records,
-    take_string,
-    take_topic,
 )
 from fenceline.wire.primitives import Buffer
 
@@ -30,24 +30,24 @@ def test_runs_keep_the_order() -> None:
 def test_counts_that_can_not_be(flexible: bool, text: str) -> None:
     raw = bytes.fromhex(text) + bytes(11)
     with pytest.raises(MalformedRequest, match=r"claims 4 elements in 11 bytes|null"):
-        take_count(raw, 0, len(raw), flexible, 3)
+        read_count(raw, 0, len(raw), flexible, 3)
 
 
 def test_counts_that_just_fit() -> None:
     raw = b"\x05" + bytes(12)
-    assert take_count(raw, 0, len(raw), True, 3) == (4, 1)
+    assert read_count(raw, 0, len(raw), True, 3) == (4, 1)
 
 
 @pytest.mark.parametrize("flexible", [True, False])
 def test_lengths_that_point_outside(flexible: bool) -> None:
     short = b"\x04ab" if flexible else b"\0\x03ab"
     long = b"\x04ab" if flexible else b"\0\0\0\x03ab"
-    with pytest.raises(MalformedRequest, match="string ends outside"):
-        take_string(short, 0, len(short), flexible)
-    with pytest.raises(MalformedRequest, match="records end outside"):
-        take_records(memoryview(long), 0, len(long), flexible)
-    with pytest.raises(MalformedRequest, match="cut off"):
-        take_topic(bytes(15), 0, 15, True, True)
+    with pytest.raises(MalformedRequest, match="string exceeds"):
+        read_string(short, 0, len(short), flexible)
+    with pytest.raises(MalformedRequest, match="records exceed"):
+        read_records(memoryview(long), 0, len(long), flexible)
+    with pytest.raises(MalformedRequest, match="truncated"):
+        read_topic(bytes(15), 0, 15, True, True)
 
 
 def test_small_records_are_copied_and_large_ones_are_not() -> None:
@@ -64,8 +64,8 @@ def test_endpoints() -> None:
     out = bytearray()
     put_endpoints_tag(out, endpoints)
     assert out[:3] == bytes([1, 0, len(out) - 3])
-    assert take_endpoints_tag(out, 0, len(out), known=True) == endpoints
-    assert take_endpoints_tag(out, 0, len(out), known=False) == ()
+    assert read_endpoints_tag(out, 0, len(out), known=True) == endpoints
+    assert read_endpoints_tag(out, 0, len(out), known=False) == ()
     out[2] += 1
     with pytest.raises(MalformedRequest):
-        take_endpoints_tag(out + b"\0", 0, len(out) + 1, known=True)
+        read_endpoints_tag(out + b"\0", 0, len(out) + 1, known=True)

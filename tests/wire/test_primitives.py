@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenceline.wire.errors import MalformedRequest
-from fenceline.wire.primitives import put_uvarint, skip_tagged_fields, take_uvarint, uvarint
+from fenceline.wire.primitives import put_uvarint, read_uvarint, skip_tagged_fields, uvarint
 
 
 @given(st.integers(0, 2**32 - 1))
 def test_uvarint(value: int) -> None:
     out = bytearray(b"x")
     put_uvarint(out, value)
-    assert take_uvarint(out, 1) == (value, len(out))
+    assert read_uvarint(out, 1) == (value, len(out))
     assert uvarint(value) == out[1:]
 
 
@@ -30,7 +30,7 @@ def test_uvarint_by_hand(value: int, text: str) -> None:
 @pytest.mark.parametrize("text", ["ffffffff10", "ffffffff7f", "808080808000", "ffffffffff"])
 def test_uvarint_too_long(text: str) -> None:
     with pytest.raises(MalformedRequest):
-        take_uvarint(bytes.fromhex(text), 0)
+        read_uvarint(bytes.fromhex(text), 0)
 
 
 SECTION = bytes.fromhex("02 00 01 aa 8001 02 bbcc")
@@ -46,5 +46,5 @@ def test_tagged_fields_that_end_outside() -> None:
     for size in range(len(SECTION)):
         with pytest.raises((MalformedRequest, IndexError)):
             skip_tagged_fields(SECTION[:size], 0, size)
-    with pytest.raises(MalformedRequest, match="outside of the message"):
+    with pytest.raises(MalformedRequest, match="exceeds the message"):
         skip_tagged_fields(SECTION, 0, len(SECTION) - 1)

@@ -121,7 +121,7 @@ def result_of(version: int, topic: Any, p: Any) -> PartitionResult:
         p.partition_index if hasattr(p, "partition_index") else p.index,
         int(p.error_code),
         p.base_offset,
-        -1 if p.log_append_time is None else entities._give_time(p.log_append_time),
+        -1 if p.log_append_time is None else entities._encode_time(p.log_append_time),
         getattr(p, "log_start_offset", -1),
         tuple((e.batch_index, e.batch_index_error_message) for e in getattr(p, "record_errors", ())),
         getattr(p, "error_message", None),

@@ -20,7 +20,7 @@ from fenceline.config.topic import VALIDATE_COMPRESSED
 BROKER_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
     chain.from_iterable(read_table(part.TABLE) for part in (broker_node, broker_coordinators, broker_security))
 )
-"""All keys of Kafka's own, internal ones too (`ConfigKey.internal`: not told by DescribeConfigs)."""
+"""All of Kafka's keys, including internal ones (`ConfigKey.internal`: not returned by DescribeConfigs)."""
 
 FENCING_GRACE: Final = "fenceline.broker.fencing.grace.ms"
 SCHEDULING_POLICY: Final = "fenceline.scheduling.policy"
@@ -32,7 +32,7 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "fenceline.metrics.port",
             ConfigType.INT,
             "-1",
-            "Port of the Prometheus metrics; -1 serves none, 0 lets the system choose.",
+            "Port of the Prometheus metrics endpoint; -1 disables it, 0 lets the system choose.",
             Importance.LOW,
             Range(-1, 65535),
         ),
@@ -40,14 +40,14 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "fenceline.metrics.host",
             ConfigType.STRING,
             "127.0.0.1",
-            "Address of the Prometheus metrics; empty means all interfaces.",
+            "Address of the Prometheus metrics endpoint; empty means all interfaces.",
             Importance.LOW,
         ),
         ConfigKey(
             "fenceline.fetch.load.max.bytes",
             ConfigType.INT,
             "67108864",
-            "Memory that all fetches may take for records read from the disk; those that find none wait.",
+            "Memory in bytes that all fetches together may use for records read from the disk; further fetches wait.",
             Importance.LOW,
             Range(1),
         ),
@@ -55,8 +55,8 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "fenceline.fetch.load.min.byte.rate",
             ConfigType.LONG,
             "100000000",
-            "Bytes a second that records from the disk may always leave with, all readers together. While producers or"
-            " waiting consumers are served and cores are short, the rate falls to it; 0 holds nobody back.",
+            "Bytes per second of records read from the disk that are always allowed, for all readers together. While"
+            " producers or waiting consumers are served and CPU is short, the rate falls to it; 0 disables the limit.",
             Importance.LOW,
             Range(0),
         ),
@@ -64,7 +64,7 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "fenceline.lost.retention.ms",
             ConfigType.LONG,
             "604800000",
-            "Milliseconds to keep the records that were cut off a log; -1 is for ever. The receipt says when they go.",
+            "Milliseconds to keep records that were truncated from a log; -1 is no limit. Their receipts remain.",
             Importance.LOW,
             Range(-1),
         ),
@@ -72,7 +72,7 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "fenceline.lost.retention.bytes",
             ConfigType.LONG,
             "10737418240",
-            "Most bytes of such records to keep in a data directory; the oldest go first, -1 is no limit.",
+            "Maximum bytes of such records per data directory; the oldest are deleted first, -1 is no limit.",
             Importance.LOW,
             Range(-1),
         ),
@@ -80,7 +80,7 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "fenceline.lost.topic.replication.factor",
             ConfigType.INT,
             "3",
-            "Replicas of __fenceline_losses when it is created; fewer where fewer brokers are there.",
+            "Replication factor of __fenceline_losses when it is created; fewer if there are fewer brokers.",
             Importance.LOW,
             Range(1),
         ),
@@ -88,14 +88,14 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "fenceline.outbound.address",
             ConfigType.STRING,
             "",
-            "Address of this machine that connections to other nodes come from; empty leaves it to the system.",
+            "Local address of connections to other nodes; empty lets the system choose.",
             Importance.LOW,
         ),
         ConfigKey(
             SCHEDULING_POLICY,
             ConfigType.STRING,
             BATCH_POLICY,
-            "How the node shares cores: batch does not take the core of who wakes it, normal does as other processes.",
+            "CPU scheduling policy: batch does not preempt the process that woke it, normal is the system's default.",
             Importance.LOW,
             OneOf((BATCH_POLICY, "normal")),
         ),
@@ -103,8 +103,8 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             FENCING_GRACE,
             ConfigType.INT,
             "100",
-            "For how long a broker that has lost its connection to the active controller must refuse new ones before it"
-            " is fenced without waiting for its session; -1 always waits for the session, as Kafka does.",
+            "Milliseconds that a broker which lost its connection to the active controller must refuse new ones before"
+            " it is fenced without waiting for its session; -1 always waits for the session, as Kafka does.",
             Importance.MEDIUM,
             Range(-1),
         ),
@@ -112,8 +112,8 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "leader.imbalance.per.broker.percentage",
             ConfigType.INT,
             "0",
-            "How many percent of the partitions that a broker should lead may be led elsewhere before the controller"
-            " gives them back. Kafka had this key until 4.0, with a default of 10; 0 gives all back, as Kafka does.",
+            "Percentage of a broker's preferred partitions that may be led elsewhere before the controller moves them"
+            " back. Kafka had this key until 4.0, with a default of 10; 0 moves all back, as Kafka does.",
             Importance.MEDIUM,
             Range(0, 100),
         ),
@@ -121,8 +121,8 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "metadata.snapshot.min.changed_records.ratio",
             ConfigType.DOUBLE,
             "0",
-            "Part of the newest snapshot's records that must have been deleted or modified before bytes alone write"
-            " another one; 0 is no such limit. KIP-630 names this key, with a default of 0.5; Kafka never had it.",
+            "Fraction of the newest snapshot's records that must be deleted or modified before metadata bytes alone"
+            " cause another one; 0 is no such limit. From KIP-630, with a default of 0.5; never in Kafka.",
             Importance.LOW,
             Range(0, 1),
         ),
@@ -131,7 +131,7 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             ConfigType.LONG,
             "604800000",
             "Longest time that a leader keeps the metadata log for live replicas that lack a part of it, and that a"
-            " follower keeps what its leader keeps; 0 waits for none. KIP-630 names this key, Kafka never had it.",
+            " follower keeps what its leader keeps; 0 waits for none. From KIP-630; never in Kafka.",
             Importance.LOW,
             Range(0),
         ),
@@ -139,13 +139,13 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             VALIDATE_COMPRESSED,
             ConfigType.BOOLEAN,
             "false",
-            "Decompress what producers send and check every record; topics may say otherwise.",
+            "Decompress batches from producers and check every record; topics may override it.",
             update_mode=UpdateMode.CLUSTER_WIDE,
         ),
     )
 )
-"""Keys that Kafka 4.3.1 does not have and only warns of. Their names start with `fenceline.`, except two of KIP-630 and
-one that Kafka had until 4.0."""
+"""Keys that Kafka 4.3.1 does not have and only warns about. Their names start with `fenceline.`, except two of KIP-630
+and one that Kafka had until 4.0."""
 
 ALL_CONFIGS: Final[Mapping[str, ConfigKey]] = MappingProxyType({**BROKER_CONFIGS, **OWN_CONFIGS})
 
@@ -164,13 +164,13 @@ _SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 DYNAMIC_ONLY_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
     ConfigKey(name, ConfigType.LONG, str(2**63 - 1), doc, validator=Range(0), update_mode=UpdateMode.CLUSTER_WIDE)
     for name, doc in (
-        ("leader.replication.throttled.rate", "Bytes a second that are sent to throttled followers."),
-        ("follower.replication.throttled.rate", "Bytes a second that throttled replicas fetch."),
-        ("replica.alter.log.dirs.io.max.bytes.per.second", "Bytes a second of moves between log directories."),
+        ("leader.replication.throttled.rate", "Bytes per second sent to throttled followers."),
+        ("follower.replication.throttled.rate", "Bytes per second that throttled replicas fetch."),
+        ("replica.alter.log.dirs.io.max.bytes.per.second", "Bytes per second of moves between log directories."),
     )
 )
-"""Broker configs that exist in the metadata log only, never in a file. Kafka tells them without documentation, and only
-where they are set."""
+"""Broker configs that exist in the metadata log only, never in a file. Kafka returns them without documentation, and
+only if they are set."""
 
 
 PER_LISTENER_CONFIGS: Final = frozenset(
@@ -187,21 +187,21 @@ PER_LISTENER_CONFIGS: Final = frozenset(
         "ssl.truststore.type",
     }
 )
-"""Keys that a running broker takes only as `listener.name.<listener>.<key>`."""
+"""Keys that a running broker accepts only as `listener.name.<listener>.<key>`."""
 
 
 def broker_synonyms(name: str) -> tuple[str, ...]:
-    """The key and those that stand in for it when it is not set, the strongest first."""
+    """The key and its fallbacks, in order of precedence."""
     return _SYNONYMS.get(name, (name,))
 
 
 def broker_key(name: str) -> ConfigKey | None:
-    """The key of a broker config, in a file or in the metadata log only; None for what nobody knows."""
+    """The key of a broker config, in a file or in the metadata log only; None for an unknown one."""
     return ALL_CONFIGS.get(name) or DYNAMIC_ONLY_CONFIGS.get(name)
 
 
 def update_mode(name: str) -> UpdateMode:
-    """How a running broker takes a new value of the key."""
+    """How a running broker accepts a new value of the key."""
     key = broker_key(name)
     return key.update_mode if key is not None else UpdateMode.READ_ONLY
 

@@ -1,6 +1,6 @@
-"""Which data directories take no new replicas (`cordoned.log.dirs`, KIP-1066).
+"""Parses `cordoned.log.dirs`: the data directories that receive no new replicas (KIP-1066).
 
-Owns what the text of the key means for the directories of one node. Decides nothing about replicas.
+Owns the mapping of the key's text to the directories of one node. Decides nothing about replicas.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ ALL: Final = "*"
 
 
 def cordoned_dirs(text: str | None, log_dirs: Sequence[Path]) -> tuple[Path, ...]:
-    """Of the node's directories those that the text names, in the order of `log.dirs`; `*` names all.
+    """The node's directories that the text names, in the order of `log.dirs`; `*` names all.
 
-    Raises PeerError (INVALID_REQUEST), worded as Kafka does, for what is none of them.
+    Raises PeerError (INVALID_REQUEST), with Kafka's message, for an unknown directory.
     """
     named = [item.strip() for item in (text or "").split(",") if item.strip()]
     if ALL in named:

@@ -1,10 +1,10 @@
-"""What a config key is: its type, default, bounds, and how text becomes a value and back.
+"""Definitions of config keys: type, default, bounds, and the conversion between text and value.
 
-Owns parsing and checking of one value. Knows no particular key (see `config.topic`, `config.broker`, `config.group`).
+Owns parsing and validation of one value. Knows no particular key (see `config.topic`, `config.broker`, `config.group`).
 
-Text is read as Kafka reads it: surrounding blanks do not count, numbers may carry a sign but neither underscores nor
-another base, lists are split at commas. The messages of `InvalidConfig` are those of Kafka 4.3.1, because clients and
-their tests look at them. Rules: since_4_0.md "Defaults", controller.md C36; facts asked from a running 4.3.1.
+Text is parsed as in Kafka: surrounding blanks are ignored, numbers may have a sign but neither underscores nor another
+base, lists are split at commas. The messages of `InvalidConfig` are those of Kafka 4.3.1, because clients and their
+tests depend on them. Rules: since_4_0.md "Defaults", controller.md C36; facts observed on a running 4.3.1.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Importance(Enum):
 
 
 class UpdateMode(Enum):
-    """How a running broker takes a new value of a broker key."""
+    """How a running broker accepts a new value of a broker key."""
 
     READ_ONLY = "read-only"
     PER_BROKER = "per-broker"
@@ -52,14 +52,14 @@ class UpdateMode(Enum):
 
 
 class InvalidConfig(PeerError):
-    """A config that can not be taken (error 40)."""
+    """An invalid config (error 40)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.INVALID_CONFIG, message)
 
 
 def invalid_value(name: str, shown: object, reason: str) -> InvalidConfig:
-    """The error for one bad value, worded as Kafka does."""
+    """The error for one invalid value, with Kafka's message."""
     return InvalidConfig(f"Invalid value {shown} for configuration {name}: {reason}")
 
 
@@ -71,7 +71,7 @@ class Validator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number with inclusive bounds; None is open."""
+    """A number with inclusive bounds; None is unbounded."""
 
     minimum: int | float | None = None
     maximum: int | float | None = None
@@ -104,7 +104,7 @@ class RangeOr:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of some words."""
+    """One of a set of words."""
 
     words: tuple[str, ...]
     ignore_case: bool = False
@@ -120,7 +120,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class ListRules:
-    """What a list may hold: only some words, blank items never, the empty list where allowed."""
+    """The allowed items of a list: only some words, never blank items, an empty list if allowed."""
 
     words: tuple[str, ...] = ()
     allow_empty: bool = True
@@ -173,10 +173,10 @@ REQUIRED: Final = Required.REQUIRED
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One config key as Kafka 4.3.1 defines it, with what Fenceline makes of it.
+    """One config key as Kafka 4.3.1 defines it, with Fenceline's support for it.
 
-    `default` is text as in a properties file (None: not set). `unsupported` is the reason why any other value than
-    the default refuses to start; `inert` marks keys that are taken, told back and change nothing here.
+    `default` is text as in a properties file (None: not set). `unsupported` is the reason why the node does not start
+    with another value than the default; `inert` marks keys that are accepted and returned but have no effect.
     """
 
     name: str
@@ -192,7 +192,7 @@ class ConfigKey:
 
     @property
     def is_sensitive(self) -> bool:
-        """Its value is never told to anybody."""
+        """Its value is never returned to a client."""
         return self.type is ConfigType.PASSWORD
 
     @property
@@ -225,7 +225,7 @@ _BITS: Final = {ConfigType.SHORT: 16, ConfigType.INT: 32, ConfigType.LONG: 64}
 
 
 def parse_type(name: str, config_type: ConfigType, text: str | None) -> ConfigValue:
-    """Text to a value of a type, bounds not looked at. Raises InvalidConfig."""
+    """Parse text as a value of a type, without checking bounds. Raises InvalidConfig."""
     if text is None:
         return None
     trimmed = text.strip(_BLANK)
@@ -250,7 +250,7 @@ def parse_type(name: str, config_type: ConfigType, text: str | None) -> ConfigVa
 
 
 def render(value: ConfigValue) -> str | None:
-    """A value as DescribeConfigs tells it."""
+    """A value as DescribeConfigs returns it."""
     match value:
         case None:
             return None

@@ -1,6 +1,6 @@
-"""What a running broker takes as a new value of its own keys, checked by the broker that gets the request (C36).
+"""Checks a change of a running broker's own configs, on the broker that receives the request (C36).
 
-Owns the refusals, worded and coded (42) as in Kafka 4.3.1. Never stores anything.
+Owns the errors, with the messages and code (42) of Kafka 4.3.1. Never stores anything.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _FIXED_HERE: Final = frozenset({"listeners", "listener.security.protocol.map"})
 
 
 def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_default: bool) -> None:
-    """Check the whole new set of overrides of this broker, or of all brokers. Raises PeerError (INVALID_REQUEST).
+    """Check the complete new set of overrides of this broker, or of all brokers. Raises PeerError (INVALID_REQUEST).
 
-    Keys that nobody knows pass, as in Kafka: they may belong to a plug-in.
+    Unknown keys pass, as in Kafka: they may belong to a plug-in.
     """
-    _refuse(
+    _reject(
         (name for name in wanted if name in ALL_CONFIGS and not is_dynamic(name)),
         "Cannot update these configs dynamically",
     )
-    _refuse(
+    _reject(
         (name for name in wanted if name in PER_LISTENER_CONFIGS),
         "These security configs can be dynamically updated only per-listener using the listener prefix",
     )
     for name, text in wanted.items():
         _check_value(name, text)
     if cluster_default:
-        _refuse(
+        _reject(
             (n for n in wanted if n.startswith(_LISTENER_PREFIX) or update_mode(n) is UpdateMode.PER_BROKER),
             "Cannot update these configs at default cluster level, broker id must be specified",
         )
@@ -42,9 +42,9 @@ def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_
         key = ALL_CONFIGS.get(name)
         if key is not None and key.unsupported is not None and key.parse(text) != key.default_value:
             raise PeerError(ErrorCode.INVALID_REQUEST, f"{name} is not supported: {key.unsupported}")
-    _refuse(
+    _reject(
         (name for name in wanted if name in _FIXED_HERE and wanted[name] != node.text(name)),
-        "Listeners of a running node can not be changed",
+        "Listeners of a running node cannot be changed",
     )
     try:
         check_relations({**node.raw, **wanted})
@@ -53,7 +53,7 @@ def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_
     cordoned_dirs(wanted.get(CORDONED), node.log_dirs)
 
 
-def _refuse(names: Iterable[str], reason: str) -> None:
+def _reject(names: Iterable[str], reason: str) -> None:
     if found := sorted(names):
         raise PeerError(ErrorCode.INVALID_REQUEST, f"{reason}: [{', '.join(found)}]")
 

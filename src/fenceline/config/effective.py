@@ -1,6 +1,6 @@
-"""Which value counts: topic override, broker override, cluster default, static file, default (C37).
+"""Resolves the effective value: topic override, broker override, cluster default, static file, default (C37).
 
-Owns the order of the layers and the account of where a value came from. Never changes anything.
+Owns the order of the layers and the record of a value's source. Never changes anything.
 
 `configs` is the image's map of overrides: (resource type, name) -> {key: text}; types 2 TOPIC and 4 BROKER, broker
 name "" for the default of all brokers.
@@ -29,7 +29,7 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class ConfigSource(IntEnum):
-    """Where a value came from, with the numbers of DescribeConfigs."""
+    """The source of a value, with the numbers of DescribeConfigs."""
 
     UNKNOWN = 0
     DYNAMIC_TOPIC = 1
@@ -43,7 +43,7 @@ class ConfigSource(IntEnum):
 
 
 class Layer(NamedTuple):
-    """One value that a key has somewhere, whether it counts or not."""
+    """One value of a key in one of the layers, effective or not."""
 
     name: str
     value: str
@@ -51,7 +51,7 @@ class Layer(NamedTuple):
 
 
 class Effective(NamedTuple):
-    """A value that counts, its source, and every layer below it, the strongest first."""
+    """An effective value, its source, and all layers, in order of precedence."""
 
     value: str | None
     source: ConfigSource
@@ -66,10 +66,10 @@ def effective_topic_config(configs: Overrides, topic: str, node: NodeConfig) -> 
 
 
 def describe_topic_config(configs: Overrides, topic: str, node: NodeConfig, name: str) -> Effective:
-    """One topic config with its account, as DescribeConfigs gives it.
+    """One topic config with its layers, as DescribeConfigs returns it.
 
-    The account begins at the first broker key that stands in for the topic's (`log.roll.ms` for `segment.ms`); where
-    only a weaker one is set it is empty, though that one's value counts.
+    The layers start at the first broker key that is its default (`log.roll.ms` for `segment.ms`); if only a later one
+    is set, they are empty, although its value is effective.
     """
     own = configs.get((_TOPIC, topic), _NOTHING)
     layers = [Layer(name, own[name], ConfigSource.DYNAMIC_TOPIC)] if name in own else []
@@ -80,7 +80,7 @@ def describe_topic_config(configs: Overrides, topic: str, node: NodeConfig, name
 
 
 def describe_broker_config(configs: Overrides, node: NodeConfig, name: str, *, cluster_default: bool) -> Effective:
-    """One broker config with its account; for the default of all brokers only the layer that belongs to it."""
+    """One broker config with its layers; for the default of all brokers, only that layer."""
     layers = _layers(configs, node, name)
     if cluster_default:
         layers = [layer for layer in layers if layer.source is ConfigSource.DYNAMIC_DEFAULT_BROKER]
@@ -90,9 +90,9 @@ def describe_broker_config(configs: Overrides, node: NodeConfig, name: str, *, c
 
 
 def describe_created_topic(configs: Overrides, own: Mapping[str, str], node: NodeConfig) -> dict[str, Effective]:
-    """Every config that a new topic has, by name, with its source; `own` are the overrides it was created with.
+    """Every config of a new topic, by name, with its source; `own` are the overrides it was created with.
 
-    Unlike `describe_topic_config`, any stand-in counts as a source, also a weaker one.
+    Unlike `describe_topic_config`, any broker synonym counts as a source.
     """
     every, this = (dict(pairs) for pairs in _broker_overrides(configs, node))
     sources = (
@@ -115,7 +115,7 @@ def describe_created_topic(configs: Overrides, own: Mapping[str, str], node: Nod
 
 
 def effective_broker_config(configs: Overrides, node: NodeConfig, name: str) -> str | None:
-    """The value of one broker key with the dynamic overrides of this broker and of all brokers on top."""
+    """The value of one broker key, with the dynamic overrides of this broker and of all brokers applied."""
     for override in reversed(_broker_overrides(configs, node)):
         for key, value in override:
             if key == name:
@@ -124,7 +124,7 @@ def effective_broker_config(configs: Overrides, node: NodeConfig, name: str) -> 
 
 
 def static_topic_defaults(raw: Mapping[str, str]) -> dict[str, str]:
-    """What the given broker settings make of the topic configs; keys without value are left out."""
+    """The topic configs that result from the given broker settings; keys without value are omitted."""
     return dict(_defaults_of(raw))
 
 
@@ -161,7 +161,7 @@ def _defaults_of(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _converted(synonym: Synonym, text: str) -> str:
-    """A broker key's number in the topic config's unit; a negative time means "no limit", whatever its unit."""
+    """A broker key's number in the topic config's unit; a negative time means "no limit" in any unit."""
     return text if synonym.factor == 1 else str(max(-1, int(text) * synonym.factor))
 
 

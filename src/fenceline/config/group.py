@@ -1,6 +1,6 @@
 """Configs of groups (KIP-848, KIP-932, KIP-1071) and of client metrics subscriptions (KIP-714).
 
-Owns their names, defaults and bounds. They are kept and told back; the protocols that they tune are not spoken yet.
+Owns their names, defaults and bounds. They are stored and returned; the protocols that they tune are not supported yet.
 The messages are Kafka 4.3.1's. Rules: controller.md C36.
 """
 
@@ -26,31 +26,31 @@ from fenceline.errors import ErrorCode, PeerError
 
 _GROUP_TABLE: Final = """
 consumer.session.timeout.ms int 45000 medium >=1
-    Session in milliseconds of a member in the consumer protocol.
+    Session timeout in milliseconds of a member in the consumer protocol.
 consumer.heartbeat.interval.ms int 5000 medium >=1
     Heartbeat interval in milliseconds in the consumer protocol.
 consumer.assignment.interval.ms int 1000 medium >=0
-    Milliseconds between two assignments in the consumer protocol.
+    Milliseconds between assignments in the consumer protocol.
 share.session.timeout.ms int 45000 medium >=1
-    Session in milliseconds of a member of a share group.
+    Session timeout in milliseconds of a member of a share group.
 share.heartbeat.interval.ms int 5000 medium >=1
     Heartbeat interval in milliseconds of a share group.
 share.record.lock.duration.ms int 30000 medium >=1000
     Milliseconds that a record is locked for one member.
 share.delivery.count.limit int 5 medium >=2
-    Times that a record is delivered before it is given up.
+    Maximum deliveries of a record.
 share.partition.max.record.locks int 2000 medium >=100
     Records of a partition that may be locked at once.
 share.auto.offset.reset string latest medium
-    Where a share group begins: earliest, latest or by_duration:<ISO 8601 duration>.
+    Where a share group starts: earliest, latest or by_duration:<ISO 8601 duration>.
 share.isolation.level string read_uncommitted medium in:read_committed,read_uncommitted
     Whether records of open transactions are delivered.
 share.renew.acknowledge.enable boolean true medium
     Whether members may renew the lock of a record.
 share.assignment.interval.ms int 1000 medium >=0
-    Milliseconds between two assignments of a share group.
+    Milliseconds between assignments of a share group.
 streams.session.timeout.ms int 45000 medium >=1
-    Session in milliseconds of a member of a streams group.
+    Session timeout in milliseconds of a member of a streams group.
 streams.heartbeat.interval.ms int 5000 medium >=1
     Heartbeat interval in milliseconds of a streams group.
 streams.num.standby.replicas int 0 medium >=0
@@ -58,7 +58,7 @@ streams.num.standby.replicas int 0 medium >=0
 streams.initial.rebalance.delay.ms int 3000 medium >=0
     Milliseconds that a new streams group waits for more members.
 streams.assignment.interval.ms int 1000 medium >=0
-    Milliseconds between two assignments of a streams group.
+    Milliseconds between assignments of a streams group.
 """
 
 GROUP_CONFIGS: Final[Mapping[str, ConfigKey]] = table(read_table(_GROUP_TABLE))
@@ -66,7 +66,7 @@ GROUP_CONFIGS: Final[Mapping[str, ConfigKey]] = table(read_table(_GROUP_TABLE))
 CLIENT_METRICS_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
     (
         ConfigKey("metrics", ConfigType.LIST, "", "Prefixes of the metrics that clients push.", validator=ListRules()),
-        ConfigKey("interval.ms", ConfigType.INT, "300000", "Milliseconds between two pushes."),
+        ConfigKey("interval.ms", ConfigType.INT, "300000", "Milliseconds between pushes."),
         ConfigKey("match", ConfigType.LIST, "", "Which clients push: selector=pattern pairs.", validator=ListRules()),
     )
 )
@@ -74,7 +74,7 @@ CLIENT_METRICS_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
 GROUP_SYNONYMS: Final[Mapping[str, str]] = MappingProxyType(
     {name: f"group.{name}" if f"group.{name}" in BROKER_CONFIGS else name for name in GROUP_CONFIGS}
 )
-"""Group config to the broker key that gives its default; itself where there is none."""
+"""Group config to the broker key that is its default; itself if there is none."""
 
 _SELECTORS: Final = frozenset(
     {
@@ -92,7 +92,7 @@ _DURATION: Final = re.compile(r"by_duration:P(?!$)(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(
 
 
 def validate_group_configs(configs: Mapping[str, str], bound: Callable[[str], ConfigValue]) -> None:
-    """Check the whole set of a group's overrides; `bound` looks up broker keys. Raises InvalidConfig."""
+    """Check the complete set of a group's overrides; `bound` looks up broker keys. Raises InvalidConfig."""
     for name in configs:
         if name not in GROUP_CONFIGS:
             raise InvalidConfig(f"Unknown group config name: {name}")
@@ -115,7 +115,7 @@ def validate_group_configs(configs: Mapping[str, str], bound: Callable[[str], Co
 
 
 def _check_bounds(name: str, value: ConfigValue, bound: Callable[[str], ConfigValue]) -> None:
-    """Brokers may bound what a group sets: `group.<kind>.min.<rest>` and `.max.`."""
+    """Broker keys may bound a group's values: `group.<kind>.min.<rest>` and `.max.`."""
     kind, _, rest = name.partition(".")
     least, most = f"group.{kind}.min.{rest}", f"group.{kind}.max.{rest.removeprefix('num.')}"
     lowest = bound(least) if least in BROKER_CONFIGS else None
@@ -127,7 +127,7 @@ def _check_bounds(name: str, value: ConfigValue, bound: Callable[[str], ConfigVa
 
 
 def validate_client_metrics(name: str, configs: Mapping[str, str]) -> None:
-    """Check a subscription's whole set of settings. Raises PeerError (42) or InvalidConfig (40), as Kafka does."""
+    """Check a subscription's complete settings. Raises PeerError (42) or InvalidConfig (40), as Kafka does."""
     if not name:
         raise PeerError(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
     for key in configs:

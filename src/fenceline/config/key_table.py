@@ -1,10 +1,10 @@
-"""Reads the tables of broker keys, two lines a key: the facts, and below them one sentence.
+"""Parses the tables of broker keys, two lines per key: the facts, then a description.
 
     name type default importance [bounds] [per-broker|cluster-wide] [internal] [inert|refused:reason]
 
 `null` is "not set", `""` the empty text, `!` no default. Bounds: `>=1`, `1..9`, `1..9|-1` (or that value),
-`in:a,b` (one of), `in~:A,B` (whatever the case), `list`, `list:a,b`, `nonempty`. `inert` keys are taken and told back
-but change nothing here; `refused` keys must keep their default, `REASONS` says why.
+`in:a,b` (one of), `in~:A,B` (case-insensitive), `list`, `list:a,b`, `nonempty`. `inert` keys are accepted and returned
+but have no effect; `refused` keys must keep their default, for the reason in `REASONS`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fenceline.config.definitions import (
 
 REASONS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "tiered": "tiered storage is not built",
-        "class": "plug-ins of the JVM can not be loaded here",
-        "authorizer": "authorization is not built yet, and a cluster that looks protected but is not is a trap",
-        "unstable": "only released versions are spoken",
-        "2pc": "two-phase commit of transactions is not built",
-        "tokens": "delegation tokens are not built",
+        "tiered": "tiered storage is not implemented",
+        "class": "JVM plug-ins cannot be loaded",
+        "authorizer": "authorization is not implemented yet, so the cluster would not be protected",
+        "unstable": "only released versions are supported",
+        "2pc": "two-phase commit of transactions is not implemented",
+        "tokens": "delegation tokens are not implemented",
     }
 )
 """Why a key must keep its default."""
@@ -45,7 +45,7 @@ _UPDATE_MODES: Final = {mode.value: mode for mode in (UpdateMode.PER_BROKER, Upd
 
 
 def read_table(text: str) -> Iterator[ConfigKey]:
-    """Every key of a table, in its order."""
+    """The keys of a table, in order."""
     lines = text.strip("\n").split("\n")
     assert len(lines) % 2 == 0, "a key is two lines"
     for facts, sentence in zip(lines[::2], lines[1::2], strict=True):

@@ -1,6 +1,6 @@
-"""Listener addresses as `listeners` and `advertised.listeners` write them.
+"""Parses listener addresses in `listeners` and `advertised.listeners`.
 
-Owns their syntax and the check of their security protocol. Opens nothing.
+Owns their syntax and the check of their security protocols. Opens nothing.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ def parse_protocol_map(text: str) -> dict[str, str]:
         name, separator, protocol = item.rpartition(":")
         if not separator or protocol.strip().upper() not in SECURITY_PROTOCOLS:
             raise OperatorError(
-                f"listener.security.protocol.map has {item!r}, which is no NAME:PROTOCOL pair",
-                f"Protocols are {', '.join(SECURITY_PROTOCOLS)}.",
+                f"invalid entry {item!r} in listener.security.protocol.map: expected NAME:PROTOCOL",
+                f"Valid protocols are {', '.join(SECURITY_PROTOCOLS)}.",
             )
         pairs[name.strip().upper()] = protocol.strip().upper()
     return pairs
 
 
 def parse_listeners(key: str, items: Sequence[str], protocols: Mapping[str, str]) -> tuple[Listener, ...]:
-    """The addresses of one property. Raises OperatorError: bad syntax, a name twice, a port twice, no protocol."""
+    """The addresses of one property. Raises OperatorError: bad syntax, a repeated name or port, no protocol."""
     found: list[Listener] = []
     for item in items:
         match = _ADDRESS.fullmatch(item.strip())
         if match is None or int(match["port"]) > 65535:
-            raise OperatorError(f"{key} has {item!r}, which is no listener", "Write it as NAME://host:port.")
+            raise OperatorError(f"invalid listener {item!r} in {key}", "Use the form NAME://host:port.")
         name = match["name"].upper()
         if name not in protocols:
             raise OperatorError(
-                f"{key} names {name}, which listener.security.protocol.map does not know",
+                f"listener {name} in {key} has no security protocol in listener.security.protocol.map",
                 f"Add {name}:PLAINTEXT to listener.security.protocol.map.",
             )
         found.append(Listener(name, match["v6"] or match["host"] or "", int(match["port"]), protocols[name]))
     for what, values in (("name", [one.name for one in found]), ("port", [one.port for one in found if one.port])):
         if len(set(values)) != len(values) and (what == "name" or key == "listeners"):
-            raise OperatorError(f"Each {what} in {key} must be different, it has {', '.join(items)}")
+            raise OperatorError(f"each {what} in {key} must be unique: {', '.join(items)}")
     return tuple(found)
 
 
-def refuse_unbuilt_security(listeners: Sequence[Listener]) -> None:
-    """Raises OperatorError for a listener whose protocol is not spoken yet, rather than serve it unprotected."""
+def reject_unsupported_security(listeners: Sequence[Listener]) -> None:
+    """Raises OperatorError for a listener with an unsupported protocol, rather than serve it unprotected."""
     for listener in listeners:
         if listener.security_protocol != "PLAINTEXT":
             raise OperatorError(
-                f"Listener {listener} asks for {listener.security_protocol}, which is not built yet",
+                f"Listener {listener}: security protocol {listener.security_protocol} is not implemented yet",
                 "Use PLAINTEXT within a trusted network, or put a TLS proxy in front.",
             )
 
@@ -80,27 +80,27 @@ def refuse_unbuilt_security(listeners: Sequence[Listener]) -> None:
 def check_roles(
     roles: frozenset[str], listeners: tuple[Listener, ...], controllers: tuple[Listener, ...], is_set: bool
 ) -> None:
-    """Raises OperatorError where a role lacks its listeners, or a listener its role. `is_set`: somebody chose them."""
+    """Raises OperatorError if a role lacks its listeners, or a listener its role. `is_set`: `listeners` was set."""
     if "broker" in roles and not listeners:
-        raise OperatorError("listeners has no listener for clients", "Add one, for example PLAINTEXT://:9092.")
+        raise OperatorError("listeners contains no listener for clients", "Add one, for example PLAINTEXT://:9092.")
     if "controller" not in roles and controllers:
         raise OperatorError(
-            f"listeners has {controllers[0]}, but this node is no controller",
-            "Take it out; controller.listener.names names the listener of the controllers.",
+            f"listeners contains {controllers[0]}, but this node is not a controller",
+            "Remove it; controller.listener.names only names the listener of the controllers.",
         )
     if roles == {"controller"}:
         if not controllers:
             raise OperatorError(
-                "listeners has no listener of controller.listener.names, which a controller needs",
+                "listeners contains no listener of controller.listener.names, which a controller requires",
                 "Add one, for example CONTROLLER://:9093.",
             )
         if listeners and is_set:
             raise OperatorError(
-                f"listeners has {listeners[0]}, but this node is no broker",
-                "Take it out, or add its name to controller.listener.names.",
+                f"listeners contains {listeners[0]}, but this node is not a broker",
+                "Remove it, or add its name to controller.listener.names.",
             )
 
 
 def is_any_address(host: str) -> bool:
-    """Whether the host stands for all interfaces, which clients can not connect to."""
+    """Whether the host means all interfaces, which clients cannot connect to."""
     return host in _ANY_ADDRESS

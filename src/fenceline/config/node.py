@@ -1,12 +1,12 @@
-"""What one node was told: the properties file, the environment and the overrides, checked and typed.
+"""The static configuration of one node: the properties file, the environment and the overrides, checked and typed.
 
-Owns the order of the sources and every refusal at start. Never looks at the metadata log (dynamic configs are merged
-by `config.effective`), and touches no file but the one it is given.
+Owns the precedence of the sources and every configuration error at start. Never reads the metadata log (dynamic configs
+are merged by `config.effective`), and reads no file but the one it is given.
 
-A value comes from the first of these that has it: `--override key=value`, environment `FENCELINE_<KEY>` (dots are
-underscores, case does not count), the file, Kafka's default. With no file, what a cluster of one needs differs from
-Kafka's defaults (`WITHOUT_FILE`), as in the server.properties that Kafka ships. `log.dirs` defaults to the XDG data
-folder instead of /tmp. Unknown keys warn; values that are not built refuse with the reason.
+A value comes from the first of these that has it: `--override key=value`, environment `FENCELINE_<KEY>` (dots become
+underscores, case is ignored), the file, Kafka's default. Without a file, a few defaults are those of a single-node
+cluster (`WITHOUT_FILE`), as in the server.properties that Kafka ships. `log.dirs` defaults to the XDG data directory
+instead of /tmp. Unknown keys cause a warning; unsupported values cause an error with the reason.
 
 Rules: docs/configuration.md; since_4_0.md "Defaults".
 """
@@ -29,7 +29,7 @@ from fenceline.config.listeners import (
     is_any_address,
     parse_listeners,
     parse_protocol_map,
-    refuse_unbuilt_security,
+    reject_unsupported_security,
 )
 from fenceline.config.properties import read_properties
 from fenceline.config.quorum import QuorumAddress, parse_quorum_address, parse_quorum_voters
@@ -51,20 +51,20 @@ WITHOUT_FILE: Final[Mapping[str, str]] = MappingProxyType(
         "share.coordinator.state.topic.min.isr": "1",
     }
 )
-"""Values that a node without a file starts from, because a cluster of one can not have three replicas."""
+"""Defaults of a node without a file, because a single-node cluster cannot have three replicas."""
 
 _ALWAYS: Final[Mapping[str, str]] = MappingProxyType(
     {"node.id": "1", "process.roles": "broker,controller", "controller.listener.names": _CONTROLLER_LISTENER}
 )
-"""For the keys that Kafka requires and Fenceline does not."""
+"""Defaults of keys that Kafka requires and Fenceline does not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeConfig:
     """A node's static configuration.
 
-    `raw` holds what was set somewhere (text), `origins` where, `warnings` sentences for the log. `listeners` are
-    the broker's; `advertised_listeners` what clients are told, a port 0 still open; directories are absolute.
+    `raw` has the values that were set (text), `origins` their sources, `warnings` sentences for the log. `listeners`
+    are the broker's; `advertised_listeners` are for clients, with port 0 unresolved; directories are absolute.
     """
 
     raw: Mapping[str, str]
@@ -80,15 +80,15 @@ class NodeConfig:
     metadata_log_dir: Path
     rack: str | None
     controller_listener_names: tuple[str, ...] = ()
-    """The first is the one that nodes use to talk to controllers."""
+    """Nodes use the first to connect to controllers."""
     advertised_controller_listeners: tuple[Listener, ...] = ()
     quorum_voters: tuple[QuorumAddress, ...] = ()
-    """Of `controller.quorum.voters`: a fixed set."""
+    """From `controller.quorum.voters`: a static set."""
     quorum_bootstrap_servers: tuple[QuorumAddress, ...] = ()
 
     @property
     def inter_broker_listener(self) -> str:
-        """The listener on which brokers reach each other: as named, or the first one in the clear."""
+        """The listener for communication between brokers: the configured one, or the first PLAINTEXT one."""
         named = self.text("inter.broker.listener.name")
         if named is not None:
             return named.upper()
@@ -98,7 +98,7 @@ class NodeConfig:
     def load(
         cls, path: Path | None, overrides: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
     ) -> NodeConfig:
-        """Read and check all sources. Raises OperatorError with what is wrong and where it was set."""
+        """Read and check all sources. Raises OperatorError with the cause and where it was set."""
         raw: dict[str, str] = dict(WITHOUT_FILE) if path is None else {}
         origins: dict[str, str] = {}
         warnings: list[str] = []
@@ -116,13 +116,13 @@ class NodeConfig:
         return _typed(cls, raw, origins, warnings, environ)
 
     def get(self, name: str) -> ConfigValue:
-        """The parsed value of a broker key: set, or default. Raises KeyError for a key that does not exist."""
+        """The parsed value of a broker key: set, or default. Raises KeyError for an unknown key."""
         key = ALL_CONFIGS[name]
         text = self.text(name)
         return parse_type(name, key.type, text)
 
     def text(self, name: str) -> str | None:
-        """The value of a broker key as text, or None where it is not set and has no default."""
+        """The value of a broker key as text, or None if it is not set and has no default."""
         if (value := self.raw.get(name)) is not None:
             return value
         default = ALL_CONFIGS[name].default
@@ -145,7 +145,7 @@ class NodeConfig:
         return value
 
     def is_set(self, name: str) -> bool:
-        """Whether the key was given a value by file, environment, override or `WITHOUT_FILE`."""
+        """Whether the key was set by file, environment, override or `WITHOUT_FILE`."""
         return name in self.raw
 
     @property
@@ -158,15 +158,15 @@ class NodeConfig:
 
     @property
     def can_reach_others(self) -> bool:
-        """Whether other nodes can be part of this node's cluster: a controller must be found by them, a broker must
-        find controllers."""
+        """Whether other nodes can be part of this node's cluster: a controller needs a listener for them, a broker
+        the addresses of controllers."""
         if self.is_controller:
             return bool(self.controller_listeners)
         return bool(self.quorum_voters or self.quorum_bootstrap_servers)
 
     @property
     def without_effect(self) -> tuple[str, ...]:
-        """Keys that were set and that this node takes without doing anything with them."""
+        """Keys that were set and have no effect on this node."""
         return tuple(name for name in self.origins if name in ALL_CONFIGS and ALL_CONFIGS[name].inert)
 
 
@@ -174,7 +174,7 @@ class NodeConfig:
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
-    """`fenceline` in the XDG data folder."""
+    """`fenceline` in the XDG data directory."""
     base = environ.get("XDG_DATA_HOME", "")
     if not base.startswith("/"):
         base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "share")
@@ -196,7 +196,7 @@ def _from_environment(environ: Mapping[str, str], warnings: list[str]) -> dict[s
         if (key := keys.get(name.upper())) is not None:
             found[key] = value
         elif name not in _ENVIRONMENT_NOT_CONFIG:
-            warnings.append(f"Environment variable {name} is no configuration key and changes nothing")
+            warnings.append(f"Environment variable {name} is not a configuration key and has no effect")
     return found
 
 
@@ -205,13 +205,13 @@ def _unknown_keys(raw: Mapping[str, str], origins: Mapping[str, str]) -> Iterato
         if name in ALL_CONFIGS or name.startswith(_FREE_PREFIXES):
             continue
         if name in DYNAMIC_ONLY_CONFIGS:
-            yield f"{name} ({origins[name]}) can only be set while the node runs, and changes nothing here"
+            yield f"{name} ({origins[name]}) can only be set dynamically and has no effect here"
             continue
         from difflib import get_close_matches
 
         close = get_close_matches(name, ALL_CONFIGS, n=1, cutoff=0.85)
         hint = f"; did you mean {close[0]}?" if close else ""
-        yield f"Unknown configuration key {name} ({origins[name]}) changes nothing{hint}"
+        yield f"Unknown configuration key {name} ({origins[name]}) has no effect{hint}"
 
 
 # --- checks -------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def _check_values(raw: Mapping[str, str], origins: Mapping[str, str]) -> None:
             raise OperatorError(f"{error.message}{where}", f"{name}: {key.doc}") from error
         if key.unsupported is not None and value != key.default_value:
             shown = "..." if key.is_sensitive else text
-            raise OperatorError(f"{name}={shown}{where} is not supported: {key.unsupported}", "Take the key out.")
+            raise OperatorError(f"{name}={shown}{where} is not supported: {key.unsupported}", "Remove the key.")
 
 
 def _typed(
@@ -254,7 +254,7 @@ def _typed(
         raw["node.id"] = raw["broker.id"] = str(node_id)
     roles = frozenset(items("process.roles"))
     if not roles:
-        raise OperatorError("process.roles names nothing", "Set it to broker, controller, or broker,controller.")
+        raise OperatorError("process.roles is empty", "Set it to broker, controller, or broker,controller.")
     voters = parse_quorum_voters(items("controller.quorum.voters"), node_id, roles)
     servers = tuple(
         parse_quorum_address("controller.quorum.bootstrap.servers", item)
@@ -262,8 +262,8 @@ def _typed(
     )
     if roles == {"broker"} and not voters and not servers:
         raise OperatorError(
-            "process.roles=broker: a broker must know where its controllers are",
-            "Set controller.quorum.bootstrap.servers to their addresses, host:port, separated by commas.",
+            "process.roles=broker requires the addresses of the controllers",
+            "Set controller.quorum.bootstrap.servers to a comma-separated list of host:port.",
         )
     protocols = parse_protocol_map(str(value("listener.security.protocol.map") or ""))
     names_in_order = tuple(name.upper() for name in items("controller.listener.names"))
@@ -271,7 +271,7 @@ def _typed(
     for name in controller_names:
         protocols.setdefault(name, "PLAINTEXT")
     everything = parse_listeners("listeners", items("listeners"), protocols)
-    refuse_unbuilt_security(everything)
+    reject_unsupported_security(everything)
     listeners = tuple(one for one in everything if one.name not in controller_names)
     controller_listeners = tuple(one for name in names_in_order for one in everything if one.name == name)
     check_roles(roles, listeners, controller_listeners, "listeners" in raw)
@@ -279,14 +279,16 @@ def _typed(
         listeners = ()
     if "controller" in roles and len(voters) > 1 and not controller_listeners:
         raise OperatorError(
-            f"controller.quorum.voters names {len(voters)} voters, but this one has no listener for the others",
+            f"controller.quorum.voters names {len(voters)} voters, but this one has no listener for them",
             f"Add one of controller.listener.names ({', '.join(names_in_order)}) to `listeners`.",
         )
     if value("security.inter.broker.protocol") != "PLAINTEXT":
-        raise OperatorError("security.inter.broker.protocol must be PLAINTEXT: no other is built yet", "Take it out.")
+        raise OperatorError(
+            "security.inter.broker.protocol must be PLAINTEXT: others are not implemented", "Remove the key."
+        )
     log_dirs = tuple(Path(item).expanduser().absolute() for item in items("log.dirs") or items("log.dir"))
     if not log_dirs or len(set(log_dirs)) != len(log_dirs):
-        raise OperatorError("log.dirs must name at least one directory, and none twice")
+        raise OperatorError("log.dirs must name at least one directory, without duplicates")
     try:
         cordoned_dirs(",".join(items(CORDONED)), log_dirs)
     except PeerError as error:
@@ -322,17 +324,17 @@ def _text(raw: Mapping[str, str], name: str) -> str | None:
 def _node_id(raw: Mapping[str, str]) -> NodeId:
     node_id, broker_id = raw.get("node.id"), raw.get("broker.id")
     if node_id is not None and broker_id is not None and int(node_id) != int(broker_id):
-        raise OperatorError(f"node.id={node_id} and broker.id={broker_id} differ", "Take broker.id out.")
+        raise OperatorError(f"node.id={node_id} and broker.id={broker_id} differ", "Remove broker.id.")
     chosen = int(node_id or broker_id or _ALWAYS["node.id"])
     if chosen < 0:
-        raise OperatorError(f"A node's id can not be {chosen}", "Set node.id to 0 or more.")
+        raise OperatorError(f"node.id must not be negative, but is {chosen}", "Set node.id to 0 or more.")
     return NodeId(chosen)
 
 
 def _advertised_controllers(
     items: tuple[str, ...], controllers: tuple[Listener, ...], protocols: Mapping[str, str]
 ) -> tuple[Listener, ...]:
-    """Where other nodes find this controller: as advertised, else as it listens; "" for all interfaces is this host."""
+    """The addresses of this controller for other nodes: advertised, else its listeners; "" is resolved to this host."""
     if not controllers:
         return ()
     told = {one.name: one for one in parse_listeners("advertised.listeners", items, protocols)} if items else {}
@@ -353,11 +355,11 @@ def _advertised(
     known = {one.name for one in listeners}
     for one in told:
         if one.name not in known:
-            raise OperatorError(f"advertised.listeners has {one}, but listeners has no {one.name}")
+            raise OperatorError(f"advertised.listeners contains {one}, but listeners has no {one.name}")
         if is_any_address(one.host):
             raise OperatorError(
-                f"Clients can not connect to {one.host}",
-                "Set advertised.listeners to an address that clients reach, or leave the host of `listeners` empty.",
+                f"advertised.listeners must not use the wildcard address {one.host}",
+                "Set advertised.listeners to an address that clients can reach, or clear the host in `listeners`.",
             )
     if all(one.host for one in told):
         return told
@@ -366,7 +368,7 @@ def _advertised(
 
 
 def own_host_name() -> str:
-    """The name that other machines know this one by; `localhost` where the name it has leads nowhere."""
+    """The host name of this machine; `localhost` if it cannot be resolved."""
     import socket
 
     name = socket.gethostname()
@@ -378,7 +380,7 @@ def own_host_name() -> str:
 
 
 def check_relations(raw: Mapping[str, str]) -> None:
-    """Check values that only make sense together; `raw` is what was set. Raises OperatorError."""
+    """Check values that depend on each other; `raw` has the set values. Raises OperatorError."""
     from fenceline.config.effective import static_topic_defaults
 
     def number(name: str) -> int | None:
@@ -387,7 +389,7 @@ def check_relations(raw: Mapping[str, str]) -> None:
 
     for name in ("log.retention.ms", "log.retention.minutes", "log.retention.hours"):
         if (retention := number(name)) is not None and (retention == 0 or retention < -1):
-            raise OperatorError(f"{name}={retention}: retention is -1 (for ever) or at least 1")
+            raise OperatorError(f"{name}={retention}: retention must be -1 (unlimited) or at least 1")
     for shorter, longer in (
         ("replica.fetch.wait.max.ms", "replica.lag.time.max.ms"),
         ("replica.fetch.wait.max.ms", "replica.socket.timeout.ms"),
@@ -396,7 +398,7 @@ def check_relations(raw: Mapping[str, str]) -> None:
     ):
         low, high = number(shorter), number(longer)
         if low is not None and high is not None and low > high:
-            raise OperatorError(f"{shorter}={low} must not be more than {longer}={high}")
+            raise OperatorError(f"{shorter}={low} must not exceed {longer}={high}")
     queued, largest = number("queued.max.request.bytes"), number("socket.request.max.bytes")
     if queued is not None and largest is not None and 0 < queued < largest:
         raise OperatorError(
@@ -405,4 +407,4 @@ def check_relations(raw: Mapping[str, str]) -> None:
     try:
         validate_topic_configs({}, static_topic_defaults(raw))
     except InvalidConfig as error:
-        raise OperatorError(f"The defaults for topics do not fit together: {error.message}") from error
+        raise OperatorError(f"The defaults for topics contradict each other: {error.message}") from error

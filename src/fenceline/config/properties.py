@@ -1,10 +1,10 @@
-"""Java's properties format, read and written.
+"""Java's properties format: parser and writer.
 
-Owns the text form only. `key=value`, `key: value` or `key value`; `#` and `!` begin comments; a backslash at the end of
+Owns the text form only. `key=value`, `key: value` or `key value`; `#` and `!` start comments; a backslash at the end of
 a line joins it with the next; `\\t \\n \\f \\r \\uXXXX` are escapes, any other escaped character stands for itself.
 
-A file is UTF-8; one that is not is taken as Latin-1, which is what Java reads. The writer escapes everything beyond
-ASCII, so that both agree on what it wrote.
+A file is UTF-8; if it is not, it is read as Latin-1, like Java does. The writer escapes all non-ASCII characters, so
+that both encodings agree.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _ESCAPE: Final = re.compile(r"\\(u(?P<hex>.{0,4})|(?P<one>.)|$)", re.DOTALL)
 
 
 class PropertiesSyntaxError(ValueError):
-    """The text is no properties file; the message names the line."""
+    """The text is not valid; the message names the line."""
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """All properties, in order; a key that comes twice keeps its last value. Raises PropertiesSyntaxError."""
+    """All properties, in order; a repeated key has its last value. Raises PropertiesSyntaxError."""
     return dict(_properties(text))
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """A file's properties. Raises OperatorError when it can not be read."""
+    """A file's properties. Raises OperatorError if it cannot be read."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise OperatorError(
-            f"Configuration file {path} can not be read: {error.strerror or error}",
+            f"Configuration file {path} cannot be read: {error.strerror or error}",
             "Check the path and its permissions.",
         ) from error
     if b"\0" in content:
         raise OperatorError(
-            f"Configuration file {path} is no text: it has zero bytes", "Name a server.properties file, as Kafka's."
+            f"Configuration file {path} is not a text file", "Specify a server.properties file as for Kafka."
         )
     try:
         text = content.decode()
@@ -50,11 +50,11 @@ def read_properties(path: Path) -> dict[str, str]:
     try:
         return parse_properties(text)
     except PropertiesSyntaxError as error:
-        raise OperatorError(f"Configuration file {path}: {error}", "Write \\\\ where a backslash is meant.") from error
+        raise OperatorError(f"Configuration file {path}: {error}", "Write a literal backslash as \\\\.") from error
 
 
 def format_properties(properties: Mapping[str, str], comment: str = "") -> str:
-    """Properties as text that `parse_properties` reads back, one a line, keys as given."""
+    """Properties as text that `parse_properties` reads, one per line, keys as given."""
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + "".join(f"{_escape(k, is_key=True)}={_escape(v, is_key=False)}\n" for k, v in properties.items())
 
@@ -69,7 +69,7 @@ def _properties(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments and blanks, joined where they end in a backslash, with the number of their first."""
+    """Lines without comments and blank lines, continuation lines joined, with the number of the first."""
     pending, first = "", 0
     joining = False
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):

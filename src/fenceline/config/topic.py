@@ -1,4 +1,4 @@
-"""Every topic config of Kafka 4.3.1 and Fenceline's own, the broker keys that stand in for them, and their check.
+"""Every topic config of Kafka 4.3.1 and Fenceline's own, the broker keys that are their defaults, and their validation.
 
 Owns names, types, defaults and bounds. Never stores or merges values (see `config.effective`).
 
@@ -28,7 +28,7 @@ _LONG_MAX: Final = "9223372036854775807"
 _THROTTLED: Final = Pattern(re.compile(r"([0-9]+:[0-9]+)?"), "[partitionId]:[brokerId],[partitionId]:[brokerId],...")
 
 VALIDATE_COMPRESSED: Final = "fenceline.validate.compressed.records"
-"""Fenceline's own, for topics and for brokers. Kafka takes a topic that has it, and does what it does anyway."""
+"""Fenceline's own, for topics and for brokers. Kafka accepts a topic that has it, and always checks."""
 
 CODEC_WORDS: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 TIMESTAMP_TYPE_WORDS: Final = ("CreateTime", "LogAppendTime")
@@ -39,200 +39,200 @@ TOPIC_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "segment.bytes",
             ConfigType.INT,
             "1073741824",
-            "A segment that has reached this size in bytes is closed and the next one begins.",
+            "Size in bytes at which a segment is rolled.",
             validator=Range(1048576),
         ),
         ConfigKey(
             "segment.ms",
             ConfigType.LONG,
             "604800000",
-            "A segment whose first record is this many milliseconds old is closed even when it is small.",
+            "Age in milliseconds of a segment's first record at which the segment is rolled, whatever its size.",
             validator=Range(1),
         ),
         ConfigKey(
             "segment.jitter.ms",
             ConfigType.LONG,
             "0",
-            "Up to this many milliseconds are taken off segment.ms at random, so that segments do not roll together.",
+            "Maximum random milliseconds subtracted from segment.ms, so that segments do not roll at the same time.",
             validator=Range(0),
         ),
         ConfigKey(
             "segment.index.bytes",
             ConfigType.INT,
             "10485760",
-            "Largest size in bytes of a segment's offset index; a full index closes the segment.",
+            "Maximum size in bytes of a segment's offset index; a full index rolls the segment.",
             validator=Range(4),
         ),
         ConfigKey(
             "flush.messages",
             ConfigType.LONG,
             _LONG_MAX,
-            "Flush the log to disk after this many records; by default the operating system decides.",
+            "Flush the log to disk after this many records; by default the operating system does.",
             validator=Range(1),
         ),
         ConfigKey(
             "flush.ms",
             ConfigType.LONG,
             _LONG_MAX,
-            "Flush the log to disk when records have waited this many milliseconds; by default never by time.",
+            "Flush the log to disk when records are unflushed for this many milliseconds; by default never.",
             validator=Range(0),
         ),
         ConfigKey(
             "retention.bytes",
             ConfigType.LONG,
             "-1",
-            "Old segments of a partition go when the log is larger than this many bytes; -1 is no limit.",
+            "Old segments of a partition are deleted when the log exceeds this size in bytes; -1 is no limit.",
         ),
         ConfigKey(
             "retention.ms",
             ConfigType.LONG,
             "604800000",
-            "Segments whose newest record is older than this many milliseconds go; -1 keeps them.",
+            "Segments whose newest record is older than this many milliseconds are deleted; -1 is no limit.",
             validator=Range(-1),
         ),
         ConfigKey(
             "max.message.bytes",
             ConfigType.INT,
             "1048588",
-            "Largest record batch in bytes that is taken, after compression.",
+            "Maximum size in bytes of a record batch, after compression.",
             validator=Range(0),
         ),
         ConfigKey(
             "index.interval.bytes",
             ConfigType.INT,
             "4096",
-            "An entry goes into the offset index after this many bytes of records.",
+            "Bytes of records between entries of the offset index.",
             validator=Range(0),
         ),
         ConfigKey(
             "delete.retention.ms",
             ConfigType.LONG,
             "86400000",
-            "Compaction keeps delete markers for this many milliseconds, so that readers can see them.",
+            "Milliseconds that compaction keeps delete markers, so that readers can see them.",
             validator=Range(0),
         ),
         ConfigKey(
             "min.compaction.lag.ms",
             ConfigType.LONG,
             "0",
-            "A record is safe from compaction for this many milliseconds.",
+            "Minimum milliseconds that a record remains uncompacted.",
             validator=Range(0),
         ),
         ConfigKey(
             "max.compaction.lag.ms",
             ConfigType.LONG,
             _LONG_MAX,
-            "A record is open to compaction after this many milliseconds at the latest.",
+            "Maximum milliseconds that a record is not eligible for compaction.",
             validator=Range(1),
         ),
         ConfigKey(
             "file.delete.delay.ms",
             ConfigType.LONG,
             "60000",
-            "Files of a removed segment stay on disk for this many milliseconds.",
+            "Milliseconds that files of a removed segment stay on disk.",
             validator=Range(0),
         ),
         ConfigKey(
             "min.cleanable.dirty.ratio",
             ConfigType.DOUBLE,
             "0.5",
-            "Compaction starts when this share of the log has not been compacted yet.",
+            "Minimum fraction of uncompacted log at which compaction starts.",
             validator=Range(0, 1),
         ),
         ConfigKey(
             "cleanup.policy",
             ConfigType.LIST,
             "delete",
-            "What happens to old segments: delete, compact (keep the newest record of each key), both, or nothing.",
+            "Policy for old segments: delete, compact (keep the newest record of each key), both, or none.",
             validator=ListRules(("compact", "delete")),
         ),
         ConfigKey(
             "unclean.leader.election.enable",
             ConfigType.BOOLEAN,
             "false",
-            "Whether a replica that is not in sync may lead when nobody else can; records may be lost then.",
+            "Whether an out-of-sync replica may become leader if no other can; records may be lost.",
         ),
         ConfigKey(
             "min.insync.replicas",
             ConfigType.INT,
             "1",
-            "How many replicas must be in sync for a record with acks=all to be taken.",
+            "Minimum in-sync replicas for a write with acks=all.",
             validator=Range(1),
         ),
         ConfigKey(
             "compression.type",
             ConfigType.STRING,
             "producer",
-            "Codec of the records on disk; `producer` keeps what the producer chose.",
+            "Codec of the records on disk; `producer` keeps the producer's codec.",
             validator=OneOf(CODEC_WORDS),
         ),
         ConfigKey(
             "compression.gzip.level",
             ConfigType.INT,
             "-1",
-            "Level of gzip where the broker compresses; -1 is the library's own.",
+            "Level of gzip if the broker compresses; -1 is the library's default.",
             validator=RangeOr(1, 9, -1),
         ),
         ConfigKey(
             "compression.lz4.level",
             ConfigType.INT,
             "9",
-            "Level of lz4 where the broker compresses.",
+            "Level of lz4 if the broker compresses.",
             validator=Range(1, 17),
         ),
         ConfigKey(
             "compression.zstd.level",
             ConfigType.INT,
             "3",
-            "Level of zstd where the broker compresses.",
+            "Level of zstd if the broker compresses.",
             validator=Range(-131072, 22),
         ),
         ConfigKey(
             "preallocate",
             ConfigType.BOOLEAN,
             "false",
-            "Reserve the whole file on disk when a segment begins.",
+            "Preallocate the file of a new segment.",
         ),
         ConfigKey(
             "message.timestamp.type",
             ConfigType.STRING,
             "CreateTime",
-            "Whether a record's timestamp is the producer's or the time of its append.",
+            "Whether a record's timestamp is set by the producer or is the append time.",
             validator=OneOf(TIMESTAMP_TYPE_WORDS),
         ),
         ConfigKey(
             "message.timestamp.before.max.ms",
             ConfigType.LONG,
             _LONG_MAX,
-            "Records whose timestamp lies further back than this many milliseconds are refused.",
+            "Records with a timestamp further in the past than this many milliseconds are rejected.",
             validator=Range(0),
         ),
         ConfigKey(
             "message.timestamp.after.max.ms",
             ConfigType.LONG,
             "3600000",
-            "Records whose timestamp lies further ahead than this many milliseconds are refused.",
+            "Records with a timestamp further in the future than this many milliseconds are rejected.",
             validator=Range(0),
         ),
         ConfigKey(
             "leader.replication.throttled.replicas",
             ConfigType.LIST,
             "",
-            "Replicas whose leader throttles replication: partition:broker pairs, or * for all.",
+            "Replicas to which the leader throttles replication: partition:broker pairs, or * for all.",
             validator=_THROTTLED,
         ),
         ConfigKey(
             "follower.replication.throttled.replicas",
             ConfigType.LIST,
             "",
-            "Replicas that throttle their own fetching: partition:broker pairs, or * for all.",
+            "Replicas that throttle their fetching: partition:broker pairs, or * for all.",
             validator=_THROTTLED,
         ),
         ConfigKey(
             "remote.storage.enable",
             ConfigType.BOOLEAN,
             "false",
-            "Tiered storage, which this broker does not have.",
+            "Tiered storage, which this broker does not support.",
         ),
         ConfigKey(
             "local.retention.ms",
@@ -325,11 +325,11 @@ TOPIC_SYNONYMS: Final[Mapping[str, tuple[Synonym, ...]]] = MappingProxyType(
         VALIDATE_COMPRESSED: (Synonym(VALIDATE_COMPRESSED),),
     }
 )
-"""Topic config to the broker keys that stand in for it, the strongest first."""
+"""Topic config to the broker keys that are its defaults, in order of precedence."""
 
 
 def validate_topic_configs(configs: Mapping[str, str | None], defaults: Mapping[str, str | None] | None = None) -> None:
-    """Check the whole set of a topic's overrides.
+    """Check the complete set of a topic's overrides.
 
     `defaults` are the values that the broker level gives to topics (text, by topic config name); Kafka's own where
     left out. Raises InvalidConfig with Kafka's message: null values, unknown names, bad values, and combinations that

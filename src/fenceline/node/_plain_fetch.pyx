@@ -1,11 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Fetches of a follower that keeps up: what is new in its partitions, at once or when it comes.
+"""The fast path for fetches of a follower that keeps up: new records of its partitions, at once or when they arrive.
 
-Owns no rule of its own: it knows what to leave to `fetching.py` and `fetch_reads.py`, which are complete without this
-module. A request or an answer is left as a whole, with nothing changed, where anything of it is not the plain case
-(another version, a partition that is new to the session, an epoch that is not the same on both sides, throttles, a disk
-that would be waited for, more than one answer takes). What a request tells of its follower is taken once; where what
-there is to read is not plain, `fetching.py` goes on from there.
+Owns no rule of its own: `fetching.py` and `fetch_reads.py` are complete without this module. A request or a response is
+left to them completely, with nothing changed, if anything in it is not the plain case (another version, a partition
+that is new to the session, different epochs, throttles, a wait for the disk, more than fits into one response). The
+follower state in a request is applied once; if the records to read are not plain, `fetching.py` continues from there.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -31,19 +30,19 @@ cdef enum:
     REQUEST_TAIL_BYTES = 18
     WANTED_BYTES = 33
     FRAME_HEAD_BYTES = 19
-    FETCHED_BYTES = 60  # of one partition with all that may stand before it, without its records
+    FETCHED_BYTES = 60  # of one partition with everything that may precede it, without its records
     MOST_COPIED_BYTES = 4096
 
 
 cdef bint _is_plain_tail(const uint8_t* p) noexcept nogil:
-    """Whether a request forgets nothing, has no rack and is a replica's, with nothing more to say."""
+    """Whether a request has no forgotten topics, no rack, and only a replica state in its tags."""
     return (
         p[0] == 1 and p[1] == 1 and p[2] == 1 and p[3] == 1 and p[4] == 13 and p[17] == 0 and be_int32(p + 5) >= 0
     )
 
 
 cdef dict _wanted(const uint8_t* p, Py_ssize_t size):
-    """What a request asks for, by topic id and index; None where its form is another one."""
+    """The partitions of a request by topic id and index; None if it has another form."""
     cdef dict wanted = {}
     cdef Py_ssize_t at = REQUEST_HEAD_BYTES, end = size - REQUEST_TAIL_BYTES
     cdef int topics, count, i, total = 0
@@ -77,7 +76,7 @@ cdef dict _wanted(const uint8_t* p, Py_ssize_t size):
 
 
 cdef object _served(dict hosted, key, wanted, int32_t replica_id):
-    """The replica that may serve this follower beyond doubt, with a log that its own agrees with; else None."""
+    """The replica, if it may serve this follower and the follower's log agrees with its own; else None."""
     cdef tuple asked = <tuple>wanted
     cdef int64_t leader_epoch = asked[5], last_fetched_epoch = asked[6], offset = asked[3]
     cdef list epochs
@@ -99,7 +98,7 @@ cdef object _served(dict hosted, key, wanted, int32_t replica_id):
 
 
 def handle_plain(fetching, context, body):
-    """The answer to a follower's request or what waits for one; None with nothing changed: `Fetching.handle` goes on."""
+    """The response, or a pending one; None, with nothing changed: `FetchHandler.handle` continues."""
     cdef const uint8_t[::1] view = body
     cdef const uint8_t* p
     cdef const uint8_t* tail
@@ -114,7 +113,7 @@ def handle_plain(fetching, context, body):
     tail = p + size - REQUEST_TAIL_BYTES
     epoch = be_int32(p + 17)
     if be_int32(p) <= 0 or be_int32(p + 4) <= 0 or p[12] or epoch <= 0 or not _is_plain_tail(tail):
-        return None  # it does not wait, does not read all, or does not go on with a session
+        return None  # it does not wait, does not read everything, or does not continue a session
     replica_id, replica_epoch = be_int32(tail + 5), be_int64(tail + 9)
     sessions = fetching.sessions.by_id
     session_id = be_int32(p + 13)
@@ -171,7 +170,7 @@ def handle_plain(fetching, context, body):
 
 
 def answer_plain(fetching, context, request, answer):
-    """The frame with what is new for a follower, empty where nothing is; None with nothing changed."""
+    """The frame with a follower's new records, empty if there are none; None, with nothing changed."""
     cdef int32_t replica_id = request.replica_id
     cdef dict hosted
     cdef list to_read, replicas
@@ -190,7 +189,7 @@ def answer_plain(fetching, context, request, answer):
 
 
 cdef bint _may_read(fetching, int32_t replica_id, int64_t replica_epoch) except -1:
-    """Whether no throttle is set, and the follower is the process that its registration tells of."""
+    """Whether no throttle is set, and the follower's broker epoch is the registered one."""
     replication = fetching.broker.replication
     return not replication.throttles.leader.is_active and replica_epoch >= <int64_t>replication.eligible_epoch(replica_id)
 
@@ -239,7 +238,7 @@ cdef object _answer(fetching, context, request, answer, list to_read, list repli
 
 
 cdef object _read(log, offset, int64_t max_bytes, bint at_least_one):
-    """What lies between `offset` and the log's end, within `max_bytes`; None where that is not in memory, or trouble."""
+    """The records from `offset` to the log end, within `max_bytes`; None if they are not in memory, or on an error."""
     try:
         records = log.read_newest(offset, max_bytes)
         if records is None:
@@ -256,7 +255,7 @@ cdef object _read(log, offset, int64_t max_bytes, bint at_least_one):
 
 
 cdef list _frame(context, int32_t session_id, list to_read, list replicas, list found):
-    """What the follower does not know yet of these partitions, and that it was told."""
+    """The frame with the changes of these partitions, which are then marked as sent."""
     cdef uint8_t[FRAME_HEAD_BYTES + MAX_PARTITIONS * FETCHED_BYTES] out
     cdef uint8_t* topics = out + FRAME_HEAD_BYTES
     cdef uint8_t* partitions = NULL

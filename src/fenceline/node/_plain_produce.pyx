@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Produce requests that nothing is special about, from the request's bytes to the frame of the answer in C speed.
+"""The fast path for plain Produce requests, from the request's bytes to the response frame at C speed.
 
-Owns no rule of its own: it knows what to leave to `producing.py`, which is complete without this module. A request is
-left as a whole, with nothing changed, when its bytes or one of its partitions are not the plain case (another version,
-a transaction, acks=0, an unknown partition, a partition that is named twice, too few replicas, `flush.messages`, an
-internal topic). An answer that other replicas are waited for with is made here and handed over. One batch is left alone when its log says so; what `producing.py` makes of it goes into this answer.
+Owns no rule of its own: `producing.py` is complete without this module. A request is left to it completely, with
+nothing changed, if its bytes or one of its partitions are not the plain case (another version, a transaction, acks=0,
+an unknown partition, a partition named twice, too few replicas, `flush.messages`, an internal topic). A response that
+waits for other replicas is encoded here and handed over. A batch that its log does not accept on the fast path is left
+to `producing.py`, whose result becomes part of this response.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -53,7 +54,7 @@ cdef struct Request:
 
 
 cdef inline Py_ssize_t _length(const uint8_t* p, Py_ssize_t* at, Py_ssize_t size) noexcept nogil:
-    """A compact length or count, already without its 1; -1 for null or what does not fit into the request."""
+    """A compact length or count, decremented; -1 for null or a value that exceeds the request."""
     cdef uint64_t value = 0
     cdef int shift = 0
     while at[0] < size and shift <= 28:
@@ -66,7 +67,7 @@ cdef inline Py_ssize_t _length(const uint8_t* p, Py_ssize_t* at, Py_ssize_t size
 
 
 cdef bint _parse(const uint8_t* p, Py_ssize_t size, bint by_id, Request* out) noexcept nogil:
-    """Whether the body is a whole request of the plain form, with no partition named twice."""
+    """Whether the body is a complete request of the plain form, with no partition named twice."""
     cdef Py_ssize_t at = 7, length
     cdef int topic, other, count, i
     cdef Topic* current
@@ -126,7 +127,7 @@ cdef inline void _put_count(bytearray out, Py_ssize_t count):
 
 
 def answer_plain(producing, context, body):
-    """The frame that answers a request, or what waits with it; None with nothing changed: `Producing.handle` goes on."""
+    """The response frame, or a pending response; None, with nothing changed: `ProduceHandler.handle` continues."""
     cdef int version = context.api_version
     cdef Request request
     cdef Topic* topic

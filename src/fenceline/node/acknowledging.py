@@ -1,10 +1,10 @@
-"""Answers to Produce that wait: for other replicas (acks=all), and for the disk (`flush.messages`).
+"""Produce responses that wait for other replicas (acks=all) or for the disk (`flush.messages`).
 
-Owns one request's answer from the append until everything that it owes is done, or its time is up; for all of them,
-their deadlines and the turn of the loop in which they leave. Never appends.
+Owns one request's response from the append until all acknowledgements have arrived or the request has timed out, and
+the timers of all waiting responses of a broker. Never appends.
 
-The answer is made before it waits, as if all went well; only where something does not is it read and written anew, so
-that what is the rule costs no more than keeping it.
+The response frame is encoded before the wait, on the assumption that every partition succeeds. Only a response with an
+error is decoded and encoded again.
 
 Rules: `epochs.md E42`; `gaps.md G49`.
 """
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 log = Logger("produce")
 
 _MESSAGES = {
-    ErrorCode.REQUEST_TIMED_OUT: "Not all in-sync replicas have the records yet; they are in the leader's log",
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: "The records are in the log, on fewer than min.insync.replicas",
+    ErrorCode.REQUEST_TIMED_OUT: "The records are in the leader's log, but not yet on all in-sync replicas",
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: "The records are in the log, but on too few in-sync replicas",
 }
 _KEPT_QUEUES: Final = 8
 _SIZE_PREFIX_BYTES: Final = 4
@@ -46,7 +46,7 @@ class OwedBy(Enum):
 
 
 class Owed(NamedTuple):
-    """`position` in the answer waits until everything below `end_offset` is committed, or flushed."""
+    """`position` in the answer waits until all records below `end_offset` are committed, or flushed."""
 
     position: int
     replica: Replica
@@ -54,27 +54,28 @@ class Owed(NamedTuple):
     by: OwedBy
 
 
-class WaitingAnswers:
-    """All of one broker: when they give up, and how they leave.
+class ProducePurgatory:
+    """All waiting responses of one broker: their timeouts, and when they are sent.
 
-    Clients use one or two time-outs, so those of one time-out end in their order: each has one timer, and an answer
-    that was in time costs none.
+    Clients use one or two different timeouts, and requests with the same timeout expire in arrival order. So each
+    timeout value has one timer, and a response that is sent in time needs none.
 
-    An answer leaves in a turn of the loop of its own. What completes it is mostly a follower's fetch that is being
-    read, and with an answer its connection goes on: to a request that appends to what that fetch has read already.
+    Responses are sent in a later iteration of the event loop. A response is usually completed while a follower's fetch
+    is being handled, and sending it lets its connection handle the next request, which may append to the log that the
+    fetch has just read.
     """
 
     __slots__ = ("_broker", "_queues", "_ready", "_timers")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._queues: dict[int, dict[Acknowledging, float]] = {}
-        """Time-out in milliseconds -> who waits, oldest first, and until when (the loop's seconds)."""
+        self._queues: dict[int, dict[DelayedProduce, float]] = {}
+        """Timeout in milliseconds -> waiting requests, oldest first, with their deadlines (event loop seconds)."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._ready: list[tuple[PendingAnswer, list[Buffer]]] = []
 
-    def leave(self, pending: PendingAnswer, frame: list[Buffer]) -> None:
-        """All that it owed is done."""
+    def send_later(self, pending: PendingAnswer, frame: list[Buffer]) -> None:
+        """All acknowledgements have arrived: send the frame."""
         if not self._ready:
             self._broker.loop.call_soon(self._send)
         self._ready.append((pending, frame))
@@ -84,32 +85,32 @@ class WaitingAnswers:
         for pending, frame in ready:
             pending.complete(frame)
 
-    def add(self, waiting: Acknowledging, timeout_ms: int) -> None:
+    def add(self, waiting: DelayedProduce, timeout_ms: int) -> None:
         queue = self._queues.get(timeout_ms)
         loop = self._broker.loop
         if queue is None:
             queue = self._queues[timeout_ms] = {}
-            self._timers[timeout_ms] = loop.call_later(timeout_ms / 1000, self._look, timeout_ms)
+            self._timers[timeout_ms] = loop.call_later(timeout_ms / 1000, self._expire, timeout_ms)
         queue[waiting] = loop.time() + timeout_ms / 1000
 
-    def discard(self, waiting: Acknowledging, timeout_ms: int) -> None:
+    def discard(self, waiting: DelayedProduce, timeout_ms: int) -> None:
         queue = self._queues.get(timeout_ms)
         if queue is None:
             return
         queue.pop(waiting, None)
-        # The timer of a time-out that is used again and again stays; those of many different ones do not pile up.
+        # The timer of a timeout that is in use stays; timers of many different timeouts do not pile up.
         if not queue and len(self._queues) > _KEPT_QUEUES:
             del self._queues[timeout_ms]
             self._timers.pop(timeout_ms).cancel()
 
-    def _look(self, timeout_ms: int) -> None:
+    def _expire(self, timeout_ms: int) -> None:
         queue = self._queues[timeout_ms]
         loop = self._broker.loop
         now = loop.time()
         ended = []
         for waiting, until in queue.items():
             if until > now:
-                self._timers[timeout_ms] = loop.call_later(until - now, self._look, timeout_ms)
+                self._timers[timeout_ms] = loop.call_later(until - now, self._expire, timeout_ms)
                 break
             ended.append(waiting)
         else:
@@ -119,8 +120,8 @@ class WaitingAnswers:
             waiting.time_out()
 
 
-class Acknowledging:
-    """One request. `frame`: its answer where all that is owed is done."""
+class DelayedProduce:
+    """One request. `frame`: its response if every partition succeeds."""
 
     __slots__ = (
         "_answers",
@@ -128,8 +129,8 @@ class Acknowledging:
         "_context",
         "_flushing",
         "_frame",
-        "_left",
         "_pending",
+        "_remaining",
         "_results",
         "_timeout_ms",
         "_waiting",
@@ -138,7 +139,7 @@ class Acknowledging:
     def __init__(
         self,
         broker: Broker,
-        answers: WaitingAnswers,
+        answers: ProducePurgatory,
         context: RequestContext,
         frame: list[Buffer],
         pending: PendingAnswer,
@@ -148,16 +149,16 @@ class Acknowledging:
         self._context = context
         self._frame = frame
         self._pending = pending
-        self._left = 0
+        self._remaining = 0
         self._waiting: Sequence[Owed] = ()
         self._results: list[PartitionResult] | None = None
-        """What the answer says, once it says anything else than `frame`."""
+        """The results, once one of them differs from `frame`."""
         self._flushing: asyncio.Task[None] | None = None
         self._timeout_ms = -1
 
     def wait_for(self, owed: Sequence[Owed], timeout_ms: int) -> None:
-        """Answer when all of it is done. Replicas get `timeout_ms`, the disk as long as it takes."""
-        self._left = len(owed)
+        """Send the response when all acknowledgements have arrived. `timeout_ms` limits the wait for replicas only."""
+        self._remaining = len(owed)
         unflushed = [each for each in owed if each.by is OwedBy.DISK]
         if unflushed:
             self._flushing = asyncio.ensure_future(self._flush(unflushed))
@@ -170,25 +171,27 @@ class Acknowledging:
                 replica.when_committed(end_offset, self, position)
 
     def committed(self, position: int, code: ErrorCode) -> None:
-        self._done(position, code)
+        self._acknowledged(position, code)
 
     async def _flush(self, unflushed: Sequence[Owed]) -> None:
         try:
             for each in unflushed:
                 error = await self._broker.flush_up_to(each.replica, each.end_offset)
-                self._done(each.position, *((error.code, error.message) if error is not None else (ErrorCode.NONE,)))
+                self._acknowledged(
+                    each.position, *((error.code, error.message) if error is not None else (ErrorCode.NONE,))
+                )
         except Exception:
             log.exception("flush failed", peer=self._context.peer)
-            self._forget()
-            self._pending.fail("internal error, see the log line before")
+            self._cancel_timeout()
+            self._pending.fail("internal error, see the previous log message")
 
     def time_out(self) -> None:
-        """The replicas' time is up."""
+        """The timeout for acknowledgements from replicas has expired."""
         for each in self._waiting:
             if each.replica.forget(self, each.position):
-                self._done(each.position, ErrorCode.REQUEST_TIMED_OUT)
+                self._acknowledged(each.position, ErrorCode.REQUEST_TIMED_OUT)
 
-    def _done(self, position: int, code: ErrorCode, message: str = "") -> None:
+    def _acknowledged(self, position: int, code: ErrorCode, message: str = "") -> None:
         if code:
             results = self._results
             if results is None:
@@ -201,15 +204,15 @@ class Acknowledging:
                 code,
                 error_message=message or _MESSAGES.get(code),
             )
-        self._left -= 1
-        if self._left == 0:
-            self._forget()
+        self._remaining -= 1
+        if self._remaining == 0:
+            self._cancel_timeout()
             frame = self._frame
             if self._results is not None:
                 answer = with_leaders(self._broker, self._context.listener, self._results)
                 body = encode_response(self._context.api_version, answer)
                 frame = frame_of(ApiKey.PRODUCE, self._context, body)
-            self._answers.leave(self._pending, frame)
+            self._answers.send_later(self._pending, frame)
 
     def _read_frame(self) -> list[PartitionResult]:
         version = self._context.api_version
@@ -217,7 +220,7 @@ class Acknowledging:
         _, start = parse_response_header(ApiKey.PRODUCE, version, message)
         return list(parse_response(version, message[start:]).results)
 
-    def _forget(self) -> None:
+    def _cancel_timeout(self) -> None:
         if self._timeout_ms >= 0:
             self._answers.discard(self, self._timeout_ms)
             self._timeout_ms = -1

@@ -46,13 +46,13 @@ from fenceline.node.directory_assignments import DirectoryAssignments
 from fenceline.node.directory_cordons import DirectoryCordons
 from fenceline.node.directory_failures import DirectoryFailures
 from fenceline.node.directory_moves import DirectoryMoves
-from fenceline.node.fetching import RACK_AWARE_SELECTOR, Fetching
+from fenceline.node.fetching import RACK_AWARE_SELECTOR, FetchHandler
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.groups_driver import GroupsDriver
 from fenceline.node.handlers.producers import ProducerIds
 from fenceline.node.log_cleaner import LogCleaner
 from fenceline.node.log_cleaner_metrics import CleanerCollector
-from fenceline.node.log_recovery import recover_logs, take_back_recovery_points
+from fenceline.node.log_recovery import checkpoint_recovery_points, recover_logs
 from fenceline.node.logs import Logger
 from fenceline.node.loss_delivery import LossDelivery
 from fenceline.node.loss_expiry import LossExpiry
@@ -66,16 +66,16 @@ from fenceline.node.offsets_topic import (
     OffsetsTopicLog,
     new_offsets_topic,
 )
-from fenceline.node.producing import Producing
+from fenceline.node.producing import ProduceHandler
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.removed_replicas import RemovedReplicas
 from fenceline.node.replica import Replica
-from fenceline.node.replicas import Replicas, tell_recovery
+from fenceline.node.replicas import Replicas, log_recovery_report
 from fenceline.node.replication import Replication
 from fenceline.node.replication_metrics import ReplicationCollector
 from fenceline.node.server import RawHandler, Server
 from fenceline.node.storage_trouble import StorageTrouble
-from fenceline.node.transactions_elsewhere import TransactionsElsewhere
+from fenceline.node.transaction_support import TransactionSupport
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.produce import NodeEndpoint
 
@@ -274,7 +274,7 @@ class Broker:
         self.removed_replicas = RemovedReplicas(self)
         self.loss_expiry = LossExpiry(self, self.losses)
         self.replication = Replication(self)
-        self.transactions_elsewhere = TransactionsElsewhere(
+        self.transaction_support = TransactionSupport(
             self.node_id,
             lambda: self.controller.image,
             self.replication.replication_endpoint,
@@ -295,13 +295,13 @@ class Broker:
             broker_epoch=lambda: self.broker_epoch,
             delete_partition=self.losses.delete_partition,
             compare_removed=self.removed_replicas.add,
-            tell_place=self._assignments.tell,
+            report_directory=self._assignments.tell,
             suspect=self.directory_failures.suspect,
         )
         self.storage_trouble.heard = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.moves = DirectoryMoves(self)
-        self.partitions.on_gone = self.moves.gone
+        self.partitions.on_stopped = self.moves.gone
         self.cleaner = LogCleaner(self)
         self.partitions.on_dirty = self.cleaner.mark
         self.cordons = DirectoryCordons(self)
@@ -325,7 +325,7 @@ class Broker:
             rng=self.rng,
         )
         await self.quorum.start(self.disk_threads)
-        tell_recovery(self.controller.log.partition_log)
+        log_recovery_report(self.controller.log.partition_log)
         self._started.append("controller")
         await unless_failed(self.controller, self._join(self.quorum))
 
@@ -348,18 +348,18 @@ class Broker:
         self.cordons.take()
         known = self.image
         copies = await recover_logs(self)
-        await self.loop.run_in_executor(self.disk_threads, self.losses.take_up)
-        await take_back_recovery_points(self)
+        await self.loop.run_in_executor(self.disk_threads, self.losses.recover)
+        await checkpoint_recovery_points(self)
         self.controller.subscribe(self._on_image)
-        self.replication.take_up()
+        self.replication.apply_image()
         # Logs were opened by what was known when that began: topics may have gone meanwhile, and come anew.
         self.partitions.apply(difference(known, self.image))
-        self.partitions.take_roles()
-        await self.removed_replicas.take_up()
+        self.partitions.apply_roles()
+        await self.removed_replicas.find_strays()
         self.moves.take_up(copies)
         self._coordinators.load_all(self.image)
         # Metadata may name this broker as a leader from here on: who comes at once is not sent away.
-        self.server.let_wait()
+        self.server.open_backlog()
         if quorum.channel is not None:
             await self.lifecycle.unfence()
         await self.replication.recovered()
@@ -431,8 +431,8 @@ class Broker:
         from fenceline.node.handlers import entity_apis
 
         config = self.config
-        producing = Producing(self)
-        fetching = Fetching(
+        producing = ProduceHandler(self)
+        fetching = FetchHandler(
             self,
             max_response_bytes=config.get_int("fetch.max.bytes"),
             max_load_bytes=config.get_int("fenceline.fetch.load.max.bytes"),

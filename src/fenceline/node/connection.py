@@ -1,15 +1,15 @@
-"""One client connection: frames in, answers out, in order.
+"""One client connection: requests in, responses out, in order.
 
-Owns the receive buffer and the order of answers. Never looks into a request beyond its header.
+Owns the receive buffer and the order of responses. Never reads more of a request than its header.
 
-Requests of a connection are handled one at a time, as Kafka does: while an answer is pending (a parked fetch, a change
-that waits for the disk) the following requests stay in the receive buffer, and when that is full the socket is not
-read. Produce requests alone follow each other: one that has appended and waits for other replicas lets the next ones
-append, up to `MOST_WAITING`. What comes after it is answered after it, and what ends the connection ends it after it.
+Requests of a connection are handled one at a time, as in Kafka: while a response is pending (a parked fetch, a change
+that waits for the disk), the following requests stay in the receive buffer, and when the buffer is full the socket is
+not read. Only Produce requests are pipelined: while one waits for other replicas, the next ones may append, up to
+`MAX_PIPELINED`. Responses still leave in request order, and a connection is closed only after the responses before it.
 
-While the peer does not read its answers, nothing more is handled. So a connection holds at most one receive buffer
-(bounded by `socket.request.max.bytes`, all together by the server's budget), one answer beyond the transport's
-high-water mark, and `MOST_WAITING` answers to Produce, which are small.
+While the peer does not read its responses, no further request is handled. So a connection holds at most one receive
+buffer (bounded by `socket.request.max.bytes`, all together by the server's budget), one response beyond the transport's
+high-water mark, and `MAX_PIPELINED` small Produce responses.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ INITIAL_BUFFER_BYTES: Final = 64 * 1024
 _GROWTH: Final = 4
 _SIZE_PREFIX_BYTES: Final = 4
 _SMALLEST_REQUEST_BYTES: Final = 8
-MOST_WAITING: Final = 64
-"""So many Produce requests of a connection have appended and wait for other replicas."""
+MAX_PIPELINED: Final = 64
+"""Maximum number of Produce requests of a connection that have appended and wait for other replicas."""
 _API_KEY_BYTES: Final = 2
 
 
 class PendingAnswer:
-    """The promise of an answer that is not ready yet. Completed at most once; dropped when the peer is gone.
+    """A response that is not ready yet. Completed at most once; dropped when the peer disconnects.
 
-    lets_follow: the request is done but for its answer, and of a kind that may follow each other.
+    lets_follow: the request is complete except for its response, and requests of its kind may be pipelined.
     """
 
     __slots__ = ("_abandon", "_answered", "_connection", "lets_follow", "outcome")
@@ -55,36 +55,36 @@ class PendingAnswer:
         self._abandon: Callable[[], object] | None = None
         self.lets_follow = lets_follow
         self.outcome: Sequence[Part] | str | None = None
-        """What it came to while others before it wait: the answer, or why the connection is to be closed."""
+        """The response, or the reason to close the connection, while earlier responses are still pending."""
 
-    def complete(self, buffers: Sequence[Part] | None, let_go: Callable[[], None] | None = None) -> None:
-        """Send the answer's frame (None: nothing is owed) and let the connection go on.
+    def complete(self, buffers: Sequence[Part] | None, on_sent: Callable[[], None] | None = None) -> None:
+        """Send the response frame (None: the request has no response) and handle the connection's next request.
 
-        `let_go` is called once: when the whole answer was sent, or never will be.
+        `on_sent` is called once: when the response has been sent completely, or never will be.
         """
         connection, self._connection = self._connection, None
         self._abandon = None
         if connection is not None:
             self._answered = connection
-            connection.answer_pending(self, buffers, let_go)
-        elif let_go is not None:
-            let_go()
+            connection.answer_pending(self, buffers, on_sent)
+        elif on_sent is not None:
+            on_sent()
 
     def drop(self, reason: str) -> None:
-        """The answer was given and the peer does not read it: close the connection at once."""
+        """The peer does not read the response: close the connection at once."""
         if self._answered is not None:
             self._answered.close(reason)
             self._answered.abort()
 
     def fail(self, reason: str) -> None:
-        """No answer can be given: close the connection, so that the client asks anew."""
+        """No response can be sent: close the connection, so that the client retries."""
         connection, self._connection = self._connection, None
         self._abandon = None
         if connection is not None:
             connection.fail_pending(self, reason)
 
     def on_abandoned(self, callback: Callable[[], object] | None) -> None:
-        """Call `callback` when the peer goes away before the answer is there; None: nothing."""
+        """Call `callback` when the peer disconnects before the response is ready; None: no callback."""
         self._abandon = callback
 
     def attach(self, connection: Connection) -> None:
@@ -98,18 +98,18 @@ class PendingAnswer:
 
 
 def _has_socket(transport: asyncio.Transport | None) -> bool:
-    """Whether files can be sent, and it is known when; a simulated transport has none."""
+    """Whether files can be sent and their completion observed; a simulated transport has no socket."""
     return transport is not None and transport.get_extra_info("socket") is not None
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Framing and back-pressure for one socket. `Server.handle` does the rest."""
+    """Framing and back-pressure for one socket. Requests go to `Server.handle`."""
 
     __slots__ = (
         "_buffer",
         "_closes_when_sent",
         "_end",
-        "_let_go",
+        "_on_sent",
         "_paused_reading",
         "_paused_writing",
         "_sender",
@@ -133,11 +133,11 @@ class Connection(asyncio.BufferedProtocol):
         self._end = 0
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[PendingAnswer] = deque()
-        """Answers that are owed, in the order in which they leave."""
+        """Responses that are owed, in the order in which they are sent."""
         self._paused_writing = False
         self._paused_reading = False
         self._sender: FileSender | None = None
-        self._let_go: Callable[[], None] | None = None
+        self._on_sent: Callable[[], None] | None = None
         self._closes_when_sent = False
         self.idle_ticks = 0
         self.peer = "?"
@@ -204,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._server.broker.disk_threads,
                 sent=self._files_sent,
                 failed=self._files_failed,
-                hurried=self._server.metrics.is_somebody_in_a_hurry,
+                has_urgent_requests=self._server.metrics.has_urgent_requests,
             )
         return sender.send(buffers)
 
@@ -219,39 +219,39 @@ class Connection(asyncio.BufferedProtocol):
 
     def _files_failed(self, error: OSError) -> None:
         if not isinstance(error, ConnectionError):
-            log.error("records could not be sent", peer=self.peer, error=str(error))
+            log.error("sending a fetch response failed", peer=self.peer, error=str(error))
         self.abort()
 
     def _answer_left(self) -> None:
-        let_go, self._let_go = self._let_go, None
-        if let_go is not None:
-            let_go()
+        on_sent, self._on_sent = self._on_sent, None
+        if on_sent is not None:
+            on_sent()
 
     @property
     def _is_sending_files(self) -> bool:
         return self._sender is not None and self._sender.is_busy
 
     def answer_pending(
-        self, pending: PendingAnswer, buffers: Sequence[Part] | None, let_go: Callable[[], None] | None = None
+        self, pending: PendingAnswer, buffers: Sequence[Part] | None, on_sent: Callable[[], None] | None = None
     ) -> None:
         waiting = self._waiting
         if pending is not waiting[0]:
-            assert let_go is None, "who lends memory has nobody before it"
+            assert on_sent is None, "a response that holds a memory lease is never pipelined"
             pending.outcome = buffers or ()
             return
         waiting.popleft()
         transport = self._transport
-        if let_go is not None and buffers is not None and _has_socket(transport):
+        if on_sent is not None and buffers is not None and _has_socket(transport):
             assert transport is not None, "it has a socket"
-            # Who lent memory for this answer wants to know when it has left.
-            self._let_go = let_go
+            # The lease is released when the response has been sent.
+            self._on_sent = on_sent
             if self._send_files(transport, buffers):
                 self._answer_left()
         else:
             if buffers is not None:
                 self.send(buffers)
-            if let_go is not None:
-                let_go()
+            if on_sent is not None:
+                on_sent()
         while waiting and (outcome := waiting[0].outcome) is not None:
             if isinstance(outcome, str):
                 self.close(outcome)
@@ -263,14 +263,14 @@ class Connection(asyncio.BufferedProtocol):
             self._take_requests()
 
     def fail_pending(self, pending: PendingAnswer, reason: str) -> None:
-        """No answer can be given; those before it are."""
+        """No response can be sent; earlier responses still are."""
         if pending is self._waiting[0]:
             self.close(reason)
         else:
             pending.outcome = reason
 
     def _close_in_turn(self, reason: str) -> None:
-        """Close, after the answers that are owed."""
+        """Close the connection after the pending responses."""
         if self._waiting:
             last = PendingAnswer()
             last.outcome = reason
@@ -279,7 +279,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close(reason)
 
     def close(self, reason: str, *, quiet: bool = False) -> None:
-        """Close after what was already written is sent; one log line names the peer and the reason."""
+        """Close once written data has been sent. Logs the peer and the reason, unless `quiet`."""
         if self._transport is not None and not self._transport.is_closing() and not self._closes_when_sent:
             if not quiet:
                 log.warning("connection closed", peer=self.peer, reason=reason)
@@ -293,7 +293,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def shrink_idle_buffer(self) -> int:
-        """Give back a grown, empty receive buffer; the number of bytes freed."""
+        """Shrink an enlarged, empty receive buffer; returns the number of bytes freed."""
         if self._transport is None or self._start != self._end or len(self._buffer) <= INITIAL_BUFFER_BYTES:
             return 0
         freed = len(self._buffer) - INITIAL_BUFFER_BYTES
@@ -302,19 +302,19 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def stalled_bytes(self) -> int:
-        """Bytes of a request that is not whole yet and holds receive memory of the budget; 0 without one."""
+        """Bytes received of an incomplete request that holds receive memory of the budget; 0 if there is none."""
         if self._waiting or not self.holds_budget:
             return 0
         return self._end - self._start
 
     @property
     def holds_budget(self) -> bool:
-        """Whether the receive buffer is larger than the first one, which every connection has."""
+        """Whether the receive buffer is larger than the initial one, which is not counted."""
         return len(self._buffer) > INITIAL_BUFFER_BYTES
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being handled or an answer is not yet sent."""
+        """Whether a request is being handled or a response has not been sent yet."""
         transport = self._transport
         return (
             bool(self._waiting)
@@ -325,9 +325,9 @@ class Connection(asyncio.BufferedProtocol):
     # --- framing --------------------------------------------------------------------------------------------------
 
     def _may_follow(self) -> bool:
-        """Whether the next request may be handled before those that wait are answered."""
+        """Whether the next request may be handled before the pending responses are sent."""
         waiting = self._waiting
-        if not waiting[-1].lets_follow or len(waiting) >= MOST_WAITING:
+        if not waiting[-1].lets_follow or len(waiting) >= MAX_PIPELINED:
             return False
         key_at = self._start + _SIZE_PREFIX_BYTES
         behind = key_at + _API_KEY_BYTES
@@ -347,8 +347,8 @@ class Connection(asyncio.BufferedProtocol):
             size = int.from_bytes(self._view[start : start + 4], "big", signed=True)
             if size < _SMALLEST_REQUEST_BYTES or size > self._server.max_request_bytes:
                 self._close_in_turn(
-                    f"request of {size} bytes; a request has {_SMALLEST_REQUEST_BYTES} to"
-                    f" {self._server.max_request_bytes} (socket.request.max.bytes)"
+                    f"invalid request size of {size} bytes; the limits are {_SMALLEST_REQUEST_BYTES} and"
+                    f" {self._server.max_request_bytes} bytes (socket.request.max.bytes)"
                 )
                 return
             if available < _SIZE_PREFIX_BYTES + size:
@@ -363,9 +363,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._close_in_turn(f"malformed request: {error}")
                 return
             except Exception:
-                # Our bug. Without an answer the peer must not wait for one.
+                # Our bug. The peer must not wait for a response that never comes.
                 log.exception("request failed", peer=self.peer)
-                self._close_in_turn("internal error, see the log line before")
+                self._close_in_turn("internal error, see the previous log message")
                 return
             if isinstance(outcome, PendingAnswer):
                 outcome.attach(self)
@@ -379,15 +379,15 @@ class Connection(asyncio.BufferedProtocol):
                     self.send(outcome)
         if self._start == self._end:
             self._start = self._end = 0
-            if self._server.wants_room and (freed := self.shrink_idle_buffer()):
-                self._server.give_back(freed)
+            if self._server.is_short_of_memory and (freed := self.shrink_idle_buffer()):
+                self._server.release_memory(freed)
         if self._paused_reading or self._end == len(self._buffer):
             self._read_or_pause()
 
     def _make_room(self, frame_bytes: int) -> bool:
-        """Let more of the frame at `_start` come in. False: over the budget of all connections, waiting.
+        """Make room for the rest of the frame at `_start`. False: the budget is exhausted, the connection waits.
 
-        The buffer grows with what has come, not with the size that was announced: announcing is free for the peer.
+        The buffer grows with the bytes received, not with the announced size: a peer can announce any size for free.
         """
         capacity = len(self._buffer)
         if self._end < capacity:
@@ -402,8 +402,8 @@ class Connection(asyncio.BufferedProtocol):
         self._replace_buffer(grown)
         return True
 
-    def room_granted(self) -> None:
-        """The server's budget has room again."""
+    def on_memory_granted(self) -> None:
+        """The server's budget has free memory again."""
         if self._transport is not None:
             self._take_requests()
 
@@ -418,7 +418,7 @@ class Connection(asyncio.BufferedProtocol):
         self._view = memoryview(buffer)
 
     def _move_to_front(self) -> None:
-        """Make room behind the bytes that wait; nobody holds a view of those before them (`Server.handle`)."""
+        """Make room after the unread bytes; no views of the earlier bytes remain (`Server.handle`)."""
         waiting = self._end - self._start
         self._view[:waiting] = self._view[self._start : self._end]
         self._start, self._end = 0, waiting

@@ -148,10 +148,10 @@ class DirectoryMove:
             now_ms = self._broker.clock.monotonic_ms()
             if now_ms >= self._tells_at_ms:
                 self._tells_at_ms = now_ms + _TELL_AGAIN_MS
-                self._broker.partitions.places.tell_moving(self.where, self.target)
+                self._broker.partitions.directories.report_move(self.where, self.target)
             await self.thread(future.flush, self._broker.clock.now_ms())
             return _LOOK_S
-        self._broker.partitions.places.moving[self.where] = self.target
+        self._broker.partitions.directories.moving[self.where] = self.target
         return await self._take_step(future, replica)
 
     async def _take_step(self, future: FutureLog, replica: Replica) -> float | None:

@@ -3,7 +3,7 @@
 Owns which moves are under way, how many have a thread at a time, and what errors mean to them. One move is
 `DirectoryMove`: chunks are copied in disk threads, within the rate that the operator gave; a copy that has caught up is
 brought to the disk, the controller is told where the replica will lie, and only when the metadata says so the copy
-takes the log's place. Where replicas lie is `ReplicaPlaces`'.
+takes the log's place. Where replicas lie is `ReplicaDirectories`'.
 
 A move ends with its replica: what is not this node's any more is deleted, what is offline stays and goes on after the
 next start. A copy that can not be made is deleted and the operator told; the replica stays where it is.
@@ -103,13 +103,13 @@ class DirectoryMoves:
             self._end(move, keep_files=False)
         topic = broker.image.topics_by_name.get(where.topic)
         if topic is None or not 0 <= where.partition < len(topic.partitions):
-            broker.partitions.places.prefer(where, target)
+            broker.partitions.directories.prefer(where, target)
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if broker.node_id not in topic.partitions[where.partition].replicas:
-            broker.partitions.places.prefer(where, target)
+            broker.partitions.directories.prefer(where, target)
             return ErrorCode.REPLICA_NOT_AVAILABLE
         if log_dirs.holder(where) is None:
-            broker.partitions.places.prefer(where, target)
+            broker.partitions.directories.prefer(where, target)
         if broker.partitions.get(*where) is None:
             return ErrorCode.KAFKA_STORAGE_ERROR
         if log_dirs.holder(where) is target or where in self._moves:
@@ -125,10 +125,10 @@ class DirectoryMoves:
         self._take_rate()
         for target, copy in found:
             where = copy.topic_partition
-            holder, places = broker.log_dirs.holder(where), broker.partitions.places
-            if not places.has_replica_of(copy) or holder is target or where in self._moves:
+            holder, directories = broker.log_dirs.holder(where), broker.partitions.directories
+            if not directories.has_replica_of(copy) or holder is target or where in self._moves:
                 if where not in self._moves:
-                    places.moving.pop(where, None)
+                    directories.moving.pop(where, None)
                 log.info("copy of a replica deleted", partition=str(where), path=copy.path)
                 with contextlib.suppress(StorageError):
                     self._new(where, target).delete_copy(copy.path)
@@ -169,9 +169,9 @@ class DirectoryMoves:
         """At once for everybody else; its files go when its thread has come back."""
         move.end(keep_files=keep_files)
         self._moves.pop(move.where, None)
-        places = self._broker.partitions.places
-        if places.moving.pop(move.where, None) is not None and not self._is_closed:
-            places.take_back(move.where)
+        directories = self._broker.partitions.directories
+        if directories.moving.pop(move.where, None) is not None and not self._is_closed:
+            directories.report_actual(move.where)
 
     # -- one move ----------------------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class DirectoryMoves:
         replica.log, removed = future.replace(replica.log, replica.config)
         broker.log_dirs.put(where, move.target)
         self._moves.pop(where, None)
-        broker.partitions.places.moving.pop(where, None)
+        broker.partitions.directories.moving.pop(where, None)
         self.moved += 1
         log.info("replica moved", partition=str(where), path=replica.log.directory, bytes=replica.log.size_bytes)
         broker.partitions.log_replaced(replica)

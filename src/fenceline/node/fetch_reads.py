@@ -1,8 +1,8 @@
-"""One pass over the partitions of a fetch that may have news: each is checked and read up to its bound.
+"""One pass over the partitions of a fetch that may have changed: each is checked and read up to its bound.
 
 Owns the order of the checks (hosted here `E4`, epoch `E1-E2`, role `E3`, follower `E30-E31`, divergence `E8-E10`), the
-bytes of an answer, and which partitions of a session need not be read again (`fenceline.replica.fetch_session`). What
-is not in the page cache is noted and not waited for. Never answers, parks or loads: that is `fetching.py`'s.
+size of a response, and which partitions of a session need not be read again (`fenceline.replica.fetch_session`). Reads
+that miss the page cache are recorded and not waited for. Never responds, parks or loads: `fetching.py` does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fenceline.node.load_pace import ANSWER_BYTES, LoadPace
 from fenceline.node.server import Buffer
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, NO_EPOCH, IsolationLevel, check_leader_epoch, read_bound
 from fenceline.replica.fetch_session import SessionAnswer, Wanted
-from fenceline.replica.read_replica import NOBODY
+from fenceline.replica.read_replica import NO_PREFERRED_REPLICA
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 _MISSING: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
-class Cold(NamedTuple):
-    """What of one partition would wait for the disk."""
+class ColdRead(NamedTuple):
+    """A read of one partition that would wait for the disk."""
 
     position: int
-    """In the answer's partitions."""
+    """Index of the partition in the response."""
     read: LogRead
     unread_aborted: Sequence[Segment]
     """Segments whose aborted transactions are not in memory."""
@@ -53,10 +53,10 @@ class Cold(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """Who fetches, beyond what the request says of each partition."""
+    """Who fetches, in addition to the fields of each partition."""
 
     takes_any_replica: bool
-    """Records of followers, too (`epochs.md E3`, KIP-392)."""
+    """Whether followers may serve it (`epochs.md E3`, KIP-392)."""
     listener: str
 
 
@@ -70,13 +70,13 @@ class FetchResult:
         self.fetched: list[FetchedPartition] = []
         self.size_bytes = 0
         self.from_disk_bytes = 0
-        """Of these, what is not in the page cache yet or was brought there for this reader."""
+        """The part of `size_bytes` that is not in the page cache yet, or was loaded for this reader."""
         self.must_answer = False
-        self.cold: list[Cold] = []
+        self.cold: list[ColdRead] = []
 
 
 class FetchReads:
-    """The reads of one broker's fetches. Readers of old records share `load_pace`; replicas do not."""
+    """The reads of one broker's fetches. Consumers of old records share `load_pace`; replicas do not."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class FetchReads:
         max_response_bytes: int,
         preferred: PreferredReplicas | None = None,
     ) -> None:
-        """`preferred`: None where every reader stays with the leader."""
+        """`preferred`: None if every consumer fetches from the leader."""
         self.replicas = replicas
         self._replication = replication
         self._preferred = preferred
@@ -97,7 +97,7 @@ class FetchReads:
         self.max_response_bytes = max_response_bytes
 
     def is_limited(self, result: FetchResult) -> bool:
-        """Whether others come before what this answer brings from the disk."""
+        """Whether the response has records from the disk and other requests take precedence."""
         return result.from_disk_bytes > 0 and not result.is_for_replica and self.load_pace.rate() < math.inf
 
     def read(
@@ -108,13 +108,13 @@ class FetchReads:
         *,
         has_just_arrived: bool = False,
     ) -> FetchResult:
-        """Check and read every partition that may have news, within the request's and the node's limit of bytes.
+        """Check and read every partition that may have changed, within the byte limits of the request and the node.
 
-        What a request that has just arrived tells of a follower counts once, and not when it is read again
+        The follower state in a request is applied once, when the request arrives, and not when it is read again
         (`epochs.md E31`).
 
-        Partitions that do not exist come last and do not end the wait of the others, as in Kafka: a reader with an
-        outdated list shall not turn in circles.
+        Partitions that do not exist come last and do not end the wait of the others, as in Kafka: a reader with
+        outdated metadata must not retry in a tight loop.
         """
         result = FetchResult(request.replica_id >= 0)
         missing: list[FetchedPartition] = []
@@ -131,7 +131,7 @@ class FetchReads:
                 code = error.code
                 if code in _MISSING:
                     if code is ErrorCode.UNKNOWN_TOPIC_ID and wanted.is_known:
-                        # A session remembers the name of a topic that was deleted since.
+                        # A session remembers the name of a topic that has been deleted since.
                         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                     missing.append(failed_partition(partition, code)._replace(aborted_transactions=[]))
                     continue
@@ -149,7 +149,7 @@ class FetchReads:
     def _checked(self, request: FetchRequest, partition: FetchPartition, reader: Reader) -> Replica:
         """The replica that may serve this reader. Raises PeerError."""
         replica = self.replicas.hosted(partition.topic, partition.topic_id, partition.index)
-        # Every negative epoch is none here (ListOffsets takes -1 alone).
+        # Fetch treats every negative epoch as no epoch (ListOffsets only -1).
         requested = max(partition.current_leader_epoch, NO_EPOCH)
         code = check_leader_epoch(requested, replica.leader_epoch)
         leader = replica.leader
@@ -176,8 +176,8 @@ class FetchReads:
         partition_log = replica.log
         if self._preferred is not None and request.replica_id == CONSUMER_REPLICA_ID and request.rack_id:
             nearest = self._preferred.of(replica, partition.fetch_offset, request.rack_id, reader.listener)
-            if nearest != NOBODY:
-                # E66: the reader goes there; nothing is read for it here.
+            if nearest != NO_PREFERRED_REPLICA:
+                # E66: the consumer fetches from that replica; nothing is read here.
                 result.must_answer = True
                 empty = self._empty(replica, partition, None)
                 result.fetched.append(empty._replace(preferred_read_replica=nearest))
@@ -205,7 +205,7 @@ class FetchReads:
             and self._replication.throttles.leader.is_active
             and self._is_throttled(request.replica_id, replica)
         ):
-            # As if there were nothing: it waits, and asks again.
+            # Respond as if there were no records: the follower waits and fetches again.
             result.fetched.append(self._empty(replica, partition, None))
             return
         bound = partition_log.log_end_offset
@@ -226,7 +226,7 @@ class FetchReads:
             return
         at_least_one = result.size_bytes == 0
         if budget_bytes <= 0 and not at_least_one:
-            # Out of this answer's bytes; there is data, so the reader must not wait for more.
+            # The response is full. There is data, so the reader must not wait for more.
             result.must_answer = True
             result.fetched.append(self._empty(replica, partition, None))
             return
@@ -244,7 +244,7 @@ class FetchReads:
             unread_aborted = partition_log.aborted_to_load(offset, bound)
             aborted = [] if unread_aborted else aborted_of(partition_log, offset, bound)
         if not read.resident or unread_aborted:
-            result.cold.append(Cold(len(result.fetched), read, unread_aborted, partition_log, offset, bound))
+            result.cold.append(ColdRead(len(result.fetched), read, unread_aborted, partition_log, offset, bound))
         if not read.resident:
             result.must_answer = True
             size = min(partition.max_bytes, partition_log.readable_bytes(offset, bound))
@@ -269,7 +269,7 @@ class FetchReads:
             self._metrics.fetched_bytes += size
 
     def _is_throttled(self, replica_id: int, replica: Replica) -> bool:
-        """Whether a follower that is not in sync has to wait: enough was sent (Kafka's shouldLeaderThrottle)."""
+        """Whether a follower that is not in sync exceeds its quota and has to wait (Kafka's shouldLeaderThrottle)."""
         quota, leader = self._replication.throttles.leader, replica.leader
         return (
             leader is not None
@@ -279,7 +279,7 @@ class FetchReads:
         )
 
     def count_throttled(self, fetched: Sequence[FetchedPartition]) -> None:
-        """What leaves for a follower counts, in sync or not."""
+        """Count records sent to a follower against the quota, whether it is in sync or not."""
         quota = self._replication.throttles.leader
         if not quota.is_active:
             return
@@ -292,11 +292,11 @@ class FetchReads:
         quota.passed(size, self._replication.now_ms())
 
     def _settle(self, request: FetchRequest, wanted: Wanted, replica: Replica, result: FetchResult) -> None:
-        """There are no records for this reader: see whether it knows everything else, too."""
+        """There are no records for this reader: settle the partition if the reader knows everything else too."""
         partition_log, told = replica.log, wanted.told
         if told != (partition_log.high_watermark, partition_log.log_start_offset):
             if result.is_for_replica and -1 < told.log_start_offset != partition_log.log_start_offset:
-                result.must_answer = True  # what is deleted goes on all replicas, and somebody may wait for it
+                result.must_answer = True  # DeleteRecords waits until all replicas have the new log start
             return
         if request.replica_id == CONSUMER_REPLICA_ID:
             wanted.settle(replica.waiters)
@@ -304,7 +304,7 @@ class FetchReads:
             self.settle(request.replica_id, wanted, replica)
 
     def settle(self, replica_id: int, wanted: Wanted, replica: Replica) -> None:
-        """Of a replica at the log's end: nothing is to be told to it until the log grows, if it knows everything."""
+        """Settle a partition of a follower that is at the log's end and knows everything else."""
         partition_log, leader = replica.log, replica.leader
         if (
             leader is not None
@@ -312,11 +312,11 @@ class FetchReads:
             and partition_log.high_watermark == partition_log.log_end_offset
             and wanted.told == (partition_log.high_watermark, partition_log.log_start_offset)
         ):
-            # Others are looked at with each fetch: they may be what an in-sync set or a high watermark waits for.
+            # Other followers are checked with each fetch: ISR changes or the high watermark may depend on them.
             wanted.settle(replica.follower_waiters, leader.followers.get(replica_id))
 
     def _divergence(self, replica: Replica, partition: FetchPartition) -> tuple[int, int] | None:
-        """`epochs.md E8-E10`: where the reader's log leaves ours, or None. Raises OFFSET_OUT_OF_RANGE."""
+        """`epochs.md E8-E10`: where the reader's log diverges from ours, or None. Raises OFFSET_OUT_OF_RANGE."""
         epoch, end_offset = replica.log.end_offset_for_epoch(partition.last_fetched_epoch)
         if epoch == -1 or end_offset == -1 or partition.fetch_offset < replica.log.log_start_offset:
             raise PeerError(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -340,13 +340,13 @@ class FetchReads:
         )
 
     def storage_failed(self, partition: FetchPartition | FetchedPartition, error: StorageError) -> None:
-        """A read met a bad disk: the partition goes offline here."""
+        """A read failed with a disk error: the partition goes offline on this node."""
         replica = self.replica_of(partition)
         if replica is not None:
             self.replicas.storage_failed(replica, error)
 
     def replica_of(self, partition: FetchPartition | FetchedPartition) -> Replica | None:
-        """By its topic's id where the reader gave one, else by the name."""
+        """By topic id if the reader sent one, otherwise by name."""
         if partition.topic_id is not None:
             return self.replicas.by_id(partition.topic_id, partition.index)
         return self.replicas.get(partition.topic or "", partition.index)

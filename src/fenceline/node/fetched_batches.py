@@ -1,4 +1,4 @@
-"""Batches that a leader sent: which of them a follower may append.
+"""Checks which batches of a leader's response a follower may append.
 
 Pure bytes, no I/O.
 
@@ -14,17 +14,18 @@ from fenceline.records.decode import decode_batch
 from fenceline.wire.errors import MalformedRequest
 
 
-def whole_batches(
+def complete_batches(
     records: memoryview, base_offset: int, last_epoch: int, leader_epoch: int
 ) -> tuple[int, list[tuple[int, list[ControlRecord | None]]], str]:
-    """Bytes of whole, undamaged batches that continue the log (K14, G11), their control records, why it stopped."""
+    """Bytes of complete, valid batches that continue the log (K14, G11), their control records, why the scan ended."""
     good = 0
     controls: list[tuple[int, list[ControlRecord | None]]] = []
     try:
         for header in iter_headers(records, allow_partial_tail=True):
             check_crc(records, header)
             if header.base_offset != base_offset or not last_epoch <= header.leader_epoch <= leader_epoch:
-                return good, controls, f"a batch at {header.base_offset} of epoch {header.leader_epoch} does not follow"
+                reason = f"the batch at {header.base_offset} of epoch {header.leader_epoch} does not continue the log"
+                return good, controls, reason
             if header.is_control:
                 decoded = decode_batch(records, header)
                 controls.append((header.base_offset, [decode_control(one.key, one.value) for one in decoded]))
@@ -33,4 +34,4 @@ def whole_batches(
         return good, controls, error.message
     except MalformedRequest as error:
         return good, controls, str(error)
-    return good, controls, "no whole batch"
+    return good, controls, "no complete batch"

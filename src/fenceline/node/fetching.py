@@ -1,14 +1,15 @@
-"""Fetch (api key 1): sessions, fencing, reads, and the fetches that wait for data.
+"""Fetch (api key 1): sessions, fencing, reads, and fetches that wait for data.
 
-Owns the life of a fetch from request to answer. Records leave as pieces of the log's files; nothing is decoded.
+Owns the life of a fetch from request to response. Records are sent as slices of the log's files; nothing is decoded.
 
-1. The session says which partitions to read (`fenceline.replica.fetch_session`).
+1. The session determines which partitions to read (`fenceline.replica.fetch_session`).
 2. Each partition is checked and read up to its bound (`fetch_reads.py`; `E43`).
-3. Enough bytes, an error, or no time to wait: answer. Else the fetch parks (`parked_fetch.py`) and what moved of it is
-   read anew, at the latest after `max_wait_ms` (`E7`: every check runs again).
-4. What is not in the page cache is brought there by a thread, so that the loop never waits for a disk. What that takes
-   of memory comes out of one budget for all connections (`fenceline.fetch.load.max.bytes`).
-5. What came from the disk gives way to who is in a hurry (`load_pace`); what a replica asks for never does.
+3. The fetch is answered if it has enough bytes, an error, or no time to wait. Otherwise it parks (`parked_fetch.py`),
+   and partitions that changed are read again, at the latest after `max_wait_ms` (`E7`: every check runs again).
+4. Records that are not in the page cache are loaded by a thread, so that the event loop never waits for a disk. The
+   memory for this comes out of one budget for all connections (`fenceline.fetch.load.max.bytes`).
+5. Responses with records from the disk are slowed down while latency-sensitive requests are served (`load_pace`);
+   replica fetches never are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fenceline.log import tail
 from fenceline.log.disk import FileSlice
 from fenceline.log.errors import StorageError
 from fenceline.node.connection import PendingAnswer
-from fenceline.node.fetch_reads import Cold, FetchReads, FetchResult, Reader, aborted_of, failed_partition
+from fenceline.node.fetch_reads import ColdRead, FetchReads, FetchResult, Reader, aborted_of, failed_partition
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.load_budget import Lease, LoadBudget
 from fenceline.node.load_pace import LoadPace
@@ -48,26 +49,27 @@ log = Logger("fetch")
 MIN_VERSION: Final = 4
 MAX_VERSION: Final = 18
 RACK_AWARE_SELECTOR: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
-"""Kafka's name for what `PreferredReplicas` does; its other one, LeaderSelector, is the default."""
+"""Kafka's name for rack-aware selection (`PreferredReplicas`); its LeaderSelector is the default."""
 _FIRST_FROM_FOLLOWERS: Final = 11
 _FIRST_WITH_TOPIC_IDS: Final = 13
 _FIRST_WITH_LEADER_HINT: Final = 16
 _ISOLATION_LEVELS: Final = (0, 1)
 _PLAIN_ABI: Final = 4
-"""Changes with every change of `_plain_fetch.pyx`, so that a build of older sources is not used."""
+"""Changes with every change of `_plain_fetch.pyx`, so that an outdated build is not used."""
 
 _plain_fetch = compiled("fenceline.node._plain_fetch", _PLAIN_ABI) if tail.IS_NATIVE else None
-_handle_plain: Final[Callable[[Fetching, RequestContext, memoryview], list[Buffer] | PendingAnswer | None] | None] = (
-    getattr(_plain_fetch, "handle_plain", None)
-)
-"""The quick way for followers that keep up; None where it was not built. It gives None with nothing changed."""
+_handle_plain: Final[
+    Callable[[FetchHandler, RequestContext, memoryview], list[Buffer] | PendingAnswer | None] | None
+] = getattr(_plain_fetch, "handle_plain", None)
+"""The fast path for followers that keep up; None if it was not built. It returns None, having changed nothing, if a
+request is not for it."""
 _answer_plain: Final[
-    Callable[[Fetching, RequestContext, FetchRequest, SessionAnswer], Sequence[Buffer] | None] | None
+    Callable[[FetchHandler, RequestContext, FetchRequest, SessionAnswer], Sequence[Buffer] | None] | None
 ] = getattr(_plain_fetch, "answer_plain", None)
 _HINTED_ERRORS: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
-class Fetching:
+class FetchHandler:
     """The Fetch handler of one broker."""
 
     def __init__(
@@ -85,7 +87,7 @@ class Fetching:
         self.broker = broker
         metrics = broker.metrics
         self._load_budget = metrics.load_budget = LoadBudget(max_load_bytes)
-        load_pace = metrics.load_pace = LoadPace(load_floor_byte_rate, metrics.hurries)
+        load_pace = metrics.load_pace = LoadPace(load_floor_byte_rate, metrics.urgent_requests)
         self.reads = FetchReads(
             broker.partitions,
             broker.replication,
@@ -119,7 +121,7 @@ class Fetching:
             return frame_of(
                 ApiKey.FETCH, context, encode_response(context.api_version, FetchResponse([], error_code=error.code))
             )
-        # Brokers read from leaders only, and so do clients that do not know that followers serve, too (`epochs.md E3`).
+        # Brokers fetch from leaders only, and so do clients older than fetching from followers (`epochs.md E3`).
         takes_any_replica = (
             context.api_version >= _FIRST_FROM_FOLLOWERS
             if request.replica_id == CONSUMER_REPLICA_ID
@@ -137,8 +139,8 @@ class Fetching:
         *,
         has_just_arrived: bool = False,
     ) -> list[Buffer] | PendingAnswer:
-        """The answer to a request that its session has taken. `has_just_arrived`: what it tells of a follower was not
-        taken yet (`epochs.md E31`)."""
+        """The response to a request that its session has accepted. `has_just_arrived`: the follower state in it has not
+        been applied yet (`epochs.md E31`)."""
         result = self.reads.read(request, answer, reader, has_just_arrived=has_just_arrived)
         if self.is_ready(request, answer, result):
             if not self.must_wait(result):
@@ -151,18 +153,19 @@ class Fetching:
     def plain_answer(
         self, context: RequestContext, request: FetchRequest, answer: SessionAnswer
     ) -> Sequence[Buffer] | None:
-        """To a parked fetch that nothing is special about, empty where it has to wait on; None with nothing changed."""
+        """The fast path's response to a parked fetch: empty if it has to wait on; None, having changed nothing, if it
+        needs the general path."""
         return _answer_plain(self, context, request, answer) if _answer_plain is not None else None
 
     def _is_outdated(self, request: FetchRequest) -> bool:
-        """Whether the broker that follows has registered anew since this process of it did (KIP-903)."""
+        """Whether the request comes from an earlier process of a broker that has registered again since (KIP-903)."""
         return NO_EPOCH != request.replica_epoch < self.broker.replication.eligible_epoch(request.replica_id)
 
     def is_ready(self, request: FetchRequest, answer: SessionAnswer, result: FetchResult) -> bool:
         return result.must_answer or result.size_bytes >= request.min_bytes or request.max_wait_ms <= 0
 
     def must_wait(self, result: FetchResult) -> bool:
-        """Whether this answer has to wait for the disk, or for its turn after others."""
+        """Whether this response has to wait for the disk, or for its turn after others."""
         return bool(result.cold) or (result.from_disk_bytes > 0 and self.reads.is_limited(result))
 
     # --- answers --------------------------------------------------------------------------------------------------
@@ -180,7 +183,7 @@ class Fetching:
     def _with_hints(
         self, partitions: list[FetchedPartition], listener: str, *, is_for_replica: bool
     ) -> tuple[list[FetchedPartition], tuple[NodeEndpoint, ...]]:
-        """Tell who leads where the reader asked with an outdated epoch or the wrong node (KIP-951, `epochs.md E6`)."""
+        """Add the leader where the reader sent an outdated epoch or asked the wrong node (KIP-951, `epochs.md E6`)."""
         broker = self.broker
         hinted = [
             p._replace(current_leader=broker.leader_hint(p.topic, p.topic_id, p.index))
@@ -196,27 +199,29 @@ class Fetching:
     def answer_cold(
         self, context: RequestContext, answer: SessionAnswer, result: FetchResult, pending: PendingAnswer
     ) -> None:
-        """Wait for the turn, load what is not in the page cache in a thread, then answer."""
+        """Wait for the turn, load records into the page cache in a thread, then send the response."""
         loading = asyncio.ensure_future(self._load(result, pending))
 
         def loaded(task: asyncio.Future[Lease]) -> None:
             if task.cancelled():
-                pending.fail("node stops")
+                pending.fail("the node is shutting down")
             elif task.exception() is not None:
-                log.error("read failed", peer=context.peer, error=str(task.exception()))
-                pending.fail("the log could not be read, see the log line before")
+                log.error("fetch failed: the log could not be read", peer=context.peer, error=str(task.exception()))
+                pending.fail("the log could not be read, see the previous log message")
             else:
                 lease = task.result()
-                lease.sending(partial(pending.drop, "does not read its answer while others wait for memory to read"))
-                pending.complete(self.frame(context, answer, result), lease.give_back)
+                lease.sending(
+                    partial(pending.drop, "the peer does not read its response while other fetches wait for memory")
+                )
+                pending.complete(self.frame(context, answer, result), lease.release)
 
         loading.add_done_callback(loaded)
 
     async def _load(self, result: FetchResult, pending: PendingAnswer) -> Lease:
-        """Bring what is cold into the page cache; the share of memory that the copies of small pieces take."""
+        """Load cold records into the page cache. Returns the lease of the memory that copies of small reads take."""
         cold = result.cold
         taking = asyncio.ensure_future(self._admit(result))
-        # Nobody else is held up by a peer that went away.
+        # A peer that has disconnected must not delay others.
         pending.on_abandoned(taking.cancel)
         try:
             lease = await taking
@@ -241,25 +246,25 @@ class Fetching:
                         records=cast("Buffer", payload), aborted_transactions=aborted
                     )
                 except StorageError as error:
-                    # Of one partition; the others of this fetch are answered as they are.
+                    # Only this partition fails; the others of this fetch are answered normally.
                     if error.errno == ENOENT and not each.read.is_from(each.partition_log.segments):
-                        # Its file was deleted before the thread came to it: who asks again finds what is there now.
+                        # Its segment was deleted before the thread read it: the client fetches again.
                         continue
                     self.reads.storage_failed(fetched, error)
                     result.fetched[each.position] = failed_partition(fetched, error.code)
         except BaseException:
-            lease.give_back()
+            lease.release()
             raise
         return lease
 
     async def _admit(self, result: FetchResult) -> Lease:
         if not result.is_for_replica:
             await self.reads.load_pace.turn(result.from_disk_bytes)
-        return await self._load_budget.take(sum(each.read.copied_bytes_limit for each in result.cold))
+        return await self._load_budget.acquire(sum(each.read.copied_bytes_limit for each in result.cold))
 
 
-def _load_all(cold: Sequence[Cold]) -> list[memoryview | FileSlice | StorageError]:
-    """In a thread: ask the disk for everything first, then wait for it."""
+def _load_all(cold: Sequence[ColdRead]) -> list[memoryview | FileSlice | StorageError]:
+    """In a thread: start all reads first, then wait for them."""
     loaded: list[memoryview | FileSlice | StorageError] = []
     failed: dict[int, StorageError] = {}
     for each in cold:
@@ -278,7 +283,7 @@ def _load_all(cold: Sequence[Cold]) -> list[memoryview | FileSlice | StorageErro
 
 
 def _refused(request: FetchRequest, version: int) -> FetchResponse:
-    """The answer to a request that makes no sense: below topic ids each partition says so, too."""
+    """The response to an invalid request: before topic ids, each partition has the error as well."""
     code = ErrorCode.UNKNOWN_SERVER_ERROR
     partitions = [] if version >= _FIRST_WITH_TOPIC_IDS else request.partitions
     failed = [failed_partition(p, code)._replace(aborted_transactions=[]) for p in partitions]

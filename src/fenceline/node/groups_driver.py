@@ -1,11 +1,11 @@
-"""Ties the group coordinator to this broker: its log, its clock, its event loop.
+"""Connects the group coordinator to this broker: its log, its clock, its event loop.
 
-Owns how duties are carried out: appends, answers, one timer for all groups. Never decides anything: the rules are in
-`fenceline.groups`; how groups are loaded is `groups_loading`'s. Everything runs on the event loop.
+Owns the execution of duties: appends, answers, one timer for all groups. Decides nothing: the rules are in
+`fenceline.groups`, loading is in `groups_loading`. Everything runs on the event loop.
 
-A request comes back as a `Reply`: either answered already (most are: a commit on a single node is one append) or
-awaitable. An append may answer with the offset at once or with an awaitable of it; the coordinator is told when that
-takes long.
+A request returns a `Reply` that is complete already (the usual case: a commit on a single node is one append) or
+awaitable. An append returns the offset at once or an awaitable of it; if that takes too long, the coordinator is
+notified.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ log: Final = Logger("groups")
 
 
 class GroupsLog(OffsetsLog, Protocol):
-    """The partitions of `__consumer_offsets` that are led here."""
+    """The partitions of `__consumer_offsets` that this broker leads."""
 
     def append(
         self, topic_partition: TopicPartition, leader_epoch: int, records: list[tuple[bytes | None, bytes | None]]
     ) -> Awaitable[int] | int:
-        """Appends one batch and gives its base offset once it is committed. Raises PeerError when the log refuses it,
-        also when this broker does not lead it in that epoch: then nothing was written."""
+        """Append one batch; returns its base offset once it is committed. Raises PeerError if the log rejects it or if
+        this broker does not lead the partition in that epoch: then nothing was written."""
 
 
 class GroupsDriver:
@@ -62,7 +62,7 @@ class GroupsDriver:
         epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
         image: Callable[[], MetadataImage] = lambda: EMPTY_IMAGE,
     ) -> None:
-        """`threads` read from the disk; None is the loop's own. `epoch_end`, `image`: see `GroupCoordinator`."""
+        """`threads` read from the disk; None uses the loop's own. `epoch_end`, `image`: see `GroupCoordinator`."""
         self._log = offsets_log
         self._clock = clock
         self.coordinator: Final = GroupCoordinator(
@@ -74,32 +74,33 @@ class GroupsDriver:
         self._timer_at_ms = 0
         self._is_closed = False
         self.rewinds = 0
-        """Commits that went back because the log was truncated."""
+        """Committed offsets that were reset because the log was truncated."""
 
-    # --- the life of the broker ----------------------------------------
+    # --- leadership and lifecycle ----------------------------------------
 
     def on_leader(self, partition: int, epoch: int) -> None:
         """This broker leads `__consumer_offsets-<partition>` from this epoch on: load it and coordinate its groups.
 
-        A short log is loaded before this returns. Told again of the same epoch: something else about it has changed.
+        A short log is loaded before this returns. A repeated call in the same epoch means that something else about
+        the partition has changed.
         """
         shard, duties = self.coordinator.begin_load(partition, epoch, self._now())
         self._carry_out(duties)
         if shard is None:
-            self._loading.look_again(partition)
+            self._loading.retry(partition)
         else:
             self._loading.begin(shard)
 
     def on_resigned(self, partition: int) -> None:
-        """Another broker leads the partition now, or nobody does."""
+        """Another broker leads the partition now, or it has no leader."""
         self._carry_out(self.coordinator.resign(partition, self._now()))
 
     def on_partitions_deleted(self, partitions: Sequence[tuple[str, int]]) -> None:
-        """Topic partitions were deleted: drop the offsets committed for them."""
+        """Topic partitions were deleted: delete the offsets committed for them."""
         self._carry_out(self.coordinator.on_partitions_deleted(partitions, self._now()))
 
     def on_topics_created(self, version: int) -> None:
-        """There are new topics in the metadata of this version."""
+        """Topics were created in the metadata of this version."""
         self.coordinator.on_topics_created(version)
 
     def set_partition_count(self, count: int) -> None:
@@ -107,7 +108,7 @@ class GroupsDriver:
         self.coordinator.partition_count = count
 
     def close(self) -> None:
-        """Stop all timers and loads; everybody who waits is told to look for another coordinator."""
+        """Stop all timers and loads; waiting requests are answered with NOT_COORDINATOR."""
         self._is_closed = True
         self._loading.close()
         for partition in self.coordinator.active_partitions:
@@ -149,7 +150,7 @@ class GroupsDriver:
         return self._submit(lambda ticket, now: self.coordinator.delete_offsets(ticket, request, now))
 
     def delete_groups(self, group_ids: Iterable[str]) -> list[Reply[messages.DeleteGroupsResponse]]:
-        """One reply for each partition that is concerned."""
+        """One reply for each partition of the offsets topic involved."""
         return [self._delete_of_one_partition(names) for names in self.coordinator.by_partition(group_ids).values()]
 
     def _delete_of_one_partition(self, group_ids: Sequence[str]) -> Reply[messages.DeleteGroupsResponse]:
@@ -171,7 +172,7 @@ class GroupsDriver:
         return reply
 
     def _carry_out(self, duties: list[Duty]) -> None:
-        """Do the duties in their order, and those that follow from them."""
+        """Execute the duties in order, and the duties that follow from them."""
         queue = duties
         position = 0
         while position < len(queue):
@@ -181,23 +182,23 @@ class GroupsDriver:
                 case Answer(ticket, outcome):
                     cast("Reply[messages.Outcome]", ticket).put(outcome)
                 case OffsetRewound():
-                    self._tell_rewind(duty)
+                    self._log_rewind(duty)
                 case Append():
                     queue.extend(self._start_append(duty))
         self._arm_timer()
 
-    def _tell_rewind(self, duty: OffsetRewound) -> None:
+    def _log_rewind(self, duty: OffsetRewound) -> None:
         self.rewinds += 1
         log.warning(
-            "group went back",
+            "committed offset reset after log truncation",
             group=duty.group_id,
             partition=f"{duty.topic}-{duty.partition}",
             from_offset=duty.rewind.from_offset,
             from_epoch=duty.rewind.from_epoch,
             to_offset=duty.rewind.to_offset,
             to_epoch=duty.rewind.to_epoch,
-            reason="the log was truncated below what the group had read",
-            advice="See what was lost with: fenceline losses list",
+            reason="the log was truncated below the group's committed offset",
+            advice="List the lost records with: fenceline losses list",
         )
 
     def _start_append(self, duty: Append) -> list[Duty]:
@@ -208,7 +209,7 @@ class GroupsDriver:
             return self._refused(duty, error)
         if isinstance(result, int):
             return self.coordinator.appended(duty.partition, duty.write_id, self._now())
-        # Tasks start in the order in which they are made, so batches reach the log in the order of their duties.
+        # Tasks start in creation order, so batches reach the log in the order of their duties.
         task = asyncio.ensure_future(result)
         timeout_s = self.coordinator.settings.commit_timeout_ms / 1000
         late = asyncio.get_running_loop().call_later(timeout_s, self._append_is_late, duty)
@@ -219,10 +220,10 @@ class GroupsDriver:
 
     def _append_is_late(self, duty: Append) -> None:
         log.warning(
-            "write not committed in time",
+            "offset commit not replicated within offsets.commit.timeout.ms",
             partition=duty.partition,
             records=len(duty.records),
-            advice="Replicas in sync do not fetch: see `fenceline topics describe __consumer_offsets`.",
+            advice="In-sync replicas do not fetch. Check them with: fenceline topics describe __consumer_offsets",
         )
         self._carry_out(self.coordinator.append_is_late(duty.partition, duty.write_id, self._now()))
 
@@ -240,8 +241,13 @@ class GroupsDriver:
             raise error
 
     def _refused(self, duty: Append, error: PeerError) -> list[Duty]:
-        if not isinstance(error, StorageError):  # which is told once a minute, not with each attempt of each group
-            log.warning("write refused", partition=duty.partition, records=len(duty.records), error=str(error))
+        if not isinstance(error, StorageError):  # storage errors are logged once a minute elsewhere
+            log.warning(
+                "write to __consumer_offsets rejected",
+                partition=duty.partition,
+                records=len(duty.records),
+                error=str(error),
+            )
         return self.coordinator.append_failed(duty.partition, duty.write_id, error.code, self._now())
 
     # --- time ----------------------------------------
@@ -250,7 +256,7 @@ class GroupsDriver:
         return Now(self._clock.now_ms(), self._clock.monotonic_ms())
 
     def _arm_timer(self) -> None:
-        """One timer for all groups. It may fire early, when what it was for has moved; then it is only armed again."""
+        """One timer for all groups. It may fire early if its deadline has moved; then it is only armed again."""
         at_ms = self.coordinator.next_deadline_ms()
         if at_ms is None or self._is_closed or (self._timer is not None and self._timer_at_ms <= at_ms):
             return
@@ -265,5 +271,5 @@ class GroupsDriver:
         try:
             self._carry_out(self.coordinator.on_time(self._now()))
         finally:
-            # After a bug of ours, too: others have their deadlines.
+            # Also after a bug of ours: other groups have deadlines.
             self._arm_timer()

@@ -1,19 +1,19 @@
-"""Loading the groups of a partition that this broker has come to lead.
+"""Loading the groups of a partition when this broker becomes its leader.
 
-Owns the order of loads and their slices, the tries again, and the wait for what the log holds to be committed. Never
-looks into a record and never decides who coordinates: that is the coordinator's.
+Owns the order of loads, their slices and retries, and the wait until the loaded records are committed. Never reads a
+record and never decides who coordinates: the coordinator does.
 
-Theory of operation. Until a partition is active its groups are told COORDINATOR_LOAD_IN_PROGRESS: no position is told
-that is not known yet, and none that may still be taken back. A load has three steps:
+Theory of operation. Until a partition is active its groups are answered with COORDINATOR_LOAD_IN_PROGRESS: no offset is
+returned that is not loaded yet, or that may still be truncated. A load has three steps:
 
-| step    | until                                                        | what ends it otherwise                     |
-|---------|--------------------------------------------------------------|--------------------------------------------|
-| waiting | the log can be read: nothing is cut, the leader has recovered| the partition is led elsewhere, or anew    |
-| reading | everything up to the log's end is replayed                   | the same; a log that can not be read       |
-| settling| the high watermark is there, or can not come: too few in sync| the same                                   |
+| step       | until                                                           | aborted when                        |
+|------------|-----------------------------------------------------------------|-------------------------------------|
+| waiting    | the log is readable: not being truncated, leader has recovered  | the leader or its epoch changes     |
+| reading    | everything up to the log end is replayed                        | the same, or the log cannot be read |
+| committing | the high watermark is at the log end, or too few are in sync    | the same                            |
 
-Partitions are read one after another, some thousand records a turn of the loop. What is not in the page cache is read
-in a thread.
+Partitions are read one after another, a few thousand records per iteration of the event loop. Records that are not in
+the page cache are read in a thread.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from fenceline.records.batch import BatchHeader
 from fenceline.records.build import Record
 
 Batches: TypeAlias = Iterable[tuple[BatchHeader, list[Record]] | LogRead]
-"""What `records.decode.decode_all` gives, from the log's start to its end. A read is to be loaded in a thread before
-the next is asked for."""
+"""Output of `records.decode.decode_all`, from the log's start to its end. A `LogRead` must be loaded in a thread before
+the next item is requested."""
 
 FIRST_SLICE_RECORDS: Final = 1_000
-"""Replayed at once, when the partition comes to be led: a broker gets many of them in one turn of the loop."""
+"""Replayed at once when this broker becomes leader: it may become leader of many partitions in one iteration."""
 LOAD_SLICE_RECORDS: Final = 4_000
-"""Records replayed before the event loop gets its turn again."""
+"""Replayed per iteration of the event loop after that."""
 RETRY_S: Final = 0.1
 _PASSES: Final = frozenset(
     {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OFFSET_OUT_OF_RANGE}
 )
-"""The metadata says that this broker leads, and the log is not ready for it, or its start moved."""
+"""Retriable: this broker leads by the metadata, but the log is not ready, or its start moved."""
 
 log: Final = Logger("groups")
 
 
 class OffsetsLog(Protocol):
-    """The partitions of `__consumer_offsets`. PeerError where this broker does not lead in that epoch, or not yet."""
+    """The partitions of `__consumer_offsets`. Raises PeerError if this broker does not lead in that epoch (yet)."""
 
     def read(self, topic_partition: TopicPartition, leader_epoch: int) -> Batches: ...
 
-    def settled(self, topic_partition: TopicPartition, leader_epoch: int) -> asyncio.Future[None] | None:
-        """None where all that is in the log now is committed, or can not be committed soon; else when it is."""
+    def when_committed(self, topic_partition: TopicPartition, leader_epoch: int) -> asyncio.Future[None] | None:
+        """None if all records in the log are committed, or cannot be soon; otherwise a future of that."""
 
 
 class GroupsLoading:
-    """One broker's loads. All of it belongs to the loop."""
+    """The loads of one broker. All methods run on the event loop."""
 
     def __init__(
         self,
@@ -81,12 +81,12 @@ class GroupsLoading:
         self._threads = threads
         self._queue: deque[_Load] = deque()
         self._reader: asyncio.Task[None] | None = None
-        self._settling: set[asyncio.Future[None]] = set()
+        self._committing: set[asyncio.Future[None]] = set()
         self._waiting: dict[int, tuple[Shard, asyncio.TimerHandle]] = {}
         self._is_closed = False
 
     def begin(self, shard: Shard) -> None:
-        """Load a shard. A short log is loaded before this returns; a long one goes on in slices."""
+        """Load a shard. A short log is loaded before this returns; a long one continues in slices."""
         load = _Load(shard, self._log, self._clock)
         self._step(load)
         if load.is_over:
@@ -95,25 +95,25 @@ class GroupsLoading:
         if self._reader is None:
             self._reader = asyncio.get_running_loop().create_task(self._read())
 
-    def look_again(self, partition: int) -> None:
-        """Something about the partition has changed: who waits for its log may find it ready."""
+    def retry(self, partition: int) -> None:
+        """The partition has changed: retry a load that waits for its log."""
         waiting = self._waiting.get(partition)
         if waiting is not None:
             waiting[1].cancel()
-            self._begin_again(waiting[0])
+            self._restart(waiting[0])
 
     def close(self) -> None:
         self._is_closed = True
         for _, timer in self._waiting.values():
             timer.cancel()
         self._waiting.clear()
-        for task in (*self._settling, *(() if self._reader is None else (self._reader,))):
+        for task in (*self._committing, *(() if self._reader is None else (self._reader,))):
             task.cancel()
 
     # --- reading ----------------------------------------
 
     async def _read(self) -> None:
-        """The only reader: how many partitions are loaded does not matter to those who want their turn."""
+        """The only reader, so that the number of partitions to load does not slow down other work."""
         try:
             while self._queue:
                 load = self._queue[0]
@@ -125,7 +125,7 @@ class GroupsLoading:
                     self._step(load)
                     await asyncio.sleep(0)
         finally:
-            # After a bug in what follows from a load the others are loaded all the same.
+            # After a bug while finishing a load, the remaining loads continue.
             is_left = bool(self._queue) and not self._is_closed
             self._reader = asyncio.get_running_loop().create_task(self._read()) if is_left else None
 
@@ -147,25 +147,25 @@ class GroupsLoading:
             self._failed(load.shard, error)
             return
         if load.is_over:
-            self._settle(load)
+            self._await_commit(load)
 
     # --- settling ----------------------------------------
 
-    def _settle(self, load: _Load) -> None:
+    def _await_commit(self, load: _Load) -> None:
         shard = load.shard
         try:
-            settled = self._log.settled(_where(shard), shard.epoch)
+            committed = self._log.when_committed(_where(shard), shard.epoch)
         except PeerError as error:
             self._failed(shard, error)
             return
-        if settled is None:
+        if committed is None:
             self._finish(load)
             return
-        settled.add_done_callback(lambda done: self._settled(load, done))
-        self._settling.add(settled)
+        committed.add_done_callback(lambda done: self._on_committed(load, done))
+        self._committing.add(committed)
 
-    def _settled(self, load: _Load, done: asyncio.Future[None]) -> None:
-        self._settling.discard(done)
+    def _on_committed(self, load: _Load, done: asyncio.Future[None]) -> None:
+        self._committing.discard(done)
         if done.cancelled():
             return
         error = done.exception()
@@ -190,31 +190,29 @@ class GroupsLoading:
             )
         self._carry_out(self._coordinator.finish_load(shard, now))
 
-    # --- what goes wrong ----------------------------------------
+    # --- failures ----------------------------------------
 
     def _failed(self, shard: Shard, error: Exception) -> None:
-        """Groups of this partition stay without coordinator, whoever began the load goes on; what is a bug of ours is
-        told with its traceback."""
+        """The groups of this partition stay without coordinator; other loads continue. A bug of ours is logged with its
+        traceback."""
         if not self._coordinator.is_current(shard):
             return
         if isinstance(error, PeerError) and error.code in _PASSES:
-            timer = asyncio.get_running_loop().call_later(RETRY_S, self._begin_again, shard)
+            timer = asyncio.get_running_loop().call_later(RETRY_S, self._restart, shard)
             self._waiting[shard.partition] = shard, timer
             return
         self._coordinator.fail_load(shard)
         log.error(
-            "groups can not be loaded",
+            "loading groups failed",
             partition=shard.partition,
             error=str(error),
-            advice=f"{CONSUMER_OFFSETS_TOPIC}-{shard.partition} has records that can not be read: look at them with"
-            " `fenceline log dump`, restore the partition or delete its directory (its groups start anew)",
+            advice=f"{CONSUMER_OFFSETS_TOPIC}-{shard.partition} has records that cannot be read. Inspect them with"
+            " `fenceline log dump`; restore the partition or delete its directory (its groups lose their offsets).",
         )
         if not isinstance(error, FencelineError | OSError) or isinstance(error, InternalError):
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "groups can not be loaded", "exception": error}
-            )
+            asyncio.get_running_loop().call_exception_handler({"message": "loading groups failed", "exception": error})
 
-    def _begin_again(self, shard: Shard) -> None:
+    def _restart(self, shard: Shard) -> None:
         waiting = self._waiting.get(shard.partition)
         if waiting is not None and waiting[0] is shard:
             del self._waiting[shard.partition]
@@ -233,13 +231,13 @@ class _Load:
         self.began_ms = clock.monotonic_ms()
         self.record_count = 0
         self.cold: LogRead | None = None
-        """To be loaded in a thread before the next step."""
+        """Must be loaded in a thread before the next step."""
         self.is_over = False
         self._clock = clock
         self._steps = self._replay(offsets_log)
 
     def step(self) -> None:
-        """One slice, or up to a read that has to be loaded. Raises whatever the log has to say."""
+        """One slice, or up to a read that must be loaded. Raises any error of the log."""
         self.is_over = next(self._steps, self) is self
 
     def _replay(self, offsets_log: OffsetsLog) -> Iterator[None]:

@@ -1,7 +1,7 @@
-"""What leaders of this broker want changed in their in-sync sets, on its way to the controller and back.
+"""AlterPartition requests of this broker's leaders, on their way to the controller and back.
 
-Owns what is to be asked, and one request that is out (`epochs.md E35`, E39): what comes up meanwhile goes together into
-the next one. Decides nothing: `LeaderState` proposes, and knows what an answer means.
+Owns the proposed changes and one request in flight (`epochs.md E35`, E39): proposals that arrive meanwhile are batched
+into the next request. Decides nothing: `LeaderState` proposes, and handles the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fenceline.controller.partition_requests import AlteredPartition, AlterParti
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node.logs import Logger
-from fenceline.replica.leader import IsrProposal, Refused
+from fenceline.replica.leader import IsrProposal, Rejection
 
 if TYPE_CHECKING:
     from fenceline.controller.requests import Request
@@ -28,7 +28,7 @@ _LONGEST_PAUSE_S: Final = 1.0
 
 
 class IsrChanges:
-    """One broker's changes. All methods belong to the loop."""
+    """The ISR changes of one broker. All methods run on the event loop."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class IsrChanges:
         submit: Callable[[Request], Awaitable[Any]],
         applied: Callable[[Replica, AlteredPartition], None],
     ) -> None:
-        """`applied` hears of each partition that the controller changed."""
+        """`applied` is called for each partition that the controller changed."""
         self._node_id = node_id
         self._broker_epoch = broker_epoch
         self._submit = submit
@@ -49,7 +49,7 @@ class IsrChanges:
         self.failures = 0
 
     def ask(self, replica: Replica, proposal: IsrProposal) -> None:
-        """Ask for a change, with the next request."""
+        """Send a proposal with the next request."""
         self._wanted[replica] = proposal
         if self._task is None:
             self._task = asyncio.ensure_future(self._run())
@@ -64,7 +64,7 @@ class IsrChanges:
         pause_s = _FIRST_PAUSE_S
         try:
             while self._wanted:
-                # One turn of the loop later: changes of one cause come together.
+                # Wait one iteration of the event loop: changes with one cause are sent together.
                 await asyncio.sleep(0)
                 asked, self._wanted = self._wanted, {}
                 asked = {replica: each for replica, each in asked.items() if _stands(replica, each)}
@@ -80,15 +80,15 @@ class IsrChanges:
             self._task = None
 
     async def _ask(self, asked: dict[Replica, IsrProposal]) -> dict[Replica, IsrProposal]:
-        """What is to be asked again."""
+        """The proposals to send again."""
         try:
             answer = await self._submit(AlterPartition(self._node_id, self._broker_epoch(), _topics(asked)))
         except PeerError as error:
             log.warning(
-                "in-sync sets not changed",
+                "ISR changes failed",
                 partitions=len(asked),
                 reason=error.message or error.code.name,
-                advice="It is asked again. A majority of the controllers must run and be reached from here.",
+                advice="The request is retried. A majority of the controllers must be running and reachable.",
             )
             return asked
         by_id = {(replica.topic_id, replica.topic_partition.partition): replica for replica in asked}
@@ -104,7 +104,7 @@ class IsrChanges:
     def _is_to_ask_again(self, replica: Replica, proposal: IsrProposal, altered: AlteredPartition) -> bool:
         leader = replica.leader
         if altered.code is ErrorCode.NONE:
-            # Counted also where the log told of it before the answer.
+            # Also counted if the metadata log showed the change before the response.
             self.expands += max(proposal.growth, 0)
             self.shrinks += max(-proposal.growth, 0)
         if leader is None or not _stands(replica, proposal):
@@ -114,15 +114,15 @@ class IsrChanges:
                 self._applied(replica, altered)
             return False
         self.failures += 1
-        refused = leader.on_refused(proposal, altered.code)
+        refused = leader.on_rejected(proposal, altered.code)
         log.info(
-            "in-sync set not changed",
+            "ISR change rejected",
             partition=str(replica.topic_partition),
             reason=altered.code.name,
             wanted=[member.broker_id for member in proposal.members],
             proposal=refused.value,
         )
-        return refused is Refused.ASK_AGAIN
+        return refused is Rejection.ASK_AGAIN
 
 
 def _stands(replica: Replica, proposal: IsrProposal) -> bool:

@@ -1,8 +1,8 @@
-"""What an answer of a leader makes a follower do with its logs: append, cut, ask where the leader's log and epochs end.
+"""Executes a follower's duties on its logs: append, truncate, ask where the leader's log and epochs end.
 
-Owns the carrying out of what `fenceline.replica.follower` decides, for the partitions of one link: appends on the loop,
-flushes and cuts in threads, questions over the link's connection. One partition's trouble is its own. Decides nothing
-about the protocol, and neither opens nor closes a connection.
+Owns the execution of what `fenceline.replica.follower` decides, for the partitions of one link: appends on the event
+loop, flushes and truncations in threads, questions over the link's connection. A failure affects one partition only.
+Decides nothing about the protocol, and neither opens nor closes a connection.
 
 Rules: `epochs.md E25-E29`; `gaps.md G10`, `G11`, `G14b`.
 """
@@ -22,16 +22,16 @@ from fenceline.node.logs import Logger
 from fenceline.records.errors import RecordsError, corrupt
 from fenceline.replica.follower import (
     Append,
+    ApplyOffsets,
     AskEnd,
     AskEpochEnd,
     AskStart,
-    BeginAnew,
     CutTo,
     Duty,
     FollowerState,
-    Learn,
     Phase,
     Question,
+    RestartAt,
 )
 from fenceline.wire.apis import ApiKey
 
@@ -47,29 +47,29 @@ log = Logger("replication")
 _LATEST: Final = -1
 _EARLIEST_LOCAL: Final = -4
 _ROOM_PAUSE_S: Final = 0.5
-"""Between two attempts to write to a disk that is full."""
+"""Pause between two attempts to write to a full disk."""
 
 
 class Link(Protocol):
-    """What the duties of one link need of it."""
+    """What `Duties` needs of its link."""
 
     fetcher: Fetcher
 
     @property
     def is_for_far_behind(self) -> bool: ...
     def replica_of(self, state: FollowerState) -> Replica | None:
-        """Whose state it is; None where it is followed anew, elsewhere or no more."""
+        """The replica of this state; None if it is followed in a new epoch, elsewhere, or not at all."""
 
     def sort(self, replica: Replica, state: FollowerState) -> None:
-        """What is committed there and here is known anew: over which connection is it fetched from now on?"""
+        """The high watermark or the log end has changed: choose the connection to fetch the partition over."""
 
     def interrupt(self) -> None: ...
-    def look_again(self) -> None:
-        """A partition backs off; it may be all that this link has, which would rest until it is told."""
+    def reschedule(self) -> None:
+        """A partition is backing off: recompute how long the link may sleep."""
 
 
 class Duties:
-    """Of one link. `under_way`: cuts and flushes, which continue when the link is closed."""
+    """The duties of one link. `under_way`: truncations and flushes, which continue when the link is closed."""
 
     def __init__(
         self, link: Link, fetchers: ReplicaFetchers, leader_id: int, under_way: set[asyncio.Task[None]]
@@ -82,36 +82,36 @@ class Duties:
         self._fetcher = link.fetcher
         self.under_way = under_way
         self._written: dict[Key, WriteBehind] = {}
-        """Of what is far behind, while it is."""
+        """Write-behind of partitions that are far behind."""
         self._writing_behind: asyncio.Future[None] | None = None
 
     def forget(self, key: Key) -> None:
-        """It is not fetched over this link any more."""
+        """The partition is no longer fetched over this link."""
         self._written.pop(key, None)
 
-    def do(self, duty: Duty, questions: list[Question]) -> None:
-        """Questions are left for `ask`, which has to wait for the leader."""
+    def execute(self, duty: Duty, questions: list[Question]) -> None:
+        """Questions are added to `questions` for `ask`, which waits for the leader."""
         state = duty.state
         replica = self._link.replica_of(state)
         if replica is None:
             return
         try:
-            self._do(replica, state, duty, questions)
+            self._execute(replica, state, duty, questions)
         except StorageError as error:
-            self._refused(replica, state, error)
+            self._storage_failed(replica, state, error)
         except Exception:
             self._failed(replica, state)
 
-    def _do(self, replica: Replica, state: FollowerState, duty: Duty, questions: list[Question]) -> None:
+    def _execute(self, replica: Replica, state: FollowerState, duty: Duty, questions: list[Question]) -> None:
         match duty:
             case Append():
                 self._append(replica, duty, questions)
-            case Learn():
-                replica.learn(duty.high_watermark, duty.log_start_offset)
+            case ApplyOffsets():
+                replica.apply_leader_offsets(duty.high_watermark, duty.log_start_offset)
                 if not replica.may_lead:
-                    state.may_lead_no_more(duty.log_start_offset)
+                    state.on_ineligible(duty.log_start_offset)
                 self._link.sort(replica, state)
-            case CutTo() | BeginAnew():
+            case CutTo() | RestartAt():
                 self._begin(replica, state, self.cut(replica, duty))
             case AskEnd() | AskStart() | AskEpochEnd():
                 questions.append(duty)
@@ -126,20 +126,20 @@ class Duties:
                 epoch_starts=state.epoch_starts,
             )
             if appended.base_offset < 0:
-                raise corrupt(f"{len(duty.records)} bytes hold no whole batch")
+                raise corrupt(f"{len(duty.records)} bytes without a complete batch")
             self._fetchers.appended_bytes += len(duty.records)
         except StorageError as error:
-            self._refused(replica, state, error)
+            self._storage_failed(replica, state, error)
             return
         except EpochStartUnknown as unknown:
             self._follow_up(state, state.on_unknown_epoch(unknown.epoch, unknown.first_offset), questions)
             return
         except (RecordsError, FencelineError) as error:
-            self._not_taken(replica, state, str(error))
+            self._reject(replica, state, str(error))
             return
         if appended.base_offset < duty.high_watermark and replica.config.compacted:
             replica.log.raise_complete_from(duty.high_watermark, state.leader_epoch)
-        replica.learn(duty.high_watermark, duty.log_start_offset)
+        replica.apply_leader_offsets(duty.high_watermark, duty.log_start_offset)
         quota = self._fetchers.quota
         if quota.is_active and quota.covers(state.topic, state.index):
             quota.passed(appended.size_bytes, self._clock.monotonic_ms())
@@ -147,8 +147,8 @@ class Duties:
             self._appended(replica, state)
 
     def flush_first(self, replica: Replica, state: FollowerState) -> bool:
-        """The next fetch acknowledges everything up to the log end, so `flush.messages` comes before it. Whether there
-        is something to flush; the partition is fetched again when that is done.
+        """Flush if `flush.messages` requires it: the next fetch acknowledges everything up to the log end. Returns
+        whether a flush was started; the partition is fetched again after it.
         """
         if replica.log.unflushed_messages < replica.config.flush_messages:
             return False
@@ -158,7 +158,7 @@ class Duties:
 
     async def _flush(self, replica: Replica, state: FollowerState) -> None:
         while await self._host.flushed(replica, replica.log.log_end_offset) is not None:
-            # The disk is full, or the log is just being cut. A partition that cannot continue is followed no more.
+            # The disk is full, or the log is being truncated. A partition that cannot continue is no longer followed.
             await asyncio.sleep(_ROOM_PAUSE_S)
             if self._fetchers.is_closed or self._link.replica_of(state) is None:
                 return
@@ -168,19 +168,19 @@ class Duties:
         self._link.interrupt()
 
     def _begin(self, replica: Replica, state: FollowerState, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(self._carried_out(replica, state, work))
+        task = asyncio.ensure_future(self._run_guarded(replica, state, work))
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
 
-    async def _carried_out(self, replica: Replica, state: FollowerState, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_guarded(self, replica: Replica, state: FollowerState, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception:
             self._failed(replica, state)
-            self._link.look_again()
+            self._link.reschedule()
 
     def _failed(self, replica: Replica, state: FollowerState) -> None:
-        """By an error of our own; neither this partition nor the leader's others must stand still because of it."""
+        """A bug of ours; neither this partition nor the leader's other partitions must stop because of it."""
         log.exception("replication of a partition failed", partition=str(replica.topic_partition))
         self._fetcher.failed(state, self._clock.monotonic_ms())
 
@@ -191,19 +191,19 @@ class Duties:
         self._link.sort(replica, state)
 
     def _write_behind(self, replica: Replica, key: Key) -> None:
-        """What is far behind comes by the gigabyte, and nobody reads it soon."""
+        """A partition that is far behind receives gigabytes that will not be read soon: write them back early."""
         written = self._written.get(key)
         if written is None:
             self._written[key] = WriteBehind(replica.log)
         elif self._writing_behind is None or self._writing_behind.done():
-            # A disk that is slower than the leader gets more at a time, and others have threads left.
+            # A disk slower than the leader gets larger writes, and the other threads stay free.
             work = written.due()
             if work is not None:
                 loop = asyncio.get_running_loop()
                 self._writing_behind = loop.run_in_executor(self._fetchers.executor(), work)
 
     def answer_too_large(self, state: FollowerState, error: AnswerTooLarge) -> None:
-        """The leader has a batch for a partition that this broker does not take. Logged as in `_not_taken`."""
+        """The leader has a batch that exceeds this broker's limits. Logged at the same intervals as `_reject`."""
         replica = self._link.replica_of(state)
         if replica is None:
             return
@@ -216,59 +216,59 @@ class Duties:
                 answer_bytes=error.size_bytes,
                 largest_bytes=error.largest_bytes,
                 times=state.failures + 1,
-                advice="Raise socket.request.max.bytes of this broker to that of the leader, at least by "
-                f"{error.size_bytes - error.largest_bytes}, and start it again. Until then this replica is not in "
-                "sync; the leader's other partitions are replicated.",
+                advice="Raise socket.request.max.bytes of this broker to the leader's value, at least by "
+                f"{error.size_bytes - error.largest_bytes}, and restart it. Until then this replica is not in sync; "
+                "other partitions are replicated.",
             )
         self._fetcher.answer_too_large(state, self._clock.monotonic_ms())
 
-    def _not_taken(self, replica: Replica, state: FollowerState, reason: str) -> None:
-        """The leader sent what cannot be. Logged the 1st, 2nd, 4th, 8th time and so on."""
+    def _reject(self, replica: Replica, state: FollowerState, reason: str) -> None:
+        """The leader sent invalid records. Logged the 1st, 2nd, 4th, 8th time and so on."""
         if _is_power_of_two(state.failures + 1):
             log.error(
-                "records of the leader not taken",
+                "records from the leader rejected",
                 partition=str(replica.topic_partition),
                 leader=self._leader_id,
                 offset=state.log.log_end_offset,
                 times=state.failures + 1,
                 reason=reason,
-                advice="They are fetched again. If it goes on, check the leader's disk: its copy may be damaged.",
+                advice="They are fetched again. If this continues, check the leader's disk: its copy may be damaged.",
             )
         self._fetcher.failed(state, self._clock.monotonic_ms())
 
-    async def cut(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
-        """In a thread; meanwhile nobody reads or maintains this log."""
+    async def cut(self, replica: Replica, duty: CutTo | RestartAt) -> None:
+        """Truncate in a thread; meanwhile the log is neither read nor maintained."""
         state = duty.state
         before = _ends(replica.log)
         replica.is_being_cut = True
         try:
             if replica.cleaning is not None:
                 await replica.cleaning.stop()
-            await self._cut_and_settle(replica, duty)
+            await self._cut_with_retries(replica, duty)
             if self._link.replica_of(state) is replica and (rest := state.on_cut(duty)) is not None:
-                await self._cut_and_settle(replica, rest)
-            # A recovery point behind the cut would call what is appended now, and torn by a crash, a damaged log.
+                await self._cut_with_retries(replica, rest)
+            # With a recovery point above the new end, records appended now and torn by a crash would count as damage.
             await self._host.checkpoint()
         except StorageError as error:
-            self._refused(replica, state, error)
-            self._link.look_again()
+            self._storage_failed(replica, state, error)
+            self._link.reschedule()
             return
         finally:
             replica.is_being_cut = False
             self._host.cut_ended(replica)
         if _ends(replica.log) == before:
-            self._not_taken(replica, state, f"{duty.cause.value}, yet nothing of this log lies there")
-            self._link.look_again()
+            self._reject(replica, state, f"{duty.cause.value}, but this log has no records there")
+            self._link.reschedule()
             return
         self._fetcher.done(state)
         self._link.interrupt()
 
-    async def _cut_and_settle(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
-        """Where a full disk has no room for the receipt: again until it has, whoever leads meanwhile. Raises
+    async def _cut_with_retries(self, replica: Replica, duty: CutTo | RestartAt) -> None:
+        """If a full disk has no room for the receipt, retry until it has, even if the leader changes. Raises
         StorageError."""
         loop, executor = asyncio.get_running_loop(), self._fetchers.executor()
-        if isinstance(duty, BeginAnew) and duty.is_whole:
-            # No receipt will tell the next start why the log ends where it does.
+        if isinstance(duty, RestartAt) and duty.leader_has_all:
+            # There will be no receipt that explains to the next start why the log ends there.
             await loop.run_in_executor(executor, replica.log.lower_recovery_point)
             await self._host.checkpoint()
         while True:
@@ -282,8 +282,8 @@ class Duties:
             else:
                 return
 
-    def _refused(self, replica: Replica, state: FollowerState, error: StorageError) -> None:
-        """The disk did not do it."""
+    def _storage_failed(self, replica: Replica, state: FollowerState, error: StorageError) -> None:
+        """A disk operation failed."""
         self._fetcher.failed(state, self._clock.monotonic_ms())
         self._host.storage_failed(replica, error)
 
@@ -291,10 +291,10 @@ class Duties:
         if duty is None:
             self._fetcher.done(state)
         else:
-            self.do(duty, questions)
+            self.execute(duty, questions)
 
     async def ask_all(self, connection: PeerConnection, questions: list[Question]) -> None:
-        """As `ask`. Who gets no answer since the connection is lost asks the leader for everything again."""
+        """Run `ask` for each question. If the connection is lost, unanswered questions are asked again later."""
         waiting = deque(questions)
         try:
             while waiting:
@@ -305,8 +305,8 @@ class Duties:
                 self._fetcher.failed(question.state, self._clock.monotonic_ms())
 
     async def ask(self, connection: PeerConnection, question: Question) -> None:
-        """As a replica, fenced by the leader epoch (E13, E28), until nothing follows that is to be asked. Raises one of
-        the link's troubles.
+        """Ask as a replica, fenced by the leader epoch (E13, E28), until no question follows. Raises one of the link's
+        _TROUBLE errors.
         """
         state: FollowerState = question.state
         following: Duty | None = question
@@ -330,7 +330,7 @@ class Duties:
         self._follow_up(state, following, [])
 
     async def _end_of_leader(self, connection: PeerConnection, question: AskEnd | AskStart) -> tuple[int] | None:
-        """ListOffsets. None: it refuses."""
+        """ListOffsets. None: the leader returned an error."""
         state = question.state
         row = {
             "partition_index": state.index,
@@ -352,7 +352,7 @@ class Duties:
         return None
 
     async def _epoch_end_of_leader(self, connection: PeerConnection, question: AskEpochEnd) -> tuple[int, int] | None:
-        """OffsetForLeaderEpoch: (epoch, end). None: it refuses."""
+        """OffsetForLeaderEpoch: (epoch, end). None: the leader returned an error."""
         state = question.state
         row = {
             "partition": state.index,
@@ -376,5 +376,5 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def _ends(followed: PartitionLog) -> tuple[int, int, CompleteFrom]:
-    """Something of it differs once a cut has taken anything."""
+    """At least one of these changes when a truncation removes records."""
     return followed.log_end_offset, followed.latest_epoch, followed.complete_from

@@ -1,18 +1,18 @@
-"""The way to one leader: a connection and a task, and up to two more while some of its partitions are far behind.
+"""Fetching from one leader: a connection and a task, and up to two more for partitions that are far behind.
 
-Owns the connections and what is fetched over which: sends the fetches that `fenceline.replica` decides on, and hands on
-what comes (`leader_duties`). Never touches a log. Decides nothing about the protocol.
+Owns the connections and which partition is fetched over which: sends the fetches that `fenceline.replica` builds, and
+passes the responses on (`leader_duties`). Never accesses a log. Decides nothing about the protocol.
 
-A partition that is new at a leader does not wait for the fetch that is parked there: the connection is opened anew,
-with everything in the first request.
+A partition that is added does not wait for the fetch that is parked at the leader: the connection is reopened, with all
+partitions in the first request.
 
-Far behind is who lacks what is committed already. It is not in sync, and no producer waits for it, but producers would
-wait for the megabytes that it fetches together with what is in sync. So it moves to a link for those far behind with
-the answer that shows it, and back with the one that brings everything that is committed. There are two of these, so
-that the leader sends over one while what came over the other is written.
+A partition is far behind if it lacks committed records. It is not in sync, so no producer waits for it; but if it
+shared a fetch with partitions that are in sync, producers would wait for its megabytes. So it moves to a separate link
+when a response shows that it is behind, and back when it has all committed records. There are two of these links, so
+that the leader sends over one while the records of the other are written.
 
-An answer that is larger than this node takes is one partition's trouble: that partition backs off for long, with a
-warning that names the setting, and the others are fetched at once over a new connection.
+A response that is larger than this node's limit affects one partition: it backs off for a long time, with a warning
+that names the setting, and the others are fetched at once over a new connection.
 
 Rules: `epochs.md E23-E29`; `gaps.md G3`.
 """
@@ -27,10 +27,10 @@ from fenceline.node.leader_duties import Duties
 from fenceline.node.logs import Logger
 from fenceline.node.peer_connection import AnswerTooLarge, ConnectionLost, NoSuchVersion, PeerConnection, open_peer
 from fenceline.replica.fetcher import Fetcher
-from fenceline.replica.follower import BeginAnew, CutTo, FollowerState, Phase, Question
+from fenceline.replica.follower import CutTo, FollowerState, Phase, Question, RestartAt
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
-from fenceline.wire.fetch import encode_request, largest_of_begun, parse_response
+from fenceline.wire.fetch import encode_request, largest_partition, parse_response
 
 if TYPE_CHECKING:
     from fenceline.errors import PeerError
@@ -44,38 +44,38 @@ log = Logger("replication")
 FIRST_FETCH_VERSION: Final = 13
 LAST_FETCH_VERSION: Final = 17
 FAR_LINKS: Final = 2
-"""For what is far behind."""
+"""Maximum number of links for partitions that are far behind."""
 _ARRIVAL_S: Final = 0.02
-"""How long a partition that has caught up waits for the round that is out."""
+"""How long a partition that has caught up waits for the fetch in flight."""
 _TROUBLE = (ConnectionError, MalformedRequest, NoSuchVersion)
 
 
 class Host(Protocol):
-    """What fetchers need of their broker."""
+    """The broker's interface for fetchers."""
 
     @property
     def node_id(self) -> int: ...
     @property
     def broker_epoch(self) -> int: ...
     def replication_endpoint(self, node_id: int) -> Endpoint | None:
-        """Where other brokers reach a broker; None while it is not registered."""
+        """The listener address of a broker for other brokers; None while it is not registered."""
 
     def storage_failed(self, replica: Replica, error: StorageError) -> None: ...
-    def cut_log(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
-        """In a thread: cut it, with a receipt of what is lost by that. Raises StorageError."""
+    def cut_log(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
+        """In a thread: truncate the log, with a receipt of the lost records. Raises StorageError."""
 
     def flushed(self, replica: Replica, end_offset: int) -> Awaitable[PeerError | None]:
-        """When a followed log is durable up to there; why it never will be."""
+        """Awaits until a followed log is flushed up to `end_offset`; returns the error if it cannot be."""
 
     async def checkpoint(self) -> None:
-        """Write down how far logs are safe on the disk. Raises StorageError."""
+        """Write the recovery points to disk. Raises StorageError."""
 
     def cut_ended(self, replica: Replica) -> None:
-        """On the loop: the log is nobody else's again."""
+        """On the event loop: the thread that truncated the log has finished."""
 
 
 class LeaderLink:
-    """One leader. `near`: None, or the link whose partitions come here while they are far behind."""
+    """Fetching from one leader. `near`: None, or the main link of a link for partitions that are far behind."""
 
     def __init__(self, fetchers: ReplicaFetchers, leader_id: int, near: LeaderLink | None = None) -> None:
         self._near = near
@@ -89,25 +89,25 @@ class LeaderLink:
         )
         self._replicas: dict[tuple[bytes, int], Replica] = {}
         self._connection: PeerConnection | None = None
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._awaited: asyncio.Future[memoryview] | None = None
         self._overdue_s = 0.0
-        """When the answer that is out has taken too long, by the loop's clock."""
+        """When the response in flight is overdue (event loop time)."""
         self._received_bytes = 0
-        """Of the large answer that is out, when the watchdog looked last."""
+        """Bytes received of a large response when the watchdog last checked."""
         self._watchdog: asyncio.TimerHandle | None = None
         self._arrivals: asyncio.TimerHandle | None = None
-        """When what came from far behind has waited for long enough."""
+        """Interrupts the fetch in flight for partitions that came from a far-behind link."""
         under_way: set[asyncio.Task[None]] = set() if near is None else near.duties.under_way
         self.duties: Duties = Duties(self, fetchers, leader_id, under_way)
         self._is_unreachable = False
-        self._was_left = False
-        """It closed the connection while its answer was awaited."""
-        self._left_lately = False
-        """It ended a connection, and has answered no fetch since. Where it ends the next one, too, it is there all the
-        same, since it took that."""
+        self._was_closed_by_leader = False
+        """The leader closed the connection while a response was pending."""
+        self._closed_recently = False
+        """The leader closed a connection and has not answered a fetch since. If it closes the next connection too, it
+        is running all the same, since it accepted that connection."""
         self._refusals = 0
-        """Answers in a row that were an error as a whole."""
+        """Consecutive responses with a top-level error."""
         self._task = asyncio.ensure_future(self._run())
 
     @property
@@ -128,7 +128,7 @@ class LeaderLink:
         self.fetcher.follow(state)
         rest = state.on_follow(replica.clean_since)
         if rest is not None:
-            self.duties.do(rest, [])
+            self.duties.execute(rest, [])
         else:
             self.duties.flush_first(replica, state)
         self.interrupt()
@@ -152,7 +152,7 @@ class LeaderLink:
         return here + [phase for far in self._far for phase in far.phases()]
 
     def phase_of(self, key: tuple[bytes, int]) -> Phase | None:
-        """Of the partition with this topic id and index; None where it is not followed here."""
+        """The phase of the partition with this topic id and index; None if it is not followed over this link."""
         for link in (self, *self._far):
             state = link.fetcher.states.get(key)
             if state is not None:
@@ -160,22 +160,22 @@ class LeaderLink:
         return None
 
     def interrupt(self) -> None:
-        """Do not wait for the answer that is out: there is something new to ask for."""
-        self._news.set()
+        """Stop waiting for the response in flight: there is something new to fetch."""
+        self._wakeup.set()
         if self._awaited is not None and not self._awaited.done():
             self._lost()
 
-    def look_again(self) -> None:
-        """Somebody backs off who was not asked for: know until when. The answer that is out is awaited."""
-        self._news.set()
+    def reschedule(self) -> None:
+        """A partition outside the fetch in flight backs off: recompute the wake-up time, without interrupting."""
+        self._wakeup.set()
 
-    def leader_moved(self) -> None:
+    def on_leader_address_changed(self) -> None:
         self.interrupt()
         for far in self._far:
             far.interrupt()
 
     def close(self) -> None:
-        """Fetch nothing any more. Flushes and cuts that are under way end, and nothing follows from them."""
+        """Stop fetching. Flushes and truncations in progress finish, without further effect."""
         for far in self._far:
             far.close()
         self._replicas.clear()
@@ -183,7 +183,7 @@ class LeaderLink:
         for timer in (self._watchdog, self._arrivals):
             if timer is not None:
                 timer.cancel()
-        # Cuts go on: their threads could not be stopped, and until they end the log is theirs.
+        # Truncations continue: their threads cannot be stopped, and the log is theirs until they finish.
         if self._connection is not None:
             self._connection.close()
 
@@ -192,10 +192,10 @@ class LeaderLink:
             await far.ended()
         await asyncio.gather(self._task, *self.duties.under_way, return_exceptions=True)
 
-    # -- far behind ----------------------------------------------------------------------------------------------------
+    # -- partitions that are far behind --------------------------------------------------------------------------------
 
     def sort(self, replica: Replica, state: FollowerState) -> None:
-        """Over which connection a partition is fetched from now on."""
+        """Choose the connection over which a partition is fetched from now on."""
         is_far = state.leader_high_watermark > state.log.log_end_offset
         near, key = self._near, (state.topic_id, state.index)
         if near is None and is_far:
@@ -204,7 +204,7 @@ class LeaderLink:
             self._move(key, replica, state, near)
 
     def _far_link(self) -> LeaderLink:
-        """The one with the fewest partitions: while what came over one is written, the leader sends over the other."""
+        """The far-behind link with the fewest partitions; a new one up to `FAR_LINKS`."""
         if len(self._far) < FAR_LINKS:
             self._far.append(LeaderLink(self._fetchers, self._leader_id, self))
             return self._far[-1]
@@ -217,11 +217,11 @@ class LeaderLink:
         to._arrive(key, replica, state)
 
     def _arrive(self, key: tuple[bytes, int], replica: Replica, state: FollowerState) -> None:
-        """From the other link: asked for with the next round. What is in sync by then is waited for: it comes soon."""
+        """Take over a partition from the other link, to be fetched with the next request, soon if it is in sync."""
         self._replicas[key] = replica
         self.fetcher.follow(state)
         if self._awaited is None:
-            self._news.set()
+            self._wakeup.set()
         elif self._near is None and self._arrivals is None:
             self._arrivals = asyncio.get_running_loop().call_later(_ARRIVAL_S, self.interrupt)
         self._end_far()
@@ -232,7 +232,7 @@ class LeaderLink:
         self._end_far()
 
     def _end_far(self) -> None:
-        """Of links over which nobody is fetched any more."""
+        """Close links that have no partitions left."""
         for far in [far for far in self._far if not len(far.fetcher)]:
             self._far.remove(far)
             far.close()
@@ -248,31 +248,31 @@ class LeaderLink:
             except _TROUBLE as error:
                 self._lost()
                 failures += 1
-                if self._was_left or isinstance(error, ConnectionRefusedError):
+                if self._was_closed_by_leader or isinstance(error, ConnectionRefusedError):
                     self._fetchers.absent.left(self._leader_id)
-                self._left_lately = self._left_lately or self._was_left
-                self._was_left = False
-                self._tell_unreachable(error)
+                self._closed_recently = self._closed_recently or self._was_closed_by_leader
+                self._was_closed_by_leader = False
+                self._log_unreachable(error)
                 await self._pause(min(20 << min(failures, 10), self._fetchers.limits.backoff_ms))
             except Exception:
-                # Our bug; the partitions of this leader must not stand still for ever because of it.
+                # Our bug; it must not stop this leader's partitions for ever.
                 log.exception("replication failed", leader=self._leader_id)
                 self._lost()
                 await self._pause(self._fetchers.limits.backoff_ms)
 
     async def _round(self) -> None:
-        """One fetch, and what follows from its answer. Raises one of _TROUBLE."""
-        self._news.clear()
+        """One fetch, and the duties that follow from its response. Raises one of _TROUBLE."""
+        self._wakeup.clear()
         if self._arrivals is not None:
             self._arrivals.cancel()
             self._arrivals = None
         now_ms = self._clock.monotonic_ms()
         self._hold_back(now_ms)
-        # A controller that had forgotten this broker has given it another.
+        # The broker may have registered again, with a new epoch.
         self.fetcher.broker_epoch = self._host.broker_epoch
-        if self.fetcher.compares_first(now_ms):
+        if self.fetcher.to_compare(now_ms):
             connection = await self._connected()
-            first: list[Question] = [state.first_question() for state in self.fetcher.compares_first(now_ms)]
+            first: list[Question] = [state.first_question() for state in self.fetcher.to_compare(now_ms)]
             await self.duties.ask_all(connection, first)
         request = self.fetcher.next_request(now_ms)
         if request is None:
@@ -281,14 +281,14 @@ class LeaderLink:
             return
         connection = await self._connected()
         version = connection.version_for(ApiKey.FETCH, FIRST_FETCH_VERSION, LAST_FETCH_VERSION)
-        if self._news.is_set():
+        if self._wakeup.is_set():
             self._lost()
             return
         try:
             body = await self._answer(connection.post(ApiKey.FETCH, version, encode_request(version, request)))
         except AnswerTooLarge as error:
             self._lost()
-            culprit = largest_of_begun(version, error.begun)
+            culprit = largest_partition(version, error.begun)
             state = None if culprit is None else self.fetcher.states.get(culprit)
             if state is None:
                 raise
@@ -298,22 +298,22 @@ class LeaderLink:
             self._lost()
             return
         response = parse_response(version, body)
-        self._left_lately = False
+        self._closed_recently = False
         self._refusals = self._refusals + 1 if response.error_code else 0
         if self._refusals > 1:
-            # A session that was forgotten is opened anew at once; what is refused again waits.
-            raise ConnectionLost(f"it refuses fetches with error {int(response.error_code)}")
+            # After one error the session is reopened at once; after a second one, wait.
+            raise ConnectionLost(f"the leader rejects fetches with error {int(response.error_code)}")
         self._is_unreachable = False
         questions: list[Question] = []
         for duty in self.fetcher.on_answer(response, self._clock.monotonic_ms()):
-            self.duties.do(duty, questions)
+            self.duties.execute(duty, questions)
             if self._near is not None:
-                # Of a megabyte each, and what is in sync with other leaders shall not wait for all of them.
+                # A duty appends up to a megabyte; in-sync partitions of other leaders must not wait for all of them.
                 await asyncio.sleep(0)
         await self.duties.ask_all(connection, questions)
 
     def _hold_back(self, now_ms: int) -> None:
-        """More has come than may: throttled partitions that are not in sync wait (Kafka's shouldFollowerThrottle)."""
+        """Delay throttled partitions that are not in sync and over quota (Kafka's shouldFollowerThrottle)."""
         quota = self._fetchers.quota
         pause_ms = quota.pause_ms(now_ms) if quota.is_active else 0
         if pause_ms:
@@ -322,7 +322,7 @@ class LeaderLink:
                     self.fetcher.hold_back(state, pause_ms, now_ms)
 
     async def _answer(self, answer: asyncio.Future[memoryview]) -> memoryview | None:
-        """None: something new is to be asked for, and the answer is not awaited any more."""
+        """The response body. None: the fetch was interrupted because there is something new to fetch."""
         self._overdue_s = asyncio.get_running_loop().time() + self._fetchers.answer_timeout_s
         self._received_bytes = 0
         if self._watchdog is None:
@@ -331,28 +331,28 @@ class LeaderLink:
         try:
             return await answer
         except ConnectionLost:
-            if self._news.is_set():
+            if self._wakeup.is_set():
                 return None
-            self._was_left = self._closed_by_leader(self._connection)
+            self._was_closed_by_leader = self._closed_by_leader(self._connection)
             raise
         finally:
             self._awaited = None
 
-    def look(self) -> None:
-        """Tell that the leader has left where that is to be seen and not heard yet."""
+    def check_connection(self) -> None:
+        """Report to `absent` that the leader has closed its connection, before the link's task notices."""
         if self._closed_by_leader(self._connection):
             self._fetchers.absent.left(self._leader_id)
         for far in self._far:
-            far.look()
+            far.check_connection()
 
     def _closed_by_leader(self, connection: PeerConnection | None) -> bool:
-        """And neither by this node, nor after it was idle for long."""
-        was_left = connection is not None and connection.was_left and not self._left_lately
-        return was_left and asyncio.get_running_loop().time() < self._overdue_s
+        """Whether the leader closed it, rather than this node or a long idle time."""
+        was_closed_by_peer = connection is not None and connection.was_closed_by_peer and not self._closed_recently
+        return was_closed_by_peer and asyncio.get_running_loop().time() < self._overdue_s
 
     def _watch(self) -> None:
-        """One timer for all answers, which looks again when the one that is out would be overdue. An answer that still
-        comes in is not."""
+        """One timer for all responses, rearmed for the deadline of the response in flight. A response of which bytes
+        still arrive is not overdue."""
         loop = asyncio.get_running_loop()
         self._watchdog = None
         awaited = self._awaited
@@ -366,10 +366,10 @@ class LeaderLink:
             self._connection.close(f"no answer within {self._fetchers.answer_timeout_s} s")
 
     async def _pause(self, pause_ms: int | None) -> None:
-        """Until something is new, or for so long."""
+        """Wait until there is something new, or for `pause_ms`."""
         try:
             async with asyncio.timeout(None if pause_ms is None else pause_ms / 1000):
-                await self._news.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             pass
 
@@ -379,14 +379,14 @@ class LeaderLink:
             return connection
         endpoint = self._host.replication_endpoint(self._leader_id)
         if endpoint is None:
-            raise ConnectionLost("it is not registered")
+            raise ConnectionLost("the leader is not registered")
         self.fetcher.on_connection_lost()
         self._connection = connection = await open_peer(
             endpoint.host,
             endpoint.port,
             client_id=f"replica-{self._host.node_id}",
             connect=self._fetchers.connect,
-            # Every duty of an answer is done before the next request, and cuts in threads need none of its bytes.
+            # Each response is processed before the next request, and truncation threads do not use its bytes.
             lends_answers=True,
             largest_answer=self._fetchers.largest_answer,
         )
@@ -399,13 +399,13 @@ class LeaderLink:
             connection.close()
         self.fetcher.on_connection_lost()
 
-    def _tell_unreachable(self, error: Exception) -> None:
+    def _log_unreachable(self, error: Exception) -> None:
         if not self._is_unreachable:
             self._is_unreachable = True
             log.info(
-                "leader not reached",
+                "leader unreachable",
                 leader=self._leader_id,
                 partitions=len(self.fetcher),
                 reason=str(error),
-                advice="It is tried again until it answers or another broker leads.",
+                advice="The connection is retried until it succeeds or another broker becomes leader.",
             )

@@ -1,11 +1,11 @@
-"""Memory for what fetches read from the disk, of all connections together.
+"""Memory for records that fetches read from the disk, shared by all connections.
 
-Owns the number of bytes that are out and who waits for some. Never reads anything. First come, first served: a fetch
-takes all it may need at once, so that no two of them each hold half. One that asks for more than there is in all gets
-it when nobody else holds any.
+Owns the number of bytes in use and the queue for free ones. Never reads anything. First come, first served: a fetch
+takes all the memory that it may need at once, so that two fetches cannot deadlock with half of it each. A fetch that
+needs more than the limit gets it when no other lease is held.
 
-A peer that does not read its answer keeps its share. While others wait, the oldest answer that is on its way for
-`STALL_S` loses its connection.
+A peer that does not read its response keeps its lease. While others wait, the connection of the oldest response that
+has been in transit for `STALL_S` is closed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STALL_S: Final = 30.0
 
 
 class Lease:
-    """A share of the budget. Give it back exactly once; giving back twice is one time."""
+    """A share of the budget. Releasing it twice has no further effect."""
 
     __slots__ = ("_budget", "drop", "sending_since_s", "size_bytes")
 
@@ -30,18 +30,18 @@ class Lease:
         self.drop: Callable[[], None] | None = None
 
     def sending(self, drop: Callable[[], None]) -> None:
-        """The answer is on its way; `drop` closes its connection."""
+        """The response is being sent; `drop` closes its connection."""
         self.sending_since_s = asyncio.get_running_loop().time()
         self.drop = drop
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         budget, self._budget = self._budget, None
         if budget is not None:
-            budget._given_back(self)
+            budget._on_released(self)
 
 
 class LoadBudget:
-    """`limit_bytes` in all. Belongs to the loop."""
+    """A budget of `limit_bytes`. All methods run on the event loop."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -54,8 +54,8 @@ class LoadBudget:
     def waiting_count(self) -> int:
         return len(self._waiting)
 
-    async def take(self, size_bytes: int) -> Lease:
-        """A share, as soon as there is one. Cancel it to stop waiting."""
+    async def acquire(self, size_bytes: int) -> Lease:
+        """A lease, as soon as enough memory is free. Cancel it to stop waiting."""
         if not self._waiting and self._fits(size_bytes):
             return self._grant(size_bytes)
         loop = asyncio.get_running_loop()
@@ -67,7 +67,7 @@ class LoadBudget:
             return await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                granted.result().give_back()
+                granted.result().release()
             else:
                 self._waiting.remove(place)
                 self._grant_waiting()
@@ -82,7 +82,7 @@ class LoadBudget:
         self.used_bytes += size_bytes
         return lease
 
-    def _given_back(self, lease: Lease) -> None:
+    def _on_released(self, lease: Lease) -> None:
         del self._leases[lease]
         self.used_bytes -= lease.size_bytes
         self._grant_waiting()
@@ -92,7 +92,7 @@ class LoadBudget:
         while waiting:
             size_bytes, granted = waiting[0]
             if granted.cancelled() or not self._fits(size_bytes):
-                return  # one that is cancelled leaves by itself, and asks again for those behind it
+                return  # a cancelled waiter removes itself, and then grants to those after it
             granted.set_result(self._grant(size_bytes))
             waiting.popleft()
 

@@ -1,14 +1,14 @@
 """Compacts the logs of a broker in the background (`cleanup.policy=compact`).
 
-Owns when a log is looked at, how many compactions run at once and how fast, and what errors mean to them. What is to be
-compacted is `log.compaction_plan`'s to say, how it is done `log.compaction`'s.
+Owns when a log is checked, how many compactions run at once and at what rate, and the handling of errors. What to
+compact is decided by `log.compaction_plan`, how by `log.compaction`.
 
-A log is looked at when a segment of it has been sealed, when it is opened, or when its settings change, and then again
-for as long as part of it waits for something: to be committed, to be safe on the disk, to be old enough. Logs in which
-nothing happens cost nothing; where no log waits there is no timer. Work is done in disk threads, piece by piece;
-between two pieces it gives way to who cuts, moves or deletes the log, and waits where the rate is used up.
+A log is checked when one of its segments has been sealed, when it is opened, or when its settings change, and again as
+long as part of it is not ready: not committed, not flushed, or not old enough. Idle logs cost nothing; if no log is
+waiting there is no timer. Compaction runs in disk threads, piece by piece; between two pieces it stops if the log is to
+be truncated, moved or deleted, and pauses if the rate limit is reached.
 
-A log that can not be compacted is left alone from then on, and the operator told; everything else goes on.
+A log that cannot be compacted is left alone from then on, and an error is logged; all other logs are compacted.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ BUFFER: Final = "log.cleaner.io.buffer.size"
 BACKOFF: Final = "log.cleaner.backoff.ms"
 
 _PIECE_BYTES: Final = 4 << 20
-"""In one visit of a thread, where no rate holds it back."""
+"""Bytes compacted per call of a thread if there is no rate limit."""
 _LONGEST_PAUSE_S: Final = 1.0
 _LEAST_LOAD: Final = 0.01
 _BEING_JUDGED: Final = -1
-"""In the place of the time of a log that waits."""
+"""Marks a waiting log that is being judged, in place of its time."""
 _ADVICE: Final = (
-    "It is served as before, but not compacted, and grows. If its bytes are damaged, restore the partition from another"
-    " replica (delete this one's directory while the node is down); then restart the node, which tries again."
+    "The log is still served, but not compacted, so it grows. If it is damaged, restore the partition from another"
+    " replica (delete its directory while the node is down). Then restart the node to retry."
 )
 
 
 @dataclass(slots=True)
-class Figures:
-    """Of all compactions since the start."""
+class CleanerStats:
+    """Statistics of all compactions since the start."""
 
     runs: int = 0
     bytes_read: int = 0
@@ -71,38 +71,38 @@ class Figures:
     records_removed: int = 0
     longest_s: float = 0.0
     recopied: float = 0.0
-    """Of the last one, bytes after over bytes before."""
+    """Bytes after over bytes before, in the last compaction."""
     fullest_map: float = 0.0
     dirtiest_ratio: float = 0.0
-    """When logs were looked at last."""
+    """As of the last check."""
     overdue_ms: int = 0
-    """By `max.compaction.lag.ms`, the worst log then."""
+    """Of the log most overdue by `max.compaction.lag.ms`, as of the last check."""
 
 
 class LogCleaner:
-    """One broker's. Everything belongs to the loop."""
+    """The log cleaner of one broker. All methods run on the event loop."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._waiting: dict[Replica, int] = {}
-        """Logs that may have something to compact, with when to look at them."""
+        """Logs that may have something to compact, and when to check them."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
         self._pass: asyncio.Task[None] | None = None
         self._quota = ReplicationQuota()
         self._is_running = False
         self.uncleanable: dict[TopicPartition, tuple[Replica, str]] = {}
-        """Logs that could not be compacted, and why."""
-        self.figures = Figures()
+        """Logs that could not be compacted, and the reason."""
+        self.stats = CleanerStats()
 
     def start(self) -> None:
-        """Logs that were opened before are looked at from now on."""
+        """Start checking logs, including those that were opened before."""
         self._is_running = self._broker.config.get_bool(ENABLE)
         if self._waiting:
-            self._look_at(self._broker.clock.now_ms() + self._backoff_ms())
+            self._schedule(self._broker.clock.now_ms() + self._backoff_ms())
 
     async def close(self) -> None:
-        """Stop; what is under way ends at its next piece."""
+        """Stop; compactions in progress end at their next piece."""
         self._is_running = False
         if self._timer is not None:
             self._timer.cancel()
@@ -114,11 +114,11 @@ class LogCleaner:
             await asyncio.gather(self._pass, return_exceptions=True)
 
     def mark(self, replica: Replica) -> None:
-        """Something of the log may be there to compact."""
+        """The log may have something to compact."""
         if replica.config.compacted and len(replica.log.segments) > 1:
             self._waiting[replica] = 0
             if self._is_running:
-                self._look_at(self._broker.clock.now_ms() + self._backoff_ms())
+                self._schedule(self._broker.clock.now_ms() + self._backoff_ms())
 
     # -- when --------------------------------------------------------------------------------------------------------
 
@@ -130,8 +130,8 @@ class LogCleaner:
     def _backoff_ms(self) -> int:
         return int(self._setting(BACKOFF))
 
-    def _look_at(self, at_ms: int) -> None:
-        """Not before; an earlier time that was set stays."""
+    def _schedule(self, at_ms: int) -> None:
+        """Start a pass at this time; an earlier time that was set stays."""
         if self._pass is not None or (self._timer is not None and self._timer_at_ms <= at_ms):
             return
         if self._timer is not None:
@@ -151,16 +151,16 @@ class LogCleaner:
                 threads = max(1, int(self._setting(THREADS)))
                 await asyncio.gather(*(self._clean(replica, what, threads) for replica, what in due[:threads]))
         except Exception:
-            # Our bug; the next pass may well do its work.
-            log.exception("logs not compacted")
+            # Our bug; the next pass may well succeed.
+            log.exception("log cleaner pass failed")
         finally:
             self._pass = None
             if self._is_running and self._waiting:
                 now_ms = self._broker.clock.now_ms()
-                self._look_at(max(now_ms + self._backoff_ms(), min(self._waiting.values())))
+                self._schedule(max(now_ms + self._backoff_ms(), min(self._waiting.values())))
 
     async def _judge_all(self) -> list[tuple[Replica, Due]]:
-        """Those that are due, the dirtiest first; the others are told when to be looked at again."""
+        """The logs that are due, the dirtiest first; the others get a time for their next check."""
         now_ms = self._broker.clock.now_ms()
         self.uncleanable = {
             where: (replica, reason)
@@ -168,14 +168,14 @@ class LogCleaner:
             if self._broker.partitions.holds(replica)
         }
         due: list[tuple[Replica, Due]] = []
-        figures = self.figures
-        figures.dirtiest_ratio, figures.overdue_ms = 0.0, 0
+        totals = self.stats
+        totals.dirtiest_ratio, totals.overdue_ms = 0.0, 0
         for replica in [each for each, at_ms in self._waiting.items() if at_ms <= now_ms]:
             held = self._broker.partitions.holds(replica)
             if not held or not replica.config.compacted or replica.topic_partition in self.uncleanable:
                 self._waiting.pop(replica, None)
                 continue
-            if not self._may_go_on(replica):
+            if not self._may_continue(replica):
                 self._waiting[replica] = now_ms + self._backoff_ms()
                 continue
             self._waiting[replica] = _BEING_JUDGED
@@ -185,12 +185,12 @@ class LogCleaner:
                 case Due():
                     self._waiting[replica] = now_ms
                     due.append((replica, verdict))
-                    figures.dirtiest_ratio = max(figures.dirtiest_ratio, verdict.ratio)
-                    figures.overdue_ms = max(figures.overdue_ms, verdict.overdue_ms)
+                    totals.dirtiest_ratio = max(totals.dirtiest_ratio, verdict.ratio)
+                    totals.overdue_ms = max(totals.overdue_ms, verdict.overdue_ms)
                 case NotDue(at_ms, ratio):
-                    figures.dirtiest_ratio = max(figures.dirtiest_ratio, ratio)
+                    totals.dirtiest_ratio = max(totals.dirtiest_ratio, ratio)
                     if is_marked:
-                        continue  # a segment was sealed meanwhile
+                        continue  # a segment has been sealed meanwhile
                     if at_ms is None:
                         self._waiting.pop(replica, None)
                     else:
@@ -205,7 +205,7 @@ class LogCleaner:
         segments = tuple(partition_log.segments)
         work = partial(segment_facts, segments, config)
         try:
-            # Timestamps may have to be read.
+            # Reading timestamps may need the disk.
             has_lag = config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms < NO_RATE
             facts = await self._broker.loop.run_in_executor(self._broker.disk_threads, work) if has_lag else work()
         except (OSError, BadBatch) as error:
@@ -215,14 +215,14 @@ class LogCleaner:
         ends = partition_log.log_start_offset, partition_log.log_end_offset
         return judge(LogFacts(facts, *ends, _limit(partition_log, log_dir), checkpoint), config, now_ms)
 
-    def _holds_still(self, replica: Replica, due: Due) -> bool:
-        """Other logs were judged since: this one may have been cut and have grown again."""
+    def _is_unchanged(self, replica: Replica, due: Due) -> bool:
+        """Whether the log is still as it was judged: it may have been truncated and have grown again."""
         log_dir = self._broker.log_dirs.holder(replica.topic_partition)
         bases = [segment.base_offset for segment in replica.log.segments]
         return log_dir is not None and due.end in bases and due.end <= _limit(replica.log, log_dir)
 
-    def _may_go_on(self, replica: Replica) -> bool:
-        """Whether nobody else is at the log, and it is to be compacted."""
+    def _may_continue(self, replica: Replica) -> bool:
+        """Whether the log is to be compacted and no other operation uses it."""
         where = replica.topic_partition
         return (
             self._is_running
@@ -239,9 +239,9 @@ class LogCleaner:
     # -- one log -----------------------------------------------------------------------------------------------------
 
     async def _clean(self, replica: Replica, due: Due, threads: int) -> None:
-        if not self._may_go_on(replica) or replica.cleaning is not None:
+        if not self._may_continue(replica) or replica.cleaning is not None:
             return
-        if not self._holds_still(replica, due):
+        if not self._is_unchanged(replica, due):
             self._waiting[replica] = self._broker.clock.now_ms() + self._backoff_ms()
             return
         limits = Limits(
@@ -270,7 +270,7 @@ class LogCleaner:
             self._broker.partitions.thread_ended(replica)
 
     async def _run(self, replica: Replica, work: Compaction, cleaning: Cleaning) -> bool:
-        """Whether it came to its end."""
+        """Whether the compaction was completed."""
         loop, threads = self._broker.loop, self._broker.disk_threads
         steps, partition_log = work.steps(), replica.log
         rate = float(self._setting(RATE))
@@ -280,7 +280,7 @@ class LogCleaner:
             while True:
                 size_bytes, step = await loop.run_in_executor(threads, _advance, steps, piece_bytes, cleaning)
                 self._quota.passed(size_bytes, self._broker.clock.monotonic_ms())
-                if cleaning.is_stopped or not self._may_go_on(replica) or replica.log is not partition_log:
+                if cleaning.is_stopped or not self._may_continue(replica) or replica.log is not partition_log:
                     return False
                 if isinstance(step, Replacement):
                     if not compaction_swap.commit(partition_log, step):
@@ -299,15 +299,15 @@ class LogCleaner:
         log_dir = self._broker.log_dirs.holder(replica.topic_partition)
         if log_dir is not None:
             log_dir.offsets.cleaned[replica.topic_partition] = work.end
-        stats, figures = work.stats, self.figures
-        figures.runs += 1
-        figures.bytes_read += stats.bytes_read
-        figures.bytes_before += stats.bytes_before
-        figures.bytes_after += stats.bytes_after
-        figures.records_removed += stats.records_before - stats.records_after
-        figures.longest_s = max(figures.longest_s, took_s)
-        figures.recopied = stats.bytes_after / stats.bytes_before if stats.bytes_before else 1.0
-        figures.fullest_map = max(figures.fullest_map, stats.map_use)
+        stats, totals = work.stats, self.stats
+        totals.runs += 1
+        totals.bytes_read += stats.bytes_read
+        totals.bytes_before += stats.bytes_before
+        totals.bytes_after += stats.bytes_after
+        totals.records_removed += stats.records_before - stats.records_after
+        totals.longest_s = max(totals.longest_s, took_s)
+        totals.recopied = stats.bytes_after / stats.bytes_before if stats.bytes_before else 1.0
+        totals.fullest_map = max(totals.fullest_map, stats.map_use)
         log.info(
             "log compacted",
             partition=str(replica.topic_partition),
@@ -322,30 +322,30 @@ class LogCleaner:
         await self._broker.checkpoint()
 
     def _failed(self, replica: Replica, error: Exception) -> None:
-        """The disk refused something, or what lies there can not be read."""
+        """A disk operation failed, or the log cannot be read."""
         if not self._broker.partitions.holds(replica):
             self._waiting.pop(replica, None)
             return
         where = replica.topic_partition
-        # A segment that is not there was taken out by retention meanwhile.
+        # A missing segment has been deleted by retention.
         if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and is_transient(error.errno)):
-            log.warning("compaction put off", partition=str(where), reason=error.strerror)
+            log.warning("compaction postponed", partition=str(where), reason=error.strerror)
             self._waiting[replica] = self._broker.clock.now_ms() + self._backoff_ms()
             return
         self._waiting.pop(replica, None)
         self.uncleanable[where] = (replica, str(error))
         if isinstance(error, (OSError, Uncleanable, BadBatch)):
-            log.error("log can not be compacted", partition=str(where), reason=str(error), advice=_ADVICE)
+            log.error("log cannot be compacted", partition=str(where), reason=str(error), advice=_ADVICE)
         else:
-            log.exception("log can not be compacted", partition=str(where))
+            log.exception("log cannot be compacted", partition=str(where))
         if isinstance(error, OSError):
             self._broker.partitions.suspect_directory_of(where, StorageError.of(f"compacting {where}", error))
 
 
 def _limit(partition_log: PartitionLog, log_dir: LogDir) -> int:
-    """Below it everything is committed, stable and safe on the disk."""
+    """The offset below which everything is committed, stable and flushed."""
     sealed, active = partition_log.segments[:-1], partition_log.active_segment_base
-    # The flush that saves a segment's indexes can come after the one that saved its batches.
+    # A segment's indexes may be flushed later than its batches.
     unsaved = next((segment.base_offset for segment in sealed if not segment.indexes_saved), active)
     safe = log_dir.offsets.safe_recovery_point(partition_log.topic_partition)
     return min(partition_log.last_stable_offset, safe, unsaved)
@@ -354,7 +354,7 @@ def _limit(partition_log: PartitionLog, log_dir: LogDir) -> int:
 def _advance(
     steps: Generator[int | Replacement], piece_bytes: int, cleaning: Cleaning
 ) -> tuple[int, Replacement | bool]:
-    """In a thread: some bytes further; what is to be exchanged now, or whether there is more."""
+    """In a thread: compact some bytes. Returns their number and a replacement to commit, or whether there is more."""
     total = 0
     while True:
         step = next(steps, None)

@@ -1,8 +1,8 @@
-"""What a broker does with its data directories between registration and service.
+"""Recovers the data directories of a broker between registration and service.
 
-Owns the order: finish deletions that were interrupted, find what lies where and what was on its way elsewhere, check
-what a crash left. One directory's trouble is its own. Directories are checked side by side, each by as many
-threads as `num.recovery.threads.per.data.dir` says.
+Owns the order: finish interrupted deletions, find partitions and interrupted moves, check logs after a crash. A failure
+of one directory does not affect the others. Directories are checked in parallel, each by as many threads as
+`num.recovery.threads.per.data.dir` allows.
 """
 
 from __future__ import annotations
@@ -28,47 +28,48 @@ THREADS: Final = "num.recovery.threads.per.data.dir"
 
 
 async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]:
-    """Copies of replicas that were on their way to a directory. The first to change a data directory: before, the last
-    life's clean mark holds."""
+    """Returns copies of replicas whose move was interrupted. First change of a data directory after the start: until
+    then the clean-shutdown mark is valid."""
     for log_dir in broker.log_dirs:
         with _suspecting(broker, log_dir):
             log_dir.begin()
     unclean = [log_dir for log_dir in broker.log_dirs if not log_dir.clean]
-    # On a node that is alone nothing is deleted while it is down, and a clean stop left nothing to check.
+    # With a single node no topic is deleted while it is down, and after a clean shutdown there is nothing to check.
     is_known = broker.log_dirs.is_single and not unclean and not broker.config.can_reach_others
     found: dict[LogDir, list[TopicPartition]] = {}
     copies: list[tuple[LogDir, ExistingPartition]] = []
-    places = broker.partitions.places
+    directories = broker.partitions.directories
     pending_deletions: list[RemovedPartition] = []
     for log_dir in broker.log_dirs:
         with _suspecting(broker, log_dir):
             pending_deletions += log_dir.pending_deletions()
             if not is_known:
-                found[log_dir] = await broker.loop.run_in_executor(broker.disk_threads, places.settle, log_dir)
+                found[log_dir] = await broker.loop.run_in_executor(broker.disk_threads, directories.scan, log_dir)
     for log_dir in tuple(broker.log_dirs):
         with _suspecting(broker, log_dir):
-            settled = await broker.loop.run_in_executor(broker.disk_threads, places.settle_copies, log_dir)
+            settled = await broker.loop.run_in_executor(broker.disk_threads, directories.resolve_copies, log_dir)
             copies += [(log_dir, copy) for copy in settled]
-    for removed in pending_deletions:  # they have told which copy took whose place
+    for removed in pending_deletions:  # their names were needed to complete moves
         broker.delete_later(partial(broker.losses.delete_partition, removed), 0)
     late: dict[LogDir, list[TopicPartition]] = {}
     for log_dir in broker.log_dirs:
         with _suspecting(broker, log_dir):
-            # Opened before anything is served: what is gone has a note then, and its receipt.
+            # Opened before anything is served: lost records get their note and receipt now.
             if gone := log_dir.missing_first_segments():
                 late[log_dir] = gone
     checked = [found.get(log_dir, []) for log_dir in unclean]
-    # Asked for now, so that the operator reads why they are offline, and another replica leads.
-    unresolved = [where for where in places.unresolved if not any(where in held for held in checked)]
+    # Opened now, so that the reason why they are offline is logged and another replica is elected.
+    unresolved = [where for where in directories.unresolved if not any(where in held for held in checked)]
     await _check(broker, [*checked, *late.values(), *([unresolved] if unresolved else [])])
     return copies
 
 
-async def take_back_recovery_points(broker: Broker) -> None:
-    """Before a log is served that ends before its recovery point: what is appended now is not safe up to there.
+async def checkpoint_recovery_points(broker: Broker) -> None:
+    """Checkpoint logs that end below their recovery point before they are served: records appended now are not flushed
+    up to there.
 
-    After its losses have their receipts, which are classed by the high watermark of the checkpoint that was found.
-    Where there is no room the next checkpoint says so.
+    Runs after their losses have receipts, whose class depends on the old checkpoint's high watermark. If the disk has
+    no room, the next checkpoint does it.
     """
     if any(log_dir.has_truncated_log() for log_dir in broker.log_dirs if not log_dir.clean):
         with suppress(StorageError):
@@ -76,11 +77,11 @@ async def take_back_recovery_points(broker: Broker) -> None:
 
 
 async def _check(broker: Broker, by_directory: Sequence[Sequence[TopicPartition]]) -> None:
-    """Each directory has its threads (`num.recovery.threads.per.data.dir`), which take one log after the other."""
+    """Each directory has its own threads (`num.recovery.threads.per.data.dir`), which recover one log after another."""
     threads = int(effective_broker_config(broker.image.configs, broker.config, THREADS) or 1)
     executor: Executor = broker.disk_threads
     with ExitStack() as stack:
-        # What was given instead of threads is a simulation's, and runs one thing at a time.
+        # A simulation's executor is not a thread pool, and runs one thing at a time.
         if isinstance(executor, ThreadPoolExecutor) and by_directory:
             pool = ThreadPoolExecutor(threads * len(by_directory), thread_name_prefix="recovery")
             executor = stack.enter_context(pool)
@@ -95,7 +96,7 @@ async def _check(broker: Broker, by_directory: Sequence[Sequence[TopicPartition]
 
 
 class _Shared(Iterator[TopicPartition]):
-    """Each element for one of the threads that ask."""
+    """Hands out each element once, to any thread."""
 
     def __init__(self, held: Iterable[TopicPartition]) -> None:
         self._left = deque(held)
@@ -109,7 +110,7 @@ class _Shared(Iterator[TopicPartition]):
 
 @contextmanager
 def _suspecting(broker: Broker, log_dir: LogDir) -> Iterator[None]:
-    """What one of several directories refuses is its own trouble."""
+    """With several directories, an OSError affects only this one."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
 """Structured logs: JSON lines, or text for a terminal.
 
-Lines are written where something goes wrong, on the event loop, while others wait for this node. So JSON, which servers
-write, needs nothing that is not loaded by then. Only text is structlog's, which is imported at the first line: that
-takes some tenths of a second, and megabytes.
+Log lines are written on the event loop, often when something has failed and requests are waiting. So the JSON format,
+which servers use, needs no module that is not already loaded. Only the text format uses structlog, which is imported
+with the first line, since the import takes some tenths of a second and megabytes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 _settings: dict[str, Any] = {"format": "auto", "level": 20}
 _configured: list[Sink] = []
-"""What writes, once something was written."""
+"""The active writer, set with the first line."""
 _redirected: Final = threading.local()
-"""`sink`: what takes the lines of this thread."""
+"""`sink`: receives this thread's lines."""
 _writing: Final = threading.Lock()
 
 
 def configure(*, log_format: LogFormat = "auto", level: str = "info") -> None:
-    """Choose the form (`auto`: coloured text on a terminal, JSON lines elsewhere) and the lowest level written."""
+    """Choose the format (`auto`: coloured text on a terminal, JSON lines elsewhere) and the lowest level written."""
     _settings.update(format=log_format, level=_LEVELS[level])
     _configured.clear()
 
@@ -47,7 +47,7 @@ def set_level(name: str) -> None:
 def redirect(sink: Sink | None) -> Sink | None:
     """Give this thread's lines of every level to `sink` instead of writing them; None writes them again.
 
-    Returns the sink before it. Other threads write on: what still runs in one is not what the sink listens to.
+    Returns the previous sink. Other threads are not affected.
     """
     before: Sink | None = getattr(_redirected, "sink", None)
     _redirected.sink = sink
@@ -96,8 +96,8 @@ def _write_json(level: str, room: str, event: str, fields: dict[str, Any]) -> No
     line = {"room": room, **fields, "event": event, "level": level, "timestamp": timestamp}
     failure = line.pop("exc_info", None)
     if failure is not None:
-        told = traceback.format_exception(failure) if isinstance(failure, BaseException) else [traceback.format_exc()]
-        line["exception"] = "".join(told).rstrip("\n")
+        lines = traceback.format_exception(failure) if isinstance(failure, BaseException) else [traceback.format_exc()]
+        line["exception"] = "".join(lines).rstrip("\n")
     text = json.dumps(line, default=repr) + "\n"
     with _writing:
         sys.stderr.write(text)

@@ -1,7 +1,7 @@
-"""Carries loss receipts to the ledger topic `__fenceline_losses`, in the background, until it has them.
+"""Delivers loss receipts to the ledger topic `__fenceline_losses`, in the background, with retries.
 
-Owns the topic's creation and the produce requests; acks=all, keyed by receipt id, so that what is delivered twice
-counts once. Who leads the topic is asked like any other broker, this one too. Never holds up who lost something:
+Owns the topic's creation and the produce requests; acks=all, keyed by receipt id, so that duplicates count once. The
+topic's leader is contacted like any other broker, even if it is this one. Never delays the operation that lost records:
 receipts are durable on this node before they come here, and are found there again after a restart.
 """
 
@@ -29,38 +29,38 @@ log = Logger("losses")
 
 PARTITION: Final = 0
 _CLIENT_ID: Final = "__admin_client"
-"""Kafka's name for who may write to internal topics."""
+"""Kafka's client id of clients that may write to internal topics."""
 _FIRST_VERSION: Final = 3
 _LAST_VERSION_WITH_NAMES: Final = 12
-_MOST_AT_ONCE: Final = 200
+_MAX_BATCH: Final = 200
 _TIMEOUT_S: Final = 30.0
-_LOOK_S: Final = 0.05
-"""Between two looks whether the new topic has a leader."""
+_POLL_S: Final = 0.05
+"""How often to check whether the new topic has a leader."""
 _FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
-_TELL_AGAIN_S: Final = 60.0
+_LOG_INTERVAL_S: Final = 60.0
 
 
 class LossDelivery:
-    """One broker's. All methods belong to the loop unless they say otherwise."""
+    """The delivery of one broker. All methods run on the event loop unless they say otherwise."""
 
     def __init__(self, broker: Broker, keeper: LossKeeper) -> None:
         self._broker = broker
         self._keeper = keeper
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
 
-        def told_of() -> None:
-            """In any thread; a loop that is closed delivers nothing any more."""
+        def on_due() -> None:
+            """Any thread. After the loop is closed nothing is delivered."""
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._news.set)
+                loop.call_soon_threadsafe(self._wakeup.set)
 
-        self._keeper.told_of = told_of
+        self._keeper.on_due = on_due
         self._task = asyncio.ensure_future(self._run())
-        self._news.set()
+        self._wakeup.set()
 
     async def stop(self) -> None:
         task, self._task = self._task, None
@@ -71,11 +71,11 @@ class LossDelivery:
     async def _run(self) -> None:
         pause_s, quiet_until_s = _FIRST_PAUSE_S, 0.0
         while True:
-            receipts = self._keeper.next_due(_MOST_AT_ONCE)
+            receipts = self._keeper.next_due(_MAX_BATCH)
             if not receipts:
-                self._news.clear()
+                self._wakeup.clear()
                 if not self._keeper.undelivered:
-                    await self._news.wait()
+                    await self._wakeup.wait()
                 continue
             try:
                 await self._deliver(receipts)
@@ -84,16 +84,16 @@ class LossDelivery:
             except (PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError) as error:
                 now_s = asyncio.get_running_loop().time()
                 if now_s >= quiet_until_s:
-                    quiet_until_s = now_s + _TELL_AGAIN_S
+                    quiet_until_s = now_s + _LOG_INTERVAL_S
                     log.warning(
                         "loss receipts not delivered yet",
                         undelivered=self._keeper.undelivered,
                         reason=str(error) or type(error).__name__,
-                        advice="They are kept on this node and tried again until the topic takes them.",
+                        advice="They are kept on this node and retried until they are delivered.",
                     )
             except Exception:
-                # Our bug; receipts must not be given up because of it.
-                log.exception("delivering loss receipts failed")
+                # Our bug; it must not stop the delivery of receipts.
+                log.exception("delivery of loss receipts failed")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LAST_PAUSE_S)
 
@@ -118,12 +118,12 @@ class LossDelivery:
             finally:
                 connection.close()
         if result.error_code:
-            raise PeerError(ErrorCode(result.error_code), result.error_message or "the ledger topic refused them")
+            raise PeerError(ErrorCode(result.error_code), result.error_message or "the ledger topic rejected them")
         broker = self._broker
         await broker.loop.run_in_executor(broker.disk_threads, self._keeper.delivered, receipts)
 
     async def _leader(self) -> int:
-        """Who leads the ledger topic, which is created where it is missing. Raises PeerError."""
+        """The leader of the ledger topic, which is created if missing. Raises PeerError."""
         broker = self._broker
         if LOSSES_TOPIC not in broker.image.topics_by_name:
             await self._create()
@@ -131,10 +131,10 @@ class LossDelivery:
             found = broker.image.topics_by_name.get(LOSSES_TOPIC)
             if found is not None and found.partitions[PARTITION].leader != NO_LEADER:
                 return found.partitions[PARTITION].leader
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _create(self) -> None:
-        """With fewer replicas where the controller finds no place for as many. Raises PeerError."""
+        """With fewer replicas if the controller cannot place the configured number. Raises PeerError."""
         broker = self._broker
         active = sum(each.is_active for each in broker.image.brokers.values())
         replicas = max(1, min(broker.config.get_int("fenceline.lost.topic.replication.factor"), active))
@@ -154,5 +154,5 @@ class LossDelivery:
             if not outcome.failed or outcome.code is ErrorCode.TOPIC_ALREADY_EXISTS:
                 return
             if outcome.code is not ErrorCode.INVALID_REPLICATION_FACTOR or replicas == 1:
-                raise PeerError(outcome.code, outcome.message or "the ledger topic is not created")
+                raise PeerError(outcome.code, outcome.message or "the ledger topic could not be created")
             replicas -= 1

@@ -1,9 +1,9 @@
-"""Records that went before a group had read them: by retention, by DeleteRecords, with their topic.
+"""Finds records that were deleted before a group had read them: by retention, by DeleteRecords, with their topic.
 
-Owns the look at committed offsets of the groups that are coordinated here, against the starts of the logs that they
-read: soon after a log start moved on this node, and from time to time for logs that are led elsewhere. The coordinator
-is who knows the group; who leads the log is asked where this node has no replica. What a group is told of is told once
-as long as this node coordinates it; after that the same range may be told again, with the same receipt id.
+Owns the comparison of committed offsets of the groups that are coordinated here with the start offsets of their logs:
+soon after a log start moved on this node, and periodically for logs that are led elsewhere. The coordinator knows the
+group; the leader of the log is asked if this node has no replica. Each loss is reported once while this node
+coordinates the group; another coordinator may report the same range again, with the same receipt id.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 log = Logger("losses")
 
 PERIOD_S: Final = 30.0
-_SETTLE_S: Final = 0.2
-"""After a log start moved, before the look: DeleteRecords and retention come for many partitions at once."""
-_REST: Final = 20
-"""Times as long as a look took: nothing is looked at in that time, whatever moves."""
-_MOST_AT_ONCE: Final = 1_000
+_DELAY_S: Final = 0.2
+"""Delay of the check after a log start moved: DeleteRecords and retention change many partitions at once."""
+_PAUSE_FACTOR: Final = 20
+"""The pause between checks is at least this many times the duration of the last one."""
+_MAX_BATCH: Final = 1_000
 _TIMEOUT_S: Final = 10.0
 _EARLIEST: Final = -2
 _LATEST: Final = -1
 _READ_UNCOMMITTED: Final = 0
 
 _Bounds = tuple[int, int]
-"""Start and end of what can be read of a log."""
+"""Start and end of the readable offsets of a log."""
 
 
 class LossExpiry:
-    """One broker's. All methods belong to the loop."""
+    """The expiry checks of one broker. All methods run on the event loop."""
 
     def __init__(self, broker: Broker, keeper: LossKeeper) -> None:
         self._broker = broker
@@ -54,7 +54,7 @@ class LossExpiry:
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._bounds: dict[TopicPartition, _Bounds] = {}
-        """As of the last look."""
+        """As of the last check."""
         self._writing: set[asyncio.Future[None]] = set()
 
     def start(self) -> None:
@@ -67,7 +67,7 @@ class LossExpiry:
             await asyncio.gather(task, *self._writing, return_exceptions=True)
 
     def log_start_moved(self) -> None:
-        """Of some log of this node: look soon."""
+        """The start of a log on this node moved: check soon."""
         self._moved.set()
 
     async def _run(self) -> None:
@@ -77,20 +77,20 @@ class LossExpiry:
             try:
                 async with asyncio.timeout(PERIOD_S):
                     await self._moved.wait()
-                await asyncio.sleep(max(_SETTLE_S, took_s * _REST))
+                await asyncio.sleep(max(_DELAY_S, took_s * _PAUSE_FACTOR))
             except TimeoutError:
                 pass
             self._moved.clear()
             began_s = loop.time()
             try:
-                await self.look()
+                await self.check()
             except Exception:
-                # Our bug; the next look may well succeed.
-                log.exception("looking for what groups have lost failed")
+                # Our bug; the next check may well succeed.
+                log.exception("check for expired records of groups failed")
             took_s = loop.time() - began_s
 
-    async def look(self) -> None:
-        """Compare the committed offsets of logs whose start moved with that start; others have their turn between."""
+    async def check(self) -> None:
+        """Compare committed offsets with log starts that moved; yields to the event loop between topics."""
         read = self._broker.groups.coordinator.committed_partitions()
         before, self._bounds = (
             self._bounds,
@@ -118,13 +118,13 @@ class LossExpiry:
                 seen, start = starts
                 first = max(committed.offset, seen)
                 if first < start and committed.belongs_to(topic.id):
-                    reason = "retention or DeleteRecords moved the log start past what the group has read"
+                    reason = "retention or DeleteRecords moved the log start past the group's committed offset"
                     receipts.append(self._receipt(topic, slot, committed, first, start, Cause.LOG_START, reason))
             await asyncio.sleep(0)
         await self._keep(receipts)
 
     def topics_deleted(self, topics: Iterable[TopicImage]) -> None:
-        """Before their logs and the groups' offsets go."""
+        """Must be called before the logs and the groups' offsets are deleted."""
         deleted = {topic.name: topic for topic in topics}
         if not deleted:
             return
@@ -133,11 +133,9 @@ class LossExpiry:
             topic = deleted.get(slot.topic)
             if topic is None or not committed.belongs_to(topic.id):
                 continue
-            bounds = self._here(slot) or self._bounds.get(TopicPartition(slot.topic, slot.partition))
+            bounds = self._local_bounds(slot) or self._bounds.get(TopicPartition(slot.topic, slot.partition))
             if bounds is None:
-                log.info(
-                    "not known what a group had not read of a deleted topic", group=slot.group_id, topic=slot.topic
-                )
+                log.info("unread records of a deleted topic unknown", group=slot.group_id, topic=slot.topic)
             elif (first := max(committed.offset, bounds[0])) < bounds[1]:
                 reason = "the topic was deleted with records that the group had not read"
                 receipts.append(self._receipt(topic, slot, committed, first, bounds[1], Cause.TOPIC_DELETED, reason))
@@ -154,11 +152,11 @@ class LossExpiry:
             await self._broker.loop.run_in_executor(self._broker.disk_threads, self._keeper.expired, receipts)
         except OSError as error:
             log.error(
-                "receipts of what groups lost can not be written",
+                "writing receipts of expired records failed",
                 receipts=len(receipts),
                 losses=[f"{receipt.group}: {receipt}" for receipt in receipts[:20]],
                 reason=str(error),
-                advice="Make room on the disk; these losses are in this log only.",
+                advice="Free disk space. These losses are recorded in this log message only.",
             )
 
     def _receipt(
@@ -180,7 +178,7 @@ class LossExpiry:
                 start_offset=start_offset,
                 end_offset_exclusive=end_offset_exclusive,
                 cause=cause,
-                replica=NO_NODE,  # the next coordinator may tell of it, too
+                replica=NO_NODE,  # another coordinator may report it as well
                 group=slot.group_id,
             ),
             topic=topic.name,
@@ -192,8 +190,8 @@ class LossExpiry:
             records=end_offset_exclusive - start_offset,
             size_bytes=0,
             loss_class=LossClass.EXPIRED,
-            known_by=f"group {slot.group_id} had committed offset {committed.offset}; counted by offsets, what was in"
-            " them was not looked at",
+            known_by=f"group {slot.group_id} had committed offset {committed.offset}; counted by offsets, the records"
+            " were not read",
             cause=cause,
             reason=reason,
             replica=self._broker.node_id,
@@ -204,22 +202,22 @@ class LossExpiry:
             group=slot.group_id,
         )
 
-    # -- where logs begin and end --------------------------------------------------------------------------------------
+    # -- log start and end offsets -------------------------------------------------------------------------------------
 
-    def _here(self, slot: OffsetSlot | TopicPartition) -> _Bounds | None:
+    def _local_bounds(self, slot: OffsetSlot | TopicPartition) -> _Bounds | None:
         replica = self._broker.partitions.open_by_name.get((slot.topic, slot.partition))
         if replica is None or replica.is_being_cut:
             return None
         return replica.log.log_start_offset, replica.high_watermark
 
     async def _find_bounds(self, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, _Bounds]:
-        """Of all that can be found; a log that this node leads and has not opened did not move."""
-        # What is not learned now is as it was: what moved meanwhile is seen at the next look.
+        """Of all logs whose offsets are known; a log that this node leads and has not opened has not moved."""
+        # Unknown now means unchanged; a move is found by the next check.
         wanted = list(wanted)
         found = {each: self._bounds[each] for each in wanted if each in self._bounds}
         elsewhere: dict[int, list[TopicPartition]] = defaultdict(list)
         for topic_partition in wanted:
-            here = self._here(topic_partition)
+            here = self._local_bounds(topic_partition)
             if here is not None:
                 found[topic_partition] = here
                 continue
@@ -233,7 +231,7 @@ class LossExpiry:
             try:
                 found |= await self._ask(leader, partitions)
             except (PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError) as error:
-                log.debug("log starts not learned", leader=leader, reason=str(error))
+                log.debug("log start offsets not available", leader=leader, reason=str(error))
         return found
 
     async def _ask(self, leader: int, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, _Bounds]:
@@ -248,8 +246,8 @@ class LossExpiry:
         )
         found: dict[TopicPartition, _Bounds] = {}
         try:
-            for position in range(0, len(partitions), _MOST_AT_ONCE):
-                some = partitions[position : position + _MOST_AT_ONCE]
+            for position in range(0, len(partitions), _MAX_BATCH):
+                some = partitions[position : position + _MAX_BATCH]
                 starts = await _offsets(connection, some, _EARLIEST)
                 ends = await _offsets(connection, some, _LATEST)
                 found |= {each: (starts[each], ends[each]) for each in some if each in starts and each in ends}

@@ -1,9 +1,9 @@
-"""What this node's logs lose: cut with receipts, kept for a while, and known until the ledger has it.
+"""Losses of this node's logs: truncation with receipts, evidence kept for a while, delivery to the ledger.
 
-Owns the receipts that are not delivered yet, the quarantine's limits, and the figures of both. The rules are those of
-`fenceline.losses`; who carries receipts to the ledger topic is `loss_delivery`.
+Owns the receipts that are not delivered yet, the limits of the quarantine, and the metrics of both. The rules are in
+`fenceline.losses`; `loss_delivery` sends receipts to the ledger topic.
 
-Threads: cuts come from disk threads, several at a time; one lock guards what is shared between them and the loop.
+Threads: truncations run in several disk threads; one lock guards the state that they share with the event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.node.logs import Logger
 from fenceline.node.metric_families import counter_by, gauges
 from fenceline.node.unsettled import UnsettledPartitions
-from fenceline.replica.follower import BeginAnew, CutTo
+from fenceline.replica.follower import CutTo, RestartAt
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 log = Logger("losses")
 
-_ADVICE: Final = "See it with: fenceline losses list. The records are in the evidence: fenceline losses export."
-_NO_ADVICE: Final = "See it with: fenceline losses list."
+_ADVICE: Final = "List the losses with: fenceline losses list. Export the records with: fenceline losses export."
+_NO_ADVICE: Final = "List the losses with: fenceline losses list."
 _NOTHING_TO_FREE_MS: Final = 10_000
-"""A full disk without evidence is not looked through with every record that it refuses."""
+"""Pause before a full disk without evidence is searched for evidence again."""
 
 
 class LossKeeper:
-    """One broker's. Methods say where they belong."""
+    """The losses of one broker. Each method says which thread it runs in."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -49,15 +49,17 @@ class LossKeeper:
         self._max_bytes = broker.config.get_int("fenceline.lost.retention.bytes")
         self._lock = Lock()
         self._due: dict[str, tuple[Receipts, Receipt]] = {}
-        self.told_of: Callable[[], None] = lambda: None
-        """Called, in any thread, when there is something to deliver."""
+        self.on_due: Callable[[], None] = lambda: None
+        """Called, in any thread, when there is a receipt to deliver."""
         self.losses: dict[LossClass, int] = dict.fromkeys(LossClass, 0)
         """Since this node started."""
         self.evidence_bytes = 0
-        """As of the last look."""
-        self._unsettled = UnsettledPartitions(broker, self._make_room, self._lost, self._owes, self._take_up_strays)
+        """As of the last sweep."""
+        self._pending = UnsettledPartitions(
+            broker, self._make_room, self._record_loss, self._queue_receipt, self._collect_strays
+        )
         self.compared_first: set[str] = set()
-        """Directories of replicas that were moved away; `RemovedReplicas` is at them."""
+        """Directories of replicas that were moved away, which `RemovedReplicas` handles first."""
         self._relieving: asyncio.Future[bool] | None = None
         self._relief_pauses_until_ms = 0
 
@@ -65,10 +67,10 @@ class LossKeeper:
     def undelivered(self) -> int:
         return len(self._due)
 
-    # -- cutting, in a thread --------------------------------------------------------------------------------------
+    # -- truncation, in a thread -----------------------------------------------------------------------------------
 
-    def cut(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
-        """Cut the log; what was lost is durable and said before this returns. Raises StorageError."""
+    def cut(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
+        """Truncate the log; receipts of lost records are durable before this returns. Raises StorageError."""
         epoch = duty.state.leader_epoch
         refused_epoch, refused_ends = replica.refused
         disk = self._log_dir_of(replica.log.directory).disk
@@ -77,26 +79,26 @@ class LossKeeper:
             replica.log,
             Cut(
                 duty.offset,
-                isinstance(duty, BeginAnew),
+                isinstance(duty, RestartAt),
                 Cause(duty.cause.name.lower()),
                 duty.cause.value,
                 self._broker.node_id,
                 leader_id,
                 epoch,
                 self._broker.clock.now_ms(),
-                # Another leader in between may have had the records, and have said so to a producer that tried again.
+                # A leader in between may have had the records and have acknowledged a producer's retry.
                 refused_ends if refused_epoch == epoch - 1 else frozenset(),
                 replica.clean_since,
-                isinstance(duty, BeginAnew) and duty.is_whole,
+                isinstance(duty, RestartAt) and duty.leader_has_all,
             ),
             lambda: self._make_room(replica.log.directory),
         )
         folder = ReceiptFolder(disk, replica.log.directory)
         for receipt in receipts:
-            self._lost(folder, receipt)
+            self._record_loss(folder, receipt)
 
     def relieve(self, topic_partition: TopicPartition) -> None:
-        """On the loop: a disk has no room for records. What was cut off logs there gives way, the oldest first."""
+        """On the event loop: a disk is full. Delete the oldest evidence on it."""
         broker = self._broker
         now_ms = broker.clock.monotonic_ms()
         if self._relieving is not None or now_ms < self._relief_pauses_until_ms:
@@ -108,7 +110,7 @@ class LossKeeper:
             self._relieving = None
             error = relieving.exception() if not relieving.cancelled() else None
             if error is not None:
-                log.error("no evidence deleted from a full disk", reason=str(error))
+                log.error("deleting evidence from a full disk failed", reason=str(error))
             if relieving.cancelled() or error is not None or not relieving.result():
                 self._relief_pauses_until_ms = broker.clock.monotonic_ms() + _NOTHING_TO_FREE_MS
 
@@ -118,89 +120,89 @@ class LossKeeper:
         self._relieving.add_done_callback(relieved)
 
     def _make_room(self, directory: str) -> bool:
-        """In a thread. False where there is no evidence on that disk."""
+        """In a thread. False if there is no evidence on that disk."""
         log_dir = self._log_dir_of(directory)
         with self._lock:
             room = quarantine.make_room(log_dir.disk, _folders(log_dir))
         for folder, receipt in room.changed:
-            log.warning("evidence deleted, the disk is full", receipt=receipt.id, loss=str(receipt))
-            self._owes(folder, receipt)
+            log.warning("evidence deleted to free disk space", receipt=receipt.id, loss=str(receipt))
+            self._queue_receipt(folder, receipt)
         return room.freed
 
     # -- start, in a thread ----------------------------------------------------------------------------------------
 
-    def take_up(self) -> None:
-        """Before any log is served: settle what a crash interrupted, and find what the ledger does not have yet."""
+    def recover(self) -> None:
+        """Before any log is served: complete what a crash interrupted, and find undelivered receipts."""
         for log_dir in self._broker.log_dirs:
-            self._unsettled.take_up(log_dir)
+            self._pending.take_up(log_dir)
             try:
-                self._take_up(log_dir)
+                self._recover_directory(log_dir)
             except OSError as error:
                 log.error(
-                    "loss receipts of a log directory not read",
+                    "reading loss receipts of a log directory failed",
                     path=log_dir.path,
                     reason=str(error),
-                    advice="Check the disk, then restart the node: receipts that were not delivered are taken up then.",
+                    advice="Check the disk, then restart the node to deliver the remaining receipts.",
                 )
 
-    def _take_up(self, log_dir: LogDir) -> None:
+    def _recover_directory(self, log_dir: LogDir) -> None:
         for topic_partition, path in _with_evidence(log_dir):
             folder = ReceiptFolder(log_dir.disk, path)
             if folder.is_pending:
-                self._unsettled.settle(log_dir, topic_partition)
+                self._pending.settle(log_dir, topic_partition)
             for receipt in folder.due():
-                self._owes(folder, receipt)
-        self._take_up_strays(log_dir)
+                self._queue_receipt(folder, receipt)
+        self._collect_strays(log_dir)
         outbox = Outbox(log_dir.disk, log_dir.path)
         for receipt in outbox.due():
-            self._owes(outbox, receipt)
+            self._queue_receipt(outbox, receipt)
 
-    def _take_up_strays(self, log_dir: LogDir) -> None:
-        """What the cluster does not know any more was lost all the same, and its evidence is in another place now."""
+    def _collect_strays(self, log_dir: LogDir) -> None:
+        """Move receipts of directories that are no longer in the metadata, and their evidence, to the outbox."""
         for stray in log_dir.strays():
             if stray.path in self.compared_first:
                 continue
             try:
-                self._take_along(log_dir, stray, with_evidence=True)
+                self._move_receipts(log_dir, stray, with_evidence=True)
             except OSError as error:
                 log.error(
-                    "receipts of a stray partition not taken up",
+                    "moving receipts of a stray partition failed",
                     path=stray.path,
                     reason=str(error),
-                    advice="Make room on the disk or check it, and leave the directory there: it is tried again.",
+                    advice="Free disk space or check the disk, and leave the directory in place: it is retried.",
                 )
 
-    def _take_along(self, log_dir: LogDir, removed: RemovedPartition, *, with_evidence: bool) -> None:
-        """Before a directory goes: its receipts go to the outbox, to be told from there. Raises OSError."""
+    def _move_receipts(self, log_dir: LogDir, removed: RemovedPartition, *, with_evidence: bool) -> None:
+        """Before a directory is deleted: move its receipts to the outbox, which delivers them. Raises OSError."""
         outbox = Outbox(log_dir.disk, log_dir.path)
         for receipt in removed_partitions.resolve_pending(
             removed, replica=self._broker.node_id, now_ms=self._broker.clock.now_ms()
         ):
-            self._lost(ReceiptFolder(removed.disk, removed.path), receipt)
+            self._record_loss(ReceiptFolder(removed.disk, removed.path), receipt)
         with self._lock:
             rescued = removed_partitions.move_receipts_to_outbox(
                 removed, log_dir.path, with_evidence=with_evidence, is_kept=self._is_kept
             )
         for receipt in rescued:
-            self._owes(outbox, receipt)
+            self._queue_receipt(outbox, receipt)
 
     @property
-    def has_unsettled(self) -> bool:
-        """Whether `settle_again` has something to do; once it has nothing, it will not have until the next start."""
-        return bool(self._unsettled)
+    def has_pending(self) -> bool:
+        """Whether `retry_pending` has work left; if not, there is none until the next start."""
+        return bool(self._pending)
 
-    async def settle_again(self) -> None:
-        """On the loop: what had no room for its papers at the start is served as soon as it has."""
-        await self._unsettled.try_again()
+    async def retry_pending(self) -> None:
+        """On the event loop: retry partitions whose receipts did not fit on the disk at the start."""
+        await self._pending.try_again()
 
-    # -- what is deleted, in a thread ------------------------------------------------------------------------------
+    # -- deletion, in a thread -------------------------------------------------------------------------------------
 
     def delete_partition(self, removed: RemovedPartition) -> None:
-        """Delete its files; its receipts stay, and say that the evidence is gone. Raises OSError."""
+        """Delete its files; its receipts are kept, and note that the evidence is deleted. Raises OSError."""
         log_dir, has_records = self._log_dir_of(removed.path), True
         while True:
             try:
-                self._take_along(log_dir, removed, with_evidence=False)
+                self._move_receipts(log_dir, removed, with_evidence=False)
                 break
             except OSError as error:
                 if error.errno not in quarantine.FULL or not has_records:
@@ -211,16 +213,16 @@ class LossKeeper:
         removed.delete()
 
     def delete_contained(self, removed: RemovedPartition, *, keeps_evidence: bool) -> None:
-        """The leader has all records of a replica that was moved away. `keeps_evidence`: the receipts of its older
-        losses name what lies in this directory. Raises OSError."""
+        """Delete a moved-away replica of which the leader has all records. `keeps_evidence`: receipts of older losses
+        refer to evidence in this directory. Raises OSError."""
         if keeps_evidence and removed.disk.stat(f"{removed.path}/{EVIDENCE_DIR}") is not None:
             removed_partitions.delete_log(removed)
         else:
             self.delete_partition(removed)
 
     def keep_rest(self, log_dir: LogDir, removed: RemovedPartition, lost_from: int, reason: str) -> None:
-        """The leader does not have the records from `lost_from` on of a replica that was moved away: they become
-        evidence, with a receipt; the others go. Raises OSError, CorruptLog."""
+        """Keep the records of a moved-away replica that its leader does not have, from `lost_from` on, as evidence with
+        a receipt; delete the others. Raises OSError, CorruptLog."""
         keep_records(
             removed.disk,
             removed.path,
@@ -229,40 +231,40 @@ class LossKeeper:
             high_watermark=removed.high_watermark,
             now_ms=self._broker.clock.now_ms(),
         )
-        self._take_along(log_dir, removed, with_evidence=True)
+        self._move_receipts(log_dir, removed, with_evidence=True)
         removed_partitions.delete_log(removed)
 
     def _is_kept(self, receipt: Receipt) -> bool:
-        """By a replica that is here: what is deleted is where it has moved from, or a copy."""
+        """Whether a replica on this node has the receipt: then the deleted directory is its old place, or a copy."""
         return any(
             ReceiptFolder(each.disk, _directory_of(each, receipt)).is_known(receipt.id)
             for each in self._broker.log_dirs
         )
 
     def moved(self, log_dir: LogDir, receipts: Iterable[Receipt]) -> None:
-        """The replica has moved there, and its evidence with it."""
+        """The replica has moved to this directory, with its evidence."""
         for receipt in receipts:
-            self._owes(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
+            self._queue_receipt(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
 
     def expired(self, receipts: Iterable[Receipt]) -> None:
-        """Losses of groups, which have no evidence. Raises OSError."""
+        """Records that expired before groups read them; there is no evidence. Raises OSError."""
         log_dir = next(iter(self._broker.log_dirs))
         outbox = Outbox(log_dir.disk, log_dir.path)
         for receipt in receipts:
             outbox.mark_due(receipt)
-            self._lost(outbox, receipt)
+            self._record_loss(outbox, receipt)
 
     async def sweep(self) -> None:
-        """On the loop: enforce the limits of the quarantine. Raises OSError."""
+        """On the event loop: enforce the limits of the quarantine. Raises OSError."""
         broker = self._broker
         await broker.loop.run_in_executor(broker.disk_threads, self._sweep)
 
     def _sweep(self) -> None:
         kept_bytes = 0
         for log_dir in self._broker.log_dirs:
-            self._take_up_strays(log_dir)
+            self._collect_strays(log_dir)
             with self._lock:
-                self._drop_told(log_dir)
+                self._drop_delivered(log_dir)
                 swept = quarantine.sweep(
                     log_dir.disk,
                     _folders(log_dir),
@@ -273,41 +275,41 @@ class LossKeeper:
             kept_bytes += swept.kept_bytes
             for folder, receipt in swept.changed:
                 log.info("evidence deleted", receipt=receipt.id, loss=str(receipt), reason=receipt.evidence_note)
-                self._owes(folder, receipt)
+                self._queue_receipt(folder, receipt)
         self.evidence_bytes = kept_bytes
 
-    # -- what is to be delivered -----------------------------------------------------------------------------------
+    # -- delivery --------------------------------------------------------------------------------------------------
 
     def next_due(self, most: int) -> list[Receipt]:
-        """Some receipts that the ledger does not have, oldest first. Any thread."""
+        """Some undelivered receipts, oldest first. Any thread."""
         with self._lock:
             receipts = [receipt for _, receipt in self._due.values()]
         return sorted(receipts, key=lambda receipt: receipt.time_ms)[:most]
 
     def delivered(self, receipts: Iterable[Receipt]) -> None:
-        """In a thread: the ledger has them."""
+        """In a thread: the ledger has acknowledged them."""
         for receipt in receipts:
             with self._lock:
                 folder, due = self._due.get(receipt.id, (None, None))
                 if folder is None or due != receipt:
-                    continue  # more is to be said of it by now
+                    continue  # the receipt has changed since
                 del self._due[receipt.id]
                 try:
                     folder.mark_reported(receipt, is_needed=self._is_needed(folder, receipt))
                 except OSError as error:
-                    # It is delivered again after the next start, and counts once.
-                    log.warning("receipt not marked as delivered", receipt=receipt.id, reason=str(error))
+                    # It is delivered again after the next start; duplicates count once.
+                    log.warning("marking a receipt as delivered failed", receipt=receipt.id, reason=str(error))
 
     def _is_needed(self, folder: Receipts, receipt: Receipt) -> bool:
-        """Whether a crash now would tell of it again: the checkpoint on the disk has a recovery point behind the log's
-        end, and the next start asks these receipts what has gone in between."""
+        """Whether the next start after a crash needs the receipt: if the checkpoint on disk has a recovery point above
+        the log end, the receipts explain the missing records."""
         if not isinstance(folder, ReceiptFolder):
             return False
         replica = self._broker.partitions.open_by_name.get((receipt.topic, receipt.partition))
         return replica is None or replica.log.durable_recovery_point > replica.log.log_end_offset
 
-    def _drop_told(self, log_dir: LogDir) -> None:
-        """What was kept for the next start, and is not needed any more. Raises OSError."""
+    def _drop_delivered(self, log_dir: LogDir) -> None:
+        """Delete receipts that were kept for the next start and are no longer needed. Raises OSError."""
         for _, path in _with_evidence(log_dir):
             folder = ReceiptFolder(log_dir.disk, path)
             due = {receipt.id for receipt in folder.due()}
@@ -315,7 +317,7 @@ class LossKeeper:
                 if not receipt.evidence and receipt.id not in due and not self._is_needed(folder, receipt):
                     folder.drop(receipt.id)
 
-    def _lost(self, folder: Receipts, receipt: Receipt) -> None:
+    def _record_loss(self, folder: Receipts, receipt: Receipt) -> None:
         with self._lock:
             self.losses[receipt.loss_class] += 1
         log.warning(
@@ -335,37 +337,37 @@ class LossKeeper:
             receipt=receipt.id,
             advice=_ADVICE if receipt.evidence else _NO_ADVICE,
         )
-        self._owes(folder, receipt)
+        self._queue_receipt(folder, receipt)
 
-    def _owes(self, folder: Receipts, receipt: Receipt) -> None:
+    def _queue_receipt(self, folder: Receipts, receipt: Receipt) -> None:
         with self._lock:
             self._due[receipt.id] = (folder, receipt)
-        self.told_of()
+        self.on_due()
 
     def _log_dir_of(self, path: str) -> LogDir:
         for log_dir in self._broker.log_dirs:
             if path.startswith(log_dir.path + "/"):
                 return log_dir
-        raise StorageError(f"{path} lies in none of this node's log directories")
+        raise StorageError(f"{path} is not in any of this node's log directories")
 
 
 class LossCollector:
-    """Gives the figures to prometheus-client at scrape time."""
+    """Yields the metrics of losses to prometheus-client."""
 
     def __init__(self, keeper: LossKeeper) -> None:
         self._keeper = keeper
 
     def collect(self) -> Iterator[Any]:
         losses = {loss_class.value: count for loss_class, count in self._keeper.losses.items()}
-        yield counter_by("class", "fenceline_losses", "Losses that this node wrote receipts of", losses)
+        yield counter_by("class", "fenceline_losses", "Losses that this node recorded receipts of", losses)
         yield from gauges(
-            ("fenceline_losses_undelivered", "Receipts that the ledger topic lacks", self._keeper.undelivered),
-            ("fenceline_losses_evidence_bytes", "Bytes of cut records that are kept", self._keeper.evidence_bytes),
+            ("fenceline_losses_undelivered", "Receipts missing from the ledger topic", self._keeper.undelivered),
+            ("fenceline_losses_evidence_bytes", "Bytes of records kept as evidence", self._keeper.evidence_bytes),
         )
 
 
 def _with_evidence(log_dir: LogDir) -> Iterator[tuple[TopicPartition, str]]:
-    """Partitions and their directories. A name and a look each: there may be ten thousand without any."""
+    """Partitions with evidence, and their directories. One stat each: there may be ten thousand partitions."""
     for name in log_dir.disk.listdir(log_dir.path):
         topic_partition = parse_partition_name(name)
         path = f"{log_dir.path}/{name}"
@@ -378,11 +380,11 @@ def _directory_of(log_dir: LogDir, receipt: Receipt) -> str:
 
 
 def _folders(log_dir: LogDir) -> Iterator[Receipts]:
-    """All that is kept in a log directory."""
+    """All receipt folders of a log directory."""
     yield Outbox(log_dir.disk, log_dir.path)
     for _, path in _with_evidence(log_dir):
         yield ReceiptFolder(log_dir.disk, path)
     for stray in log_dir.strays():
         folder = ReceiptFolder(log_dir.disk, stray.path)
-        if not folder.contents().receipts:  # else they have not been taken up yet, and name another place
+        if not folder.contents().receipts:  # otherwise they have not been moved to the outbox yet
             yield folder

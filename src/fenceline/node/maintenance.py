@@ -1,7 +1,7 @@
-"""Everything a node does by the clock: heartbeats, retention, timed flushes, checkpoints, expiry.
+"""The periodic work of a node: heartbeats, retention, timed flushes, checkpoints, expiry.
 
-Owns a handful of timers for the whole node; no partition has one. Each pass walks the replicas in use only, in slices,
-so that the loop is never held for long; what touches the disk for long runs in the disk threads.
+Owns a handful of timers for the whole node; there are none per partition. Each pass visits the replicas in use, in
+slices, so that the event loop is never blocked for long; slow disk operations run in the disk threads.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 log = Logger("maintenance")
 
 _FLUSH_CHECK_MS: Final = 1000
-_SETTLE_MS: Final = 1000
-_TELL_AGAIN_S: Final = 60.0
+_RETRY_MS: Final = 1000
+_LOG_INTERVAL_S: Final = 60.0
 _SLICE: Final = 50
-"""Replicas looked at before the loop gets its turn."""
+"""Replicas processed per iteration of the event loop."""
 
 
 class Maintenance:
@@ -38,15 +38,15 @@ class Maintenance:
     def start(self) -> None:
         config = self._broker.config
         self._every(config.get_int("broker.heartbeat.interval.ms"), self._broker.lifecycle.heartbeat)
-        self._every(config.get_int("replica.lag.time.max.ms") // 2, self._let_go_of_laggards)
+        self._every(config.get_int("replica.lag.time.max.ms") // 2, self._shrink_isrs)
         self._every(config.get_int("log.retention.check.interval.ms"), self._enforce_retention)
         self._every(config.get_int("log.retention.check.interval.ms"), self._broker.losses.sweep)
-        if self._broker.losses.has_unsettled:
-            self._every(_SETTLE_MS, self._broker.losses.settle_again)
-        # High watermarks in particular: what a killed leader loses is classed by the one that it wrote down last.
+        if self._broker.losses.has_pending:
+            self._every(_RETRY_MS, self._broker.losses.retry_pending)
+        # Mainly for high watermarks: losses after a crash of the leader are classed by the last one on disk.
         checkpoint_ms = config.get_int("replica.high.watermark.checkpoint.interval.ms")
         self._every(min(config.get_int("log.flush.offset.checkpoint.interval.ms"), checkpoint_ms), self._checkpoint)
-        # Kafka's default is never: it flushes sealed segments by a task of their own. Here one timer serves both.
+        # Kafka's default is never, with a separate task for sealed segments. Here one timer does both.
         self._every(min(config.get_int("log.flush.scheduler.interval.ms"), _FLUSH_CHECK_MS), self._flush_overdue)
 
     async def stop(self) -> None:
@@ -56,28 +56,28 @@ class Maintenance:
         self._tasks.clear()
 
     def _every(self, period_ms: int, work: Callable[[], Awaitable[None]]) -> None:
-        # Kafka's way to say never is a period of 2^63-1 ms.
+        # Kafka disables a timer with a period of 2^63-1 ms.
         if 0 < period_ms < 2**40:
             self._tasks.append(asyncio.ensure_future(self._repeat(period_ms / 1000, work)))
 
     async def _repeat(self, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
-        told, quiet_until_s = "", 0.0
+        logged, quiet_until_s = "", 0.0
         while True:
             await asyncio.sleep(period_s)
             try:
                 await work()
             except (PeerError, OSError) as error:
-                # What lasts for an hour is told once a minute.
+                # A lasting failure is logged once a minute.
                 reason, now_s = str(error), asyncio.get_running_loop().time()
-                if reason != told or now_s >= quiet_until_s:
-                    told, quiet_until_s = reason, now_s + _TELL_AGAIN_S
-                    log.warning("maintenance put off", work=work.__name__.strip("_"), reason=reason)
+                if reason != logged or now_s >= quiet_until_s:
+                    logged, quiet_until_s = reason, now_s + _LOG_INTERVAL_S
+                    log.warning("maintenance postponed", work=work.__name__.strip("_"), reason=reason)
             except Exception:
-                # Our bug; the timer goes on, since the next pass may well do its work.
+                # Our bug; the timer continues, since the next pass may well succeed.
                 log.exception("maintenance failed", work=work.__name__.strip("_"))
 
     async def _in_slices(self, work: Callable[[Replica], None]) -> None:
-        """One partition's trouble is its own: the others are looked at all the same."""
+        """A failure affects one partition only: the others are still processed."""
         for position, replica in enumerate(self._broker.partitions):
             if replica.is_being_cut:
                 continue
@@ -90,19 +90,19 @@ class Maintenance:
             except OSError as error:
                 self._broker.partitions.storage_failed(replica, StorageError.of("maintenance", error))
             except BadBatch as error:
-                log.error("partition not maintained", partition=str(replica.topic_partition), reason=str(error))
+                log.error("partition maintenance failed", partition=str(replica.topic_partition), reason=str(error))
 
-    async def _let_go_of_laggards(self) -> None:
-        self._broker.replication.let_go_of_laggards()
+    async def _shrink_isrs(self) -> None:
+        self._broker.replication.shrink_isrs()
 
     async def _enforce_retention(self) -> None:
-        """Roll by time, expire producers, take out old segments; their files go by a thread after a delay."""
+        """Roll by time, expire producers, remove old segments; their files are deleted later by a thread."""
         now_ms = self._broker.clock.now_ms()
 
         def enforce(replica: Replica) -> None:
             partition_log = replica.log
-            # Before the roll, which needs room on the disk: retention is what makes it.
-            # A follower that is not in sync keeps its last records: without any, its log cannot be compared.
+            # Before the roll, which needs disk space that retention frees.
+            # A follower that is not in sync keeps its last records: an empty log could not be compared.
             removed = partition_log.enforce_retention(now_ms, may_empty=replica.leader is not None or replica.may_lead)
             for segment in removed:
                 log.info(
@@ -122,7 +122,7 @@ class Maintenance:
         await self._in_slices(enforce)
 
     async def _flush_overdue(self) -> None:
-        """`flush.messages`, `flush.ms` (off by default) and sealed segments, whose indexes want to be on the disk."""
+        """Flush for `flush.messages`, `flush.ms` (off by default), and sealed segments, whose indexes must be saved."""
         now_ms = self._broker.clock.now_ms()
         partitions = self._broker.partitions
         for replica in partitions:

@@ -59,12 +59,12 @@ class NodeMetrics:
     def count_request(self, api_key: int) -> None:
         self.requests[api_key] = self.requests.get(api_key, 0) + 1
 
-    def hurries(self) -> int:
+    def urgent_requests(self) -> int:
         """Signs of clients for which every millisecond counts."""
         return self.requests.get(ApiKey.PRODUCE, 0) + self.woken_fetches
 
-    def is_somebody_in_a_hurry(self) -> bool:
-        return self.load_pace is None or self.load_pace.is_somebody_in_a_hurry()
+    def has_urgent_requests(self) -> bool:
+        return self.load_pace is None or self.load_pace.has_urgent_requests()
 
 
 class NodeCollector:

@@ -1,6 +1,6 @@
-"""`__consumer_offsets` on this broker: how it is created, written and read, and which of its partitions are led here.
+"""`__consumer_offsets` on this broker: its creation, appends and reads, and which of its partitions are led here.
 
-Owns the way between the group coordinators and their topic's log. Never looks into a record.
+Owns the access of the group coordinators to their topic's log. Never decodes a record.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log: Final = Logger("groups")
 
 
 def new_offsets_topic(config: NodeConfig) -> NewTopic:
-    """The topic as Kafka creates it: compacted, with partitions and replicas of its own settings."""
+    """The topic as Kafka creates it: compacted, with its own partition count and replication factor."""
     return NewTopic(
         CONSUMER_OFFSETS_TOPIC,
         config.get_int("offsets.topic.num.partitions"),
@@ -50,14 +50,14 @@ def new_offsets_topic(config: NodeConfig) -> NewTopic:
 
 
 class OffsetsTopicCreation:
-    """As long as there is no such topic, whoever looks for a coordinator asks for it."""
+    """Creates the topic when a client looks for a coordinator and there is none."""
 
     def __init__(self, create: Callable[[Sequence[str]], Awaitable[object]]) -> None:
         self._create = create
         self._trying: asyncio.Future[None] | None = None
 
     async def create(self) -> None:
-        """Try it, once for all who ask meanwhile. A failure is logged: they find no coordinator, and come again."""
+        """Try once for all concurrent callers. A failure is logged; clients get no coordinator and retry."""
         if self._trying is None:
             self._trying = asyncio.ensure_future(self._try())
         await asyncio.shield(self._trying)
@@ -66,7 +66,7 @@ class OffsetsTopicCreation:
         try:
             await self._create([CONSUMER_OFFSETS_TOPIC])
         except PeerError as error:
-            log.warning("topic not created", topic=CONSUMER_OFFSETS_TOPIC, reason=str(error))
+            log.warning("topic creation failed", topic=CONSUMER_OFFSETS_TOPIC, reason=str(error))
         finally:
             self._trying = None
 
@@ -82,9 +82,9 @@ class OffsetsTopicLog:
     def append(
         self, topic_partition: TopicPartition, leader_epoch: int, records: list[tuple[bytes | None, bytes | None]]
     ) -> int | asyncio.Future[int]:
-        """Append one batch of (key, value); its base offset, once every replica that is waited for has it: what a group
-        was told must outlive this broker. Raises PeerError, at once or when another broker leads; nothing is written
-        in another epoch than the one that is named."""
+        """Append one batch of (key, value); its base offset once it is committed: what a group was answered must
+        survive the loss of this broker. Raises PeerError, at once or when the leader changes; nothing is written in an
+        epoch other than `leader_epoch`."""
         now_ms = self._clock.now_ms()
         replica, leader = self._led(topic_partition, leader_epoch)
         if not leader.has_enough_replicas(replica.config.min_insync_replicas):
@@ -103,14 +103,14 @@ class OffsetsTopicLog:
             return appended.base_offset
         commit = _Commit(appended.base_offset)
         replica.when_committed(end_offset, commit, 0)
-        return commit.told
+        return commit.result
 
     def read(self, topic_partition: TopicPartition, leader_epoch: int) -> Batches:
-        """All batches from the log's start to its end, for a coordinator that loads; a read that is not in the page
-        cache comes first, to be loaded in a thread. Raises PeerError."""
+        """All batches from the log's start to its end, for a coordinator that loads; a read that misses the page cache
+        is yielded first, to be loaded in a thread. Raises PeerError."""
         replica, _ = self._led(topic_partition, leader_epoch)
         offset, read_from = replica.log.log_start_offset, -1
-        # A compacted log may hold nothing from somewhere on to its end.
+        # A compacted log may have no records before its end.
         while read_from < offset < replica.log.log_end_offset:
             read_from = offset
             read = replica.log.read(offset, _READ_CHUNK_BYTES, end_offset_exclusive=replica.log.log_end_offset)
@@ -121,41 +121,41 @@ class OffsetsTopicLog:
                 yield header, decoded
             self._led(topic_partition, leader_epoch)
 
-    def settled(self, topic_partition: TopicPartition, leader_epoch: int) -> asyncio.Future[None] | None:
+    def when_committed(self, topic_partition: TopicPartition, leader_epoch: int) -> asyncio.Future[None] | None:
         """See `groups_loading.OffsetsLog`."""
         replica, leader = self._led(topic_partition, leader_epoch)
         end_offset = replica.log.log_end_offset
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def look() -> None:
-            if told.done():
-                pass  # the load was given up
+        def check() -> None:
+            if result.done():
+                pass  # the load was cancelled
             elif replica.leader is not leader:
-                told.set_exception(PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+                result.set_exception(PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             elif replica.high_watermark >= end_offset:
-                told.set_result(None)
+                result.set_result(None)
             elif not leader.has_enough_replicas(replica.config.min_insync_replicas):
                 log.warning(
-                    "too few replicas are in sync: groups are told what was written, committed or not",
+                    "too few in-sync replicas: loading group offsets that may be uncommitted",
                     partition=str(topic_partition),
                     in_sync=sorted(leader.isr),
                     high_watermark=replica.high_watermark,
                     log_end_offset=end_offset,
                 )
-                told.set_result(None)
+                result.set_result(None)
             else:
                 return
-            replica.waiters.discard(look)
+            replica.waiters.discard(check)
 
-        replica.waiters.add(look)
-        look()
-        if told.done():
+        replica.waiters.add(check)
+        check()
+        if result.done():
             return None
-        told.add_done_callback(lambda _: replica.waiters.discard(look))
-        return told
+        result.add_done_callback(lambda _: replica.waiters.discard(check))
+        return result
 
     def _led(self, topic_partition: TopicPartition, leader_epoch: int) -> tuple[Replica, LeaderState]:
-        """Raises PeerError where this broker does not lead it in this epoch, or not yet."""
+        """Raises PeerError if this broker does not lead the partition in this epoch, or not yet."""
         replica = self._replicas.leader(topic_partition.topic, None, topic_partition.partition)
         leader = replica.leader
         assert leader is not None, "it leads"
@@ -165,30 +165,30 @@ class OffsetsTopicLog:
 
 
 class _Commit:
-    """Waits for one batch to be committed; `told` is its base offset then."""
+    """Waits until one batch is committed."""
 
     def __init__(self, base_offset: int) -> None:
         self._base_offset = base_offset
-        self.told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def committed(self, _position: int, code: ErrorCode) -> None:
-        if self.told.done():
-            return  # the node stops
+        if self.result.done():
+            return  # the node is shutting down
         if code in (ErrorCode.NONE, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND):
-            self.told.set_result(self._base_offset)
+            self.result.set_result(self._base_offset)
         else:
-            self.told.set_exception(PeerError(code))
+            self.result.set_exception(PeerError(code))
 
 
 class CoordinatorPlacement:
-    """Coordinators follow the leaders of the topic's partitions."""
+    """Places coordinators with the leaders of the topic's partitions."""
 
     def __init__(self, node_id: int, groups: GroupsDriver) -> None:
         self._node_id = node_id
         self._groups = groups
 
     def load_all(self, image: MetadataImage) -> None:
-        """Coordinate every partition that is led here, as at start or when the topic is new."""
+        """Become coordinator of every partition that is led here, at start or when the topic is created."""
         topic = image.topics_by_name.get(CONSUMER_OFFSETS_TOPIC)
         if topic is None:
             return
@@ -199,13 +199,13 @@ class CoordinatorPlacement:
                 self._groups.on_leader(index, partition.leader_epoch)
 
     def follow(self, image: MetadataImage, delta: Delta) -> None:
-        """A change is committed: leaders may have moved, topics with committed offsets may be gone."""
+        """Apply a metadata change: leaders may have moved, topics with committed offsets may be deleted."""
         deleted = [(topic.name, index) for topic in delta.deleted_topics for index in range(len(topic.partitions))]
         if deleted:
             self._groups.on_partitions_deleted(deleted)
         for topic in delta.deleted_topics:
             if topic.name == CONSUMER_OFFSETS_TOPIC:
-                # The one that is created next begins with the same epochs, and with nothing of what these know.
+                # A topic created next starts with the same epochs and must not see the state of this one.
                 for index in range(len(topic.partitions)):
                     self._groups.on_resigned(index)
         if delta.created_topics:
@@ -216,7 +216,7 @@ class CoordinatorPlacement:
             if changed.topic != CONSUMER_OFFSETS_TOPIC:
                 continue
             if changed.after.leader == self._node_id:
-                # Also while it recovers from an unclean election (V37): it is loaded as soon as that is over.
+                # Also during recovery from an unclean election (V37): it is loaded after that.
                 self._groups.on_leader(changed.index, changed.after.leader_epoch)
             else:
                 self._groups.on_resigned(changed.index)

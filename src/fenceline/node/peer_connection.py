@@ -1,12 +1,12 @@
-"""A connection to another node: requests out, answers in, in the order of the requests.
+"""A connection to another node: requests out, responses in, in request order.
 
-Owns the framing, the receive buffers, and what the peer told of itself (versions, features). Knows nothing of what is
-asked. The one thing that opens sockets is `Dial`, which a simulation replaces.
+Owns the framing, the receive buffers, and the peer's ApiVersions response (versions, features). Knows nothing of the
+requests' content. All sockets are opened by a `Dial`, which a simulation replaces.
 
-Answers larger than the first buffer are received where they stay: into memory of their own size, or, for who has one
-request out at a time and is done with an answer before it asks again, into memory that is used again (`lends_answers`).
-An answer that is larger than this node takes ends the connection once its first bytes are there: they say of what it is
-(`AnswerTooLarge`). So memory is bounded by the configuration (`largest_answer`), whatever a peer claims.
+A response larger than the initial buffer is received into memory of its own size; or, if the caller has one request in
+flight at a time and is finished with a response before the next request, into memory that is reused (`lends_answers`).
+A response larger than this node's limit closes the connection after its first bytes, which tell its partition
+(`AnswerTooLarge`). So memory is bounded by the configuration (`largest_answer`), whatever a peer announces.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from fenceline.wire.frame import encode_request_frame, parse_response_header
 
 Dial = Callable[[Callable[[], asyncio.BaseProtocol], str, int], Awaitable[tuple[asyncio.BaseTransport, Any]]]
 """(protocol factory, host, port) -> (transport, protocol), as `loop.create_connection`. Raises OSError;
-ConnectionRefusedError where nobody listens."""
+ConnectionRefusedError if the port is closed."""
 
 LARGEST_ANSWER_BYTES: Final = 100 << 20
-"""Where no configuration says more: what `socket.request.max.bytes` is by default."""
+"""Default limit of a response: the default of `socket.request.max.bytes`."""
 _API_VERSIONS: Final = (4, 3)
-"""Version 3 hides features that begin at level 0, as kraft.version does."""
+"""Version 3 omits features with a minimum level of 0, such as kraft.version."""
 _CONNECT_S: Final = 5.0
 _BUFFER_BYTES: Final = 64 << 10
 _SIZE_PREFIX_BYTES: Final = 4
 _CORRELATION_ID_BYTES: Final = 4
 _BEGUN_BYTES: Final = 4 << 20
-"""What is received of an answer that is too large: the rows of tens of thousands of partitions."""
+"""Bytes received of a response that is too large: the rows of tens of thousands of partitions."""
 _LENT_BYTES_AT_REST: Final = 1 << 20
-"""What is lent is given back to the system when it is larger, and a small answer shows that it is not needed now."""
+"""A larger reusable buffer is freed when the next response is small."""
 
 
 class ConnectionLost(ConnectionError):
-    """No answer will come on this connection; whether the request was handled is not known."""
+    """No response will arrive on this connection; whether the request was handled is unknown."""
 
 
 class AnswerTooLarge(ConnectionLost):
-    """The peer's answer is larger than this node takes, so this node closed the connection.
+    """The response exceeds this node's limit, so this node closed the connection.
 
     begun: the first bytes of its body.
     """
 
     def __init__(self, peer: str, size_bytes: int, largest_bytes: int, begun: memoryview) -> None:
-        super().__init__(f"{peer} answers with {size_bytes} bytes, more than the {largest_bytes} that this node takes")
+        super().__init__(f"{peer} sent a response of {size_bytes} bytes; the limit is {largest_bytes} bytes")
         self.size_bytes = size_bytes
         self.largest_bytes = largest_bytes
         self.begun = begun
 
 
 class NoSuchVersion(Exception):
-    """The peer does not speak this API in any version that this node does."""
+    """The peer supports no version of this API that this node supports."""
 
 
 class _Pending(NamedTuple):
@@ -76,7 +76,7 @@ def dial(factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> A
 
 
 def dial_from(address: str) -> Dial:
-    """`dial`, from an address of this machine (`fenceline.outbound.address`); "" leaves it to the system."""
+    """`dial`, from an address of this machine (`fenceline.outbound.address`); "" lets the system choose."""
     if not address:
         return dial
 
@@ -87,11 +87,11 @@ def dial_from(address: str) -> Dial:
 
 
 class PeerConnection(asyncio.BufferedProtocol):
-    """See the module. Open it with `open_peer`.
+    """See the module docstring. Open it with `open_peer`.
 
-    lends_answers: an answer's body belongs to the connection and holds until the next request is posted, so there may
-    be one request at a time only. largest_answer: how many bytes an answer may have; asked only where one is larger
-    than what it said before.
+    lends_answers: a response body belongs to the connection and is valid until the next request is sent, so only one
+    request may be in flight. largest_answer: returns the size limit of a response in bytes; called only for a response
+    larger than the last known limit.
     """
 
     def __init__(
@@ -104,27 +104,27 @@ class PeerConnection(asyncio.BufferedProtocol):
     ) -> None:
         self.peer = peer
         self.versions: Mapping[int, tuple[int, int]] = {}
-        """What the peer speaks, by api key."""
+        """Supported versions of the peer, by API key."""
         self.api_versions: Any = None
-        """Its whole answer to ApiVersions."""
+        """The peer's complete ApiVersions response."""
         self._client_id = client_id
         self._lends_answers = lends_answers
         self._largest_answer = largest_answer
         self._largest_bytes = 0
-        """What `largest_answer` said last."""
+        """The last result of `largest_answer`."""
         self._too_large_bytes = 0
-        """The size of an answer that is too large, of which the first bytes come in."""
+        """The size of a response that is too large, while its first bytes are received."""
         self._transport: asyncio.Transport | None = None
         self._view = memoryview(bytearray(_BUFFER_BYTES))
         self._start = 0
         self._end = 0
         self._large: memoryview | None = None
-        """An answer that does not fit the buffer, while it comes in; `_large_end` bytes of it are there."""
+        """A response that does not fit into the buffer; `_large_end` bytes of it have been received."""
         self._large_end = 0
         self._lent = bytearray()
         self._pending: deque[_Pending] = deque()
         self._next_correlation_id = 0
-        self._why_lost = f"the connection to {peer} broke"
+        self._why_lost = f"the connection to {peer} was lost"
         self._is_closed_here = False
 
     @property
@@ -132,23 +132,23 @@ class PeerConnection(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
-    def was_left(self) -> bool:
-        """Whether it is the peer, or the way to it, that ended the connection, and not this node."""
+    def was_closed_by_peer(self) -> bool:
+        """Whether the peer or the network closed the connection, rather than this node."""
         return not self.is_open and not self._is_closed_here
 
     @property
     def received_bytes(self) -> int:
-        """Of a large answer that is not whole yet."""
+        """Bytes received of an incomplete large response."""
         return self._large_end if self._large is not None else 0
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is waited for."""
+        """Whether a response is pending."""
         return bool(self._pending)
 
     def close(self, reason: str = "") -> None:
-        """What is waited for fails with ConnectionLost(`reason`)."""
-        # Where the peer was first, `is_open` is False already: that it left stays true.
+        """Pending requests fail with ConnectionLost(`reason`)."""
+        # If the peer closed first, `is_open` is already False, and `was_closed_by_peer` stays True.
         self._is_closed_here = self._is_closed_here or self.is_open
         if self._transport is not None:
             self._why_lost = reason or self._why_lost
@@ -156,15 +156,15 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._lost()
 
     def version_for(self, key: ApiKey, low: int, high: int) -> int:
-        """The newest version both sides speak. Raises NoSuchVersion."""
+        """The newest version that both sides support. Raises NoSuchVersion."""
         least, most = self.versions.get(key, (0, -1))
         version = min(most, high)
         if version < max(least, low):
-            raise NoSuchVersion(f"{self.peer} speaks no version of {key.name} that this node does")
+            raise NoSuchVersion(f"{self.peer} supports no version of {key.name} that this node supports")
         return version
 
     def post(self, key: int, version: int, body: bytes | Sequence[Any]) -> asyncio.Future[memoryview]:
-        """The answer's body. The future fails with ConnectionLost."""
+        """Send a request; the response body. The future fails with ConnectionLost."""
         answer: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
         if not self.is_open:
             answer.set_exception(ConnectionLost(f"not connected to {self.peer}"))
@@ -178,14 +178,14 @@ class PeerConnection(asyncio.BufferedProtocol):
         return answer
 
     async def call(self, key: ApiKey, version: int, fields: Mapping[str, Any], timeout_s: float) -> Any:
-        """The answer's entity. Raises ConnectionLost, also when no answer comes in time, and MalformedRequest."""
+        """The response entity. Raises ConnectionLost, also on a timeout, and MalformedRequest."""
         answer = self.post(key, version, entities.write_request(key, version, fields))
         try:
             async with asyncio.timeout(timeout_s):
                 body = await answer
         except TimeoutError:
             self.close()
-            raise ConnectionLost(f"{self.peer} did not answer {key.name} within {timeout_s} s") from None
+            raise ConnectionLost(f"{self.peer} did not respond to {key.name} within {timeout_s} s") from None
         return entities.read_response(key, version, body)
 
     # -- asyncio's side ------------------------------------------------------------------------------------------------
@@ -213,17 +213,17 @@ class PeerConnection(asyncio.BufferedProtocol):
         if self._large_end == len(large):
             self._large = None
             if self._too_large_bytes:
-                self._refuse(large)
+                self._reject_too_large(large)
             else:
                 self._answered(large)
 
     def _take_answers(self) -> None:
-        """Of the first buffer, which afterwards has room for more."""
+        """Parse the buffer, which afterwards has room for more."""
         view, position, end = self._view, self._start, self._end
         while end - position >= _SIZE_PREFIX_BYTES:
             size = int.from_bytes(view[position : position + _SIZE_PREFIX_BYTES], "big", signed=True)
             if size < _CORRELATION_ID_BYTES or not self._pending:
-                self._close_for_nonsense()
+                self._close_invalid()
                 return
             first, behind = position + _SIZE_PREFIX_BYTES, position + _SIZE_PREFIX_BYTES + size
             if size > self._largest_bytes and not self._is_taken(size):
@@ -231,7 +231,7 @@ class PeerConnection(asyncio.BufferedProtocol):
                     break
                 correlation_id = int.from_bytes(view[first : first + _CORRELATION_ID_BYTES], "big", signed=True)
                 if correlation_id != self._pending[0].correlation_id:
-                    self._close_for_nonsense()
+                    self._close_invalid()
                     return
                 self._begin_too_large(view[first:end], size)
                 return
@@ -256,19 +256,19 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._largest_bytes = max(self._largest_bytes, self._largest_answer())
         return size <= self._largest_bytes
 
-    def _close_for_nonsense(self) -> None:
-        self.close(f"{self.peer} answers with what is nothing of Kafka's protocol")
+    def _close_invalid(self) -> None:
+        self.close(f"{self.peer} sent a response that is not valid in the Kafka protocol")
 
     def _begin_too_large(self, begun: memoryview, size: int) -> None:
         self._too_large_bytes = size
         enough = min(size, _BEGUN_BYTES)
         if len(begun) >= enough:
-            self._refuse(begun)
+            self._reject_too_large(begun)
         else:
             self._begin_large(begun, enough)
 
-    def _refuse(self, begun: memoryview) -> None:
-        """The oldest request fails with AnswerTooLarge, and the connection ends."""
+    def _reject_too_large(self, begun: memoryview) -> None:
+        """The oldest request fails with AnswerTooLarge, and the connection is closed."""
         pending = self._pending.popleft()
         try:
             _, start = parse_response_header(pending.api_key, pending.version, begun)
@@ -277,8 +277,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         if not pending.answer.done():
             body = memoryview(bytes(begun[start:]))
             pending.answer.set_exception(AnswerTooLarge(self.peer, self._too_large_bytes, self._largest_bytes, body))
-            pending.answer.exception()  # seen: who was cancelled meanwhile does not wait for it any more
-        self.close(f"{self.peer} answered with more than this node takes")
+            pending.answer.exception()  # mark as retrieved: the caller may have been cancelled
+        self.close(f"{self.peer} sent a response larger than this node's limit")
 
     def _begin_large(self, begun: memoryview, size: int) -> None:
         if not self._lends_answers:
@@ -291,7 +291,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._large, self._large_end = large, len(begun)
 
     def _answered(self, frame: memoryview) -> bool:
-        """Whether it is the answer to the oldest request; else the connection is closed."""
+        """Whether the response matches the oldest request; if not, the connection is closed."""
         pending = self._pending[0]
         try:
             correlation_id, start = parse_response_header(pending.api_key, pending.version, frame)
@@ -311,7 +311,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             answer = self._pending.popleft().answer
             if not answer.done():
                 answer.set_exception(ConnectionLost(self._why_lost))
-                answer.exception()  # seen: who was cancelled meanwhile does not wait for it any more
+                answer.exception()  # mark as retrieved: the caller may have been cancelled
 
 
 async def open_peer(
@@ -323,9 +323,9 @@ async def open_peer(
     lends_answers: bool = False,
     largest_answer: Callable[[], int] = lambda: LARGEST_ANSWER_BYTES,
 ) -> PeerConnection:
-    """Connect and learn what the peer speaks.
+    """Connect and negotiate API versions.
 
-    Raises ConnectionRefusedError where nobody listens, else ConnectionError.
+    Raises ConnectionRefusedError if the port is closed, else ConnectionError.
     """
     peer = f"{host}:{port}"
     connection = PeerConnection(peer, client_id, lends_answers=lends_answers, largest_answer=largest_answer)
@@ -333,21 +333,21 @@ async def open_peer(
         async with asyncio.timeout(_CONNECT_S):
             await connect(lambda: connection, host, port)
     except TimeoutError:
-        raise ConnectionLost(f"{peer} takes no connection within {_CONNECT_S} s") from None
+        raise ConnectionLost(f"{peer} did not accept a connection within {_CONNECT_S} s") from None
     except ConnectionError:
         raise
     except OSError as error:
-        raise ConnectionLost(f"no connection to {peer}: {error}") from None
+        raise ConnectionLost(f"could not connect to {peer}: {error}") from None
     try:
-        await learn_versions(connection)
+        await negotiate_versions(connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-async def learn_versions(connection: PeerConnection) -> Any:
-    """Ask ApiVersions; the answer's entity. Raises ConnectionError."""
+async def negotiate_versions(connection: PeerConnection) -> Any:
+    """Send ApiVersions; the response entity. Raises ConnectionError."""
     software = {"client_software_name": "fenceline", "client_software_version": __version__}
     for version in _API_VERSIONS:
         try:
@@ -356,11 +356,11 @@ async def learn_versions(connection: PeerConnection) -> Any:
                 continue
             answer = entities.read_response(ApiKey.API_VERSIONS, version, body)
         except MalformedRequest as error:
-            raise ConnectionLost(f"{connection.peer} is no node of Kafka's protocol: {error}") from None
+            raise ConnectionLost(f"{connection.peer} does not speak the Kafka protocol: {error}") from None
         connection.api_versions = answer
         connection.versions = {int(each.api_key): (each.min_version, each.max_version) for each in answer.api_keys}
         return answer
-    raise ConnectionLost(f"{connection.peer} speaks no version of ApiVersions that this node does")
+    raise ConnectionLost(f"{connection.peer} supports no version of ApiVersions that this node supports")
 
 
 async def _in_time(connection: PeerConnection, version: int, fields: Mapping[str, Any]) -> memoryview:
@@ -370,4 +370,4 @@ async def _in_time(connection: PeerConnection, version: int, fields: Mapping[str
             return await answer
     except TimeoutError:
         connection.close()
-        raise ConnectionLost(f"{connection.peer} did not answer ApiVersions within {_CONNECT_S} s") from None
+        raise ConnectionLost(f"{connection.peer} did not respond to ApiVersions within {_CONNECT_S} s") from None

@@ -1,4 +1,4 @@
-"""Sends consumers to a replica in their own rack (KIP-392): what the choice needs of this broker's image and clock.
+"""Sends consumers to a replica in their own rack (KIP-392): collects the candidates from this broker's state.
 
 Decides nothing: `fenceline.replica.read_replica` does.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fenceline.replica.progress import UNKNOWN_OFFSET
-from fenceline.replica.read_replica import NOBODY, Candidate, choose
+from fenceline.replica.read_replica import NO_PREFERRED_REPLICA, Candidate, choose
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class PreferredReplicas:
-    """One broker's."""
+    """The replica selection of one broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
     def of(self, replica: Replica, fetch_offset: int, rack: str, listener: str) -> int:
-        """The broker that a consumer should fetch from; NOBODY: from here.
+        """The broker that a consumer should fetch from; NO_PREFERRED_REPLICA: this one.
 
-        Candidates are in sync, hold the offset as far as the leader knows, and can be reached on the reader's listener.
+        Candidates are in sync, have the offset as far as the leader knows, and are reachable on the reader's listener.
         """
         leader = replica.leader
         if leader is None or len(leader.isr) < 2:
-            return NOBODY
+            return NO_PREFERRED_REPLICA
         brokers = self._broker.image.brokers
         now_ms = self._broker.clock.monotonic_ms()
         followers = []

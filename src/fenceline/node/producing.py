@@ -1,8 +1,8 @@
-"""Produce (api key 0): from the request's bytes to the log in as few steps as can be.
+"""Produce (api key 0): from the request's bytes to the log in as few steps as possible.
 
-Owns the checks before an append and the mapping of outcomes to the answer. Never decodes a record, never waits for a
-disk: records are views into the receive buffer, appended before the handler returns. What the answer waits for after
-that, other replicas and flushes, is `acknowledging`'s.
+Owns the checks before an append and the mapping of results to the response. Never decodes a record, never waits for a
+disk: records are views of the receive buffer, appended before the handler returns. `acknowledging` handles the wait
+for other replicas and flushes.
 
 Order of checks as in Kafka: acks, topic, leader, min.insync.replicas, then the batch itself (`fenceline.records`).
 """
@@ -17,7 +17,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log import tail
 from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
-from fenceline.node.acknowledging import Acknowledging, Owed, OwedBy, WaitingAnswers
+from fenceline.node.acknowledging import DelayedProduce, Owed, OwedBy, ProducePurgatory
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.leader_hints import with_leaders
@@ -49,21 +49,21 @@ _WITHOUT_LOG_START: Final = (
     ErrorCode.RECORD_LIST_TOO_LARGE,
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
-"""Errors that Kafka answers without the partition's log start."""
+"""Errors that Kafka returns without the partition's log start offset."""
 _PLAIN_ABI: Final = 5
-"""Changes with every change of `_plain_produce.pyx`, so that a build of older sources is not used."""
+"""Changes with every change of `_plain_produce.pyx`, so that an outdated build is not used."""
 _ADMIN_CLIENT_ID: Final = "__admin_client"
 
 _plain_produce = compiled("fenceline.node._plain_produce", _PLAIN_ABI) if tail.IS_NATIVE else None
-_answer_plain: Final[Callable[[Producing, RequestContext, memoryview], list[Buffer] | PendingAnswer | None] | None] = (
-    getattr(_plain_produce, "answer_plain", None)
-)
-"""The quick way for requests that nothing is special about; None where it was not built.
+_answer_plain: Final[
+    Callable[[ProduceHandler, RequestContext, memoryview], list[Buffer] | PendingAnswer | None] | None
+] = getattr(_plain_produce, "answer_plain", None)
+"""The fast path for plain requests; None if it was not built.
 
-It gives the frame of the answer, or what waits with it, or None with nothing changed."""
+Returns the response frame or a pending response, or None, having changed nothing, if a request is not for it."""
 
 
-class Producing:
+class ProduceHandler:
     """The Produce handler of one broker."""
 
     def __init__(self, broker: Broker) -> None:
@@ -71,7 +71,7 @@ class Producing:
         self.replicas = broker.partitions
         self.clock = broker.clock
         self.metrics = broker.metrics
-        self._answers = WaitingAnswers(broker)
+        self._answers = ProducePurgatory(broker)
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer | None:
         if _answer_plain is not None:
@@ -99,7 +99,7 @@ class Producing:
             ]
         if acks == 0:
             if any(result.error_code for result in results):
-                # There is no answer to carry the error, so the closed connection has to tell it (as Kafka does).
+                # acks=0 has no response that could carry the error, so the connection is closed, as in Kafka.
                 failed = next(result for result in results if result.error_code)
                 pending = PendingAnswer()
                 self._broker.loop.call_soon(
@@ -114,9 +114,9 @@ class Producing:
     def wait_for(
         self, owed: list[Owed], context: RequestContext, frame: list[Buffer], timeout_ms: int
     ) -> PendingAnswer:
-        """The answer in `frame`, once what it owes is done."""
+        """The response in `frame`, once all of `owed` is acknowledged."""
         pending = PendingAnswer(lets_follow=True)
-        Acknowledging(self._broker, self._answers, context, frame, pending).wait_for(owed, timeout_ms)
+        DelayedProduce(self._broker, self._answers, context, frame, pending).wait_for(owed, timeout_ms)
         return pending
 
     def _refuse_acks(self, partition: PartitionRecords, acks: int) -> PartitionResult:
@@ -125,7 +125,7 @@ class Producing:
             self.replicas.leader(partition.topic, partition.topic_id, partition.index)
         except PeerError as error:
             return _failed(partition, error.code, error.message)
-        return _failed(partition, ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}")
+        return _failed(partition, ErrorCode.INVALID_REQUIRED_ACKS, f"Invalid required acks: {acks}")
 
     def append(
         self,
@@ -137,7 +137,7 @@ class Producing:
         position: int,
         owed: list[Owed],
     ) -> PartitionResult:
-        """`position`: in the answer. What that has to wait for is added to `owed`."""
+        """Append to one partition. `position`: in the response. Acknowledgements to wait for are added to `owed`."""
         topic, topic_id, index, records = partition
         log_start_offset = -1
         try:
@@ -147,16 +147,16 @@ class Producing:
             if replica.is_internal and not internal_allowed:
                 raise PeerError(
                     ErrorCode.INVALID_TOPIC_EXCEPTION,
-                    f"Records can not be written to the internal topic {replica.topic_partition.topic}",
+                    f"Clients may not write to the internal topic {replica.topic_partition.topic}",
                 )
             log_start_offset = replica.log.log_start_offset
             if acks == -1 and not leader.has_enough_replicas(replica.config.min_insync_replicas):
                 raise PeerError(
                     ErrorCode.NOT_ENOUGH_REPLICAS,
-                    f"{len(leader.isr)} replicas in sync, min.insync.replicas is {replica.config.min_insync_replicas}",
+                    f"in-sync replicas: {len(leader.isr)}, min.insync.replicas: {replica.config.min_insync_replicas}",
                 )
             if records is None:
-                raise PeerError(ErrorCode.INVALID_RECORD, "The request has no records for this partition")
+                raise PeerError(ErrorCode.INVALID_RECORD, "The request contains no records for this partition")
             appended = replica.log.append_as_leader(
                 records, leader_epoch=leader.leader_epoch, now_ms=now_ms, version=version, origin=Origin.CLIENT
             )
@@ -170,7 +170,7 @@ class Producing:
             self.metrics.failed_produce_partitions += 1
             told_start = -1 if error.code in _WITHOUT_LOG_START else log_start_offset
             return _failed(partition, error.code, error.message, told_start)
-        # A duplicate is acknowledged as well: the flush that the first attempt waited for may be under way.
+        # A duplicate waits too: the flush of the first attempt may be in progress.
         if acks and replica.log.unflushed_messages >= replica.config.flush_messages:
             owed.append(Owed(position, replica, replica.log.log_end_offset, OwedBy.DISK))
         if not appended.duplicate:
@@ -194,7 +194,7 @@ class Producing:
         )
 
     def refused(self, partition: PartitionRecords, replica: Replica, error: StorageError) -> PartitionResult:
-        """The disk did not take the records."""
+        """The append failed with a storage error."""
         self._broker.storage_trouble.refused(replica.topic_partition, replica.log.log_end_offset, error)
         if partition.records is not None:
             replica.log.failed_batches.add(peek_header(partition.records), error, self.clock.now_ms())
@@ -218,7 +218,7 @@ def _key(partition: PartitionRecords) -> tuple[str | bytes | None, int]:
 
 
 def _last_mentions(partitions: list[PartitionRecords]) -> list[PartitionRecords]:
-    """A partition that is named twice in one request counts once, with what was named last (as Kafka does)."""
+    """If a request names a partition twice, the last mention counts, as in Kafka."""
     if len(partitions) < 2:
         return partitions
     by_key = {_key(p): p for p in partitions}

@@ -25,7 +25,7 @@ from fenceline.log.disk import Disk
 from fenceline.log.errors import StorageError
 from fenceline.node import snapshot_files
 from fenceline.node.clock import Clock
-from fenceline.node.fetched_batches import whole_batches
+from fenceline.node.fetched_batches import complete_batches
 from fenceline.node.logs import Logger
 from fenceline.node.metadata_batches import control_batch
 from fenceline.node.metadata_log import METADATA_PARTITION, MetadataLog
@@ -110,7 +110,7 @@ class QuorumLogWork:
     def append_fetched(self, duty: AppendFetched) -> None:
         """Whole and undamaged batches of the leader, as far as they fit (K14)."""
         records = memoryview(bytearray(memoryview(duty.records)))  # type: ignore[arg-type]
-        good, controls, reason = whole_batches(records, duty.base_offset, self._view.end.epoch, duty.leader_epoch)
+        good, controls, reason = complete_batches(records, duty.base_offset, self._view.end.epoch, duty.leader_epoch)
         if good:
             try:
                 self._log.partition_log.append_as_follower(records[:good], now_ms=self._clock.now_ms())

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from fenceline.node.logs import Logger
-from fenceline.node.peer_connection import ConnectionLost, Dial, PeerConnection, dial, learn_versions, open_peer
+from fenceline.node.peer_connection import ConnectionLost, Dial, PeerConnection, dial, negotiate_versions, open_peer
 from fenceline.node.quorum_wire import API_OF, read_answer, read_api_versions, request_fields, unsupported, version_for
 from fenceline.quorum.duties import Peer, Send
 from fenceline.quorum.messages import (
@@ -141,7 +141,7 @@ class QuorumPeers:
 
     async def _ask(self, connection: PeerConnection, message: RequestMessage) -> ResponseMessage:
         if isinstance(message, ApiVersionsRequest):
-            return read_api_versions(await learn_versions(connection))
+            return read_api_versions(await negotiate_versions(connection))
         version = version_for(message, connection.versions)
         if version is None:
             return unsupported(message)

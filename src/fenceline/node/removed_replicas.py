@@ -1,12 +1,12 @@
-"""Replicas that a reassignment takes away from this node: compared with the leader before their records go.
+"""Replicas that a reassignment removes from this node: compared with the leader before their records are deleted.
 
-Owns the directories that wait for it, and the questions to the leader. After an unclean election the replica that goes
-may be the only one with records that were acknowledged, so what the leader does not have is kept as evidence and has a
-receipt (`docs/losses.md`); the rest is deleted. A directory that a start found, of a replica that moved away while the
-node was down, is compared in the same way. Costs nothing while none waits.
+Owns the directories that wait for the comparison, and the requests to the leader. After an unclean election a removed
+replica may be the only one with records that were acknowledged, so records that the leader does not have are kept as
+evidence with a receipt (`docs/losses.md`); the rest is deleted. Stray directories found at the start, of replicas that
+were moved away while the node was down, are compared in the same way. Costs nothing while none is waiting.
 
-Never deletes a record that the leader was not asked about, except with its topic. What waits when the node stops is set
-aside on the disk, and taken up by the next start.
+Never deletes a record without asking the leader, except with its topic. Directories that still wait when the node stops
+are marked as stray on disk, and compared after the next start.
 
 Rules: `epochs.md E13`, `E25`.
 """
@@ -46,21 +46,21 @@ log = Logger("losses")
 
 _CLIENT_ID: Final = "__removed_replicas"
 _CONSUMER: Final = -1
-"""This node has no replica of the partition: the leader is asked as by any client."""
+"""Asked as a consumer: this node has no replica of the partition any more."""
 _EARLIEST: Final = -2
 _TIMEOUT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
-_TELL_AGAIN_S: Final = 60.0
-_PARTED: Final = "The replica was moved away, and its leader does not have these records."
+_LOG_INTERVAL_S: Final = 60.0
+_DIVERGED: Final = "The replica was moved away, and its leader does not have these records."
 _STARTS_LATER: Final = (
-    "The replica was moved away, and its leader's log starts behind these records: they could not be compared."
+    "The replica was moved away, and its leader's log starts after these records: they could not be compared."
 )
 _DAMAGED: Final = "The replica was moved away, and its log is damaged: it could not be compared with the leader's."
 
 
 class EpochEnd(NamedTuple):
-    """The leader's newest epoch not above the one that was asked for, and where it ends; (-1, -1): it has none."""
+    """The leader's newest epoch not above the requested one, and its end offset; (-1, -1): there is none."""
 
     epoch: int
     end_offset: int
@@ -68,7 +68,7 @@ class EpochEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogSummary:
-    """What is asked of a log that was open when its replica was removed."""
+    """The part of a closed log that the comparison needs."""
 
     log_start_offset: int
     log_end_offset: int
@@ -89,8 +89,8 @@ class LogSummary:
 
 @dataclass(slots=True)
 class RemovedReplica:
-    """A directory that is set aside. `log`: what was known of it; None: its files are read. `clean_since`: as of
-    `Replica`. `was_found`: by a start. `compared_in`: the leader epoch in which the leader answered, -1 before that."""
+    """A directory that is set aside. `log`: summary of the log if it was open; None: the files are read. `clean_since`:
+    as of `Replica`. `was_found`: at the start. `compared_in`: the leader epoch of the comparison, -1 before it."""
 
     log_dir: LogDir
     removed: RemovedPartition
@@ -102,27 +102,27 @@ class RemovedReplica:
 
 
 class RemovedReplicas:
-    """One broker's. Methods belong to the loop unless they say otherwise."""
+    """The removed replicas of one broker. Methods run on the event loop unless they say otherwise."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._waiting: list[RemovedReplica] = []
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> Sequence[RemovedReplica]:
-        """Those that are not compared yet."""
+        """Replicas that are not compared yet."""
         return self._waiting
 
     def add(self, replica: RemovedReplica) -> None:
-        """Compare it and let it go, as soon as its partition has a leader that answers."""
+        """Compare it and then delete it, as soon as its partition has a leader that responds."""
         self._broker.losses.compared_first.add(replica.removed.path)
         self._waiting.append(replica)
-        self._news.set()
+        self._wakeup.set()
 
-    async def take_up(self) -> None:
-        """At start: directories of replicas of partitions that there are, which moved away while the node was down."""
+    async def find_strays(self) -> None:
+        """At start: add stray directories of existing partitions, which were moved away while the node was down."""
         broker = self._broker
         for replica in await broker.loop.run_in_executor(broker.disk_threads, lambda: list(self._found())):
             if self._topic_of(replica) is not None:
@@ -139,7 +139,7 @@ class RemovedReplicas:
                         yield RemovedReplica(log_dir, stray, topic_id, was_found=True)
             except OSError as error:
                 log.error(
-                    "directories that were set aside not compared",
+                    "reading stray directories failed",
                     path=log_dir.path,
                     reason=str(error),
                     advice="Check the disk, then restart the node.",
@@ -155,11 +155,11 @@ class RemovedReplicas:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
-        pause_s, quiet_until_s = _FIRST_PAUSE_S, asyncio.get_running_loop().time() + _TELL_AGAIN_S
+        pause_s, quiet_until_s = _FIRST_PAUSE_S, asyncio.get_running_loop().time() + _LOG_INTERVAL_S
         while True:
             if not self._waiting:
-                self._news.clear()
-                await self._news.wait()
+                self._wakeup.clear()
+                await self._wakeup.wait()
                 pause_s = _FIRST_PAUSE_S
             reason = ""
             for replica in list(self._waiting):
@@ -170,35 +170,35 @@ class RemovedReplicas:
                 reason = why_not or reason
             now_s = asyncio.get_running_loop().time()
             if reason and now_s >= quiet_until_s:
-                quiet_until_s = now_s + _TELL_AGAIN_S
+                quiet_until_s = now_s + _LOG_INTERVAL_S
                 log.warning(
-                    "replicas that were moved away are not compared with their leaders yet",
+                    "removed replicas are not compared with their leaders yet",
                     waiting=len(self._waiting),
                     reason=reason,
-                    advice="Their directories (-stray) stay until the leaders answer.",
+                    advice="Their -stray directories are kept until the leaders respond.",
                 )
             if self._waiting:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LAST_PAUSE_S)
 
     async def _try(self, replica: RemovedReplica) -> str | None:
-        """None when it is done with; else why it has to wait."""
+        """None when the replica is resolved; otherwise why it has to wait."""
         try:
-            await self._settle(replica)
+            await self._resolve(replica)
         except FileNotFoundError:
-            pass  # somebody has removed it
+            pass  # the directory has been deleted
         except (PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError, OSError) as error:
             return str(error) or type(error).__name__
         except Exception:
             # Our bug; the records must not be given up because of it.
-            log.exception("comparing a replica that was moved away failed", path=replica.removed.path)
+            log.exception("comparing a removed replica with its leader failed", path=replica.removed.path)
             return "an internal error"
         return None
 
-    async def _settle(self, replica: RemovedReplica) -> None:
-        """Raises PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError, OSError: not yet."""
+    async def _resolve(self, replica: RemovedReplica) -> None:
+        """Raises PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError, OSError: retry later."""
         if not self._broker.log_dirs.is_online(replica.log_dir):
-            return  # the next start that finds it there compares it
+            return  # compared after the next start with this directory
         topic = self._topic_of(replica)
         if topic is None:
             if not replica.was_found:
@@ -208,12 +208,12 @@ class RemovedReplicas:
             if replica.log is None:
                 replica.log = await self._in_thread(partial(_survey, replica))
         except CorruptLog as error:
-            log.error("replica that was moved away is damaged", path=replica.removed.path, reason=error.message)
+            log.error("log of a removed replica is damaged", path=replica.removed.path, reason=error.message)
             await self._in_thread(partial(self._keep, replica, 0, _DAMAGED))
             return
         partition = topic.partitions[replica.removed.topic_partition.partition]
         known = replica.log
-        lost_from, reason = known.log_end_offset, _PARTED
+        lost_from, reason = known.log_end_offset, _DIVERGED
         if known.log_end_offset > known.log_start_offset:
             lost_from, reason = await self._compare(topic, partition, replica, known)
             replica.compared_in = partition.leader_epoch
@@ -225,9 +225,9 @@ class RemovedReplicas:
     async def _compare(
         self, topic: TopicImage, partition: PartitionImage, replica: RemovedReplica, known: EpochsOfLog
     ) -> tuple[int, str]:
-        """From which offset on the leader does not have what the replica has, and what is said of it."""
+        """The offset from which on the leader lacks the replica's records, and the reason for the receipt."""
         if partition.leader == NO_LEADER or partition.leader_recovery_state is LeaderRecoveryState.RECOVERING:
-            raise PeerError(ErrorCode.LEADER_NOT_AVAILABLE, "a partition has no leader that has recovered")
+            raise PeerError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no recovered leader")
         replication = self._broker.replication
         endpoint = replication.replication_endpoint(partition.leader)
         if endpoint is None:
@@ -242,14 +242,14 @@ class RemovedReplicas:
                 if start >= known.log_end_offset:
                     was_deleted = replica.clean_since <= known.latest_epoch
                     return known.log_end_offset if was_deleted else known.log_start_offset, _STARTS_LATER
-                return max(await agreed_end_with(known, leader.epoch_end), known.log_start_offset), _PARTED
+                return max(await agreed_end_with(known, leader.epoch_end), known.log_start_offset), _DIVERGED
             finally:
                 connection.close()
 
     def _topic_of(self, replica: RemovedReplica) -> TopicImage | None:
         topic = self._broker.image.topics_by_id.get(replica.topic_id)
         where = replica.removed.topic_partition
-        # A very long topic's name is cut off in the name of what was set aside.
+        # The name of a stray directory may be truncated if the topic name is very long.
         if topic is None or not topic.name.startswith(where.topic) or where.partition >= len(topic.partitions):
             return None
         return topic
@@ -259,9 +259,9 @@ class RemovedReplicas:
         return await broker.loop.run_in_executor(broker.disk_threads, work)
 
     def _delete(self, replica: RemovedReplica) -> None:
-        """In a thread: the leader has all of it."""
+        """In a thread: delete a replica of which the leader has all records."""
         self._broker.losses.delete_contained(replica.removed, keeps_evidence=replica.was_found)
-        log.info("replica that was moved away deleted", path=replica.removed.path)
+        log.info("removed replica deleted", path=replica.removed.path)
 
     def _keep(self, replica: RemovedReplica, lost_from: int, reason: str) -> None:
         """In a thread."""
@@ -269,15 +269,15 @@ class RemovedReplicas:
             self._broker.losses.keep_rest(replica.log_dir, replica.removed, lost_from, reason)
         except CorruptLog as error:
             log.error(
-                "records of a replica that was moved away have no receipt",
+                "no receipt written for records of a removed replica",
                 path=replica.removed.path,
                 reason=error.message,
-                advice="Look at the directory with `fenceline verify` before it is removed.",
+                advice="Check the directory with `fenceline verify` before deleting it.",
             )
 
 
 class _Leader:
-    """What the leader of a partition tells of its log, in one leader epoch. Raises PeerError where it refuses."""
+    """Queries the leader of a partition in one leader epoch. Raises PeerError if the leader returns an error."""
 
     def __init__(self, connection: PeerConnection, topic: str, index: int, partition: PartitionImage) -> None:
         self._connection = connection
@@ -303,7 +303,7 @@ class _Leader:
                 if (topic.name, partition.partition_index) == (self._topic, self._index):
                     self._check(partition.error_code)
                     return int(partition.offset)
-        raise MalformedRequest("ListOffsets was answered without the partition")
+        raise MalformedRequest("the ListOffsets response lacks the partition")
 
     async def epoch_end(self, epoch: int) -> EpochEnd:
         row = {"partition": self._index, "current_leader_epoch": self._leader_epoch, "leader_epoch": epoch}
@@ -315,7 +315,7 @@ class _Leader:
                 if (topic.topic, partition.partition) == (self._topic, self._index):
                     self._check(partition.error_code)
                     return EpochEnd(int(partition.leader_epoch), int(partition.end_offset))
-        raise MalformedRequest("OffsetForLeaderEpoch was answered without the partition")
+        raise MalformedRequest("the OffsetForLeaderEpoch response lacks the partition")
 
     @staticmethod
     def _check(error_code: int) -> None:
@@ -324,7 +324,7 @@ class _Leader:
 
 
 async def agreed_end_with(known: EpochsOfLog, ask: Callable[[int], Awaitable[EpochEnd]]) -> int:
-    """The end of what a log has in common with the leader's, by epochs (E13, E25)."""
+    """The end of the records that a log has in common with the leader's, by epochs (E13, E25)."""
     search = AgreementSearch(known)
     while not search.is_done:
         search.on_answer(*await ask(search.asks))
@@ -332,5 +332,5 @@ async def agreed_end_with(known: EpochsOfLog, ask: Callable[[int], Awaitable[Epo
 
 
 def _survey(replica: RemovedReplica) -> EpochsOfLog:
-    """In a thread: reads all of it. Raises CorruptLog, OSError."""
+    """In a thread: reads the complete log. Raises CorruptLog, OSError."""
     return inspect_log(replica.removed.disk, replica.removed.path, UNKNOWN, clean=False)

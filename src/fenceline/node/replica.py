@@ -1,7 +1,7 @@
-"""One partition on this node: its log, the role that it has now, and who waits for it.
+"""One partition on this node: its log, its current role, and the requests that wait for it.
 
-Owns the steps that belong together: a log that grew moves the high watermark, and a high watermark that moved releases
-those who wait for it. Decides neither who leads nor what is committed (`fenceline.replica.leader`).
+Owns the steps that belong together: an append may advance the high watermark, and an advanced high watermark completes
+waiting requests. Decides neither who leads nor what is committed (`fenceline.replica.leader`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 _NEVER_SEEN: Final = -2
-"""No partition epoch follows it."""
+"""A partition epoch that no other one follows."""
 
 
 class Committer(Protocol):
-    """Who wants to know when records are committed."""
+    """Waits for records to be committed."""
 
     def committed(self, position: int, code: ErrorCode) -> None:
-        """NONE: they are. Any other code: they will not be by this leader."""
+        """NONE: they are committed. Any other code: this leader will not commit them."""
 
 
 class _Commit(NamedTuple):
@@ -41,7 +41,7 @@ class _Commit(NamedTuple):
 
 
 class Replica:
-    """See the module. All of it belongs to the loop, but for the log while `is_being_cut`."""
+    """See the module docstring. Belongs to the event loop, except the log while `is_being_cut`."""
 
     __slots__ = (
         "_clock",
@@ -81,31 +81,31 @@ class Replica:
         self.log = partition_log
         self.config = config
         self.leader: LeaderState | None = None
-        """None: another broker leads, or nobody."""
+        """None: another broker leads, or there is no leader."""
         self.leader_epoch = -1
-        """Of the role that it has now, also as a follower (`epochs.md E2`)."""
+        """Leader epoch of the current role, also as a follower (`epochs.md E2`)."""
         self.follows_recovering = False
         self.clean_since = NO_LIMIT
-        """No leader of a later epoch was elected uncleanly, as this node saw each change of the partition since. Tells
-        whether a leader whose log starts later had what it has no more."""
+        """No leader with a later epoch was elected uncleanly; this node has seen each change of the partition since. If
+        the leader's log starts later, this tells whether the leader once had the records before its start."""
         self.may_lead = False
-        """Whether the metadata counts this replica in sync, or eligible (KIP-966)."""
+        """Whether the metadata has this replica in the ISR or the ELR (KIP-966)."""
         self._partition_epoch = _NEVER_SEEN
-        """Of the change that was seen last."""
+        """Of the last change seen."""
         self.is_being_cut = False
-        """A thread works on the log."""
+        """A thread is truncating or replacing the log."""
         self.cleaning: Cleaning | None = None
-        """The compaction of the log that is under way."""
+        """The compaction of the log in progress."""
         self.is_leaving = False
-        """Removed from this node meanwhile: its files go when the thread ends."""
+        """Removed from this node; its files are deleted when the thread finishes."""
         self.waiters = Waiters()
-        """For a high watermark, a log start, a role or an epoch that changes."""
+        """Called when the high watermark, log start, role or epoch changes."""
         self.follower_waiters = Waiters()
-        """For a log end, a log start, a role or an epoch that changes. Followers are told of a high watermark with what
-        comes next: to read for them because of it would find nothing."""
+        """Called when the log end, log start, role or epoch changes. Followers get a new high watermark with the next
+        records: waking their fetches for it alone would find nothing to send."""
         self.refused: tuple[int, frozenset[int]] = (-1, frozenset())
-        """The epoch that this broker led last, and the ends of what was written then to producers who were told that it
-        is not committed. Tells what nobody was told to be written, should it be cut."""
+        """The last epoch that this broker led, and the end offsets of appends in it whose producers got an error. Tells
+        which truncated records were never acknowledged."""
         self._commits: deque[_Commit] = deque()
         self._clock = clock
 
@@ -115,16 +115,18 @@ class Replica:
 
     @property
     def is_recovering(self) -> bool:
-        """The partition's leader was elected uncleanly and has not recovered: nobody is served here (V37)."""
+        """The leader was elected uncleanly and has not recovered: no client is served (V37)."""
         return self.leader.is_recovering if self.leader is not None else self.follows_recovering
 
     @property
     def high_watermark(self) -> int:
         return self.log.high_watermark
 
-    def saw(self, leader_epoch: int, partition_epoch: int, *, is_recovering: bool, may_lead: bool) -> None:
-        """What the metadata says of the partition and of this replica. An unclean election is a change of its own,
-        and a change that was passed over may have been one."""
+    def on_partition_change(
+        self, leader_epoch: int, partition_epoch: int, *, is_recovering: bool, may_lead: bool
+    ) -> None:
+        """Record a change of the partition in the metadata. An unclean election is a separate change, and a missed
+        change may have been one."""
         if partition_epoch == self._partition_epoch:
             return
         self.may_lead = may_lead
@@ -133,7 +135,7 @@ class Replica:
         self._partition_epoch = partition_epoch
 
     def appended(self) -> None:
-        """The leader's log grew: move the high watermark, and wake who waits for records."""
+        """The leader's log grew: advance the high watermark, and wake waiting readers."""
         leader = self.leader
         if leader is None:
             return
@@ -144,13 +146,13 @@ class Replica:
             _call_all(self.follower_waiters)
 
     def commit(self) -> None:
-        """The leader's high watermark moved."""
+        """The leader's high watermark advanced."""
         leader = self.leader
         assert leader is not None, "only a leader commits"
         high_watermark = self.log.advance_high_watermark(leader.high_watermark)
         commits = self._commits
         if commits and commits[0].end_offset <= high_watermark:
-            # E42: acknowledged it is, with a warning where too few are in sync by now.
+            # E42: the records are committed, with an error code if too few replicas are in sync by now.
             has_enough = leader.had_enough_replicas(self.config.min_insync_replicas)
             code = ErrorCode.NONE if has_enough else ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
             while commits and commits[0].end_offset <= high_watermark:
@@ -159,8 +161,8 @@ class Replica:
         if self.waiters:
             _call_all(self.waiters)
 
-    def learn(self, high_watermark: int, log_start_offset: int) -> None:
-        """A follower takes over what its leader tells (E29). The high watermark goes back with the log only (G14b)."""
+    def apply_leader_offsets(self, high_watermark: int, log_start_offset: int) -> None:
+        """Apply the leader's offsets to a follower (E29). The high watermark decreases by truncation only (G14b)."""
         log, has_moved = self.log, False
         if high_watermark > log.high_watermark and log.high_watermark < log.log_end_offset:
             log.advance_high_watermark(high_watermark)
@@ -173,11 +175,11 @@ class Replica:
             self.wake()
 
     def when_committed(self, end_offset: int, waiter: Committer, position: int) -> None:
-        """Tell when all below `end_offset`, the log end now, is committed, or never will be by this leader."""
+        """Notify `waiter` when all records below `end_offset` are committed, or this leader will not commit them."""
         self._commits.append(_Commit(end_offset, waiter, position))
 
     def forget(self, waiter: Committer, position: int) -> bool:
-        """It does not wait any more; False: it was told already."""
+        """Stop waiting. False: the waiter has already been notified."""
         for each in self._commits:
             if each.waiter is waiter and each.position == position:
                 self._commits.remove(each)
@@ -185,14 +187,14 @@ class Replica:
         return False
 
     def wake(self) -> None:
-        """Call everybody who waits for a change of this partition; they take themselves off."""
+        """Call all waiters for a change of this partition; they remove themselves."""
         if self.waiters:
             _call_all(self.waiters)
         if self.follower_waiters:
             _call_all(self.follower_waiters)
 
     def end_leadership(self, code: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> None:
-        """This broker does not lead it any more: who waits for it is told so."""
+        """This broker no longer leads the partition: waiting producers get `code`."""
         if self.leader is not None:
             self.refused = self.leader_epoch, frozenset(commit.end_offset for commit in self._commits)
         self.leader = None

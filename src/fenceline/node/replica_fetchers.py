@@ -1,6 +1,6 @@
-"""Follows the leaders of this broker's partitions: which of them is fetched over which leader's link.
+"""Fetches this broker's followed partitions from their leaders: assigns each partition to a leader's link.
 
-Owns the links (`leader_link`), one for each leader, and what they share. Decides nothing about the protocol.
+Owns the links (`leader_link`), one per leader, and their shared settings. Decides nothing about the protocol.
 
 Rules: `epochs.md E23`.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaFetchers:
-    """All leaders that this broker follows. All methods belong to the loop."""
+    """All leaders that this broker follows. All methods run on the event loop."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class ReplicaFetchers:
         absent: AbsentBrokers | None = None,
         largest_answer: Callable[[], int] = lambda: LARGEST_ANSWER_BYTES,
     ) -> None:
-        """`quota`: of what may be fetched of partitions that are throttled. `absent` notes who left and came.
-        `largest_answer`: how many bytes a leader's answer may have.
+        """`quota`: for throttled partitions. `absent` records which brokers disconnected and connected.
+        `largest_answer`: size limit of a leader's response in bytes.
         """
         self.largest_answer = largest_answer
         self.quota = quota or ReplicationQuota()
@@ -58,18 +58,18 @@ class ReplicaFetchers:
         self.appended_bytes = 0
 
     def phases(self) -> list[Phase]:
-        """What goes on with each partition."""
+        """The phase of each followed partition."""
         return [phase for link in list(self._links.values()) for phase in link.phases()]
 
     def phase_of(self, replica: Replica) -> Phase | None:
-        """The follower's state of one partition; None where it is not followed."""
+        """The follower phase of one partition; None if it is not followed."""
         key = (replica.topic_id_bytes, replica.topic_partition.partition)
         link = self._links.get(self._leader_of.get(key, -1))
         return link.phase_of(key) if link is not None else None
 
     @property
     def far_behind(self) -> int:
-        """How many partitions lack what is committed."""
+        """The number of partitions that lack committed records."""
         return sum(link.far_behind for link in list(self._links.values()))
 
     def follow(self, replica: Replica, leader_id: int, leader_epoch: int) -> None:
@@ -87,7 +87,7 @@ class ReplicaFetchers:
         link.follow(replica, leader_epoch)
 
     def leave(self, replica: Replica) -> None:
-        """Follow it no more."""
+        """Stop following a partition."""
         key = (replica.topic_id_bytes, replica.topic_partition.partition)
         leader_id = self._leader_of.pop(key, None)
         if leader_id is None:
@@ -99,17 +99,17 @@ class ReplicaFetchers:
             link.close()
             self.absent.came(leader_id)
 
-    def look_at_leaders(self) -> None:
-        """Tell `absent` at once whose connection has closed: their tasks hear of it some turns of the loop later, and a
-        client that has lost the same leader asks about it in between."""
+    def check_connections(self) -> None:
+        """Report closed connections to `absent` at once: their tasks notice some iterations of the event loop later,
+        and a client that has lost the same leader asks about it in between."""
         for link in self._links.values():
-            link.look()
+            link.check_connection()
 
-    def leader_moved(self, node_id: int) -> None:
-        """A broker registered anew: its address may be another."""
+    def on_leader_address_changed(self, node_id: int) -> None:
+        """A broker has registered again: its address may have changed."""
         link = self._links.get(node_id)
         if link is not None:
-            link.leader_moved()
+            link.on_leader_address_changed()
 
     async def close(self) -> None:
         self.is_closed = True

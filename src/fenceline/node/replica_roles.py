@@ -1,6 +1,6 @@
-"""What this node is to a partition: its leader, a follower, or neither, as the metadata image says.
+"""The role of this node for a partition: leader, follower, or neither, by the metadata image.
 
-Owns the step from one role to the next. Whoever has to act upon it is told (`Roles`); the log is not waited for.
+Owns the change from one role to the next. `Roles` is notified; the log is not waited for.
 
 Rules: `epochs.md E17`, `E23`, `E33`; `recovery.md V37`, `V41`.
 """
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 class Roles(Protocol):
-    """Hears of what this node is to its partitions."""
+    """Notified of this node's roles."""
 
     def leads(self, replica: Replica) -> None:
-        """In a new leader epoch."""
+        """This node leads, in a new leader epoch."""
 
-    def leads_on(self, replica: Replica) -> None:
-        """In the same leader epoch; something else of the partition changed."""
+    def still_leads(self, replica: Replica) -> None:
+        """This node still leads in the same epoch; something else about the partition changed."""
 
     def follows(self, replica: Replica, leader_id: int) -> None:
-        """In a new leader epoch."""
+        """This node follows `leader_id`, in a new leader epoch."""
 
-    def left(self, replica: Replica) -> None:
-        """It follows nobody there any more."""
+    def stops_following(self, replica: Replica) -> None:
+        """This node does not follow any leader of the partition any more."""
 
 
 class ReplicaRoles:
-    """One node's."""
+    """The roles of one node."""
 
     def __init__(
         self, node_id: int, roles: Roles, rules: InSyncRules, broker_epoch: Callable[[], int], clock: Clock
@@ -48,10 +48,10 @@ class ReplicaRoles:
         self._broker_epoch = broker_epoch
         self._clock = clock
 
-    def take(self, replica: Replica, partition: PartitionImage) -> None:
-        """Take over what the image says of a partition; twice the same changes nothing."""
+    def apply(self, replica: Replica, partition: PartitionImage) -> None:
+        """Apply the image's state of a partition; idempotent."""
         is_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
-        replica.saw(
+        replica.on_partition_change(
             partition.leader_epoch,
             partition.partition_epoch,
             is_recovering=is_recovering,
@@ -68,7 +68,7 @@ class ReplicaRoles:
         replica.leader_epoch = partition.leader_epoch
         replica.follows_recovering = is_recovering
         if partition.leader == NO_LEADER:
-            self._roles.left(replica)
+            self._roles.stops_following(replica)
         elif is_new:
             self._roles.follows(replica, partition.leader)
         replica.wake()
@@ -87,9 +87,9 @@ class ReplicaRoles:
             ):
                 replica.commit()
             replica.wake()
-            self._roles.leads_on(replica)
+            self._roles.still_leads(replica)
             return
-        self._roles.left(replica)
+        self._roles.stops_following(replica)
         replica.log.assign_epoch(partition.leader_epoch)
         leader = LeaderState(
             node_id=self._node_id,
@@ -103,7 +103,7 @@ class ReplicaRoles:
             high_watermark=replica.log.high_watermark,
             is_recovering=is_recovering,
         )
-        leader.heard_before(before, now_ms)
+        leader.inherit_progress(before, now_ms)
         replica.leader, replica.leader_epoch = leader, partition.leader_epoch
         if leader.advance(replica.config.min_insync_replicas, now_ms):
             replica.commit()

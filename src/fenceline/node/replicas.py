@@ -1,7 +1,7 @@
-"""The partitions that this node has: found by name or id on every produce and fetch, in step with the metadata image.
+"""The replicas of this node: looked up by name or id on every produce and fetch, kept in step with the metadata image.
 
-Owns the `Replica` objects; the role that each has is `ReplicaRoles`'. An untouched partition that has no other replica
-has no object at all, so ten thousand idle partitions cost nothing here; one that follows a leader has to be open.
+Owns the `Replica` objects; `ReplicaRoles` sets their roles. An unused partition with a single replica has no object, so
+ten thousand idle partitions cost nothing here; a followed partition is always open.
 
 Rules: `epochs.md E4`, `E33`; `recovery.md V37`.
 """
@@ -25,7 +25,7 @@ from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
 from fenceline.node.removed_replicas import LogSummary, RemovedReplica
 from fenceline.node.replica import Replica
-from fenceline.node.replica_places import OfflinePlace, ReplicaPlaces
+from fenceline.node.replica_directories import OfflineDirectory, ReplicaDirectories
 from fenceline.node.replica_roles import ReplicaRoles, Roles
 from fenceline.replica.leader import InSyncRules
 
@@ -42,12 +42,12 @@ _OFFLINE_ADVICE: Final = (
 )
 
 
-def tell_recovery(partition_log: PartitionLog) -> None:
-    """Say what opening a log had to cut off."""
+def log_recovery_report(partition_log: PartitionLog) -> None:
+    """Log the bytes that recovery removed when the log was opened."""
     report = partition_log.recovery
     if report is not None and (report.torn_bytes or report.cut_bytes):
         log.warning(
-            "log cut back by recovery",
+            "log truncated by recovery",
             partition=str(partition_log.topic_partition),
             torn_bytes=report.torn_bytes,
             cut_bytes=report.cut_bytes,
@@ -74,12 +74,12 @@ class Replicas:
         broker_epoch: Callable[[], int],
         delete_partition: Callable[[RemovedPartition], None] = RemovedPartition.delete,
         compare_removed: Callable[[RemovedReplica], None] | None = None,
-        tell_place: Callable[[UUID, int, UUID], None] = lambda *_: None,
+        report_directory: Callable[[UUID, int, UUID], None] = lambda *_: None,
         suspect: Callable[[LogDir, OSError | StorageError], None] = lambda *_: None,
     ) -> None:
-        """`compare_removed` is given what a reassignment takes away; without it that is deleted. `tell_place`: see
-        `ReplicaPlaces`. `suspect` hears, in any thread, of errors that a directory may be to
-        blame for."""
+        """`compare_removed` receives replicas that a reassignment removes; without it they are deleted.
+        `report_directory`: see `ReplicaDirectories`. `suspect` is called, in any thread, for errors that a directory
+        may have caused."""
         self._roles = roles
         self._delete_partition = delete_partition
         self._compare_removed = compare_removed
@@ -89,41 +89,41 @@ class Replicas:
         self._node_id = node_id
         self._log_dirs = log_dirs
         self._suspect = suspect
-        self.places = ReplicaPlaces(node_id, log_dirs, image, tell_place, clock.now_ms)
+        self.directories = ReplicaDirectories(node_id, log_dirs, image, report_directory, clock.now_ms)
         self._image = image
         self._log_config = log_config
         self.open_by_name: dict[tuple[str, int], Replica] = {}
-        """Replicas in use by topic name and partition."""
+        """Open replicas by topic name and partition."""
         self.open_by_id: dict[tuple[bytes, int], Replica] = {}
-        """The same ones by the 16 bytes of the topic id and partition."""
+        """The same replicas by the 16 bytes of the topic id and partition."""
         self._configs: dict[str, LogConfig] = {}
         self.offline: dict[TopicPartition, str] = {}
-        self._without_place: set[TopicPartition] = set()
-        """Of those, the ones that no directory may have as the metadata is: each change of it is looked at."""
-        self.on_gone: Callable[[TopicPartition, bool], None] = lambda *_: None
-        """Hears of a replica that is not served any more, and whether that is as it is none of this node's."""
+        self._without_directory: set[TopicPartition] = set()
+        """The subset of `offline` without a usable directory: checked again with each change of the partition."""
+        self.on_stopped: Callable[[TopicPartition, bool], None] = lambda *_: None
+        """Called when a replica is no longer served, with whether it no longer belongs to this node."""
         self.on_dirty: Callable[[Replica], None] = lambda _: None
-        """Hears of a replica whose log may have something to compact."""
+        """Called when a replica's log may have something to compact."""
         self._leaving: dict[TopicPartition, Replica | None] = {}
-        """Removed while a thread is at their logs; their files go when it ends, and what comes after them waits. None
-        for one that was held."""
+        """Removed while a thread uses their logs; their files are deleted when it finishes, and a new partition of that
+        name waits. None for a held one."""
         self._stopped: dict[TopicPartition, Replica] = {}
-        """Went offline while a thread is at their logs: not opened again, and not put away, before it ends."""
+        """Taken offline while a thread uses their logs: neither opened again nor deleted before it finishes."""
         self._vacated: dict[TopicPartition, asyncio.Future[None]] = {}
-        """Of those that are leaving: who waits for their names."""
+        """Futures of the leaving partitions whose names are waited for."""
         self._held: set[TopicPartition] = set()
         self._moved_away: dict[TopicPartition, tuple[UUID, int]] = {}
-        """Of those that are removed: topic id and `clean_since`, where the partition goes on without this node."""
+        """Removed by a reassignment: topic id and `clean_since`."""
 
     def __len__(self) -> int:
         return len(self.open_by_name)
 
     def __iter__(self) -> Iterator[Replica]:
-        """The replicas in use; a snapshot, safe against changes."""
+        """The open replicas; a snapshot, safe against changes."""
         return iter(list(self.open_by_name.values()))
 
     def get(self, topic: str, index: int) -> Replica | None:
-        """The replica of a partition on this node, or None when this node has none."""
+        """The replica of a partition on this node, or None if there is none."""
         replica = self.open_by_name.get((topic, index))
         if replica is None:
             image = self._image().topics_by_name.get(topic)
@@ -131,17 +131,17 @@ class Replicas:
         return replica
 
     def log_end_offset(self, topic_partition: TopicPartition) -> int | None:
-        """Of a replica in use; None when it is not."""
+        """Of an open replica; None if it is not open."""
         replica = self.open_by_name.get(topic_partition)
         return replica.log.log_end_offset if replica is not None else None
 
     def log_of(self, topic_partition: TopicPartition) -> PartitionLog | None:
-        """A partition's log, opened if it is not, whatever its role. For start; None where this node has none."""
+        """A partition's log, opened if necessary, whatever its role. Used at start; None if this node has none."""
         topic = self._image().topics_by_name.get(topic_partition.topic)
         return self._open_log(topic, topic_partition.partition) if topic is not None else None
 
     def holds(self, replica: Replica) -> bool:
-        """Whether this very replica is still in service, neither deleted nor taken offline."""
+        """Whether this replica object is in service, neither deleted nor taken offline."""
         return self.open_by_name.get(replica.topic_partition) is replica
 
     def by_id(self, topic_id: bytes, index: int) -> Replica | None:
@@ -167,7 +167,7 @@ class Replicas:
         return replica
 
     def leader(self, topic: str | None, topic_id: bytes | None, index: int) -> Replica:
-        """The replica that leads the partition here, and has recovered (V37). Raises as `hosted`, or 6."""
+        """The replica if it leads the partition and has recovered (V37). Raises as `hosted`, or 6."""
         replica = self.hosted(topic, topic_id, index)
         if replica.leader is None or replica.is_recovering:
             raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -185,16 +185,16 @@ class Replicas:
         raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def recover(self, found: Iterable[TopicPartition]) -> None:
-        """Open logs after a crash. Blocks: for a thread, before anything is served. A broken one goes offline alone."""
+        """Open logs after a crash. Blocks: runs in a thread, before anything is served. A damaged log goes offline."""
         for topic_partition in found:
             partition_log = self.log_of(topic_partition)
             if partition_log is not None:
-                tell_recovery(partition_log)
+                log_recovery_report(partition_log)
 
     # --- following the image --------------------------------------------------------------------------------------
 
     def apply(self, delta: Delta) -> None:
-        """Bring the open replicas in step with a new image; cost follows what changed."""
+        """Apply a metadata change to the open replicas; the cost depends on the size of the change."""
         for topic in delta.deleted_topics:
             self._drop(topic)
         for resource in delta.changed_configs:
@@ -203,96 +203,96 @@ class Replicas:
             elif resource.type is ConfigResourceType.BROKER:
                 self.reload_config()
         for topic in delta.created_topics:
-            self._take_roles_of(topic)
+            self._apply_roles_of(topic)
         for changed in delta.changed_partitions:
-            self._take_change(changed)
+            self._apply_change(changed)
 
-    def take_roles(self) -> None:
-        """At start: begin to follow whatever is led elsewhere, and to recover what has to be."""
+    def apply_roles(self) -> None:
+        """At start: start to follow partitions that are led elsewhere, and to recover uncleanly elected leaders."""
         for topic in self._image().topics_by_id.values():
-            self._take_roles_of(topic)
+            self._apply_roles_of(topic)
 
-    def _take_roles_of(self, topic: TopicImage) -> None:
+    def _apply_roles_of(self, topic: TopicImage) -> None:
         for index in range(len(topic.partitions)):
-            self._take_role(topic, index)
+            self._apply_role(topic, index)
 
-    def _take_role(self, topic: TopicImage, index: int) -> None:
+    def _apply_role(self, topic: TopicImage, index: int) -> None:
         partition = topic.partitions[index]
         if self._node_id in partition.replicas:
-            self._see(topic, index)
+            self._check_assignment(topic, index)
         if self._has_work(partition):
             self.get(topic.name, index)
 
-    def _see(self, topic: TopicImage, index: int) -> None:
+    def _check_assignment(self, topic: TopicImage, index: int) -> None:
         if (topic.name, index) not in self.offline and (topic.name, index) not in self._leaving:
-            self.places.see(topic, index)
+            self.directories.check_assignment(topic, index)
 
-    def _look_for_place(self, topic: TopicImage, index: int) -> None:
-        """Who could have been elected without its records had no place. It has one when others lead without it."""
+    def _retry_directory(self, topic: TopicImage, index: int) -> None:
+        """Retry a partition that went offline because its replica could have been elected without its records."""
         topic_partition = TopicPartition(topic.name, index)
-        if topic_partition not in self._without_place:
+        if topic_partition not in self._without_directory:
             return
         try:
-            self.places.of(topic, index)
-        except OfflinePlace:
+            self.directories.of(topic, index)
+        except OfflineDirectory:
             return
-        self._back(topic_partition)
+        self._set_online(topic_partition)
 
-    def _back(self, topic_partition: TopicPartition) -> None:
-        """What kept it out of service has passed."""
-        self._without_place.discard(topic_partition)
+    def _set_online(self, topic_partition: TopicPartition) -> None:
+        """The reason why the partition was offline no longer applies."""
+        self._without_directory.discard(topic_partition)
         if self.offline.pop(topic_partition, None) is not None:
-            log.warning("partition in service again", partition=str(topic_partition))
+            log.warning("partition online again", partition=str(topic_partition))
 
     def _has_work(self, partition: PartitionImage) -> bool:
-        """Whether a replica here has something to do without being asked."""
+        """Whether a replica here has work without a client request: following or recovering."""
         if partition.leader == self._node_id:
             return partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
         return partition.leader != NO_LEADER and self._node_id in partition.replicas
 
-    def _take_change(self, changed: ChangedPartition) -> None:
+    def _apply_change(self, changed: ChangedPartition) -> None:
         replica = self.open_by_name.get((changed.topic, changed.index))
         if self._node_id not in changed.after.replicas:
             if changed.before is not None and self._node_id in changed.before.replicas:
-                self._note_move(changed, replica)
+                self._record_move(changed, replica)
                 self._remove(TopicPartition(changed.topic, changed.index))
             return
         if (topic := self._image().topics_by_name.get(changed.topic)) is not None:
-            self._look_for_place(topic, changed.index)
-            self._see(topic, changed.index)
+            self._retry_directory(topic, changed.index)
+            self._check_assignment(topic, changed.index)
         if replica is not None:
-            self._role_of.take(replica, changed.after)
+            self._role_of.apply(replica, changed.after)
         elif self._has_work(changed.after):
             self.get(changed.topic, changed.index)
 
-    def _note_move(self, changed: ChangedPartition, replica: Replica | None) -> None:
+    def _record_move(self, changed: ChangedPartition, replica: Replica | None) -> None:
         topic = self._image().topics_by_name.get(changed.topic)
         if topic is not None:
             since = replica.clean_since if replica is not None else NO_LIMIT
             self._moved_away[TopicPartition(changed.topic, changed.index)] = topic.id, since
 
     def thread_ended(self, replica: Replica) -> None:
-        """A thread has flushed or compacted the log. What was removed meanwhile is put away now, unless another thread
-        is at it; what went offline may be opened again."""
+        """A thread has flushed or compacted the log. If the replica was removed meanwhile, delete its files now, unless
+        another thread uses them; if it went offline, it may be opened again."""
         topic_partition = replica.topic_partition
         if _is_busy(replica):
             return
         if self._leaving.get(topic_partition) is replica:
-            self._left(topic_partition)
+            self._finish_removal(topic_partition)
         elif self._stopped.get(topic_partition) is replica:
             del self._stopped[topic_partition]
-            self._take_up(topic_partition)
+            self._reopen(topic_partition)
 
     def cut_ended(self, replica: Replica) -> None:
-        """A thread has cut the log; what the image said meanwhile counts now."""
+        """A thread has truncated the log; apply metadata changes that arrived meanwhile."""
         self.thread_ended(replica)
         topic = self._image().topics_by_id.get(replica.topic_id)
         if topic is not None and self.holds(replica):
-            self._role_of.take(replica, topic.partitions[replica.topic_partition.partition])
+            self._role_of.apply(replica, topic.partitions[replica.topic_partition.partition])
 
     async def vacated(self, topics: Collection[str], timeout_s: float) -> None:
-        """Until nothing that had one of these names before is left of it here, but not longer than that: from then on
-        the new topics are served."""
+        """Wait until nothing is left of earlier topics with these names, at most `timeout_s`: from then on the new
+        topics are served."""
         waiting = []
         for topic_partition in self._leaving:
             if topic_partition.topic in topics:
@@ -302,23 +302,23 @@ class Replicas:
         if waiting:
             await asyncio.wait(waiting, timeout=timeout_s)
 
-    def _left(self, topic_partition: TopicPartition) -> None:
-        """The thread that was at the log of a removed replica has ended."""
+    def _finish_removal(self, topic_partition: TopicPartition) -> None:
+        """The thread that used the log of a removed replica has finished."""
         del self._leaving[topic_partition]
-        self._put_away(topic_partition)
-        self._take_up(topic_partition)
+        self._delete_files(topic_partition)
+        self._reopen(topic_partition)
         vacated = self._vacated.pop(topic_partition, None)
         if vacated is not None:
             vacated.set_result(None)
 
-    def _take_up(self, topic_partition: TopicPartition) -> None:
+    def _reopen(self, topic_partition: TopicPartition) -> None:
         topic = self._image().topics_by_name.get(topic_partition.topic)
         if topic is not None and topic_partition.partition < len(topic.partitions):
-            self._take_role(topic, topic_partition.partition)
+            self._apply_role(topic, topic_partition.partition)
 
-    def hold(self, topic_partition: TopicPartition) -> bool:
-        """A thread works on the files of a partition that is offline; False where it is not, or not any more. To be
-        followed by `let_go`."""
+    def reserve(self, topic_partition: TopicPartition) -> bool:
+        """Reserve the files of an offline partition for a thread; False if it is not offline. Must be followed by
+        `release`."""
         is_busy = topic_partition in self._leaving or topic_partition in self._stopped
         if is_busy or topic_partition not in self.offline:
             return False
@@ -326,24 +326,24 @@ class Replicas:
         return True
 
     def opener(self, topic_partition: TopicPartition, log_dir: LogDir) -> Callable[[], PartitionLog] | None:
-        """Opens the log of a partition that is held, in a thread; it raises CorruptLog. None: the topic has gone."""
+        """Opens the log of a held partition, in a thread; it raises CorruptLog. None: the topic was deleted."""
         topic = self._image().topics_by_name.get(topic_partition.topic)
         if topic is None:
             return None
         config = self._config_of(topic.name)
         return partial(log_dir.open_detached, topic_partition, topic.id, config, self._clock.now_ms())
 
-    def let_go(self, topic_partition: TopicPartition, *, is_back: bool) -> None:
-        """That thread has ended. `is_back`: what kept the partition out of service has passed."""
+    def release(self, topic_partition: TopicPartition, *, is_back: bool) -> None:
+        """The thread has finished. `is_back`: the reason why the partition was offline no longer applies."""
         self._held.discard(topic_partition)
         if topic_partition in self._leaving:
-            self._left(topic_partition)
+            self._finish_removal(topic_partition)
         elif is_back:
-            self._back(topic_partition)
-            self._take_up(topic_partition)
+            self._set_online(topic_partition)
+            self._reopen(topic_partition)
 
     def log_replaced(self, replica: Replica) -> None:
-        """Its log lies in another directory now: who follows goes on from there."""
+        """The log is in another directory now: a follower continues from there."""
         topic = self._image().topics_by_id.get(replica.topic_id)
         index = replica.topic_partition.partition
         if topic is not None and index < len(topic.partitions):
@@ -353,7 +353,7 @@ class Replicas:
         replica.wake()
 
     def reload_config(self, topic: str | None = None) -> None:
-        """Take over changed settings of one topic, or of all topics when the node's own settings changed."""
+        """Apply changed configs of one topic, or of all topics if the broker's configs changed."""
         if topic is None:
             self._configs.clear()
         else:
@@ -385,12 +385,12 @@ class Replicas:
         self.open_by_id[topic.id.bytes, index] = replica
         partition_log.on_sealed = self._sealed
         self.on_dirty(replica)
-        self.places.see(topic, index)
-        self._role_of.take(replica, topic.partitions[index])
+        self.directories.check_assignment(topic, index)
+        self._role_of.apply(replica, topic.partitions[index])
         return replica
 
     def _open_log(self, topic: TopicImage, index: int) -> PartitionLog | None:
-        """None where this node has no replica, or a broken one."""
+        """None if this node has no replica, or its log is damaged."""
         topic_partition = TopicPartition(topic.name, index)
         if (
             not 0 <= index < len(topic.partitions)
@@ -403,14 +403,14 @@ class Replicas:
             return None
         config = self._config_of(topic.name)
         try:
-            log_dir = self.places.of(topic, index)
-        except OfflinePlace as error:
-            if not error.is_told:
+            log_dir = self.directories.of(topic, index)
+        except OfflineDirectory as error:
+            if not error.is_logged:
                 log.error(
                     "partition offline", partition=str(topic_partition), reason=error.message, advice=error.advice
                 )
             self._stop(topic_partition, error.message)
-            self._without_place.add(topic_partition)
+            self._without_directory.add(topic_partition)
             return None
         try:
             return log_dir.partition(topic_partition, topic.id, config, now_ms=self._clock.now_ms())
@@ -424,9 +424,9 @@ class Replicas:
         return None
 
     def storage_failed(self, replica: Replica, error: StorageError) -> None:
-        """A flush or a read met the disk's trouble: where it will not pass by itself, the partition goes offline."""
+        """A flush or a read failed: unless the error is transient, take the partition offline."""
         if self.open_by_name.get(replica.topic_partition) is not replica:
-            return  # deleted meanwhile, perhaps created anew: its files are gone with reason
+            return  # deleted meanwhile, perhaps created again: its files are missing on purpose
         if is_transient(error.errno) and replica.log.offline is None:
             log.warning("disk access failed", partition=str(replica.topic_partition), reason=error.message)
         else:
@@ -434,31 +434,31 @@ class Replicas:
             self.suspect_directory_of(replica.topic_partition, error)
 
     def suspect_directory_of(self, topic_partition: TopicPartition, error: StorageError) -> None:
-        """The disk refused something of this partition. It may be more than that."""
+        """A disk operation of this partition failed; the cause may be its directory."""
         log_dir = self._log_dirs.holder(topic_partition)
         if log_dir is not None:
             self._suspect(log_dir, error)
 
     def directory_failed(self, log_dir: LogDir, reason: str) -> int:
-        """`LogDirs` has been told: nothing that lies there is served any more. How many replicas that stopped."""
+        """After `LogDirs` was updated: stop serving the replicas in the directory. Returns their number."""
         held = [each for each in self.open_by_name if self._log_dirs.holder(TopicPartition(*each)) is log_dir]
         for topic, index in held:
             self._stop(TopicPartition(topic, index), f"{log_dir.path} is offline: {reason}")
         return len(held)
 
     def set_offline(self, topic_partition: TopicPartition, reason: str, advice: str = _OFFLINE_ADVICE) -> None:
-        """Take one partition out of service; the others go on. The operator reads why and what to do."""
+        """Take one partition offline; the others are still served. Logs the reason and the remedy."""
         log.error("partition offline", partition=str(topic_partition), reason=reason, advice=advice)
         self._stop(topic_partition, reason)
-        self.places.lost(topic_partition)
+        self.directories.report_lost(topic_partition)
 
     def _stop(self, topic_partition: TopicPartition, reason: str) -> None:
         self.offline[topic_partition] = reason
         replica = self.open_by_name.pop(topic_partition, None)
-        self.on_gone(topic_partition, False)
+        self.on_stopped(topic_partition, False)
         if replica is not None:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
-            self._roles.left(replica)
+            self._roles.stops_following(replica)
             replica.end_leadership(ErrorCode.KAFKA_STORAGE_ERROR)
             if _is_busy(replica):
                 self._stopped[topic_partition] = replica
@@ -470,40 +470,40 @@ class Replicas:
             self._remove(TopicPartition(topic.name, index))
 
     def _remove(self, topic_partition: TopicPartition) -> None:
-        """The partition is not this node's any more: its topic was deleted, or its replica moved away."""
+        """The partition no longer belongs to this node: its topic was deleted, or its replica was moved away."""
         self.offline.pop(topic_partition, None)
-        self._without_place.discard(topic_partition)
+        self._without_directory.discard(topic_partition)
         replica = self.open_by_name.pop(topic_partition, None)
-        self.on_gone(topic_partition, True)
+        self.on_stopped(topic_partition, True)
         if topic_partition in self._held:
             self._leaving[topic_partition] = None
         if replica is not None:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
-            self._roles.left(replica)
+            self._roles.stops_following(replica)
             replica.end_leadership()
         replica = replica or self._stopped.pop(topic_partition, None)
         if replica is not None and _is_busy(replica):
-            # The thread would go on in the files of whatever has this name next: a flush writes the topic id and the
-            # epochs of this log by their path.
+            # The thread uses paths, and would write the topic id and the epochs of this log into the files of the next
+            # partition with this name.
             replica.is_leaving = True
             if replica.cleaning is not None:
                 replica.cleaning.ask_to_stop()
             self._leaving[topic_partition] = replica
         if topic_partition not in self._leaving:
-            self._put_away(topic_partition)
+            self._delete_files(topic_partition)
 
-    def _put_away(self, topic_partition: TopicPartition) -> None:
-        """Its files go, its receipts stay. What was moved away is compared with the leader first."""
+    def _delete_files(self, topic_partition: TopicPartition) -> None:
+        """Delete its files, keep its receipts. A replica that was moved away is first compared with the leader."""
         moved = self._moved_away.pop(topic_partition, None)
-        holders = [self._log_dirs.holder(topic_partition), *self.places.unresolved.pop(topic_partition, ())]
+        holders = [self._log_dirs.holder(topic_partition), *self.directories.unresolved.pop(topic_partition, ())]
         self._log_dirs.forget(topic_partition)
-        # The next topic of this name misses nothing.
+        # The next topic of this name has no missing directory.
         self._log_dirs.missing.pop(topic_partition, None)
-        self.places.not_noted.pop(topic_partition, None)
+        self.directories.pending_notes.pop(topic_partition, None)
         for log_dir in holders:
             if log_dir is not None and self._log_dirs.is_online(log_dir):
                 self._remove_files(topic_partition, log_dir, moved)
-            # What a failed directory still has of it is set aside when it comes back.
+            # Files in a failed directory are set aside when it comes back.
 
     def _remove_files(self, topic_partition: TopicPartition, log_dir: LogDir, moved: tuple[UUID, int] | None) -> None:
         was_open = log_dir.open_logs.get(topic_partition)
@@ -515,7 +515,7 @@ class Replicas:
                 removed = log_dir.delete_partition(topic_partition)
         except StorageError as error:
             log.error(
-                "files of a removed partition stay",
+                "deleting the files of a removed partition failed",
                 partition=str(topic_partition),
                 reason=error.message,
                 advice="Check the disk; the next start sets the directory aside as -stray.",
@@ -533,5 +533,5 @@ class Replicas:
 
 
 def _is_busy(replica: Replica) -> bool:
-    """Whether a thread is at its log."""
+    """Whether a thread uses its log."""
     return replica.is_being_cut or replica.cleaning is not None or replica.log.is_flushing

@@ -1,7 +1,7 @@
-"""What this node is to its partitions: leader of some, follower of others.
+"""Replication of this node's partitions: as leader of some, as follower of others.
 
-Owns the fetchers, the changes of in-sync sets that are asked for, and the recovery of leaders that were elected
-uncleanly (KIP-704). Follows the roles that `Replicas` gives; decides nothing about the protocol.
+Owns the fetchers, the ISR changes in progress, and the recovery of leaders that were elected uncleanly (KIP-704).
+Applies the roles that `Replicas` gives; decides nothing about the protocol.
 
 Rules: `epochs.md E31`, `E35`, `E38`; `recovery.md V37-V41`.
 """
@@ -26,7 +26,7 @@ from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.records.markers import abort_marker
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import BeginAnew, CutTo
+from fenceline.replica.follower import CutTo, RestartAt
 from fenceline.replica.leader import InSyncRules, LeaderState
 from fenceline.replica.throttle import Throttles
 
@@ -39,22 +39,22 @@ log = Logger("replication")
 
 _RECOVERY_PAUSE_S: Final = 1.0
 _START_S: Final = 10.0
-"""How long a node that starts waits for its own recoveries before it takes requests."""
-_LOOK_S: Final = 0.02
-_MOST_TOLD: Final = 20
+"""How long a starting node waits for its own recoveries before it serves requests."""
+_POLL_S: Final = 0.02
+_MAX_LOGGED: Final = 20
 _ROWS_BYTES: Final = 16 << 20
-"""Of an answer, beside the records: some hundred thousand partitions."""
+"""Size limit of a response without records: some hundred thousand partitions."""
 
 
 class Replication:
-    """One broker's replication. All methods belong to the loop unless they say otherwise."""
+    """The replication of one broker. All methods run on the event loop unless they say otherwise."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._listener = broker.config.inter_broker_listener
         config = broker.config
         self.connect = dial_from(config.get_str("fenceline.outbound.address") or "")
-        """To other brokers."""
+        """Opens connections to other brokers."""
         self.throttles = Throttles(broker.node_id)
         self.rules = InSyncRules(self.eligible_epoch, config.get_int("replica.lag.time.max.ms"))
         self.absent = AbsentBrokers(broker.clock, session_ms=config.get_int("broker.session.timeout.ms"))
@@ -81,7 +81,7 @@ class Replication:
         self.deletions = Deletions(self.is_alive)
         self._recoveries: dict[Replica, asyncio.Task[None]] = {}
         self._too_few_replicas: dict[str, tuple[int, int]] = {}
-        """Topics that the operator was told of: min.insync.replicas, and how many replicas there are."""
+        """Topics that were logged: min.insync.replicas and the number of replicas."""
 
     @property
     def node_id(self) -> int:
@@ -92,7 +92,7 @@ class Replication:
         return self._broker.broker_epoch
 
     async def close(self) -> None:
-        """Follow nobody any more, and leave recoveries to the next start."""
+        """Stop following, and leave recoveries to the next start."""
         await self.fetchers.close()
         await self.isr_changes.close()
         recoveries, self._recoveries = self._recoveries, {}
@@ -100,10 +100,10 @@ class Replication:
             task.cancel()
         await asyncio.gather(*recoveries.values(), return_exceptions=True)
 
-    # -- what the image says -------------------------------------------------------------------------------------------
+    # -- metadata ------------------------------------------------------------------------------------------------------
 
     def eligible_epoch(self, node_id: int) -> int:
-        """E36."""
+        """The epoch of a broker that may join an ISR (E36)."""
         broker = self._broker.image.brokers.get(node_id)
         return broker.epoch if broker is not None and broker.is_active else NO_EPOCH
 
@@ -117,8 +117,9 @@ class Replication:
         return broker.endpoint(self._listener) if broker is not None else None
 
     def _largest_answer(self) -> int:
-        """Bytes of a leader's answer: what a fetch asks for, or the largest batch that is allowed anywhere (KIP-74: the
-        first batch comes whole). A request brought it, or it grew up to its topic's limit when it was compressed anew.
+        """Size limit of a leader's response: the requested bytes, or the largest batch that is allowed (KIP-74: the
+        first batch is sent completely). A batch has at most the size of a request, or of its topic's limit if the
+        leader compressed it again.
         """
         config = self._broker.config
         largest_batch = max(
@@ -128,23 +129,23 @@ class Replication:
         return config.get_int("replica.fetch.response.max.bytes") + largest_batch + _ROWS_BYTES
 
     def absent_now(self) -> Absent:
-        """What clients are told of brokers that are not there."""
-        self.fetchers.look_at_leaders()
+        """Brokers that are unavailable, for responses to clients."""
+        self.fetchers.check_connections()
         return self.absent.now()
 
     def on_image(self, delta: Delta) -> None:
-        """Brokers that came back may have another address; settings of throttles may be others."""
+        """Apply a metadata change: addresses of brokers and throttles may have changed."""
         self.absent.follow(self._broker.image, delta.changed_brokers)
         for node_id in delta.changed_brokers:
-            self.fetchers.leader_moved(node_id)
+            self.fetchers.on_leader_address_changed(node_id)
         if delta.changed_brokers:
             self.deletions.brokers_changed()
         for topic in delta.deleted_topics:
             self.throttles.set_topic(topic.name, {})
         self._set_throttles(delta.changed_configs)
 
-    def take_up(self) -> None:
-        """At start, when the image is there."""
+    def apply_image(self) -> None:
+        """Apply the complete image, at start."""
         self.absent.follow(self._broker.image, self._broker.image.brokers)
         self._set_throttles(self._broker.image.configs)
 
@@ -154,38 +155,38 @@ class Replication:
             if kind is ConfigResourceType.TOPIC:
                 self.throttles.set_topic(name, image.config(kind, name))
             elif kind is ConfigResourceType.BROKER:
-                # Of all brokers, and of this one, which counts more.
+                # The default for all brokers, overridden by this broker's config.
                 rates = {**image.config(kind, ""), **image.config(kind, str(self.node_id))}
                 self.throttles.set_rates(rates, self.now_ms())
 
     def now_ms(self) -> int:
-        """Of the clock that only goes forward."""
+        """Monotonic time."""
         return self._broker.clock.monotonic_ms()
 
-    # -- roles, as `Replicas` gives them -------------------------------------------------------------------------------
+    # -- roles, called by `Replicas` -----------------------------------------------------------------------------------
 
     def leads(self, replica: Replica) -> None:
         self._stop_recovery(replica)
         if replica.is_recovering:
             self._recoveries[replica] = asyncio.ensure_future(self._recover(replica))
 
-    def leads_on(self, replica: Replica) -> None:
+    def still_leads(self, replica: Replica) -> None:
         self._propose_recovered_again(replica)
 
     def follows(self, replica: Replica, leader_id: int) -> None:
         self._stop_recovery(replica)
         self.fetchers.follow(replica, leader_id, replica.leader_epoch)
 
-    def left(self, replica: Replica) -> None:
+    def stops_following(self, replica: Replica) -> None:
         self._stop_recovery(replica)
         self.fetchers.leave(replica)
 
-    # -- leading -------------------------------------------------------------------------------------------------------
+    # -- as leader -----------------------------------------------------------------------------------------------------
 
     def fetched(
         self, replica: Replica, replica_id: int, *, fetch_offset: int, log_start_offset: int, broker_epoch: int
     ) -> None:
-        """A follower fetched, and does not diverge (E31)."""
+        """A follower fetched, and its log does not diverge (E31)."""
         leader = replica.leader
         assert leader is not None, "only a leader is followed"
         moved = leader.on_fetch(
@@ -211,8 +212,8 @@ class Replication:
         index = replica.topic_partition.partition
         return topic is not None and index < len(topic.partitions) and replica_id in topic.partitions[index].elr
 
-    def let_go_of_laggards(self) -> None:
-        """Ask for in-sync sets without those that lag (E38)."""
+    def shrink_isrs(self) -> None:
+        """Propose in-sync sets without lagging replicas (E38)."""
         now_ms = self._broker.clock.monotonic_ms()
         too_few: dict[str, tuple[int, int]] = {}
         for replica in self._broker.partitions:
@@ -224,38 +225,38 @@ class Replication:
             if leader is None or leader.is_only_replica:
                 continue
             if leader.advance(replica.config.min_insync_replicas, now_ms):
-                replica.commit()  # somebody who was about to come back in sync has not
+                replica.commit()  # a replica that was about to rejoin the ISR has not
             if len(leader.isr) < 2:
                 continue
             proposal = leader.propose_shrink(now_ms)
             if proposal is not None:
                 log.info(
-                    "replicas lag",
+                    "replicas out of sync",
                     partition=str(replica.topic_partition),
                     in_sync=sorted(leader.isr),
                     wanted=[member.broker_id for member in proposal.members],
                     log_end_offset=replica.log.log_end_offset,
                 )
                 self.isr_changes.ask(replica, proposal)
-        self._tell_too_few_replicas(too_few)
+        self._log_too_few_replicas(too_few)
 
-    def _tell_too_few_replicas(self, too_few: dict[str, tuple[int, int]]) -> None:
-        """Topics with fewer replicas than min.insync.replicas, each once as long as it is so (`gaps.md G50`)."""
+    def _log_too_few_replicas(self, too_few: dict[str, tuple[int, int]]) -> None:
+        """Log topics with fewer replicas than min.insync.replicas, once per change (`gaps.md G50`)."""
         new = {topic: each for topic, each in too_few.items() if self._too_few_replicas.get(topic) != each}
         self._too_few_replicas = too_few
         if new:
             log.warning(
-                "min.insync.replicas is more than there are replicas",
+                "min.insync.replicas exceeds the number of replicas",
                 topics=[
-                    f"{topic}: {wanted} wanted, {replicas} there"
-                    for topic, (wanted, replicas) in sorted(new.items())[:_MOST_TOLD]
+                    f"{topic}: min.insync.replicas {wanted}, replicas {replicas}"
+                    for topic, (wanted, replicas) in sorted(new.items())[:_MAX_LOGGED]
                 ],
                 count=len(new),
-                advice="acks=all is taken when all that are there are in sync. Lower it, or give them more replicas.",
+                advice="Writes with acks=all need all replicas in sync. Lower min.insync.replicas or add replicas.",
             )
 
     def _altered(self, replica: Replica, altered: AlteredPartition) -> None:
-        """The controller took a change: the same as its log will tell."""
+        """The controller made a change: apply it before the metadata log shows it."""
         leader = replica.leader
         assert leader is not None, "it was asked"
         if leader.on_partition(
@@ -273,7 +274,7 @@ class Replication:
     # -- recovery of an uncleanly elected leader -----------------------------------------------------------------------
 
     async def _recover(self, replica: Replica) -> None:
-        """Decide open transactions, make the log durable, tell the controller (V38); then it serves (V39)."""
+        """Abort open transactions, flush the log, notify the controller (V38); then it serves (V39)."""
         leader = replica.leader
         assert leader is not None, "only a leader recovers"
         while replica.leader is leader and leader.is_recovering:
@@ -287,7 +288,7 @@ class Replication:
                     self._broker.partitions.storage_failed(replica, error)
                 if replica.leader is not leader or replica.log.offline is not None:
                     return
-                log.warning("recovery put off", partition=str(replica.topic_partition), reason=str(error))
+                log.warning("leader recovery postponed", partition=str(replica.topic_partition), reason=str(error))
                 await asyncio.sleep(_RECOVERY_PAUSE_S)
                 continue
             if replica.leader is not leader:
@@ -305,7 +306,7 @@ class Replication:
             return
 
     def _propose_recovered_again(self, replica: Replica) -> None:
-        """The controller must learn of it within the epoch, whatever else changes: nothing is served before (V37)."""
+        """The controller must learn of the recovery within the epoch: nothing is served before (V37)."""
         leader = replica.leader
         if leader is not None:
             proposal = leader.propose_recovered_again()
@@ -329,18 +330,18 @@ class Replication:
             task.cancel()
 
     async def recovered(self) -> None:
-        """Wait until what has to recover at the start has, or for `_START_S`: the first clients are not sent away."""
+        """Wait for recoveries at the start, at most `_START_S`, so that the first clients are not rejected."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + _START_S
         while loop.time() < deadline_s and any(
             replica.is_leader and replica.is_recovering for replica in self._recoveries
         ):
-            await asyncio.wait([self._broker.controller.next_change()], timeout=_LOOK_S)
+            await asyncio.wait([self._broker.controller.next_change()], timeout=_POLL_S)
 
-    # -- following -----------------------------------------------------------------------------------------------------
+    # -- as follower ---------------------------------------------------------------------------------------------------
 
     def storage_failed(self, replica: Replica, error: StorageError) -> None:
-        """The disk did not take what a leader sent, or a cut. A full disk is told once, not with every fetch."""
+        """Appending or truncating as a follower failed. A full disk is logged once, not with every fetch."""
         if error.disk_full and replica.log.offline is None:
             self._broker.storage_trouble.refused(
                 replica.topic_partition, replica.log.log_end_offset, error, by_follower=True
@@ -348,8 +349,8 @@ class Replication:
         else:
             self._broker.partitions.storage_failed(replica, error)
 
-    def cut_log(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
-        """In a thread: what is lost is written down before the partition is fetched again. Raises StorageError."""
+    def cut_log(self, replica: Replica, duty: CutTo | RestartAt, leader_id: int) -> None:
+        """In a thread: truncate, with receipts written before the partition is fetched again. Raises StorageError."""
         self._broker.losses.cut(replica, duty, leader_id)
 
     def flushed(self, replica: Replica, end_offset: int) -> Awaitable[PeerError | None]:

@@ -1,7 +1,7 @@
-"""The figures of replication, computed when somebody scrapes: who is behind, what is under-replicated.
+"""The metrics of replication, computed when they are scraped: lag, under-replicated partitions.
 
-Owns nothing but the sums. Runs in the scraper's thread, so it takes snapshots and never changes anything. Names are
-documented in `docs/metrics.md`.
+Owns only the sums. Runs in the scraper's thread, so it takes snapshots and never changes anything. Names are documented
+in `docs/metrics.md`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ReplicationCollector:
-    """Gives a broker's figures of replication to prometheus-client."""
+    """Yields a broker's replication metrics to prometheus-client."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -33,26 +33,26 @@ class ReplicationCollector:
             if leader is not None:
                 sums.add(replica, leader, now_ms)
         yield from gauges(
-            ("fenceline_led_partitions", "Partitions in use that this broker leads", sums.led),
-            ("fenceline_under_replicated_partitions", "Led, and a replica is not in sync", sums.under_replicated),
-            ("fenceline_at_min_isr_partitions", "Led, and just as many in sync as must be", sums.at_min_isr),
-            ("fenceline_under_min_isr_partitions", "Led, and too few in sync for acks=all", sums.under_min_isr),
+            ("fenceline_led_partitions", "Open partitions that this broker leads", sums.led),
+            ("fenceline_under_replicated_partitions", "Led, with a replica out of sync", sums.under_replicated),
+            ("fenceline_at_min_isr_partitions", "Led, with exactly min.insync.replicas in sync", sums.at_min_isr),
+            ("fenceline_under_min_isr_partitions", "Led, with too few in sync for acks=all", sums.under_min_isr),
             (
                 "fenceline_end_offset_hidden_partitions",
-                "Led, and the end offset is not told yet (KIP-207)",
+                "Led, with an end offset not returned yet (KIP-207)",
                 sums.hidden,
             ),
         )
         yield gauge_by(
             "broker",
             "fenceline_follower_lag_records",
-            "How far a follower is behind in what is led here, at most",
+            "Largest lag of a follower in a partition led here",
             {str(broker_id): records for broker_id, records in sorted(sums.lag_records.items())},
         )
         yield gauge_by(
             "broker",
             "fenceline_follower_lag_seconds",
-            "For how long it has been behind, at most",
+            "Longest time since a follower had caught up",
             {str(broker_id): lag_ms / 1000 for broker_id, lag_ms in sorted(sums.lag_ms.items())},
         )
         replication = self._broker.replication
@@ -60,20 +60,24 @@ class ReplicationCollector:
         yield gauge_by(
             "state",
             "fenceline_followed_partitions",
-            "Partitions that this broker follows, by what goes on",
+            "Partitions that this broker follows, by state",
             {state: phases[state] for state in ("fetching", "flushing", "cutting", "looking", "waiting")},
         )
         changes = replication.isr_changes
         yield from counters(
-            ("fenceline_isr_expands", "Replicas that came back in sync, of what is led here", changes.expands),
-            ("fenceline_isr_shrinks", "Replicas that fell out of sync, of what is led here", changes.shrinks),
-            ("fenceline_isr_update_failures", "Changes of in-sync sets that the controller refused", changes.failures),
-            ("fenceline_replicated_bytes", "Bytes of records taken from leaders", replication.fetchers.appended_bytes),
+            ("fenceline_isr_expands", "Replicas that joined the ISR of a partition led here", changes.expands),
+            ("fenceline_isr_shrinks", "Replicas that left the ISR of a partition led here", changes.shrinks),
+            ("fenceline_isr_update_failures", "ISR changes that the controller rejected", changes.failures),
+            (
+                "fenceline_replicated_bytes",
+                "Bytes fetched from leaders",
+                replication.fetchers.appended_bytes,
+            ),
         )
 
 
 class Sums:
-    """Over all partitions that are led here."""
+    """Over all partitions that this broker leads."""
 
     def __init__(self) -> None:
         self.led = 0
@@ -82,7 +86,7 @@ class Sums:
         self.under_min_isr = 0
         self.hidden = 0
         self.lag_records: dict[int, int] = {}
-        """By follower: the most of any partition."""
+        """By follower: the maximum over partitions."""
         self.lag_ms: dict[int, int] = {}
 
     def add(self, replica: Replica, leader: LeaderState, now_ms: int) -> None:

@@ -1,7 +1,7 @@
-"""The answer to a request that may have to wait: for an append, for other members, for a timer.
+"""The response to a request that may have to wait: for an append, for other members, for a timer.
 
-Owns the step between a driver that answers when it can and a handler that gives the connection an answer or an
-awaitable of one. Most answers are there at once and cost no task.
+Owns the step between a driver that completes a reply when it can and a handler that returns fields or an awaitable of
+them. Most replies are complete at once and cost no task.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Generic, TypeAlias, TypeVar
 _T = TypeVar("_T")
 
 Fields: TypeAlias = dict[str, Any]
-"""An answer by the names of its fields."""
+"""A response by field names."""
 
 
 class Reply(Generic[_T]):
-    """The answer to one request, there already or to be awaited."""
+    """The reply to one request, complete or to be awaited."""
 
     __slots__ = ("_future", "outcome")
 
@@ -38,7 +38,7 @@ class Reply(Generic[_T]):
 
 
 def answered(reply: Reply[_T], fields: Callable[[_T], Fields]) -> Fields | Awaitable[Fields]:
-    """The fields now when the answer is there already, else an awaitable of them."""
+    """The fields if the reply is complete, otherwise an awaitable of them."""
     if reply.outcome is not None:
         return fields(reply.outcome)
 
@@ -49,7 +49,7 @@ def answered(reply: Reply[_T], fields: Callable[[_T], Fields]) -> Fields | Await
 
 
 def all_answered(replies: Sequence[Reply[_T]], fields: Callable[[list[_T]], Fields]) -> Fields | Awaitable[Fields]:
-    """As `answered`, once all of them are there."""
+    """As `answered`, when all replies are complete."""
     outcomes = [reply.outcome for reply in replies if reply.outcome is not None]
     if len(outcomes) == len(replies):
         return fields(outcomes)

@@ -1,11 +1,11 @@
-"""Answers that carry stored records: from the page cache to the socket, without reading them into this process.
+"""Sends responses with stored records from the page cache to the socket, without reading them into this process.
 
-Owns a second descriptor of a connection's socket and the answer that is on its way. Never holds the loop for more than
-a slice at a time, never sends what is not in the page cache: a thread brings it back first (a slow peer may take so
-long that the system needed the memory for something else).
+Owns a second descriptor of a connection's socket and the response in transit. Never blocks the event loop for more than
+a slice at a time, never sends data that is not in the page cache: a thread loads it first (a slow peer may take so long
+that the system has evicted it).
 
-Why not through the transport: a send from memory copies every byte, on the loop, and the first touch of a page costs
-more than its copy (`docs/decisions/005-what-made-the-server-fast.md`).
+Why not through the transport: sending from memory copies every byte on the event loop, and the first access to a page
+costs more than its copy (`docs/decisions/005-what-made-the-server-fast.md`).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from typing import Final
 from fenceline.log.disk import FileSlice
 
 SLICE_BYTES: Final = 256 << 10
-"""What is sent before others have their turn."""
+"""Bytes sent per iteration of the event loop while there are urgent requests."""
 LARGE_SLICE_BYTES: Final = 1 << 20
-"""The same while nobody is in a hurry: a turn has a price, too."""
+"""The same while there are none: an iteration has a cost of its own."""
 _DRAIN_POLL_S: Final = 0.002
 _SEEN_S: Final = 0.05
-"""For how long bytes that were seen in the page cache are taken to be there."""
+"""How long a positive page cache check is valid."""
 
 Part = bytes | bytearray | memoryview | FileSlice
 
 
 class FileSender:
-    """Sends one answer at a time. `sent` is called when it is out, `failed` when it never will be; neither from `send`
-    itself but for `failed`."""
+    """Sends one response at a time. `sent` is called when it has been sent, `failed` if it cannot be. `send` itself
+    never calls `sent`, but may call `failed`."""
 
     __slots__ = (
         "_failed",
         "_fd",
-        "_hurried",
+        "_has_urgent_requests",
         "_loop",
         "_parts",
         "_position",
@@ -60,17 +60,17 @@ class FileSender:
         *,
         sent: Callable[[], None],
         failed: Callable[[OSError], None],
-        hurried: Callable[[], bool] = lambda: True,
+        has_urgent_requests: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`hurried`: whether others want their turn soon."""
+        """`has_urgent_requests`: whether there are urgent requests."""
         self._transport = transport
         self._threads = threads
         self._sent = sent
         self._failed = failed
-        self._hurried = hurried
+        self._has_urgent_requests = has_urgent_requests
         self._loop = asyncio.get_running_loop()
         shared = transport.get_extra_info("socket")
-        # The loop watches the transport's own descriptor already.
+        # A duplicate descriptor: the loop already watches the transport's own.
         self._socket = socket.socket(shared.family, socket.SOCK_STREAM, 0, fileno=os.dup(shared.fileno()))
         self._fd = self._socket.fileno()
         self._parts: deque[Part] = deque()
@@ -84,17 +84,17 @@ class FileSender:
         return bool(self._parts)
 
     def send(self, parts: Sequence[Part]) -> bool:
-        """Send what the socket takes at once; whether that was all. Never called while busy."""
+        """Send as much as the socket accepts at once; whether that was all. Never called while busy."""
         assert not self._parts, "one answer at a time"
         self._parts.extend(parts)
         if self._transport.get_write_buffer_size():
-            # Small answers before this one are still with the transport.
+            # The transport still has to send earlier small responses.
             self._loop.call_later(_DRAIN_POLL_S, self._when_drained)
             return False
-        return self._go_on(is_fresh=True)
+        return self._continue(is_fresh=True)
 
     def close(self) -> None:
-        """The connection is gone: drop what was not sent."""
+        """The connection is closed: drop unsent data."""
         if self._fd < 0:
             return
         self._stop_waiting()
@@ -112,16 +112,17 @@ class FileSender:
             self._later()
 
     def _later(self) -> None:
-        if self._go_on(is_fresh=False):
+        if self._continue(is_fresh=False):
             self._sent()
 
-    def _go_on(self, *, is_fresh: bool) -> bool:
-        """Send until all is out (then True), the socket is full, the turn is over, or the disk must be waited for.
+    def _continue(self, *, is_fresh: bool) -> bool:
+        """Send until the response is complete (then True), the socket is full, the slice is used up, or data must be
+        loaded.
 
-        `is_fresh`: that the records are in the page cache was seen a moment ago.
+        `is_fresh`: the data has just been found or loaded into the page cache.
         """
         parts = self._parts
-        turn_bytes = SLICE_BYTES if self._hurried() else LARGE_SLICE_BYTES
+        turn_bytes = SLICE_BYTES if self._has_urgent_requests() else LARGE_SLICE_BYTES
         try:
             while parts:
                 part = parts[0]
@@ -154,7 +155,7 @@ class FileSender:
         return False
 
     def _is_resident(self, part: FileSlice, size_bytes: int) -> bool:
-        """Asked once for a whole part, and again for what is left of it only when its peer took its time."""
+        """Checked once for a whole part, and again for its rest only if the peer is slow."""
         now_s = self._loop.time()
         if part is self._seen and now_s < self._seen_until_s:
             return True
@@ -166,7 +167,7 @@ class FileSender:
     def _send_file(self, part: FileSlice, size_bytes: int) -> int:
         done = os.sendfile(self._fd, part.fd, part.position + self._position, size_bytes)
         if not done:
-            raise OSError(errno.EIO, "the segment is shorter than it was")
+            raise OSError(errno.EIO, "the segment file was truncated")
         return done
 
     def _wait(self) -> None:
@@ -191,7 +192,7 @@ class FileSender:
             self._fail(error)
         elif error is not None:
             raise error
-        elif self._go_on(is_fresh=True):
+        elif self._continue(is_fresh=True):
             self._sent()
 
     def _fail(self, error: OSError) -> None:

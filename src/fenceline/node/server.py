@@ -1,13 +1,13 @@
 """Listeners, the dispatch table and the budget of receive memory.
 
-Owns every open connection. Decides nothing of the protocol: a request goes to its handler by api key and version.
+Owns every open connection. Decides nothing about the protocol: a request is dispatched by API key and version.
 
-- An unknown api key or version closes the connection with a log line; ApiVersions alone is answered in version 0 with
-  UNSUPPORTED_VERSION, so that clients can step down (KIP-35).
-- Receive buffers beyond the first 64 KiB of a connection come out of one budget (`queued.max.request.bytes`); a
-  connection that finds it empty stops reading until others have given back. While somebody waits, grown buffers are
-  given back as soon as they are empty, and a peer that stalls in the middle of a large request loses its connection.
-- One sweep closes connections that were idle for `connections.max.idle.ms` and takes back grown buffers.
+- An unknown API key or version closes the connection with a log line; only ApiVersions is answered in version 0 with
+  UNSUPPORTED_VERSION, so that clients can downgrade (KIP-35).
+- Receive buffers beyond the first 64 KiB of a connection come out of one budget (`queued.max.request.bytes`); when it
+  is exhausted, a connection stops reading until others have released memory. While connections wait, enlarged buffers
+  are released as soon as they are empty, and a peer that stalls in the middle of a large request is disconnected.
+- A sweep closes connections that were idle for `connections.max.idle.ms` and shrinks enlarged buffers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.node.connection import Connection, PendingAnswer
-from fenceline.node.handlers.api_versions import encode_api_versions, names_its_software
+from fenceline.node.handlers.api_versions import encode_api_versions, has_valid_software_name
 from fenceline.node.handlers.registry import Api, RequestContext
 from fenceline.node.logs import Logger
 from fenceline.wire.apis import ApiKey
@@ -36,10 +36,10 @@ log = Logger("server")
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 RawHandler: TypeAlias = Callable[[RequestContext, memoryview], "list[Buffer] | PendingAnswer | None"]
-"""A handler of the data path: takes the body's bytes, gives the whole frame, a pending answer, or nothing (acks=0)."""
+"""A handler of the data path: receives the body's bytes, returns the frame, a pending response, or None (acks=0)."""
 
 Forward: TypeAlias = Callable[[Api, RequestContext, bytes], "Awaitable[Any] | None"]
-"""Hands a request on to another node; None: it is to be answered here."""
+"""Forwards a request to another node; None: it is answered here."""
 
 _SWEEPS_PER_IDLE_PERIOD: Final = 10
 _STALL_S: Final = 5.0
@@ -81,8 +81,8 @@ class Server:
         ranges.update({key: (low, high) for key, (low, high, _) in raw.items()})
         ranges[ApiKey.API_VERSIONS] = (0, 4)
         if ApiKey.PRODUCE in ranges:
-            # To older librdkafka (2.0 for one) a lowest version above 2 means a server that knows no codec but zstd.
-            # Kafka tells 0, too, and closes the connection of who means it.
+            # Older librdkafka (2.0 for one) takes a minimum version above 2 for a server that supports no codec but
+            # zstd. Kafka also advertises 0, and closes the connection of a client that uses it.
             ranges[ApiKey.PRODUCE] = (0, ranges[ApiKey.PRODUCE][1])
         self.api_ranges: Final = dict(sorted(ranges.items()))
         self._connections: dict[Connection, None] = {}
@@ -93,10 +93,10 @@ class Server:
         self._favoured: Connection | None = None
         self._stall_check: asyncio.TimerHandle | None = None
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------------------------------
 
     async def bind(self, listener: str, host: str, port: int) -> int:
-        """Take one address; the port it got. `start_serving` opens it. Raises OperatorError when it can not be had."""
+        """Bind one address; returns the port. `start_serving` opens it. Raises OperatorError if it cannot be bound."""
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(
@@ -108,34 +108,32 @@ class Server:
                 start_serving=False,
             )
         except OSError as error:
-            reason, advice = _why_not_bound(error)
-            raise OperatorError(
-                f"Listener {listener} can not be opened on {host or '*'}:{port}: {reason}", advice
-            ) from error
+            reason, advice = _bind_failure(error)
+            raise OperatorError(f"Listener {listener} cannot bind to {host or '*'}:{port}: {reason}", advice) from error
         self._servers.append(server)
         for opened in server.sockets:
-            # Connections inherit all of it.
+            # Accepted connections inherit these options.
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for option, size_bytes in self._socket_buffers:
                 if size_bytes > 0:
                     opened.setsockopt(socket.SOL_SOCKET, option, size_bytes)
         return int(server.sockets[0].getsockname()[1])
 
-    def let_wait(self) -> None:
-        """Whoever connects to what was bound is not refused any more, and waits for `start_serving`."""
+    def open_backlog(self) -> None:
+        """Accept TCP connections into the backlog, where they wait for `start_serving`."""
         for server in self._servers:
             for bound in server.sockets:
                 with bound.dup() as same:
                     same.listen(self._backlog)
 
     async def start_serving(self) -> None:
-        """Take connections on everything that was bound."""
+        """Accept connections on all bound addresses."""
         for server in self._servers:
             await server.start_serving()
         self._sweep()
 
     async def close(self, *, drain_s: float = 1.0) -> None:
-        """Stop to accept, let answers in work go out for at most `drain_s`, then close every connection."""
+        """Stop accepting, let pending responses be sent for at most `drain_s`, then close every connection."""
         for server in self._servers:
             server.close()
         if self._sweeper is not None:
@@ -146,8 +144,8 @@ class Server:
         deadline = asyncio.get_running_loop().time() + drain_s
         for connection in list(self._connections):
             if not connection.is_busy:
-                connection.close("node stops", quiet=True)
-        # No event tells that a transport has sent everything.
+                connection.close("the node is shutting down", quiet=True)
+        # There is no event for a drained transport.
         while any(c.is_busy for c in self._connections) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for task in list(self._tasks):
@@ -168,10 +166,10 @@ class Server:
 
         self._connections.pop(connection, None)
         self.metrics.connections = len(self._connections)
-        self.give_back(buffer_bytes - INITIAL_BUFFER_BYTES)
+        self.release_memory(buffer_bytes - INITIAL_BUFFER_BYTES)
 
     def reserve(self, connection: Connection, size_bytes: int) -> bool:
-        """Take receive memory out of the budget, or queue up for it. A lone connection always gets its request."""
+        """Reserve receive memory from the budget, or queue for it. A single connection always gets its memory."""
         if self._take(connection, size_bytes):
             return True
         for other in self._connections:
@@ -193,18 +191,18 @@ class Server:
         return True
 
     @property
-    def wants_room(self) -> bool:
-        """Whether somebody waits for receive memory, so that what is not needed must be given back at once."""
+    def is_short_of_memory(self) -> bool:
+        """Whether connections wait for receive memory, so that unused memory must be released at once."""
         return bool(self._waiting_for_room)
 
-    def give_back(self, size_bytes: int) -> None:
-        """Receive memory that a connection does not need any more; those who wait are asked to try again."""
+    def release_memory(self, size_bytes: int) -> None:
+        """Release receive memory; waiting connections try again."""
         self._receive_free_bytes += size_bytes
         if not self._is_granting:
             self._is_granting = True
             try:
                 for _ in range(len(self._waiting_for_room)):
-                    self._waiting_for_room.popleft().room_granted()
+                    self._waiting_for_room.popleft().on_memory_granted()
             finally:
                 self._is_granting = False
 
@@ -213,25 +211,25 @@ class Server:
         self._stall_check = asyncio.get_running_loop().call_later(_STALL_S, self._close_stalled, progress)
 
     def _close_stalled(self, progress: dict[Connection, int]) -> None:
-        """Receive memory is for requests that come in, not for peers that begin them and fall silent."""
+        """Disconnect peers that stopped in the middle of a request, while others wait for receive memory."""
         self._stall_check = None
         if not self._waiting_for_room:
             return
         for connection, received_bytes in progress.items():
             if connection.stalled_bytes == received_bytes and connection not in self._waiting_for_room:
                 connection.close(
-                    f"stopped in the middle of a request ({received_bytes} bytes came) while others wait for receive"
-                    " memory (queued.max.request.bytes)"
+                    f"stalled in the middle of a request ({received_bytes} bytes received) while others wait for"
+                    " receive memory (queued.max.request.bytes)"
                 )
                 connection.abort()
         self._mark_progress()
 
     def _break_deadlock(self) -> None:
-        """Where everybody who holds receive memory waits for more, one may overdraw, and gives back when it is done."""
+        """If all connections that hold receive memory wait for more, one may exceed the budget for its request."""
         waiting = self._waiting_for_room
         if waiting and all(each in waiting for each in self._connections if each.holds_budget):
             self._favoured = waiting.popleft()
-            self._favoured.room_granted()
+            self._favoured.on_memory_granted()
             self._favoured = None
 
     def _sweep(self) -> None:
@@ -242,7 +240,7 @@ class Server:
                 connection.close("idle (connections.max.idle.ms)", quiet=True)
                 connection.abort()
             elif connection.idle_ticks > 1 and (freed := connection.shrink_idle_buffer()):
-                self.give_back(freed)
+                self.release_memory(freed)
         self._sweeper = loop.call_later(self._idle_timeout_ms / 1000 / _SWEEPS_PER_IDLE_PERIOD, self._sweep)
 
     # --- dispatch -------------------------------------------------------------------------------------------------
@@ -259,17 +257,19 @@ class Server:
         if raw is not None:
             low, high, raw_handler = raw
             if not low <= version <= high:
-                raise MalformedRequest(f"{ApiKey(key).name} version {version}; this node speaks {low} to {high}")
+                raise MalformedRequest(
+                    f"{ApiKey(key).name} version {version} not supported; supported: {low} to {high}"
+                )
             context = self._context(connection, header)
             return raw_handler(context, frame[header.body_position :])  # type: ignore[no-any-return]
         if key == ApiKey.API_VERSIONS:
             return self._answer_api_versions(header.correlation_id, version, frame[header.body_position :])
         api = self._apis.get(key)  # type: ignore[call-overload]
         if api is None:
-            raise MalformedRequest(f"API {key} version {version} is not spoken by this node")
+            raise MalformedRequest(f"API key {key} version {version} is not supported")
         if not api.min_version <= version <= api.max_version:
             raise MalformedRequest(
-                f"{api.key.name} version {version}; this node speaks {api.min_version} to {api.max_version}"
+                f"{api.key.name} version {version} not supported; supported: {api.min_version} to {api.max_version}"
             )
         return self._handle_entity(api, self._context(connection, header), bytes(frame[header.body_position :]))
 
@@ -310,11 +310,11 @@ class Server:
                 fields = _top_level_error(error)
             pending.complete(self._frame(api.key, context, fields))
         except asyncio.CancelledError:
-            pending.fail("node stops")
+            pending.fail("the node is shutting down")
             raise
         except Exception:
             log.exception("request failed", api=api.key.name, version=context.api_version, peer=context.peer)
-            pending.fail("internal error, see the log line before")
+            pending.fail("internal error, see the previous log message")
 
     def _frame(self, key: ApiKey, context: RequestContext, answer: Any) -> list[Buffer]:
         from fenceline.wire.entities import write_response
@@ -327,24 +327,24 @@ class Server:
         answered, error = version, ErrorCode.NONE
         if not low <= version <= high:
             answered, error = 0, ErrorCode.UNSUPPORTED_VERSION
-        elif not names_its_software(version, body):
+        elif not has_valid_software_name(version, body):
             error = ErrorCode.INVALID_REQUEST
         encoded = encode_api_versions(answered, error, self.api_ranges, self.broker)
         return encode_response_frame(ApiKey.API_VERSIONS, answered, correlation_id, encoded)
 
 
-def _why_not_bound(error: OSError) -> tuple[str, str]:
-    """Reason and advice, in the operator's words; the loop's own text repeats the address."""
+def _bind_failure(error: OSError) -> tuple[str, str]:
+    """Reason and advice for the operator; the event loop's own message repeats the address."""
     if isinstance(error, socket.gaierror):
-        return error.strerror or str(error), "The host's name is not known here. Correct --listen or `listeners`."
+        return error.strerror or str(error), "The host name cannot be resolved. Correct --listen or `listeners`."
     reason = os.strerror(error.errno) if error.errno else str(error)
     match error.errno:
         case errno.EADDRINUSE:
-            advice = "Another process has that port (`ss -ltnp` names it). Stop it, or choose another with --listen."
+            advice = "Another process uses that port (see `ss -ltnp`). Stop it, or choose another port with --listen."
         case errno.EADDRNOTAVAIL:
             advice = (
-                "That address is not of this machine. Listen on one that is, or on all with an empty host (:9092);"
-                " what clients are told is set by advertised.listeners."
+                "The address does not belong to this machine. Use one that does, or all with an empty host (:9092). The"
+                " address that clients connect to is set by advertised.listeners."
             )
         case errno.EACCES | errno.EPERM:
             advice = "Ports below 1024 need privileges. Choose a higher port with --listen."
@@ -358,5 +358,5 @@ def _top_level_error(error: PeerError) -> dict[str, Any]:
 
 
 def frame_of(key: ApiKey, context: RequestContext, body: bytes | Sequence[Buffer]) -> list[Buffer]:
-    """The answer's frame for a handler of the data path."""
+    """The response frame for a handler of the data path."""
     return encode_response_frame(key, context.api_version, context.correlation_id, body)

@@ -21,10 +21,10 @@ from fenceline.losses.cutting import resolve_pending
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.quarantine import FULL
 from fenceline.losses.receipt import Receipt
-from fenceline.node.log_recovery import take_back_recovery_points
+from fenceline.node.log_recovery import checkpoint_recovery_points
 from fenceline.node.logs import Logger
-from fenceline.node.replica_places import NotNoted
-from fenceline.node.replicas import tell_recovery
+from fenceline.node.replica_directories import PendingNote
+from fenceline.node.replicas import log_recovery_report
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
@@ -54,16 +54,16 @@ class UnsettledPartitions:
         self._broker = broker
         self._make_room = make_room
         self._lost = lost
-        self._owes = owes
-        self._take_up_strays = take_up_strays
+        self._queue_receipt = owes
+        self._collect_strays = take_up_strays
         self._waiting: dict[TopicPartition, _Waiting] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._not_noted())
 
-    def _not_noted(self) -> dict[TopicPartition, NotNoted]:
+    def _not_noted(self) -> dict[TopicPartition, PendingNote]:
         """Those for which there may be room later."""
-        return {where: each for where, each in self._broker.partitions.places.not_noted.items() if each.passes}
+        return {where: each for where, each in self._broker.partitions.directories.pending_notes.items() if each.passes}
 
     def take_up(self, log_dir: LogDir) -> None:
         """After recovery: what it could not open waits for room."""
@@ -96,7 +96,7 @@ class UnsettledPartitions:
         for topic_partition, waiting in list(self._waiting.items()):
             log_dir = waiting.log_dir
             is_there = topic_partition in log_dir.open_logs or topic_partition in log_dir.offline
-            if not is_there or not partitions.hold(topic_partition):
+            if not is_there or not partitions.reserve(topic_partition):
                 del self._waiting[topic_partition]  # deleted meanwhile, or its directory has failed
                 continue
             is_settled = False
@@ -110,10 +110,10 @@ class UnsettledPartitions:
                 if not is_transient(error.errno):
                     self._give_up(topic_partition, str(error), "Check the disk, then restart the node.")
             finally:
-                partitions.let_go(topic_partition, is_back=is_settled)
+                partitions.release(topic_partition, is_back=is_settled)
 
         for topic_partition, noted in self._not_noted().items():
-            if not partitions.hold(topic_partition):
+            if not partitions.reserve(topic_partition):
                 continue  # nothing has asked for it so far
             is_noted = False
             try:
@@ -123,7 +123,7 @@ class UnsettledPartitions:
             except OSError as error:
                 self._broker.directory_failures.suspect(noted.log_dir, error)
             finally:
-                partitions.let_go(topic_partition, is_back=is_noted)
+                partitions.release(topic_partition, is_back=is_noted)
 
     def _give_up(self, topic_partition: TopicPartition, reason: str, advice: str) -> None:
         del self._waiting[topic_partition]
@@ -139,17 +139,17 @@ class UnsettledPartitions:
                 return False  # the topic has gone, and this goes with it
             partition_log = await broker.loop.run_in_executor(broker.disk_threads, self._open, waiting, opened)
             log_dir.add_open_log(partition_log)
-            tell_recovery(partition_log)
+            log_recovery_report(partition_log)
         await broker.loop.run_in_executor(broker.disk_threads, self._settle_late, waiting, partition_log)
-        await take_back_recovery_points(broker)
+        await checkpoint_recovery_points(broker)
         return True
 
     # -- in a thread -----------------------------------------------------------------------------------------------
 
     def _note_again(self, topic_partition: TopicPartition, log_dir: LogDir) -> bool:
-        is_noted = self._broker.partitions.places.note_again(topic_partition)
+        is_noted = self._broker.partitions.directories.retry_note(topic_partition)
         if is_noted:
-            self._take_up_strays(log_dir)
+            self._collect_strays(log_dir)
         return is_noted
 
     def _open(self, waiting: _Waiting, opened: Callable[[], PartitionLog]) -> PartitionLog:
@@ -170,7 +170,7 @@ class UnsettledPartitions:
         self._write_receipts(waiting, partition_log)
         # Also of an attempt that wrote some of them.
         for receipt in waiting.folder.due():
-            self._owes(waiting.folder, receipt)
+            self._queue_receipt(waiting.folder, receipt)
 
     def _write_receipts(self, waiting: _Waiting, partition_log: PartitionLog) -> None:
         """Of what a crash took, and where that is all known. Raises OSError."""

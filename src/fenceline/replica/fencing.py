@@ -1,4 +1,4 @@
-"""Who asks, with which leader epoch, and how far he may read: the same for every request about a partition.
+"""Leader epoch checks and read bounds, the same for every request about a partition.
 
 Rules: `epochs.md E1-E2`, `E5`, `E43`; `list_offsets.md L8`.
 """

@@ -1,25 +1,25 @@
-"""Incremental fetch sessions (KIP-227): what a reader asked for before, and what it has been told.
+"""Incremental fetch sessions (KIP-227): the partitions of each reader, and what it has been sent.
 
 Owns the cached partitions of each session and the rules that open, continue and close one. Never reads a log.
 
 | request (session id, epoch) | meaning                                                                     |
 |-----------------------------|-----------------------------------------------------------------------------|
-| any, -1                     | no session: full answer, the named session is closed                        |
-| any, 0                      | open a session: full answer, the named session is closed first              |
+| any, -1                     | no session: full response, the named session is closed                      |
+| any, 0                      | open a session: full response, the named session is closed first            |
 | id, n                       | continue: only changes are sent; n must be the epoch after the last answered |
 
-An answer within a session leaves out partitions with nothing new: no records, no error, same high watermark and log
-start. A cached partition keeps its leader epoch and is fenced by it every time (`epochs.md E5`).
+A response within a session omits partitions with nothing new: no records, no error, same high watermark and log start.
+A cached partition keeps its leader epoch and is fenced by it every time (`epochs.md E5`).
 
-A fetch costs what changed. A partition that has nothing for its reader, and of which the reader knows everything, is
-settled: it is not read again until the partition itself says that something changed. It hangs in the partition's set of
-waiters meanwhile, and takes itself off with the first call.
+The cost of a fetch depends on what changed. A partition without records for the reader, of which the reader knows
+everything else, is settled: it is not read again until it changes. Meanwhile it is registered in the replica's waiters,
+from which the first call removes it.
 
-| event                                              | settled partition                            |
-|----------------------------------------------------|----------------------------------------------|
-| the reader asks for it again, at another offset or epoch | is read with this request              |
-| its log end, high watermark, log start, epoch or role moves | is read with the next, or wakes the one that waits |
-| the follower's broker epoch is another (E31)       | all of the session are read                  |
+| event                                                | effect on a settled partition                               |
+|------------------------------------------------------|-------------------------------------------------------------|
+| the reader requests it again, with other fields      | read with this request                                      |
+| log end, high watermark, log start, epoch, role move | read with the next request, or wakes the parked one         |
+| the follower's broker epoch changes (E31)            | all partitions of the session are read                      |
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PartitionKey: TypeAlias = tuple[str | bytes | None, int]
 
 
 class Told(NamedTuple):
-    """What the reader knows from the last answer about one partition."""
+    """The state of one partition in the last response to the reader."""
 
     high_watermark: int
     log_start_offset: int
@@ -60,7 +60,7 @@ def key_of(partition: FetchPartition | FetchedPartition) -> PartitionKey:
 
 
 class Wanted:
-    """One partition that a reader wants, with what it was told of it. `session` None: it asks this once."""
+    """One partition that a reader fetches, with the last state sent. `session` None: a request without session."""
 
     __slots__ = ("_progress", "_waiters", "asked", "is_known", "key", "place", "session", "told")
 
@@ -69,34 +69,34 @@ class Wanted:
         self.asked = asked
         self.session = session
         self.place = place
-        """Who is lower is served first."""
+        """Partitions are served in ascending order of this."""
         self.told = _NOTHING_TOLD
         self.is_known = False
-        """Its topic was found once."""
+        """The topic has existed in this session."""
         self._waiters: Waiters | None = None
         self._progress: Progress | None = None
 
     def was_told(self, now: Told) -> None:
-        """The reader gets records with this; who got some comes last with the next answer."""
+        """The response has records of this partition, so it is served last in the next response."""
         session = self.session
-        assert session is not None, "only a session remembers"
+        assert session is not None, "only partitions of a session keep state"
         self.told, self.is_known = now, True
         self.place = session.take_place()
 
     def settle(self, waiters: Waiters, progress: Progress | None = None) -> None:
-        """There is nothing more to tell: not to be read again until one of `waiters` is called.
+        """The reader knows everything: do not read the partition again until one of `waiters` is called.
 
-        progress: of a follower that is at the log's end. Each further fetch of its session says the same again, so its
-        time is the session's, until the log grows (`epochs.md E32`).
+        progress: of a follower that is at the log end. Each further fetch of its session confirms that, so until the
+        log grows its fetch time is that of the session (`epochs.md E32`).
         """
         session = self.session
-        assert session is not None, "only a session remembers"
+        assert session is not None, "only partitions of a session keep state"
         session.unsettled.pop(self.key, None)
         self._waiters, self._progress = waiters, progress
         waiters.add(self.unsettle)
 
     def unsettle(self) -> None:
-        """Something may have changed."""
+        """The partition may have changed: read it with the next request."""
         session = self.session
         if self._waiters is None or session is None:
             return
@@ -106,18 +106,18 @@ class Wanted:
             listener()
 
     def let_go(self) -> None:
-        """Hang at the partition no more."""
+        """Unregister from the replica's waiters."""
         if self._waiters is None or self.session is None:
             return
         self._waiters.discard(self.unsettle)
         self._waiters = None
         if self._progress is not None:
-            self._progress.was_there(self.session.last_used_ms)
+            self._progress.confirm_caught_up(self.session.last_used_ms)
             self._progress = None
 
 
 class FetchSession:
-    """One reader's session."""
+    """The session of one reader."""
 
     __slots__ = (
         "_next_place",
@@ -139,10 +139,10 @@ class FetchSession:
         self.is_replica = is_replica
         self.next_epoch = 1
         self.replica_epoch = NO_EPOCH
-        """Of the follower's registration, as its last request told."""
+        """Broker epoch of the follower, as of its last request."""
         self.partitions: dict[PartitionKey, Wanted] = {}
         self.unsettled: dict[PartitionKey, Wanted] = {}
-        """Those that are to be read."""
+        """Partitions to read with the next request."""
         self.listeners = Waiters()
         """Called when a settled partition changes."""
         self.opened_ms = now_ms
@@ -161,9 +161,9 @@ class FetchSession:
                 wanted.asked = partition
             self.unsettled[wanted.key] = wanted
         for key in forgotten:
-            gone = self.partitions.pop(key, None)
-            if gone is not None:
-                gone.let_go()
+            removed = self.partitions.pop(key, None)
+            if removed is not None:
+                removed.let_go()
                 self.unsettled.pop(key, None)
 
     def take_place(self) -> int:
@@ -171,7 +171,7 @@ class FetchSession:
         return self._next_place
 
     def went_on(self, now_ms: int) -> None:
-        """A request was taken."""
+        """A request of the session was accepted."""
         self.next_epoch = self.next_epoch + 1 if self.next_epoch < _LAST_EPOCH else 1
         self.last_used_ms = now_ms
 
@@ -180,12 +180,12 @@ class FetchSession:
             wanted.unsettle()
 
     def close(self) -> None:
-        """Hang at no partition any more."""
+        """Unregister all partitions."""
         for wanted in self.partitions.values():
             wanted.let_go()
 
     def to_read(self) -> list[Wanted]:
-        """What may have news, in the order in which it is served."""
+        """Partitions that may have changed, in the order in which they are served."""
         unsettled = self.unsettled
         return sorted(unsettled.values(), key=_PLACE) if len(unsettled) > 1 else list(unsettled.values())
 
@@ -194,12 +194,12 @@ class FetchSession:
         return len(self.unsettled) < len(self.partitions)
 
     def filter(self, fetched: list[FetchedPartition], *, reorder: bool = True) -> list[FetchedPartition]:
-        """Leave out what the reader knows already; partitions with records move to the end of the order."""
+        """Omit partitions that the reader knows; partitions with records move to the end of the order."""
         changed = []
         for partition in fetched:
             wanted = self.partitions.get(key_of(partition))
             if wanted is None:
-                changed.append(partition)  # forgotten since
+                changed.append(partition)  # removed from the session meanwhile
                 continue
             now = Told(partition.high_watermark, partition.log_start_offset)
             has_records = partition.records is not None and len(partition.records) > 0
@@ -212,7 +212,7 @@ class FetchSession:
                 or wanted.told != now
             ):
                 changed.append(partition)
-                # After an error the reader needs the partition again, whatever it knew before.
+                # After an error the reader gets the partition again, whatever it was sent before.
                 if not partition.error_code:
                     wanted.told, wanted.is_known = now, True
                 elif partition.error_code != ErrorCode.UNKNOWN_TOPIC_ID:
@@ -226,7 +226,7 @@ _PLACE: Final = attrgetter("place")
 
 
 class SessionAnswer:
-    """How to answer one fetch: which partitions to read, and the session to filter by (None: a full answer)."""
+    """How to answer one fetch: which partitions to read, and the session to filter by (None: a full response)."""
 
     __slots__ = ("_once", "is_full", "session", "session_id")
 
@@ -237,7 +237,7 @@ class SessionAnswer:
         self._once = [Wanted(partition) for partition in once]
 
     def to_read(self) -> list[Wanted]:
-        """Which partitions are to be read now. Within a session these change while a fetch waits."""
+        """The partitions to read now. Within a session they change while a fetch waits."""
         return self._once if self.session is None else self.session.to_read()
 
     @property
@@ -246,7 +246,7 @@ class SessionAnswer:
 
     @property
     def has_settled(self) -> bool:
-        """Whether there are partitions that need not be read."""
+        """Whether the session has partitions that need not be read."""
         return self.session is not None and self.session.has_settled
 
     def select(self, fetched: list[FetchedPartition]) -> list[FetchedPartition]:
@@ -257,17 +257,17 @@ class SessionAnswer:
 
 
 def _last_mentions(partitions: list[FetchPartition]) -> list[FetchPartition]:
-    """A partition that is named twice counts once, in its first place, with what was asked last."""
+    """A partition that is named twice counts once, at its first position, with the fields of the last mention."""
     by_key = {key_of(partition): partition for partition in partitions}
     return partitions if len(by_key) == len(partitions) else list(by_key.values())
 
 
 class FetchSessions:
-    """All sessions of a node, bounded in number. Without room a reader gets full answers, as without a session."""
+    """All sessions of a node, bounded in number. If there is no room, a reader gets full responses, without session."""
 
     def __init__(self, *, max_sessions: int = 1000, min_eviction_ms: int = 120_000) -> None:
         self.by_id: OrderedDict[int, FetchSession] = OrderedDict()
-        """The one that was used last comes last."""
+        """Least recently used first."""
         self._max_sessions = max_sessions
         self._min_eviction_ms = min_eviction_ms
 
@@ -279,9 +279,9 @@ class FetchSessions:
     ) -> SessionAnswer:
         """Apply a request to its session.
 
-        fresh_id: a random positive int32, used if a session is opened. is_outdated: it comes from a process of a broker
-        that has another one by now, so all is read (and refused) and nothing is taken from it (`epochs.md E31`).
-        Raises PeerError 70 (unknown session), 71 (epoch out of turn) or 106 (topic ids and names mixed).
+        fresh_id: a random positive int32, used if a session is opened. is_outdated: the request comes from a process of
+        a broker that has been replaced: everything is read (and rejected), and its state is ignored (`epochs.md E31`).
+        Raises PeerError 70 (unknown session), 71 (unexpected epoch) or 106 (topic ids and names mixed).
         """
         if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             if request.session_id in self.by_id:
@@ -330,12 +330,12 @@ class FetchSessions:
         return session
 
     def _evict(self, is_replica: bool, partition_count: int, now_ms: int) -> bool:
-        """Make room for a session of `partition_count`, by the three rules of KIP-227 in their order.
+        """Make room for a session of `partition_count`, by the three rules of KIP-227 in order.
 
-        1. The longest unused session goes when it is idle for longer than the eviction time.
-        2. A replica displaces any consumer, the one with the fewest partitions first.
-        3. A session that lived for longer than the eviction time gives way to one with more partitions, of its own
-           kind or of a replica.
+        1. The least recently used session is evicted if it has been idle for longer than the eviction time.
+        2. A replica's session evicts a consumer's, the one with the fewest partitions first.
+        3. A session older than the eviction time is evicted for one with more partitions, of the same kind or of a
+           replica.
         """
         oldest = next(iter(self.by_id.values()))
         if now_ms - oldest.last_used_ms > self._min_eviction_ms:

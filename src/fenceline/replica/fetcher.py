@@ -1,13 +1,13 @@
-"""Everything that one broker follows from one leader: the requests of a fetch session (KIP-227), what answers mean.
+"""All partitions that a broker follows from one leader: the requests of a fetch session (KIP-227) and their responses.
 
-Owns the states of the partitions, what the leader's session knows of each, and who backs off for how long. One request
-is out at a time. Never does I/O: `next_request` gives what to send, `on_answer` gives what to do with the logs, and
-`done` or `failed` says that it was done.
+Owns the states of the partitions, the leader's session state of each, and the back-offs. One request is in flight at a
+time. Never does I/O: `next_request` returns the request, `on_answer` the duties for the logs, and `done` or `failed`
+reports the result of a duty.
 
-Work follows what changed: a partition that has nothing new is neither asked for again nor looked at.
+The work depends on what changed: a partition without news is neither sent again nor checked.
 
-An answer counts only for the state that asked: the same leader epoch and offset as in the session, and still FETCHING
-(`epochs.md E26`, `gaps.md G10`).
+A response counts only for the state that requested it: with the same leader epoch and offset as in the session, and
+still FETCHING (`epochs.md E26`, `gaps.md G10`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 from fenceline.errors import ErrorCode
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID
 from fenceline.replica.fetch_session import INITIAL_EPOCH, NO_SESSION_ID
-from fenceline.replica.follower import Append, Duty, FollowerState, Learn, Phase
+from fenceline.replica.follower import Append, ApplyOffsets, Duty, FollowerState, Phase
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 
 Key: TypeAlias = tuple[bytes, int]
@@ -38,23 +38,23 @@ class FetchLimits(NamedTuple):
     max_bytes: int
     partition_max_bytes: int
     backoff_ms: int
-    """The longest pause after errors; the first are shorter."""
+    """The longest pause after repeated errors."""
 
 
 class Fetcher:
-    """One leader. Keys of partitions are (topic id, index)."""
+    """The fetches from one leader. Keys of partitions are (topic id, index)."""
 
     def __init__(self, *, replica_id: int, broker_epoch: int, limits: FetchLimits) -> None:
-        assert replica_id > CONSUMER_REPLICA_ID, "only brokers follow"
+        assert replica_id > CONSUMER_REPLICA_ID, "a replica id is a broker id"
         self._replica_id = replica_id
         self.broker_epoch = broker_epoch
-        """Of this broker's registration now: a leader refuses an older one (E31)."""
+        """The current epoch of this broker: a leader rejects an older one (E31)."""
         self._limits = limits
         self.states: dict[Key, FollowerState] = {}
-        self._told: dict[Key, FetchPartition] = {}
-        """What the leader's session holds, once the request that is out was taken."""
+        self._sent: dict[Key, FetchPartition] = {}
+        """The leader's session after the request in flight."""
         self._changed: dict[Key, None] = {}
-        """Whose state may differ from what was told; a set with an order, so that requests are the same every time."""
+        """Partitions that may differ from `_sent`; an ordered set, so that requests are deterministic."""
         self._session_id = NO_SESSION_ID
         self._session_epoch = INITIAL_EPOCH
         self._is_waiting_for_answer = False
@@ -65,13 +65,13 @@ class Fetcher:
     # -- which partitions ----------------------------------------------------------------------------------------------
 
     def follow(self, state: FollowerState) -> None:
-        """Begin to follow a partition, or go on in a newer leader epoch; answers to the state before are dropped."""
+        """Follow a partition, or continue in a newer leader epoch; responses for the previous state are dropped."""
         key = (state.topic_id, state.index)
         self.states[key] = state
         self._changed[key] = None
 
     def leave(self, key: Key) -> FollowerState | None:
-        """Follow it no more; its state, if there was one."""
+        """Stop following a partition; returns its state, if any."""
         state = self.states.pop(key, None)
         if state is not None:
             self._changed[key] = None
@@ -79,36 +79,36 @@ class Fetcher:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def compares_first(self, now_ms: int) -> list[FollowerState]:
-        """What is to be compared with the leader's log before it is fetched: `FollowerState.first_question`."""
+    def to_compare(self, now_ms: int) -> list[FollowerState]:
+        """The partitions to compare with the leader's log before they are fetched: see `first_question`."""
         known = [state for key in self._changed if (state := self.states.get(key)) is not None]
         return [state for state in known if state.comparison is not None and state.is_ready(now_ms)]
 
     def next_request(self, now_ms: int) -> FetchRequest | None:
-        """What to send now; None while an answer is waited for, or nothing is ready (see `next_ready_ms`)."""
+        """The request to send; None while one is in flight, or if no partition is ready (see `next_ready_ms`)."""
         if self._is_waiting_for_answer:
             return None
         if self._session_epoch == INITIAL_EPOCH:
-            self._told.clear()
+            self._sent.clear()
             self._changed.update(dict.fromkeys(self.states))
         wanted: list[FetchPartition] = []
         forgotten: list[tuple[str | None, bytes | None, list[int]]] = []
         for key in tuple(self._changed):
             state = self.states.get(key)
-            compares_first = state is not None and state.comparison is not None
-            if state is not None and state.is_ready(now_ms) and not compares_first:
+            to_compare = state is not None and state.comparison is not None
+            if state is not None and state.is_ready(now_ms) and not to_compare:
                 self._changed.pop(key, None)
                 asked = self._ask(state)
-                if self._told.get(key) != asked:
-                    self._told[key] = asked
+                if self._sent.get(key) != asked:
+                    self._sent[key] = asked
                     wanted.append(asked)
             else:
-                if state is None or not (state.phase is Phase.WAITING or compares_first):
+                if state is None or not (state.phase is Phase.WAITING or to_compare):
                     self._changed.pop(key, None)
-                if self._told.pop(key, None) is not None:
+                if self._sent.pop(key, None) is not None:
                     forgotten.append((None, key[0], [key[1]]))
-        if not self._told:
-            self._session_epoch = INITIAL_EPOCH  # the leader drops a session without partitions
+        if not self._sent:
+            self._session_epoch = INITIAL_EPOCH  # the leader closes a session without partitions
             return None
         self._is_waiting_for_answer = True
         limits = self._limits
@@ -120,7 +120,7 @@ class Fetcher:
             min_bytes=limits.min_bytes,
             max_bytes=limits.max_bytes,
             isolation_level=0,
-            # With the first epoch: the one that is given up, so that it takes no room at the leader.
+            # With the initial epoch this closes the old session, so that it takes no room at the leader.
             session_id=self._session_id,
             session_epoch=self._session_epoch,
             partitions=wanted,
@@ -143,7 +143,7 @@ class Fetcher:
         )
 
     def next_ready_ms(self) -> int | None:
-        """When the next partition that backs off is ready again; None where none does."""
+        """When the next partition in back-off is ready; None if there is none."""
         waiting = [
             state.ready_at_ms
             for key in self._changed
@@ -154,12 +154,12 @@ class Fetcher:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def on_answer(self, response: FetchResponse, now_ms: int) -> Iterator[Duty]:
-        """What to do, in the order of the answer. Each duty is to be ended by `done` or `failed` of its state, but
-        `Learn`, which needs neither. Until then the partition is not fetched.
+        """The duties, in the order of the response. Each must be ended by `done` or `failed` with its state, except
+        `ApplyOffsets`, which needs neither. Until then the partition is not fetched.
         """
         self._is_waiting_for_answer = False
         if response.error_code:
-            # An unknown or mistaken session: the next request opens a new one with everything in it.
+            # Unknown or invalid session: the next request opens a new one with all partitions.
             self._session_epoch = INITIAL_EPOCH
             if response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
                 self._session_id = NO_SESSION_ID
@@ -177,9 +177,9 @@ class Fetcher:
                     yield duty
 
     def _asking(self, fetched: FetchedPartition) -> FollowerState | None:
-        """Whose question this answers, if it still asks the same."""
+        """The state that this row of a response belongs to, if it is still current."""
         key = (fetched.topic_id or b"", fetched.index)
-        state, told = self.states.get(key), self._told.get(key)
+        state, told = self.states.get(key), self._sent.get(key)
         if state is None or told is None or state.phase is not Phase.FETCHING:
             return None
         is_current = told.current_leader_epoch == state.leader_epoch and told.fetch_offset == state.log.log_end_offset
@@ -200,32 +200,32 @@ class Fetcher:
             self._changed[key] = None
             return state.on_divergence(*fetched.diverging_epoch, fetched.log_start_offset)
         if not state.is_compared:
-            told = self._told[key]
+            told = self._sent[key]
             had_records = told.log_start_offset < told.fetch_offset
-            anew = state.on_agreement(fetched.log_start_offset, had_records=had_records)
-            if anew is not None:
+            restart = state.on_agreement(fetched.log_start_offset, had_records=had_records)
+            if restart is not None:
                 self._changed[key] = None
-                return anew
+                return restart
         if fetched.records is not None and len(fetched.records):
             self._changed[key] = None
             return Append(state, memoryview(fetched.records), fetched.high_watermark, fetched.log_start_offset)
         state.failures = 0
-        # Whoever deletes records waits until the leader knows that they are gone here, too.
+        # Send the new log start even without records: DeleteRecords waits for it at the leader.
         self._changed[key] = None
-        return Learn(state, fetched.high_watermark, fetched.log_start_offset)
+        return ApplyOffsets(state, fetched.high_watermark, fetched.log_start_offset)
 
     def done(self, state: FollowerState) -> None:
-        """A duty was done, and the log stands where it stands."""
+        """A duty was executed."""
         state.resume()
         self._note(state)
 
     def failed(self, state: FollowerState, now_ms: int) -> None:
-        """It could not be done, or the leader refused: back off, for longer each time."""
+        """A duty failed, or the leader returned an error: back off, longer each time."""
         self._back_off(state, FIRST_BACKOFF_MS, self._limits.backoff_ms, now_ms)
 
     def answer_too_large(self, state: FollowerState, now_ms: int) -> None:
-        """It has a batch that this broker does not take: back off for long, since the answer to every fetch with it is
-        thrown away. It is asked for again all the same: the leader may delete the batch, or an operator allow it.
+        """The leader has a batch that exceeds this broker's limits: back off for a long time, since every response with
+        it is discarded. It is still retried: the leader may delete the batch, or an operator raise the limit.
         """
         self._back_off(state, _FIRST_TOO_LARGE_BACKOFF_MS, _LONGEST_TOO_LARGE_BACKOFF_MS, now_ms)
 
@@ -234,7 +234,7 @@ class Fetcher:
         self._note(state)
 
     def hold_back(self, state: FollowerState, pause_ms: int, now_ms: int) -> None:
-        """Do not ask for it for so long: its bytes are throttled. That is no failure."""
+        """Do not fetch the partition for `pause_ms`: it is throttled. This is not a failure."""
         state.phase = Phase.WAITING
         state.ready_at_ms = now_ms + pause_ms
         self._note(state)
@@ -245,6 +245,6 @@ class Fetcher:
             self._changed[key] = None
 
     def on_connection_lost(self) -> None:
-        """No answer will come; the session is not known to live on."""
+        """No response will come; the session may not exist any more."""
         self._is_waiting_for_answer = False
         self._session_epoch = INITIAL_EPOCH

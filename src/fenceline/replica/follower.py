@@ -1,42 +1,43 @@
-"""The follower's side of one partition: where it fetches next, and what the leader's answers make it do.
+"""The follower's side of one partition: where it fetches next, and what it does with the leader's responses.
 
-Owns the state of following one leader in one leader epoch. Never changes a log: it reads where the log stands and says
-what is to be done with it (`Duty`). Which partitions go into one fetch is the work of `fenceline.replica.fetcher`.
+Owns the state of following one leader in one leader epoch. Never changes a log: it reads the state of the log and
+returns what to do with it (`Duty`). `fenceline.replica.fetcher` combines partitions into one fetch.
 
 | phase    | means                                     | left by                                        |
 |----------|-------------------------------------------|------------------------------------------------|
 | FETCHING | asks for records from the own log end     | divergence, out of range, an error             |
-| CUTTING  | the log is being cut back or emptied      | `resume`                                       |
-| FLUSHING | what was appended is made durable before  | `resume`                                       |
-|          | the next fetch acknowledges it            |                                                |
+| CUTTING  | the log is being truncated or emptied     | `resume`                                       |
+| FLUSHING | appended records are flushed before the   | `resume`                                       |
+|          | next fetch acknowledges them              |                                                |
 |          | (`flush.messages`)                        |                                                |
-| LOOKING  | waits for one end of the leader's log, or | `on_leader_end`, `on_leader_start`,            |
-|          | for where one of its epochs ends          | `on_epoch_end`, an error                       |
+| LOOKING  | asks for an end of the leader's log, or   | `on_leader_end`, `on_leader_start`,            |
+|          | for the end of one of its epochs          | `on_epoch_end`, an error                       |
 | WAITING  | backs off until `ready_at_ms`             | time                                           |
 
-| answer                                  | what follows                                              | rule      |
+| response                                | what follows                                              | rule      |
 |-----------------------------------------|-----------------------------------------------------------|-----------|
-| records                                 | append them, take over high watermark and log start       | E29       |
-| records of a newer epoch, behind a gap  | ask where it begins (`epoch_search`), fetch them again    | E13, E14  |
-| diverging (epoch, end)                  | cut to where the own log leaves that epoch, fetch again   | E25       |
-| 1 out of range                          | ask for the leader's end: where it is below ours, cut;    | E28       |
-|                                         | else for its start: where it is above our end, begin anew |           |
-|                                         | there; else the leader knows nothing of our last epoch:   | E8, G14a  |
-|                                         | cut that off                                              |           |
-| the leader's log starts at our end,     | begin anew there: it has no record that could be compared | E13 d     |
-| and no answer has compared the two yet  | with ours, and its answer only repeats our epoch          |           |
-| a cut that would leave nothing          | ask for the leader's start, begin anew there: an empty    | E19, E28  |
-|                                         | log at any other offset would lack what lies between, and |           |
-|                                         | once it led, the others would delete it; not where the    |           |
-|                                         | leader's record below our start is the one we deleted     |           |
-| a cut that leaves records below the     | begin anew there, before the next fetch                   | E13 d     |
-| leader's log start only                 |                                                           |           |
-| a cut below `complete_from` of a log    | compare all of it first (`agreement`), cut what is not    | decision  |
-| that is compacted                       | the leader's, empty it and fetch it anew: records that    | 022       |
-|                                         | compaction left out for newer ones that are cut may be in |           |
-|                                         | the leader's                                              |           |
-| 74 while no newer leader epoch is known | wait and ask again; never given up                        | G3        |
-| 75, 6, 3, 56, 100, 103 and others       | wait and ask again                                        | E27       |
+| records                                 | append them, apply high watermark and log start           | E29       |
+| records of a newer epoch, after a gap   | ask where it starts (`epoch_search`), fetch them again    | E13, E14  |
+| diverging (epoch, end)                  | truncate to where the own log leaves that epoch, fetch    | E25       |
+|                                         | again                                                     |           |
+| 1 out of range                          | ask for the leader's end: if it is below ours, truncate;  | E28       |
+|                                         | else for its start: if it is above our end, restart       |           |
+|                                         | there; else the leader does not know our last epoch:      | E8, G14a  |
+|                                         | truncate that epoch                                       |           |
+| the leader's log starts at our end, and | restart there: it has no record to compare with ours, and | E13 d     |
+| no response has compared the two yet    | its response only repeats our epoch                       |           |
+| a truncation that would leave nothing   | ask for the leader's start, restart there: an empty log   | E19, E28  |
+|                                         | at any other offset would lack the records between, and   |           |
+|                                         | as leader it would make the others delete them; except if |           |
+|                                         | the leader's record below our start is one we deleted     |           |
+| a truncation that leaves only records   | restart there, before the next fetch                      | E13 d     |
+| below the leader's log start            |                                                           |           |
+| a truncation below `complete_from` of a | compare the complete log first (`agreement`), truncate    | decision  |
+| compacted log                           | what the leader does not have, empty it and fetch it      | 022       |
+|                                         | again: records removed by compaction in favour of newer,  |           |
+|                                         | truncated ones may be in the leader's log                 |           |
+| 74 while no newer leader epoch is known | retry; never given up                                     | G3        |
+| 75, 6, 3, 56, 100, 103 and others       | retry                                                     | E27       |
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from fenceline.replica.fencing import NO_EPOCH
 
 
 class FollowedLog(EpochsOfLog, Protocol):
-    """What a follower reads of its own log."""
+    """What a follower needs to know of its own log."""
 
     @property
     def latest_epoch_start(self) -> int: ...
@@ -71,23 +72,23 @@ class Phase(Enum):
 
 
 class Cause(Enum):
-    """Why a follower cuts its log; goes into the receipt of the loss."""
+    """Why a follower truncates its log; recorded in the receipt of the loss."""
 
-    DIVERGENCE = "the leader's log went another way"
+    DIVERGENCE = "the leader's log diverged from this one"
     LEADER_IS_SHORTER = "the leader's log ends before this one"
     UNKNOWN_EPOCH = "the leader does not know the last epoch of this log"
     LEADER_STARTS_LATER = "the leader's log starts at the end of this one, or after it"
 
 
 def leaves_nothing(log: FollowedLog, end: int) -> bool:
-    """Whether a cut to `end` would leave an empty log that may start above the leader's."""
+    """Whether truncating to `end` would leave an empty log that may start above the leader's."""
     start = log.log_start_offset
     return end < start or (end == start < log.log_end_offset and start > 0)
 
 
 @dataclass(slots=True)
 class FollowerState:
-    """One partition that is followed, in one leader epoch. `topic_id`: 16 raw bytes."""
+    """A partition that is followed, in one leader epoch. `topic_id`: 16 raw bytes."""
 
     topic: str
     topic_id: bytes
@@ -97,49 +98,49 @@ class FollowerState:
     phase: Phase = Phase.FETCHING
     ready_at_ms: int = 0
     failures: int = 0
-    """In a row, since the last answer that helped."""
+    """Consecutive failures."""
     leader_high_watermark: int = -1
-    """As the leader told it last; a replica that does not reach it is not in sync, as far as a throttle goes."""
+    """From the leader's last response. For throttles, a replica below it counts as out of sync."""
     comparison: AgreementSearch | None = None
-    """With the leader's log, which comes before the next fetch; the log is emptied then, and fetched anew."""
+    """The comparison with the leader's log before the next fetch, after which the log is emptied and fetched again."""
     search: EpochSearch | None = None
-    """Of the gap that was met last."""
-    empties_for: Cause | None = None
-    """Why nothing of the log stays; where the leader's log starts is being asked."""
+    """The search for the last gap."""
+    restart_cause: Cause | None = None
+    """Why the log will be emptied, while the leader's log start is being asked for."""
     leader_start: int = -1
-    """Where the leader's log starts, by the last answer that diverged; -1: not told."""
+    """The leader's log start in the last diverging response; -1: unknown."""
     is_compared: bool = False
-    """Whether the leader has confirmed in this leader epoch that what it has of this log is the same."""
+    """Whether the leader has confirmed in this leader epoch that its log agrees with this one."""
     may_lead: bool = True
-    """Whether the metadata counted this replica in sync, or eligible (KIP-966), when following began."""
+    """Whether the replica was in the ISR or ELR (KIP-966) when following began."""
     initial_offset: int = field(init=False)
-    """Log end when following began: where a leader that can not tell an epoch's end makes it cut (E25)."""
+    """Log end when following began: truncated to if the leader does not know an epoch's end (E25)."""
 
     def __post_init__(self) -> None:
         self.initial_offset = self.log.log_end_offset
 
     def is_ready(self, now_ms: int) -> bool:
-        """Whether it belongs into a fetch now."""
+        """Whether it is to be fetched now."""
         if self.phase is Phase.WAITING and now_ms >= self.ready_at_ms:
             self.phase = Phase.FETCHING
         return self.phase is Phase.FETCHING
 
     def wait_until(self, ready_at_ms: int) -> None:
-        """Back off after an error, whatever was going on."""
+        """Back off after an error, in any phase."""
         self.phase = Phase.WAITING
         self.ready_at_ms = ready_at_ms
         self.failures += 1
-        self.empties_for = None
+        self.restart_cause = None
         if self.comparison is not None:
             self.comparison = AgreementSearch(self.log)
 
     @property
     def may_be_held_back(self) -> bool:
-        """Whether a throttle may make it wait: it fetches, and what is committed is not all here."""
+        """Whether a throttle may delay it: it fetches, and lacks committed records."""
         return self.phase is Phase.FETCHING and not 0 <= self.leader_high_watermark <= self.log.log_end_offset
 
     def resume(self) -> None:
-        """The duty is done, the log stands where it stands: fetch from there."""
+        """The duty was executed: fetch from the log end."""
         self.phase = Phase.FETCHING
         self.failures = 0
 
@@ -148,8 +149,8 @@ class FollowerState:
     ) -> CutTo | AskStart | AskEpochEnd:
         """The leader's newest epoch not above our last one is `leader_epoch`, and it ends at `leader_end` (E25).
 
-        Where our log does not have that epoch, the cut ends with our next lower one, and the next answer goes on from
-        there: each round at least one epoch is gone.
+        If our log does not have that epoch, truncate to the end of our next lower one; the next response continues from
+        there. Each round removes at least one epoch.
         """
         log_end = self.log.log_end_offset
         self.leader_start = leader_start
@@ -167,18 +168,18 @@ class FollowerState:
         is_at_start = end == leader_end == log_start and NO_EPOCH < leader_epoch < self.leader_epoch
         may_empty = self.may_lead and log_start < log_end and leaves_nothing(self.log, end)
         if may_empty or (is_at_start and self.log.last_deleted_epoch_is(leader_epoch)):
-            # The leader has what was deleted here: it was committed, as this replica is in sync or eligible, or the
-            # leader's record right below our start is the one that we deleted. Begun anew at the leader's start, this
-            # replica would lack what is committed there until it is fetched again, and could be elected meanwhile.
+            # The leader has records that were deleted here: they were committed, because this replica is in the ISR or
+            # ELR, or the leader's record right below our start is the one that we deleted. If this replica restarted at
+            # the leader's start, it would lack committed records until it has fetched them, and could be elected then.
             self.phase = Phase.CUTTING
             return CutTo(self, log_start, Cause.DIVERGENCE)
         return self._cut(end, Cause.DIVERGENCE)
 
-    def on_follow(self, clean_since: int) -> BeginAnew | None:
-        """Before the first fetch. `clean_since`: no leader of a later epoch was elected uncleanly. Of a log that ends
-        below `complete_from`: a leader that was elected uncleanly since may have records that this log lacks. It is
-        compared first: see `first_question`. An empty one has nothing to compare, and stays as long as this replica may
-        lead: begun anew, it would end below what is committed."""
+    def on_follow(self, clean_since: int) -> RestartAt | None:
+        """Before the first fetch. `clean_since`: no leader with a later epoch was elected uncleanly. If the log ends
+        below `complete_from`, a leader elected uncleanly since may have records that this log lacks, so it is compared
+        first: see `first_question`. An empty log has nothing to compare; it is kept while this replica may lead,
+        because after a restart it would end below the high watermark."""
         log = self.log
         if log.log_end_offset >= log.complete_from.offset or clean_since <= log.complete_from.leader_epoch:
             return None
@@ -188,10 +189,10 @@ class FollowerState:
         if self.may_lead:
             return None
         self.phase = Phase.CUTTING
-        return BeginAnew(self, 0, Cause.DIVERGENCE, is_whole=True)
+        return RestartAt(self, 0, Cause.DIVERGENCE, leader_has_all=True)
 
     def first_question(self) -> AskEpochEnd | AskStart:
-        """What the leader is to be asked before the next fetch, where there is a `comparison`."""
+        """The question to ask the leader before the next fetch, if there is a `comparison`."""
         assert self.comparison is not None, "there is one"
         return self._compare(self.comparison)
 
@@ -199,68 +200,68 @@ class FollowerState:
         self.phase = Phase.LOOKING
         return AskStart(self) if comparison.is_done else AskEpochEnd(self, comparison.asks)
 
-    def _on_compared(self, end: int, leader_start: int) -> CutTo | BeginAnew:
-        """Up to `end` the leader has what this log has, as far as it knows: from `leader_start` on. The rest is lost,
-        and has a receipt."""
+    def _on_compared(self, end: int, leader_start: int) -> CutTo | RestartAt:
+        """The leader's log, from `leader_start` on, agrees with this one up to `end`. The remaining records are lost,
+        with a receipt."""
         log = self.log
         self.phase = Phase.CUTTING
         if end <= log.log_start_offset:
-            return BeginAnew(self, leader_start, Cause.DIVERGENCE)
+            return RestartAt(self, leader_start, Cause.DIVERGENCE)
         if end < log.log_end_offset:
             self.leader_start = leader_start
             return CutTo(self, end, Cause.DIVERGENCE)
         if leader_start >= end:
-            return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
-        return BeginAnew(self, leader_start, Cause.DIVERGENCE, is_whole=True)
+            return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
+        return RestartAt(self, leader_start, Cause.DIVERGENCE, leader_has_all=True)
 
-    def on_cut(self, duty: CutTo | BeginAnew) -> BeginAnew | None:
-        """The log has been cut. Where all that is left lies below the leader's log start (`on_agreement`), or lacks
-        what compaction left out (`complete_from`; it was compared), it goes before the next fetch: with that the
-        leader would count this replica."""
+    def on_cut(self, duty: CutTo | RestartAt) -> RestartAt | None:
+        """After a truncation: if all remaining records are below the leader's log start (`on_agreement`), or lack
+        records removed by compaction (`complete_from`; it was compared), empty the log before the next fetch, because
+        with that fetch the leader would count this replica."""
         leader_start, self.leader_start = self.leader_start, -1
         log = self.log
         is_empty = log.log_end_offset == log.log_start_offset
         if leader_start >= log.log_end_offset and not is_empty:
-            return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
+            return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
         if isinstance(duty, CutTo) and duty.offset < log.complete_from.offset:
-            return BeginAnew(self, max(leader_start, 0), duty.cause, is_whole=True)
+            return RestartAt(self, max(leader_start, 0), duty.cause, leader_has_all=True)
         return None
 
-    def on_agreement(self, leader_start: int, *, had_records: bool = True) -> BeginAnew | None:
-        """The leader's log starts at `leader_start` and continues where ours ends. None: what both have is the same.
-        `had_records`: this log, when the leader was asked; retention may have emptied it since.
+    def on_agreement(self, leader_start: int, *, had_records: bool = True) -> RestartAt | None:
+        """The leader's log starts at `leader_start` and continues at our log end. None: the logs agree. `had_records`:
+        this log, when the request was sent; retention may have emptied it since.
 
-        A leader whose log starts there has forgotten our last epoch: it answers with that epoch and its own start,
-        whatever our records are (E13 d). Those may be of a history that no later leader had.
+        A leader whose log starts at our end has forgotten our last epoch: it returns that epoch and its own start,
+        whatever our records are (E13 d). They may belong to a history that no later leader had.
 
-        An empty log has no record that could be compared. Fetched from its own start on it would lack what lies below
-        in the leader's log, which may be of another history than what was deleted here: it begins at the leader's
-        start, unless this replica may lead, and so has been compared.
+        An empty log has no record to compare. If it were fetched from its own start, it would lack the leader's records
+        below, which may be of another history than the deleted ones: it restarts at the leader's start, unless this
+        replica may lead, and so has been compared.
         """
         log = self.log
         is_empty = log.log_end_offset == log.log_start_offset
         if is_empty and not had_records and log.log_start_offset > leader_start and not self.may_lead:
             self.phase = Phase.CUTTING
-            return BeginAnew(self, leader_start, Cause.DIVERGENCE)
+            return RestartAt(self, leader_start, Cause.DIVERGENCE)
         if leader_start < log.log_end_offset or is_empty:
             self.is_compared = True
             return None
         self.phase = Phase.CUTTING
-        return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
+        return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
 
-    def may_lead_no_more(self, leader_start: int) -> None:
-        """The metadata does not count this replica in sync or eligible. An empty log above the leader's start, which
-        was kept as long as it might lead, is judged again with the next answer."""
+    def on_ineligible(self, leader_start: int) -> None:
+        """The replica is no longer in the ISR or ELR. An empty log above the leader's start, which was kept while the
+        replica might lead, is checked again with the next response."""
         log = self.log
         if self.may_lead and log.log_end_offset == log.log_start_offset > leader_start:
             self.may_lead = self.is_compared = False
 
     def _cut(self, end: int, cause: Cause) -> CutTo | AskStart | AskEpochEnd:
-        """Where that leaves nothing, the log begins anew at the leader's start, and never at its own. Where what is
-        left would go as well, since it lacks what compaction left out, all of it is compared first."""
+        """If nothing would be left, restart at the leader's start, never at the own one. If the remaining records would
+        have to be emptied too, because compaction has removed records, compare the complete log first."""
         if leaves_nothing(self.log, end):
             self.phase = Phase.LOOKING
-            self.empties_for = cause
+            self.restart_cause = cause
             return AskStart(self)
         if end < self.log.complete_from.offset:
             self.comparison = AgreementSearch(self.log)
@@ -270,18 +271,18 @@ class FollowerState:
 
     @property
     def epoch_starts(self) -> tuple[tuple[int, int], ...]:
-        """What is known of epochs that begin between the log's end and the leader's next batch."""
+        """Known epochs that start between the log end and the leader's next batch."""
         search = self.search
         return search.starts if search is not None and search.log_end_offset == self.log.log_end_offset else ()
 
     def on_unknown_epoch(self, epoch: int, first_offset: int) -> AskEpochEnd | None:
-        """The leader's next batch, the first one of `epoch` that is left, lies behind a gap. None: fetch it again."""
+        """The leader's next batch, the first remaining one of `epoch`, is after a gap. None: fetch it again."""
         self.phase = Phase.LOOKING
         self.search = EpochSearch(epoch, first_offset, self.log)
         return self._next_question(self.search)
 
     def on_epoch_end(self, epoch: int, end: int) -> AskEpochEnd | AskStart | None:
-        """E13. None: it is known where they begin, fetch again."""
+        """E13. None: the epoch starts are known, fetch again."""
         if self.comparison is not None:
             self.comparison.on_answer(epoch, end)
             return self._compare(self.comparison)
@@ -302,21 +303,21 @@ class FollowerState:
             return self._cut(max(leader_end, 0), Cause.LEADER_IS_SHORTER)
         return AskStart(self)
 
-    def on_leader_start(self, leader_start: int) -> CutTo | BeginAnew | AskStart | AskEpochEnd | None:
-        """E28. None: the log lies within the leader's by now, fetch again."""
-        log, empties_for = self.log, self.empties_for
-        self.empties_for = None
+    def on_leader_start(self, leader_start: int) -> CutTo | RestartAt | AskStart | AskEpochEnd | None:
+        """E28. None: the log end is within the leader's log now, fetch again."""
+        log, restart_cause = self.log, self.restart_cause
+        self.restart_cause = None
         comparison, self.comparison = self.comparison, None
         if comparison is not None:
             return self._on_compared(comparison.end, leader_start)
-        if empties_for is not None:
+        if restart_cause is not None:
             self.phase = Phase.CUTTING
-            return BeginAnew(self, leader_start, empties_for)
+            return RestartAt(self, leader_start, restart_cause)
         if leader_start > log.log_end_offset:
             self.phase = Phase.CUTTING
-            return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
+            return RestartAt(self, leader_start, Cause.LEADER_STARTS_LATER)
         if log.latest_epoch > NO_EPOCH and log.log_end_offset > log.log_start_offset:
-            # In range and refused all the same: the leader's epochs all lie below our last one (E8, E13 c).
+            # In range but rejected: all epochs of the leader are below our last one (E8, E13 c).
             end = max(log.latest_epoch_start, log.log_start_offset)
             if log.log_start_offset < end < log.complete_from.offset:
                 return self._cut(end, Cause.UNKNOWN_EPOCH)
@@ -328,7 +329,7 @@ class FollowerState:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Write these batches at the log's end; then, as `Learn`."""
+    """Append these batches; then apply the offsets as `ApplyOffsets` does."""
 
     state: FollowerState
     records: memoryview
@@ -337,8 +338,8 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Learn:
-    """Take over the leader's high watermark and log start, within the own log (E29)."""
+class ApplyOffsets:
+    """Apply the leader's high watermark and log start, within the own log (E29)."""
 
     state: FollowerState
     high_watermark: int
@@ -347,7 +348,7 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class CutTo:
-    """Cut the log back so that it ends at `offset`, also where it ends there already (E18)."""
+    """Truncate the log so that it ends at `offset`, even if it already does (E18)."""
 
     state: FollowerState
     offset: int
@@ -355,13 +356,13 @@ class CutTo:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginAnew:
-    """Empty the log; it goes on at `offset`. `is_whole`: the leader has all that goes by that."""
+class RestartAt:
+    """Truncate the log fully and start at `offset`. `leader_has_all`: the leader has all the removed records."""
 
     state: FollowerState
     offset: int
     cause: Cause
-    is_whole: bool = False
+    leader_has_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,4 +388,4 @@ class AskEpochEnd:
 
 
 Question: TypeAlias = AskEnd | AskStart | AskEpochEnd
-Duty: TypeAlias = Append | Learn | CutTo | BeginAnew | Question
+Duty: TypeAlias = Append | ApplyOffsets | CutTo | RestartAt | Question

@@ -1,20 +1,20 @@
-"""The leader's side of one partition: how far each replica is, who is in sync, and what a reader may see.
+"""The leader's side of one partition: each follower's progress, the in-sync set, and what a reader may see.
 
-Owns one leader epoch of one partition: the in-sync set as the controller committed it, the change of it that is under
-way, each follower's progress, the high watermark, and whether the leader still recovers from an unclean election.
-Never does: I/O, reading a clock, looking at records, asking the controller (it says what to ask: `IsrProposal`).
+Owns one leader epoch of one partition: the ISR as committed by the controller, the proposed change of it, each
+follower's progress, the high watermark, and whether the leader is recovering from an unclean election. Never does I/O,
+reads a clock, reads records, or asks the controller (it returns what to ask: `IsrProposal`).
 
 | event                      | high watermark becomes                                              |
 |----------------------------|---------------------------------------------------------------------|
-| become leader              | the least log end of who is waited for; of a lone leader its own (L38) |
-| own append                 | the log end if nobody else is waited for, else unchanged            |
-| a follower's fetch         | the least log end of who is waited for, never lower                 |
+| become leader              | the minimum log end of the replicas waited for; alone, its own (L38) |
+| own append                 | the log end if no other replica is waited for, else unchanged       |
+| a follower's fetch         | the minimum log end of the replicas waited for, never lower         |
 | in-sync set committed      | the same                                                            |
 | fewer in sync than min.isr | unchanged                                                           |
 
-Waited for is (E40) who is in the in-sync set or may be in it already: new members of a larger set that is asked for,
-old members of one that a smaller set is asked for; and whoever is caught up and eligible, since it will join at once;
-but not for what a process that was there before had caught up with.
+Waited for (E40) are the replicas that are or may already be in the ISR: new members of a proposed expansion, old
+members of a proposed shrink; and replicas that are caught up and eligible, since they will join soon; but not replicas
+that only an earlier process of their broker had caught up.
 
 Rules: `epochs.md E30-E43`, `E65`; `list_offsets.md L8-L11` (KIP-207); `recovery.md V37-V42` (KIP-704); `gaps.md G14c`,
 `G48`, `G49`, `G53`.
@@ -32,12 +32,12 @@ from fenceline.replica.fencing import CONSUMER_REPLICA_ID, NO_EPOCH
 from fenceline.replica.progress import Progress
 
 EligibleEpoch = Callable[[int], int]
-"""Broker id -> its broker epoch, if it may enter an in-sync set now: registered, unfenced, not shutting down (E36).
+"""Broker id -> its broker epoch, if it may join an ISR now: registered, unfenced, not shutting down (E36).
 NO_EPOCH for any other."""
 
 
 class InSyncRules(NamedTuple):
-    """What is the same for all partitions of a broker."""
+    """Settings that all partitions of a broker share."""
 
     eligible: EligibleEpoch
     max_lag_ms: int
@@ -45,7 +45,7 @@ class InSyncRules(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A replica that shall be in sync, and its broker epoch as the leader knows it (KIP-903; NO_EPOCH: it does not)."""
+    """A replica proposed for the ISR, and its broker epoch as the leader knows it (KIP-903; NO_EPOCH: unknown)."""
 
     broker_id: int
     broker_epoch: int
@@ -53,26 +53,26 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IsrProposal:
-    """What a leader asks the controller for; it always says RECOVERED, too (V38).
+    """An ISR change that a leader proposes to the controller; it also says RECOVERED (V38).
 
-    It names the epochs that it was made in, and counts for nothing once they are not the newest (V17, V18).
+    It names the epochs in which it was made, and is void once they are outdated (V17, V18).
     """
 
     leader_epoch: int
     partition_epoch: int
     members: tuple[Member, ...]
     maximal_isr: frozenset[int]
-    """Who is in sync as far as waiting goes, while the answer is out (E37)."""
+    """The ISR that the leader waits for while the request is in flight (E37)."""
     growth: int = 0
-    """How many more are in sync with it; negative: how many fewer."""
+    """The number of members added; negative if removed."""
 
 
-class Refused(Enum):
-    """What to do with a proposal that the controller refused (E39)."""
+class Rejection(Enum):
+    """What happens to a proposal that the controller rejected (E39)."""
 
-    REVERTED = "forgotten: the in-sync set is what was committed last"
-    STANDS = "counted until the metadata log tells more"
-    ASK_AGAIN = "asked again as it is"
+    REVERTED = "reverted to the committed in-sync set"
+    STANDS = "pending until the metadata log shows the result"
+    ASK_AGAIN = "sent again unchanged"
 
 
 _REVERTING: Final = frozenset({ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA})
@@ -90,7 +90,7 @@ _FINAL: Final = frozenset(
 
 @dataclass(slots=True)
 class LeaderState:
-    """A partition that this broker leads. Built anew for every leader epoch, by `renewed` if it led before."""
+    """A partition that this broker leads. Created for every leader epoch."""
 
     node_id: int
     broker_epoch: int
@@ -104,42 +104,42 @@ class LeaderState:
     rules: InSyncRules
     high_watermark: int = 0
     is_recovering: bool = False
-    """Elected uncleanly, and the controller has not heard yet that recovery is done: serves nobody (V37)."""
+    """Elected uncleanly, and the controller does not know yet that it has recovered: no client is served (V37)."""
     followers: dict[int, Progress] = field(default_factory=dict)
     proposal: IsrProposal | None = None
-    """Asked of the controller, and not yet answered by it or by its log. One at a time (E35)."""
-    _let_go: frozenset[int] = frozenset()
-    """Out of the in-sync set, and not heard of since. Its directory may have failed though its broker lives (KIP-858):
-    nobody waits for it. Kafka does, for `replica.lag.time.max.ms`."""
+    """Sent to the controller, without a response or a metadata change yet. One at a time (E35)."""
+    _not_waited_for: frozenset[int] = frozenset()
+    """Removed from the ISR, without a fetch since. Its directory may have failed while its broker is alive (KIP-858),
+    so it is not waited for. Kafka waits for `replica.lag.time.max.ms`."""
     _has_recovered: bool = False
-    """The own part of recovery is done: what is left is that the controller knows (V38)."""
+    """The leader's part of the recovery is complete: only the controller must learn of it (V38)."""
     log_end_offset: int = field(init=False)
     is_only_replica: bool = field(init=False)
-    """What is in the own log is committed: there is nobody to wait for, now or soon."""
+    """The own log is committed: there is no other replica to wait for, now or soon."""
 
     def __post_init__(self) -> None:
         self.log_end_offset = self.epoch_start_offset
-        self._take_replicas()
+        self._set_replicas()
 
-    def _take_replicas(self) -> None:
+    def _set_replicas(self) -> None:
         known = self.followers
         self.followers = {each: known.get(each) or Progress() for each in self.replicas if each != self.node_id}
         self.is_only_replica = not self.followers and self.isr == {self.node_id}
 
-    def heard_before(self, before: LeaderState | None, now_ms: int) -> None:
-        """Begin an epoch (E33).
+    def inherit_progress(self, before: LeaderState | None, now_ms: int) -> None:
+        """Start an epoch (E33).
 
-        Who led the epoch before keeps what it knows of its followers' logs, because nobody's changed between (G53); who
-        did not counts the in-sync set as caught up now, the others as never. A broker that was frozen may hear of
-        several epochs at once: in those between, followers may have been cut by another leader.
+        A broker that led the previous epoch keeps its followers' progress, because no log changed in between (G53);
+        otherwise the ISR counts as caught up now, other followers as never. A broker that was suspended may learn of
+        several epochs at once: in between, another leader may have truncated its followers.
         """
         followed = before.followers if before is not None and before.leader_epoch + 1 == self.leader_epoch else {}
         for replica, progress in self.followers.items():
             old = followed.get(replica)
             if old is not None:
                 self.followers[replica] = old
-                if before is not None and replica in (before._let_go | before.isr) - self.isr:
-                    self._let_go |= {replica}
+                if before is not None and replica in (before._not_waited_for | before.isr) - self.isr:
+                    self._not_waited_for |= {replica}
             elif replica in self.isr:
                 progress.last_caught_up_ms = now_ms
 
@@ -151,7 +151,7 @@ class LeaderState:
         return self.isr if self.proposal is None else self.proposal.maximal_isr
 
     def on_append(self, log_end_offset: int, min_insync_replicas: int, now_ms: int) -> bool:
-        """Note that the own log now ends at `log_end_offset` (exclusive). True if the high watermark moved."""
+        """The own log now ends at `log_end_offset` (exclusive). True if the high watermark advanced."""
         self.log_end_offset = log_end_offset
         if self.is_only_replica:
             moved = log_end_offset > self.high_watermark
@@ -159,11 +159,11 @@ class LeaderState:
                 self.high_watermark = log_end_offset
             return moved
         if len(self.maximal_isr) > 1:
-            return False  # somebody in sync does not have it yet
+            return False  # another in-sync replica does not have it yet
         return self.advance(min_insync_replicas, now_ms)
 
     def advance(self, min_insync_replicas: int, now_ms: int) -> bool:
-        """Move the high watermark to what everybody who is waited for has (E40). True if it moved."""
+        """Advance the high watermark to the minimum log end of the replicas waited for (E40). True if it advanced."""
         if not self.has_enough_replicas(min_insync_replicas) or self.node_id not in self.isr:
             return False
         maximal_isr, committed = self.maximal_isr, self.log_end_offset
@@ -178,10 +178,10 @@ class LeaderState:
         return True
 
     def _joins_soon(self, replica: int, progress: Progress, now_ms: int) -> bool:
-        """Caught up as the process that it is now: who comes back may lack gigabytes, whatever it had before it went.
-        Kafka waits for that one, too, and its producers with it.
+        """Whether it is caught up, by its current process: a restarted broker may lack gigabytes, whatever it had
+        before. Kafka waits for it too, and so do its producers.
         """
-        if replica in self._let_go:
+        if replica in self._not_waited_for:
             return False
         if progress.log_end_offset != self.log_end_offset and progress.caught_up_epoch != progress.broker_epoch:
             return False
@@ -190,11 +190,11 @@ class LeaderState:
         )
 
     def has_enough_replicas(self, min_insync_replicas: int) -> bool:
-        """Whether acks=all may be taken: |ISR| >= min(min.insync.replicas, replication factor) (`E40`, `E42`)."""
+        """Whether acks=all is accepted: |ISR| >= min(min.insync.replicas, replication factor) (`E40`, `E42`)."""
         return self._suffices(len(self.isr), min_insync_replicas)
 
     def had_enough_replicas(self, min_insync_replicas: int) -> bool:
-        """Whether what was committed just now is on enough replicas to be acknowledged without a warning (E42)."""
+        """Whether the records committed just now are on enough replicas to be acknowledged without an error (E42)."""
         return self._suffices(len(self.maximal_isr), min_insync_replicas)
 
     def _suffices(self, in_sync: int, min_insync_replicas: int) -> bool:
@@ -203,7 +203,7 @@ class LeaderState:
     # -- readers -------------------------------------------------------------------------------------------------------
 
     def hides_end_offset(self, replica_id: int) -> bool:
-        """KIP-207: the end offset is not told while the high watermark is below this epoch's start (`L10-L11`)."""
+        """KIP-207: no end offset is returned while the high watermark is below this epoch's start (`L10-L11`)."""
         return replica_id == CONSUMER_REPLICA_ID and self.high_watermark < self.epoch_start_offset
 
     # -- followers -----------------------------------------------------------------------------------------------------
@@ -211,8 +211,8 @@ class LeaderState:
     def check_follower(self, replica_id: int, broker_epoch: int, *, knows_epoch: bool) -> ErrorCode:
         """Whether a broker may fetch here as a replica: NONE, 75 or 6.
 
-        knows_epoch: the request carried a leader epoch. Not assigned: E30. A broker epoch older than the registration's
-        is a process that was replaced (E31).
+        knows_epoch: the request has a leader epoch. Not assigned: E30. A broker epoch older than the registration's is
+        that of a replaced process (E31).
         """
         if replica_id not in self.followers:
             return ErrorCode.UNKNOWN_LEADER_EPOCH if knows_epoch else ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -230,13 +230,13 @@ class LeaderState:
         min_insync_replicas: int,
         now_ms: int,
     ) -> bool:
-        """A follower that was checked and does not diverge has everything below `fetch_offset` (E31). Never for a fetch
-        that was parked and is read again. True if the high watermark moved.
+        """A follower that was checked and does not diverge has everything below `fetch_offset` (E31). Not called when a
+        parked fetch is read again. True if the high watermark advanced.
         """
         progress = self.followers[replica_id]
         progress.fetched(fetch_offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms)
-        if self._let_go:
-            self._let_go -= {replica_id}
+        if self._not_waited_for:
+            self._not_waited_for -= {replica_id}
         return self.advance(min_insync_replicas, now_ms)
 
     def low_watermark(self, own_log_start_offset: int, is_alive: Callable[[int], bool]) -> int:
@@ -249,13 +249,13 @@ class LeaderState:
     def propose_expansion(
         self, replica_id: int, own_log_start_offset: int = 0, *, may_lead: bool = False
     ) -> IsrProposal | None:
-        """Ask for a follower to be in sync (E35). `may_lead`: it is an eligible leader replica (KIP-966).
+        """Propose to add a follower to the ISR (E35). `may_lead`: it is in the ELR (KIP-966).
 
-        None where it may not be, or a change is under way, or while the leader recovers (V39); also where all that the
-        follower has lies below the leader's log start, or where its log is empty above it: no record is left that shows
-        whether its log diverges (`epochs.md E13` d). It begins anew, or its log start moves up, with this answer. An
-        eligible leader replica has all that is committed: an empty log above the leader's start was emptied by
-        DeleteRecords or retention, and stays as it is.
+        None if it may not join, a proposal is pending, or the leader recovers (V39); also if all its records are below
+        the leader's log start, or its log is empty above it: then no record shows whether its log diverges (`epochs.md
+        E13` d). It restarts, or advances its log start, with this response. A replica in the ELR has all committed
+        records: if its log is empty above the leader's start, it was emptied by DeleteRecords or retention, and is
+        kept.
         """
         if self.proposal is not None or self.is_recovering or replica_id in self.isr:
             return None
@@ -274,11 +274,11 @@ class LeaderState:
         return progress.log_end_offset >= max(self.high_watermark, self.epoch_start_offset)
 
     def _is_eligible(self, replica_id: int, progress: Progress) -> bool:
-        """E36; a broker epoch that was never told is none (G14c)."""
+        """E36; a broker epoch that was never sent is not eligible (G14c)."""
         return progress.broker_epoch != NO_EPOCH and progress.broker_epoch == self.rules.eligible(replica_id)
 
     def propose_shrink(self, now_ms: int) -> IsrProposal | None:
-        """Ask for the in-sync set without those that lag (E38); None where nobody does, or a change is under way."""
+        """Propose the ISR without lagging replicas (E38); None if none lags, or a proposal is pending."""
         if self.proposal is not None or self.is_recovering:
             return None
         lagging = {replica for replica in self.isr if replica != self.node_id and self._lags(replica, now_ms)}
@@ -289,13 +289,13 @@ class LeaderState:
         return progress is None or not progress.is_caught_up(self.log_end_offset, now_ms, self.rules.max_lag_ms)
 
     def propose_recovered(self) -> IsrProposal | None:
-        """Recovery is done: tell the controller, with the unchanged in-sync set (V38). None where it knows."""
+        """Recovery is complete: report it to the controller, with the unchanged ISR (V38). None if it is known."""
         self._has_recovered = True
         return self.propose_recovered_again()
 
     def propose_recovered_again(self) -> IsrProposal | None:
-        """The same, where the proposal before was dropped: by another change of the partition within the epoch, or
-        refused (E39). None where the controller knows, recovery is not done, or a proposal is under way.
+        """Report it again, if the proposal was dropped by another change of the partition within the epoch, or rejected
+        (E39). None if the controller knows, the recovery is not complete, or a proposal is pending.
         """
         if self.proposal is not None or not self.is_recovering or not self._has_recovered:
             return None
@@ -320,26 +320,26 @@ class LeaderState:
         min_insync_replicas: int,
         now_ms: int,
     ) -> bool:
-        """The controller tells of the partition, in its log or in its answer, in the same leader epoch.
+        """The partition's state from the controller, in the metadata log or in a response, in the same leader epoch.
 
-        What is not newer than what is known changes nothing (E33). True if the high watermark moved.
+        A state that is not newer changes nothing (E33). True if the high watermark advanced.
         """
         if partition_epoch <= self.partition_epoch:
             return False
         self.partition_epoch = partition_epoch
         self.proposal = None
         before, self.isr = self.isr, frozenset(isr)
-        self._let_go = (self._let_go | before) - self.isr
+        self._not_waited_for = (self._not_waited_for | before) - self.isr
         self.is_recovering = is_recovering
         self.replicas = replicas
-        self._take_replicas()
+        self._set_replicas()
         return self.advance(min_insync_replicas, now_ms)
 
-    def on_refused(self, proposal: IsrProposal, code: ErrorCode) -> Refused:
-        """The controller did not take a proposal (E39). One that is not the current one is only forgotten."""
+    def on_rejected(self, proposal: IsrProposal, code: ErrorCode) -> Rejection:
+        """The controller rejected a proposal (E39). One that is not the current one is dropped."""
         if proposal is not self.proposal:
-            return Refused.REVERTED
+            return Rejection.REVERTED
         if code in _REVERTING:
             self.proposal = None
-            return Refused.REVERTED
-        return Refused.STANDS if code in _FINAL else Refused.ASK_AGAIN
+            return Rejection.REVERTED
+        return Rejection.STANDS if code in _FINAL else Rejection.ASK_AGAIN

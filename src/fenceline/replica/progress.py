@@ -1,4 +1,4 @@
-"""How far one follower has come, as its fetches tell its leader.
+"""The progress of one follower, from its fetches at the leader.
 
 Rules: `epochs.md E31-E34`.
 """
@@ -15,17 +15,17 @@ UNKNOWN_OFFSET: Final = -1
 
 @dataclass(slots=True)
 class Progress:
-    """`log_end_offset` is where the follower fetched last, which is where its log ends; unknown before its first fetch
-    in this leader's time. Times are of the leader's monotonic clock."""
+    """`log_end_offset` is the last fetch offset, which is the follower's log end; unknown before its first fetch at
+    this leader. Times are of the leader's monotonic clock."""
 
     log_end_offset: int = UNKNOWN_OFFSET
     log_start_offset: int = UNKNOWN_OFFSET
     broker_epoch: int = NO_EPOCH
     last_fetch_ms: int = 0
     last_caught_up_ms: int | None = None
-    """None: never in this leader's time."""
+    """None: never at this leader."""
     caught_up_epoch: int = NO_EPOCH
-    """Of the process that was caught up then."""
+    """Broker epoch of the process that was caught up then."""
     leader_end_at_last_fetch: int = 0
 
     def fetched(
@@ -44,14 +44,14 @@ class Progress:
         self.leader_end_at_last_fetch = leader_end_offset
         self.last_fetch_ms = now_ms
 
-    def was_there(self, at_ms: int) -> None:
-        """It fetched at the leader's log end again at `at_ms`, which nobody noted then (see `fetch_session`)."""
+    def confirm_caught_up(self, at_ms: int) -> None:
+        """It fetched at the leader's log end again at `at_ms`, without a call of `fetched` (see `fetch_session`)."""
         self.last_fetch_ms = max(at_ms, self.last_fetch_ms)
         self.last_caught_up_ms = max(at_ms, self.last_caught_up_ms or 0)
         self.caught_up_epoch = self.broker_epoch
 
     def is_caught_up(self, leader_end_offset: int, now_ms: int, max_lag_ms: int) -> bool:
-        """E34: at the leader's end, or there not longer ago than `replica.lag.time.max.ms`."""
+        """E34: at the leader's end, or was there at most `replica.lag.time.max.ms` ago."""
         if self.log_end_offset == leader_end_offset:
             return True
         return self.last_caught_up_ms is not None and now_ms - self.last_caught_up_ms <= max_lag_ms

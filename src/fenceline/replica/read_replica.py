@@ -1,6 +1,6 @@
-"""Which replica a consumer should read from (KIP-392): one in its own rack, where there is one.
+"""Selects the replica that a consumer should fetch from (KIP-392): one in its own rack, if there is one.
 
-Owns the choice alone, as Kafka's RackAwareReplicaSelector makes it. Knows neither addresses nor logs.
+Owns only the selection, by the rules of Kafka's RackAwareReplicaSelector. Knows neither addresses nor logs.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-NOBODY: Final = -1
+NO_PREFERRED_REPLICA: Final = -1
 
 
 class Candidate(NamedTuple):
-    """A replica that has what the reader asks for. `lag_ms`: since it was at the leader's log end."""
+    """A replica that has the requested offset. `lag_ms`: time since it was at the leader's log end."""
 
     broker_id: int
     rack: str | None
@@ -21,16 +21,16 @@ class Candidate(NamedTuple):
 
 
 def choose(rack: str, leader: Candidate, followers: Iterable[Candidate]) -> int:
-    """The broker to read from; NOBODY: stay with the leader.
+    """The broker to fetch from; NO_PREFERRED_REPLICA: stay with the leader.
 
-    The leader is best where it is in the reader's rack. Else the follower there that is furthest, then the one that was
-    caught up last.
+    The leader if it is in the reader's rack; otherwise the follower there with the highest log end, then with the
+    smallest lag.
     """
     if leader.rack == rack:
-        return NOBODY
+        return NO_PREFERRED_REPLICA
     best = max(
         (each for each in followers if each.rack == rack),
         key=lambda each: (each.log_end_offset, -each.lag_ms, each.broker_id),
         default=None,
     )
-    return NOBODY if best is None else best.broker_id
+    return NO_PREFERRED_REPLICA if best is None else best.broker_id

@@ -1,4 +1,4 @@
-"""Callbacks that wait for a change: a set with an order, so that what follows from a change is the same every time."""
+"""Callbacks that wait for a change: an ordered set, so that the effects of a change are deterministic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Waiters(dict[Callable[[], None], None]):
-    """Callbacks, each once, in the order in which they came."""
+    """Callbacks, each once, in registration order."""
 
     __slots__ = ()
 

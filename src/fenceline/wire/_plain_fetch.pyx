@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The two messages of Fetch that a follower writes and reads for every record, in C speed.
+"""The fast path for the two Fetch messages that a follower writes and reads for every record, at C speed.
 
-Twin of `fetch_request.encode_request` and `fetch_response.parse_response`, which are complete without this module:
-None stands for whatever has another form.
+Equivalent to `fetch_request.encode_request` and `fetch_response.parse_response`, which are complete without this
+module: None for messages of another form.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -17,14 +17,14 @@ ABI = 3
 cdef enum:
     MAX_PARTITIONS = 64
     REQUEST_HEAD_BYTES = 22
-    WANTED_BYTES = 51  # of one partition, with all that may stand before and behind it
+    WANTED_BYTES = 51  # of one partition, with everything that may precede and follow it
     REQUEST_TAIL_BYTES = 18
     TOPICS_AT = 10
     FETCHED_BYTES = 35  # of one partition, before its records
 
 
 def encode_request(request):
-    """The body from version 15 on: a replica asks for partitions and says nothing else. None for others."""
+    """The body of a replica's request with partitions only, from version 15 on. None for others."""
     cdef uint8_t[REQUEST_HEAD_BYTES + MAX_PARTITIONS * WANTED_BYTES + REQUEST_TAIL_BYTES] out
     cdef uint8_t* p = out
     cdef uint8_t* partitions = NULL
@@ -84,7 +84,7 @@ def encode_request(request):
 
 
 def parse_response(body):
-    """The answer with records of partitions, from version 13 on. None for others."""
+    """The response with records of partitions, from version 13 on. None for others."""
     cdef const uint8_t[::1] view = body
     cdef const uint8_t* p
     cdef Py_ssize_t size = view.shape[0], at = TOPICS_AT + 1, fetched

@@ -1,6 +1,6 @@
 """The APIs of the protocol: keys, and which versions use the flexible encoding (KIP-482).
 
-Owns the tables that decide how headers are laid out. `tests/wire/test_apis.py` checks them against kio's classes.
+Owns the tables that determine the layout of headers. `tests/wire/test_apis.py` checks them against kio's classes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 
 class ApiKey(IntEnum):
-    """Every API of Kafka 4.3.1; keys 4 to 7 ended with ZooKeeper (`since_4_0.md K5`)."""
+    """Every API of Kafka 4.3.1; keys 4 to 7 were removed with ZooKeeper (`since_4_0.md K5`)."""
 
     PRODUCE = 0
     FETCH = 1
@@ -192,26 +192,26 @@ _FIRST_FLEXIBLE: Final[dict[int, int]] = {
     ApiKey.ALTER_SHARE_GROUP_OFFSETS: 0,
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: 0,
 }
-"""First flexible version of request and response; an API that is not here has none."""
+"""First flexible version of request and response; APIs that are not listed have none."""
 
 NEVER: Final = 0x7FFF
 API_VERSIONS_LATEST: Final = 4
 
 
 def first_flexible_version(api_key: int) -> int:
-    """`NEVER` for APIs without flexible versions, and for keys that nobody knows."""
+    """`NEVER` for APIs without flexible versions, and for unknown keys."""
     return _FIRST_FLEXIBLE.get(api_key, NEVER)
 
 
 def flexible(api_key: int, version: int) -> bool:
     """Whether request and response bodies of this version have compact lengths and tagged fields.
 
-    The header of such a request is of version 2, with tagged fields; else of version 1. Version 0 went with
-    ControlledShutdown (`since_4_0.md K5`).
+    The request header of a flexible version is version 2, with tagged fields; otherwise version 1. Version 0 was
+    removed with ControlledShutdown (`since_4_0.md K5`).
     """
     return version >= _FIRST_FLEXIBLE.get(api_key, NEVER)
 
 
 def response_header_version(api_key: int, version: int) -> int:
-    """1 has tagged fields, 0 has not. ApiVersions is always answered with 0, for older clients (`hot_path.md H9`)."""
+    """1 has tagged fields, 0 has none. ApiVersions responses always use 0, for older clients (`hot_path.md H9`)."""
     return 1 if flexible(api_key, version) and api_key != ApiKey.API_VERSIONS else 0

@@ -1,4 +1,4 @@
-"""Source of compiled codecs: functions under construction, and what reading and writing know of a field's bytes.
+"""Source code of compiled codecs: functions under construction, and facts about field types for readers and writers.
 
 Owns widths, formats and names of constants. Knows no direction.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fenceline.wire.errors import MalformedRequest
-from fenceline.wire.primitives import put_uvarint, skip_tagged_field, take_uvarint
+from fenceline.wire.primitives import put_uvarint, read_uvarint, skip_tagged_field
 from fenceline.wire.schema import Field, Struct
 
 FORMATS: Final = {
@@ -32,15 +32,15 @@ BYTES_KINDS: Final = frozenset({"bytes", "records"})
 
 
 class Conversions:
-    """How the scalars with a meaning look in Python. `take_*`: from the plain value; `give_*`: to it."""
+    """Conversions of scalar types with a Python type. `decode`: from the wire's value; `encode`: to it."""
 
-    def __init__(self, take: dict[str, Callable[[Any], Any]], give: dict[str, Callable[[Any], Any]]) -> None:
-        self.take = take
-        self.give = give
+    def __init__(self, decode: dict[str, Callable[[Any], Any]], encode: dict[str, Callable[[Any], Any]]) -> None:
+        self.decode = decode
+        self.encode = encode
 
 
 def smallest_size(part: Struct, version: int, flexible: bool) -> int:
-    """The fewest bytes that one such struct takes; at least 1, so that it can divide."""
+    """The minimum size of a struct in bytes; at least 1, so that it can be a divisor."""
     size = 1 if flexible else 0
     for field in part.at(version):
         if not field.is_tagged(version):
@@ -67,7 +67,7 @@ class Source:
         self.names: dict[str, Any] = {
             "Malformed": MalformedRequest,
             "put_uvarint": put_uvarint,
-            "take_uvarint": take_uvarint,
+            "read_uvarint": read_uvarint,
             "skip_tagged_field": skip_tagged_field,
             "pack": struct.pack,
             "unpack_from": struct.unpack_from,
@@ -75,7 +75,7 @@ class Source:
         self._count = 0
 
     def begin(self, signature: str) -> None:
-        """Start a function; one that is under construction goes on after `end`."""
+        """Start a function; an enclosing one continues after `end`."""
         self._open.append([f"def {signature}:"])
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Turns the schema of one message version into a Python function that reads it. See `compiler.py`."""
+"""Compiles the schema of one message version into a Python function that reads it. See `compiler.py`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fenceline.wire.codec_source import FORMATS, Conversions, Source, smallest_s
 from fenceline.wire.schema import Field, Message, Struct
 
 Read: TypeAlias = Callable[[Any, int, int], tuple[Any, int]]
-"""(buffer, position, end) -> (value, position behind it)"""
+"""(buffer, position, end) -> (value, position after it)"""
 
 READ_ERRORS: Final = (struct.error, IndexError, UnicodeDecodeError, OverflowError)
-"""What a compiled reader raises on malformed bytes beside MalformedRequest; callers translate."""
+"""Errors of a compiled reader on malformed bytes, besides MalformedRequest; callers translate them."""
 
 
 def compile_reader(
@@ -26,7 +26,7 @@ def compile_reader(
 ) -> Read:
     """A reader that builds `class_of(struct, fields)`, called with the fields in order.
 
-    every_field: the class takes all fields of the struct, also those that this version lacks (they get their default).
+    every_field: the class takes all fields of the struct; those that this version lacks get their default.
     """
     source = Source()
     reader = _ReaderSource(source, version, message.is_flexible(version), class_of, every_field, conversions)
@@ -54,7 +54,7 @@ class _ReaderSource:
         self._structs: dict[int, str] = {}
 
     def struct(self, part: Struct) -> str:
-        """The name of the function that reads `part`, made at first use."""
+        """The name of the function that reads `part`, generated at first use."""
         if id(part) in self._structs:
             return self._structs[id(part)]
         name = self._structs[id(part)] = self._source.fresh("read_")
@@ -102,16 +102,16 @@ class _ReaderSource:
         return self._class_of(part, list(present))(*(self._converted(f) for f in fields))
 
     def _converted(self, field: Field) -> Any:
-        """The default as a reader gives it. Schemas in text hold plain numbers, dataclasses the value itself."""
-        if type(field.default) is int and field.kind in self._conversions.take and not field.is_array:
-            return self._conversions.take[field.kind](field.default)
+        """The default as a reader returns it. Text schemas hold plain numbers, dataclasses the value itself."""
+        if type(field.default) is int and field.kind in self._conversions.decode and not field.is_array:
+            return self._conversions.decode[field.kind](field.default)
         return field.default
 
-    def _take(self, kind: str, expression: str) -> str:
-        if kind not in self._conversions.take:
+    def _decode(self, kind: str, expression: str) -> str:
+        if kind not in self._conversions.decode:
             return expression
-        name = f"take_{kind}"
-        self._source.names[name] = self._conversions.take[kind]
+        name = f"decode_{kind}"
+        self._source.names[name] = self._conversions.decode[kind]
         return f"{name}({expression})"
 
     def _flush(self, run: list[Field], variables: dict[str, str]) -> None:
@@ -124,8 +124,8 @@ class _ReaderSource:
         self._source.line(1, f"p += {layout.size}")
         for field in run:
             variable = variables[field.name]
-            if field.kind in self._conversions.take:
-                self._source.line(1, f"{variable} = {self._take(field.kind, variable)}")
+            if field.kind in self._conversions.decode:
+                self._source.line(1, f"{variable} = {self._decode(field.kind, variable)}")
         run.clear()
 
     def _variable(self, depth: int, field: Field, variable: str) -> None:
@@ -135,14 +135,14 @@ class _ReaderSource:
             layout = struct.Struct(">" + FORMATS[field.kind][0])
             line(depth, f"{variable}, = {self._source.constant('unpack_', layout.unpack_from)}(buf, p)")
             line(depth, f"p += {layout.size}")
-            if field.kind in self._conversions.take:
-                line(depth, f"{variable} = {self._take(field.kind, variable)}")
+            if field.kind in self._conversions.decode:
+                line(depth, f"{variable} = {self._decode(field.kind, variable)}")
             return
         if field.struct is not None and not field.is_array:
             reader = self.struct(field.struct)
             if nullable:
                 line(depth, "p += 1")
-                # -1 for null, and 0 where the field is a tagged one.
+                # -1 for null, or 0 for a tagged field.
                 line(depth, "if buf[p - 1] != 1:")
                 line(depth + 1, f"{variable} = None")
                 line(depth, "else:")
@@ -167,15 +167,15 @@ class _ReaderSource:
         if field.kind in FORMATS and field.kind != "uuid":
             line(depth, f"{variable} = unpack_from('>%d{FORMATS[field.kind][0]}' % n, buf, p)")
             line(depth, f"p += n * {element}")
-            if field.kind in self._conversions.take:
-                line(depth, f"{variable} = tuple([{self._take(field.kind, 'y')} for y in {variable}])")
+            if field.kind in self._conversions.decode:
+                line(depth, f"{variable} = tuple([{self._decode(field.kind, 'y')} for y in {variable}])")
             return
         line(depth, "items = []")
         line(depth, "for _ in range(n):")
         if field.struct is not None:
             line(depth + 1, f"item, p = {self.struct(field.struct)}(buf, p, end)")
         elif field.kind == "uuid":
-            line(depth + 1, f"item = {self._take('uuid', 'bytes(buf[p : p + 16])')}")
+            line(depth + 1, f"item = {self._decode('uuid', 'bytes(buf[p : p + 16])')}")
             line(depth + 1, "p += 16")
         else:
             self._length(depth + 1, short=field.kind == "string")
@@ -196,7 +196,7 @@ class _ReaderSource:
         line = self._source.line
         line(depth, "e = p + n")
         line(depth, "if e > end:")
-        line(depth + 1, f"raise Malformed({f'{name} ends outside of the message'!r})")
+        line(depth + 1, f"raise Malformed({f'{name} exceeds the message'!r})")
         line(depth, f"{variable} = " + ("str(buf[p:e], 'utf-8')" if kind == "string" else "bytes(buf[p:e])"))
         line(depth, "p = e")
 
@@ -207,7 +207,7 @@ class _ReaderSource:
             line(depth, "n = buf[p]")
             line(depth, "p += 1")
             line(depth, "if n > 127:")
-            line(depth + 1, "n, p = take_uvarint(buf, p - 1)")
+            line(depth + 1, "n, p = read_uvarint(buf, p - 1)")
             line(depth, "n -= 1")
         else:
             layout = struct.Struct(">h" if short else ">i")
@@ -220,18 +220,18 @@ class _ReaderSource:
         line(1, "p += 1")
         line(1, "if count:")
         line(2, "if count > 127:")
-        line(3, "count, p = take_uvarint(buf, p - 1)")
+        line(3, "count, p = read_uvarint(buf, p - 1)")
         line(2, "for _ in range(count):")
         if not fields:
             line(3, "p = skip_tagged_field(buf, p, end)")
             return
-        line(3, "tag, q = take_uvarint(buf, p)")
+        line(3, "tag, q = read_uvarint(buf, p)")
         for position, (field, variable) in enumerate(fields):
             line(3, f"{'if' if position == 0 else 'elif'} tag == {field.tag}:")
-            line(4, "size, p = take_uvarint(buf, q)")
+            line(4, "size, p = read_uvarint(buf, q)")
             line(4, "q = p + size")
             self._variable(4, field, variable)
             line(4, "if p != q:")
-            line(5, f"raise Malformed({f'{field.name} is not as long as its tag says'!r})")
+            line(5, f"raise Malformed({f'{field.name} does not have its declared length'!r})")
         line(3, "else:")
         line(4, "p = skip_tagged_field(buf, p, end)")

@@ -1,4 +1,4 @@
-"""Turns the schema of one message version into a Python function that writes it. See `compiler.py`."""
+"""Compiles the schema of one message version into a Python function that writes it. See `compiler.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Write: TypeAlias = Callable[[bytearray, Any], None]
 
 
 def compile_writer(message: Message, version: int, *, from_mappings: bool, conversions: Conversions) -> Write:
-    """A writer that takes values from attributes, or from mappings (what a mapping lacks is at its default)."""
+    """A writer that reads values from attributes, or from mappings (a missing key means the default)."""
     source = Source()
     writer = _WriterSource(source, version, message.is_flexible(version), from_mappings, conversions)
     name = writer.struct(message.root)
@@ -34,7 +34,7 @@ class _WriterSource:
         self._structs: dict[int, str] = {}
 
     def struct(self, part: Struct) -> str:
-        """The name of the function that writes `part`, made at first use."""
+        """The name of the function that writes `part`, generated at first use."""
         if id(part) in self._structs:
             return self._structs[id(part)]
         name = self._structs[id(part)] = self._source.fresh("write_")
@@ -53,7 +53,7 @@ class _WriterSource:
             if field.is_tagged(self._version):
                 tagged.append(field)
             elif self._is_fixed(field):
-                run.append((FORMATS[field.kind][0], self._give(field.kind, self._value(field))))
+                run.append((FORMATS[field.kind][0], self._encode(field.kind, self._value(field))))
             else:
                 self._flush(run)
                 self._variable(1, field, self._value(field))
@@ -88,20 +88,20 @@ class _WriterSource:
         literal = repr(default) if type(default) in (int, bool, str) else None
         return f"get({field.name!r}, {literal or self._source.constant('default_', default)})"
 
-    def _give(self, kind: str, expression: str) -> str:
-        if kind not in self._conversions.give:
+    def _encode(self, kind: str, expression: str) -> str:
+        if kind not in self._conversions.encode:
             return expression
-        name = f"give_{kind}"
-        self._source.names[name] = self._conversions.give[kind]
+        name = f"encode_{kind}"
+        self._source.names[name] = self._conversions.encode[kind]
         return f"{name}({expression})"
 
     def _variable(self, depth: int, field: Field, expression: str) -> None:
-        """Code for one value that is not of fixed width, or in a tagged field."""
+        """Code for a value of variable size, or in a tagged field."""
         line = self._source.line
         nullable = field.is_nullable(self._version)
         if not field.is_array and field.kind in FORMATS:
             pack = self._source.constant("pack_", struct.Struct(">" + FORMATS[field.kind][0]).pack)
-            line(depth, f"out += {pack}({self._give(field.kind, expression)})")
+            line(depth, f"out += {pack}({self._encode(field.kind, expression)})")
             return
         if field.struct is not None and not field.is_array:
             writer = self.struct(field.struct)
@@ -128,7 +128,7 @@ class _WriterSource:
         if not field.is_array:
             line(depth, "out += x")
         elif field.kind in FORMATS:
-            values = f"[{self._give(field.kind, 'y')} for y in x]" if field.kind in self._conversions.give else "x"
+            values = f"[{self._encode(field.kind, 'y')} for y in x]" if field.kind in self._conversions.encode else "x"
             if field.kind == "uuid":
                 line(depth, f"out += b''.join({values})")
             else:
@@ -146,7 +146,7 @@ class _WriterSource:
 
     @staticmethod
     def _is_short(field: Field) -> bool:
-        """Whether the length takes 16 bits in versions that are not flexible."""
+        """Whether the length has 16 bits in versions that are not flexible."""
         return field.kind == "string" and not field.is_array
 
     def _length(self, depth: int, *, short: bool) -> None:
@@ -163,7 +163,7 @@ class _WriterSource:
 
     def _tagged(self, fields: list[Field]) -> None:
         line = self._source.line
-        line(1, "whole, tags, count = out, bytearray(), 0")
+        line(1, "complete, tags, count = out, bytearray(), 0")
         for field in fields:
             default = field.default
             held = self._source.constant("default_", default)
@@ -178,12 +178,12 @@ class _WriterSource:
             line(3, f"put_uvarint(tags, {field.tag})")
             line(3, "put_uvarint(tags, len(out))")
             line(3, "tags += out")
-        line(1, "out = whole")
+        line(1, "out = complete")
         line(1, "put_uvarint(out, count)")
         line(1, "out += tags")
 
     def _default_bytes(self, field: Field) -> bytes | None:
-        """How the default of a tagged field would be written; None when it can not be."""
+        """The encoded default of a tagged field."""
         source = Source()
         writer = _WriterSource(source, self._version, self._flexible, True, self._conversions)
         source.begin("write_default(out, z)")

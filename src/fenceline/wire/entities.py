@@ -1,22 +1,22 @@
-"""Every API but Produce and Fetch: requests and responses as objects with attributes, and from plain mappings.
+"""All APIs except Produce and Fetch: requests and responses as objects with attributes, and from plain mappings.
 
-Owns the lookup from (api key, version) to compiled codecs, and how the scalars with a meaning look in Python. The
-schemas are those of `fenceline.wire.schemas`, taken from kio; a module is imported and a codec compiled when the first
-message of that API and version comes.
+Owns the lookup from (api key, version) to compiled codecs, and the Python types of scalars. The schemas are in
+`fenceline.wire.schemas`, generated from kio; a module is imported and a codec compiled with the first message of that
+API and version.
 
-Reading gives an `Entity` whose attributes are the fields of exactly that version, named as kio names them:
+Reading returns an `Entity` whose attributes are the fields of exactly that version, named as in kio:
 
 | on the wire | read as | also written from |
 |---|---|---|
-| error code | `ErrorCode`, or the plain int where it is unknown | int |
+| error code | `ErrorCode`, or the plain int if it is unknown | int |
 | duration, ms | `timedelta` (see `millis`) | int |
 | time, ms | aware `datetime`, None for -1 | int |
 | uuid | `UUID`, None for the zero id | 16 bytes |
-| array | tuple, None where nullable | any sized iterable |
+| array | tuple, None if null | any sized iterable |
 | struct | `Entity` | mapping |
 
-Writing takes a mapping: a field that it lacks has the schema's default, one that the version lacks is dropped.
-Bytes behind the end of a message are ignored, as Kafka does.
+Writing takes a mapping: a missing field gets the schema's default, a field that the version lacks is dropped. Bytes
+after the end of a message are ignored, as in Kafka.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WRITE_ERRORS: Final = (struct.error, AttributeError, TypeError, OverflowError)
 
 
 class Entity:
-    """One struct of a message, with the fields of its version as attributes. Not to be changed."""
+    """One struct of a message, with the fields of its version as attributes. Must not be modified."""
 
     __slots__: tuple[str, ...] = ()
     version = -1
@@ -62,7 +62,7 @@ class Entity:
 
 
 def read_request(api_key: int, version: int, body: Buffer) -> Any:
-    """The request's entity. Raises MalformedRequest, also for versions that are not Kafka's."""
+    """The request's entity. Raises MalformedRequest, also for versions that Kafka does not have."""
     return _read(api_key, version, body, True)
 
 
@@ -72,12 +72,12 @@ def read_response(api_key: int, version: int, body: Buffer) -> Any:
 
 
 def write_request(api_key: int, version: int, fields: Mapping[str, Any]) -> bytes:
-    """The body of a request. Raises InternalError when a value does not fit its field: that is our bug."""
+    """The body of a request. Raises InternalError if a value does not fit its field: that is our bug."""
     return _write(api_key, version, fields, True)
 
 
 def write_response(api_key: int, version: int, fields: Mapping[str, Any]) -> bytes:
-    """The body of a response. Raises InternalError when a value does not fit its field: that is our bug."""
+    """The body of a response. Raises InternalError if a value does not fit its field: that is our bug."""
     return _write(api_key, version, fields, False)
 
 
@@ -87,16 +87,16 @@ def request_field(entity: Any, name: str, default: Any) -> Any:
 
 
 def millis(duration: timedelta | int) -> int:
-    """A duration as whole milliseconds."""
+    """A duration in integer milliseconds."""
     return duration if isinstance(duration, int) else duration // _MILLISECOND
 
 
 def unknown_fields(api_key: int, fields: Mapping[str, Any], *, is_request: bool = False) -> list[str]:
-    """Names in `fields` that no version of the message has, as dotted paths: misspelt ones, for tests to find."""
+    """Dotted paths of names in `fields` that no version of the message has; for tests, to find misspellings."""
     return sorted(set(_unknown(_schema(api_key, is_request).root, fields, "")))
 
 
-# --- how it is done ---------------------------------------------------------------------------------------------------
+# --- implementation ---------------------------------------------------------------------------------------------------
 
 
 def _read(api_key: int, version: int, body: Buffer, is_request: bool) -> Any:
@@ -117,7 +117,7 @@ def _write(api_key: int, version: int, fields: Mapping[str, Any], is_request: bo
     try:
         write(out, fields)
     except _WRITE_ERRORS as error:
-        raise InternalError(f"{_title(api_key, version, is_request)} can not be written: {error}") from error
+        raise InternalError(f"{_title(api_key, version, is_request)} cannot be encoded: {error}") from error
     return bytes(out)
 
 
@@ -128,7 +128,7 @@ _WRITERS: Final[dict[tuple[int, int, bool], Write]] = {}
 def _reader(api_key: int, version: int, is_request: bool) -> Read:
     message = _schema_of_version(api_key, version, is_request)
     if message is None:
-        raise MalformedRequest(f"{_title(api_key, version, is_request)} is no version of Kafka's")
+        raise MalformedRequest(f"{_title(api_key, version, is_request)} is not a version of the Kafka protocol")
     read = compile_reader(
         message,
         version,
@@ -143,7 +143,7 @@ def _reader(api_key: int, version: int, is_request: bool) -> Read:
 def _writer(api_key: int, version: int, is_request: bool) -> Write:
     message = _schema_of_version(api_key, version, is_request)
     if message is None:
-        raise InternalError(f"{_title(api_key, version, is_request)} is no version of Kafka's")
+        raise InternalError(f"{_title(api_key, version, is_request)} is not a version of the Kafka protocol")
     write = compile_writer(message, version, from_mappings=True, conversions=_CONVERSIONS)
     _WRITERS[api_key, version, is_request] = write
     return write
@@ -194,38 +194,38 @@ def _unknown(part: Struct, fields: Mapping[str, Any], prefix: str) -> list[str]:
     return found
 
 
-# --- scalars with a meaning -------------------------------------------------------------------------------------------
+# --- conversions of scalars -------------------------------------------------------------------------------------------
 
 
-def _take_error(code: int) -> int:
+def _decode_error(code: int) -> int:
     return _ERROR_CODES.get(code, code)
 
 
-def _take_uuid(raw: bytes) -> UUID | None:
+def _decode_uuid(raw: bytes) -> UUID | None:
     return None if raw == _ZERO_ID else UUID(int=int.from_bytes(raw, "big"))
 
 
-def _give_uuid(value: UUID | bytes | None) -> bytes:
+def _encode_uuid(value: UUID | bytes | None) -> bytes:
     if value is None:
         return _ZERO_ID
     return value.bytes if isinstance(value, UUID) else value
 
 
-def _take_ms(duration_ms: int) -> timedelta:
+def _decode_ms(duration_ms: int) -> timedelta:
     return timedelta(milliseconds=duration_ms)
 
 
-def _take_time(time_ms: int) -> datetime | None:
+def _decode_time(time_ms: int) -> datetime | None:
     return None if time_ms == -1 else _UNIX_EPOCH + timedelta(milliseconds=time_ms)
 
 
-def _give_time(value: datetime | int | None) -> int:
+def _encode_time(value: datetime | int | None) -> int:
     if value is None:
         return -1
     return value if isinstance(value, int) else (value - _UNIX_EPOCH) // _MILLISECOND
 
 
 _CONVERSIONS: Final = Conversions(
-    take={"error": _take_error, "uuid": _take_uuid, "ms32": _take_ms, "ms64": _take_ms, "time": _take_time},
-    give={"uuid": _give_uuid, "ms32": millis, "ms64": millis, "time": _give_time},
+    decode={"error": _decode_error, "uuid": _decode_uuid, "ms32": _decode_ms, "ms64": _decode_ms, "time": _decode_time},
+    encode={"uuid": _encode_uuid, "ms32": millis, "ms64": millis, "time": _encode_time},
 )

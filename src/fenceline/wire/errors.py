@@ -1,4 +1,4 @@
-"""The one error of this room: bytes that can not be what their sender says they are."""
+"""The error for bytes that cannot be parsed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from fenceline.errors import FencelineError
 
 
 class MalformedRequest(FencelineError):
-    """The peer's bytes can not be read: cut short, a length that points outside, null where nothing may be null.
+    """The peer's bytes cannot be parsed: truncated, a length out of bounds, null for a non-nullable field.
 
-    There is nothing to answer, because nothing after the error can be trusted; the connection closes. Parsers of
-    responses and of logged records raise it too.
+    There is no response, because nothing after the error can be trusted; the connection is closed. Parsers of
+    responses and of stored records raise it too.
     """

@@ -1,4 +1,4 @@
-"""What a Fetch request and its answer say, and which version says what. Nothing but values."""
+"""The values of a Fetch request and its response, by version. No code."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ FIRST_WITH_DIRECTORY_ID: Final = 17
 FIRST_WITH_HIGH_WATERMARK: Final = 18
 
 NO_IDS: Final = (-1, -1)
-"""An id or offset and an epoch, where there is none."""
+"""Value of an absent id, offset or epoch."""
 
 
 class FetchPartition(NamedTuple):
-    """One partition that is asked for. The topic is named before version 13, given by its 16 raw bytes from then on.
+    """One requested partition. The topic is given by name before version 13, by its 16 raw bytes from then on.
 
-    replica_directory_id: 16 raw bytes, None where the request has none. high_watermark: the follower's own, None where
-    it does not take part (KIP-1166).
+    replica_directory_id: 16 raw bytes, None if the request has none. high_watermark: the follower's own, None if it
+    does not send it (KIP-1166).
     """
 
     topic: str | None
     topic_id: bytes | None
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    index: int  # type: ignore[assignment]  # hides tuple.index
     fetch_offset: int
     max_bytes: int
     current_leader_epoch: int = -1
@@ -64,7 +64,7 @@ class FetchRequest:
 
 
 class FetchedPartition(NamedTuple):
-    """The answer for one partition.
+    """The response for one partition.
 
     diverging_epoch: (epoch, end offset). current_leader: (id, epoch). snapshot_id: (end offset, epoch).
     aborted_transactions: (producer id, first offset) each; None is null.
@@ -72,7 +72,7 @@ class FetchedPartition(NamedTuple):
 
     topic: str | None
     topic_id: bytes | None
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    index: int  # type: ignore[assignment]  # hides tuple.index
     error_code: int = 0
     high_watermark: int = -1
     last_stable_offset: int = -1
@@ -87,7 +87,7 @@ class FetchedPartition(NamedTuple):
 
 @dataclass(slots=True)
 class FetchResponse:
-    """The answer to a fetch. Error code and session from version 7 on, `node_endpoints` from version 16 on."""
+    """The response to a fetch. Error code and session from version 7 on, `node_endpoints` from version 16 on."""
 
     partitions: Sequence[FetchedPartition]
     throttle_ms: int = 0

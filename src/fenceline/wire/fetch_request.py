@@ -1,7 +1,7 @@
-"""Fetch requests as bytes, both directions: see `fenceline.wire.fetch`.
+"""Fetch requests as bytes, read and written: see `fenceline.wire.fetch`.
 
-Owns the bytes of the request. The flexible versions are read by hand on the shortest way: a request has a line of these
-for every partition of a poll (`hot_path.md H3`).
+Owns the bytes of the request. The flexible versions are read by hand in the fastest way: a request has a row for every
+partition of a poll (`hot_path.md H3`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from fenceline.wire.partitioned import (
     put_count,
     put_string,
     put_topic,
-    take_count,
-    take_string,
-    take_topic,
+    read_count,
+    read_string,
+    read_topic,
 )
 from fenceline.wire.plain import plain_fetch
-from fenceline.wire.primitives import Buffer, put_uvarint, skip_tagged_field, skip_tagged_fields, take_uvarint
+from fenceline.wire.primitives import Buffer, put_uvarint, read_uvarint, skip_tagged_field, skip_tagged_fields
 
 _encode_plain: Final[Callable[[FetchRequest], bytes | None] | None] = getattr(plain_fetch, "encode_request", None)
 _NO_HIGH_WATERMARK: Final = 2**63 - 1
@@ -67,7 +67,7 @@ _EMPTY: Final = 1
 def parse_request(version: int, body: memoryview) -> FetchRequest:
     """The request in `body`. Raises MalformedRequest."""
     if not MIN_VERSION <= version <= MAX_VERSION:
-        raise MalformedRequest(f"Fetch has no version {version}")
+        raise MalformedRequest(f"unsupported Fetch version {version}")
     try:
         return _parse_request(version, body)
     except READ_ERRORS as error:
@@ -122,13 +122,13 @@ def _parse_request(version: int, body: memoryview) -> FetchRequest:
 def _take_flexible_wanted(version: int, body: memoryview, position: int, end: int) -> tuple[list[FetchPartition], int]:
     by_id = version >= FIRST_WITH_TOPIC_IDS
     partitions: list[FetchPartition] = []
-    topic_count, position = take_count(body, position, end, True, 3)
+    topic_count, position = read_count(body, position, end, True, 3)
     for _ in range(topic_count):
-        topic, topic_id, position = take_topic(body, position, end, True, by_id)
+        topic, topic_id, position = read_topic(body, position, end, True, by_id)
         count = body[position]
         position += 1
         if count > 127:
-            count, position = take_uvarint(body, position - 1)
+            count, position = read_uvarint(body, position - 1)
         if not 0 < count <= (end - position) // (_WANTED_12_BYTES + 1) + 1:
             raise bad_count(count - 1, end - position)
         for _ in range(count - 1):
@@ -147,19 +147,19 @@ def _take_flexible_wanted(version: int, body: memoryview, position: int, end: in
 def _with_tags(
     version: int, wanted: FetchPartition, body: memoryview, position: int, end: int
 ) -> tuple[FetchPartition, int]:
-    count, position = take_uvarint(body, position)
+    count, position = read_uvarint(body, position)
     for _ in range(count):
-        tag, start = take_uvarint(body, position)
+        tag, start = read_uvarint(body, position)
         position = skip_tagged_field(body, position, end)
-        _, start = take_uvarint(body, start)
+        _, start = read_uvarint(body, start)
         if tag == 0 and version >= FIRST_WITH_DIRECTORY_ID:
             if position - start != 16:
-                raise MalformedRequest("replica_directory_id is not 16 bytes")
+                raise MalformedRequest("replica_directory_id does not have 16 bytes")
             directory_id = bytes(body[start:position])
             wanted = wanted._replace(replica_directory_id=None if directory_id == ZERO_ID else directory_id)
         elif tag == 1 and version >= FIRST_WITH_HIGH_WATERMARK:
             if position - start != 8:
-                raise MalformedRequest("high_watermark is not 8 bytes")
+                raise MalformedRequest("high_watermark does not have 8 bytes")
             (high_watermark,) = _I64.unpack_from(body, start)
             wanted = wanted._replace(high_watermark=None if high_watermark == _NO_HIGH_WATERMARK else high_watermark)
     return wanted, position
@@ -171,29 +171,29 @@ def _take_request_tags(version: int, request: FetchRequest, body: memoryview, po
         if (count, tag, size, inner) == (1, 1, _REPLICA_STATE.size + 1, 0):
             request.replica_id, request.replica_epoch = replica_id, replica_epoch
             return
-    count, position = take_uvarint(body, position)
+    count, position = read_uvarint(body, position)
     for _ in range(count):
-        tag, start = take_uvarint(body, position)
+        tag, start = read_uvarint(body, position)
         position = skip_tagged_field(body, position, end)
-        _, start = take_uvarint(body, start)
+        _, start = read_uvarint(body, start)
         if tag == 0:
-            request.cluster_id, start = take_string(body, start, end, True)
+            request.cluster_id, start = read_string(body, start, end, True)
         elif tag == 1 and version >= FIRST_WITH_REPLICA_STATE:
             request.replica_id, request.replica_epoch = _REPLICA_STATE.unpack_from(body, start)
             start = skip_tagged_fields(body, start + _REPLICA_STATE.size, end)
         else:
             continue
         if start != position:
-            raise MalformedRequest(f"tagged field {tag} is not as long as it says")
+            raise MalformedRequest(f"tagged field {tag} does not have its declared length")
 
 
 def _take_legacy_wanted(version: int, body: memoryview, position: int, end: int) -> tuple[list[FetchPartition], int]:
     layout = _legacy_layout(version)
     partitions: list[FetchPartition] = []
-    topic_count, position = take_count(body, position, end, False, 6)
+    topic_count, position = read_count(body, position, end, False, 6)
     for _ in range(topic_count):
-        topic, _, position = take_topic(body, position, end, False, False)
-        count, position = take_count(body, position, end, False, layout.size)
+        topic, _, position = read_topic(body, position, end, False, False)
+        count, position = read_count(body, position, end, False, layout.size)
         for _ in range(count):
             leader_epoch = log_start = -1
             if version >= FIRST_WITH_LEADER_EPOCH:
@@ -208,7 +208,7 @@ def _take_legacy_wanted(version: int, body: memoryview, position: int, end: int)
 
 
 def _take_rack(body: memoryview, position: int, end: int, flexible: bool) -> tuple[str, int]:
-    rack_id, position = take_string(body, position, end, flexible)
+    rack_id, position = read_string(body, position, end, flexible)
     if rack_id is None:
         raise MalformedRequest("rack_id is null")
     return rack_id, position
@@ -224,10 +224,10 @@ def _take_forgotten(
     body: memoryview, position: int, end: int, flexible: bool, by_id: bool
 ) -> tuple[list[tuple[str | None, bytes | None, list[int]]], int]:
     forgotten = []
-    topics, position = take_count(body, position, end, flexible, 3)
+    topics, position = read_count(body, position, end, flexible, 3)
     for _ in range(topics):
-        topic, topic_id, position = take_topic(body, position, end, flexible, by_id)
-        count, position = take_count(body, position, end, flexible, 4)
+        topic, topic_id, position = read_topic(body, position, end, flexible, by_id)
+        count, position = read_count(body, position, end, flexible, 4)
         forgotten.append((topic, topic_id, list(struct.unpack_from(f">{count}i", body, position))))
         position += 4 * count
         if flexible:
@@ -236,7 +236,7 @@ def _take_forgotten(
 
 
 def encode_request(version: int, request: FetchRequest) -> list[Buffer]:
-    """The body, one buffer. Fields that the version lacks are left out."""
+    """The body in one buffer. Fields that the version lacks are omitted."""
     if _encode_plain is not None and version >= FIRST_WITH_REPLICA_STATE:
         plain = _encode_plain(request)
         if plain is not None:

@@ -1,6 +1,6 @@
-"""Answers to Fetch as bytes, both directions: see `fenceline.wire.fetch`.
+"""Fetch responses as bytes, read and written: see `fenceline.wire.fetch`.
 
-Owns the bytes around the records. Never looks into records and never copies them, except small ones on their way out.
+Owns the bytes around the records. Never parses records and never copies them, except small ones when they are sent.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from fenceline.wire.partitioned import (
     put_count,
     put_endpoints_tag,
     put_records,
-    take_by_topic,
-    take_count,
-    take_endpoints_tag,
-    take_records,
+    read_by_topic,
+    read_count,
+    read_endpoints_tag,
+    read_records,
 )
 from fenceline.wire.plain import plain_fetch
-from fenceline.wire.primitives import Buffer, skip_tagged_field, skip_tagged_fields, take_uvarint
+from fenceline.wire.primitives import Buffer, read_uvarint, skip_tagged_field, skip_tagged_fields
 
 _parse_plain: Final[Callable[[memoryview], FetchResponse | None] | None] = getattr(plain_fetch, "parse_response", None)
 _I32: Final = struct.Struct(">i")
@@ -53,7 +53,7 @@ _SNAPSHOT: Final = struct.Struct(">qi")
 
 
 def encode_response(version: int, response: FetchResponse) -> list[Buffer]:
-    """The body of the answer as buffers to send in one go; large records are not copied."""
+    """The body of the response as buffers to send together; large records are not copied."""
     flexible, by_id = version >= FIRST_FLEXIBLE, version >= FIRST_WITH_TOPIC_IDS
     buffers: list[Buffer] = []
     out = bytearray(_I32.pack(response.throttle_ms))
@@ -117,9 +117,9 @@ def _put_legacy_fetched(buffers: list[Buffer], version: int, out: bytearray, fet
 
 
 def parse_response(version: int, body: memoryview) -> FetchResponse:
-    """The answer in `body`; its records are views into it. Raises MalformedRequest."""
+    """The response in `body`; its records are views of it. Raises MalformedRequest."""
     if not MIN_VERSION <= version <= MAX_VERSION:
-        raise MalformedRequest(f"Fetch has no version {version}")
+        raise MalformedRequest(f"unsupported Fetch version {version}")
     if _parse_plain is not None and version >= FIRST_WITH_TOPIC_IDS:
         plain = _parse_plain(body)
         if plain is not None:
@@ -139,28 +139,28 @@ def _parse_response(version: int, body: memoryview) -> FetchResponse:
     if version >= FIRST_WITH_SESSIONS:
         error_code, session_id = _HEAD.unpack_from(body, position)
         position += _HEAD.size
-    partitions, position = take_by_topic(
+    partitions, position = read_by_topic(
         body, position, end, flexible, by_id, _FETCHED_4.size, partial(_take_fetched, version)
     )
     endpoints: tuple[NodeEndpoint, ...] = ()
     if flexible and body[position]:
-        endpoints = take_endpoints_tag(body, position, end, version >= FIRST_WITH_ENDPOINTS)
+        endpoints = read_endpoints_tag(body, position, end, version >= FIRST_WITH_ENDPOINTS)
     return FetchResponse(partitions, throttle_ms, error_code, session_id, endpoints)
 
 
-def largest_of_begun(version: int, begun: memoryview) -> tuple[bytes, int] | None:
-    """(topic id, index) of the partition that makes an answer large, of which the first bytes, `begun`, are there.
+def largest_partition(version: int, begun: memoryview) -> tuple[bytes, int] | None:
+    """(topic id, index) of the partition that makes a response too large, from its first bytes `begun`.
 
-    That is the one whose records end behind them, else the one with the most. From version 13 on. None: it is not to be
-    seen there.
+    It is the one whose records end after them, otherwise the one with the most records. From version 13 on. None:
+    unknown.
     """
-    assert version >= FIRST_WITH_TOPIC_IDS, "asked for by id"
+    assert version >= FIRST_WITH_TOPIC_IDS, "topics are identified by id"
     end, most, found = len(begun), 0, None
     try:
-        topics, position = take_uvarint(begun, _I32.size + _HEAD.size)
+        topics, position = read_uvarint(begun, _I32.size + _HEAD.size)
         for _ in range(topics - 1):
             topic_id = bytes(begun[position : position + 16])
-            count, position = take_uvarint(begun, position + 16)
+            count, position = read_uvarint(begun, position + 16)
             for _ in range(count - 1):
                 (index,) = _I32.unpack_from(begun, position)
                 try:
@@ -195,16 +195,16 @@ def _take_fetched(
         if version >= FIRST_WITH_RACK:
             (preferred,) = _I32.unpack_from(body, position)
             position += 4
-    records, position = take_records(body, position, end, flexible)
+    records, position = read_records(body, position, end, flexible)
     diverging = leader = snapshot = None
     if flexible and body[position] == 0:
         position += 1
     elif flexible:
-        count, position = take_uvarint(body, position)
+        count, position = read_uvarint(body, position)
         for _ in range(count):
-            tag, start = take_uvarint(body, position)
+            tag, start = read_uvarint(body, position)
             position = skip_tagged_field(body, position, end)
-            _, start = take_uvarint(body, start)
+            _, start = read_uvarint(body, start)
             if tag == 0:
                 diverging = _take_pair(_EPOCH_END, body, start, position)
             elif tag == 1:
@@ -236,7 +236,7 @@ def _take_aborted(
         return None, position + 1
     if not flexible and _I32.unpack_from(body, position)[0] < 0:
         return None, position + 4
-    count, position = take_count(body, position, end, flexible, _ABORTED.size)
+    count, position = read_count(body, position, end, flexible, _ABORTED.size)
     aborted = []
     for _ in range(count):
         producer_id, first_offset = _ABORTED.unpack_from(body, position)
@@ -250,5 +250,5 @@ def _take_aborted(
 def _take_pair(layout: struct.Struct, body: memoryview, start: int, end: int) -> tuple[int, int]:
     first, second = layout.unpack_from(body, start)
     if skip_tagged_fields(body, start + layout.size, end) != end:
-        raise MalformedRequest("a tagged struct is not as long as it says")
+        raise MalformedRequest("a tagged struct does not have its declared length")
     return first, second

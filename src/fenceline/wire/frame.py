@@ -1,7 +1,7 @@
-"""Frames: the size, the header, the body. One request or response each.
+"""Frames: size, header and body of one request or response.
 
-Owns both headers (request 1 and 2, response 0 and 1) in both directions. Never looks into a body. The size prefix of an
-incoming frame is the connection's; everything here starts behind it.
+Owns both headers (request 1 and 2, response 0 and 1) in both directions. Never reads a body. The connection handles the
+size prefix of an incoming frame; everything here starts after it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _REQUEST_WITH_CLIENT_ID: Final = struct.Struct(">hhih")
 _CORRELATION_ID: Final = struct.Struct(">i")
 _SIZE: Final = struct.Struct(">i")
 _JOINED_BELOW_BYTES: Final = 16 * 1024
-"""A first part of the body below this goes into one buffer with the header: copying it is cheaper than one more buffer
-in the send."""
+"""A first part of the body smaller than this is copied into one buffer with the header, which is cheaper than sending
+another buffer."""
 
 
 class RequestHeader(NamedTuple):
-    """`api_key` may be one that nobody knows. `body_position` counts from the start of the header."""
+    """`api_key` may be unknown. `body_position` counts from the start of the header."""
 
     api_key: int
     api_version: int
@@ -46,8 +46,8 @@ class RequestHeader(NamedTuple):
 def parse_request_header(buf: Buffer) -> RequestHeader:
     """The header of a request. Raises MalformedRequest.
 
-    An ApiVersions request of a version that we do not know may go on in ways that we do not know either: only key,
-    version and correlation id are read, which is enough to answer with UNSUPPORTED_VERSION (KIP-511).
+    An ApiVersions request of an unknown version may have an unknown header: only key, version and correlation id are
+    read, which is enough to answer with UNSUPPORTED_VERSION (KIP-511).
     """
     try:
         api_key, version, correlation_id, client_id_size = _REQUEST_WITH_CLIENT_ID.unpack_from(buf)
@@ -67,12 +67,12 @@ def parse_request_header(buf: Buffer) -> RequestHeader:
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         return _short_header(buf, error)
     if position > len(buf):
-        raise MalformedRequest("the client id ends outside of the request")
+        raise MalformedRequest("the client id exceeds the request")
     return RequestHeader(api_key, version, correlation_id, client_id, position)
 
 
 def _short_header(buf: Buffer, error: Exception) -> RequestHeader:
-    """Not even a client id: enough for an ApiVersions request of an unknown version, for nothing else."""
+    """The header without a client id: valid only for an ApiVersions request of an unknown version."""
     if len(buf) >= _REQUEST_START.size:
         api_key, version, correlation_id = _REQUEST_START.unpack_from(buf)
         if api_key == ApiKey.API_VERSIONS and not 0 <= version <= API_VERSIONS_LATEST:
@@ -81,7 +81,7 @@ def _short_header(buf: Buffer, error: Exception) -> RequestHeader:
 
 
 def encode_request_header(api_key: int, version: int, correlation_id: int, client_id: str | None) -> bytes:
-    """The header of a request, without the size."""
+    """The header of a request, without the size prefix."""
     if client_id is None:
         header = _REQUEST_WITH_CLIENT_ID.pack(api_key, version, correlation_id, -1)
     else:
@@ -93,14 +93,14 @@ def encode_request_header(api_key: int, version: int, correlation_id: int, clien
 def encode_request_frame(
     api_key: int, version: int, correlation_id: int, client_id: str | None, body: Sequence[Buffer] | bytes
 ) -> list[Buffer]:
-    """Size, header and body as buffers to send in one go; large parts of the body are not copied."""
+    """Size, header and body as buffers to send together; large parts of the body are not copied."""
     return _frame(encode_request_header(api_key, version, correlation_id, client_id), body)
 
 
 def encode_response_frame(
     api_key: int, version: int, correlation_id: int, body: Sequence[Buffer] | bytes
 ) -> list[Buffer]:
-    """Size, header and body as buffers to send in one go; large parts of the body are not copied."""
+    """Size, header and body as buffers to send together; large parts of the body are not copied."""
     header = _CORRELATION_ID.pack(correlation_id)
     if version >= first_flexible_version(api_key) and api_key != ApiKey.API_VERSIONS:
         header += b"\0"
@@ -125,5 +125,5 @@ def parse_response_header(api_key: int, version: int, buf: Buffer) -> tuple[int,
         if response_header_version(api_key, version) == 1:
             position = skip_tagged_fields(buf, position, len(buf)) if buf[position] else position + 1
     except (struct.error, IndexError):
-        raise MalformedRequest(f"a response of {len(buf)} bytes has no header") from None
+        raise MalformedRequest(f"a response of {len(buf)} bytes has no complete header") from None
     return correlation_id, position

@@ -1,7 +1,7 @@
-"""Records of the metadata log and of the coordinators' topics: dataclasses that say how they are encoded.
+"""Records of the metadata log and of the coordinators' topics: dataclasses that declare their encoding.
 
-Owns the declaration (`kafka(...)` in place of a default) and the codec made of it (`formats.md F6`, `F7`). Knows no
-record by name, and not the frame around a record (version and key bytes): those are its users'.
+Owns the declaration (`kafka(...)` as the default) and the codec compiled from it (`formats.md F6`, `F7`). Knows no
+record by name; the frame around a record (version and key bytes) is up to its users.
 
     @dataclass(frozen=True, slots=True)
     class OffsetCommitValue:
@@ -10,8 +10,8 @@ record by name, and not the frame around a record (version and key bytes): those
 
     OFFSET_COMMIT_VALUE = codec(OffsetCommitValue, versions=(0, 4), flexible="4+")
 
-A field that a version lacks is not written, and has its default when read. A tagged field is written when it differs
-from its default. Functions are compiled at the first use of each version.
+A field that a version lacks is not written, and has its default when read. A tagged field is written if it differs from
+its default. Functions are compiled at the first use of each version.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from fenceline.wire.schema import SCALARS, Field, Message, Struct, Versions, imp
 T = TypeVar("T")
 
 _KEY: Final = "fenceline.kafka"
-_CONVERSIONS: Final = Conversions(take={"uuid": lambda raw: UUID(bytes=raw)}, give={"uuid": lambda value: value.bytes})
+_CONVERSIONS: Final = Conversions(
+    decode={"uuid": lambda raw: UUID(bytes=raw)}, encode={"uuid": lambda value: value.bytes}
+)
 
 
 def kafka(
@@ -47,8 +49,8 @@ def kafka(
 ) -> Any:
     """A dataclass field of this kind: a scalar, a struct's name (the class is in the annotation), or `[]` and either.
 
-    versions, tagged_versions, nullable: ranges as `0+`, `1-2`, `3`. A tag without `tagged_versions` holds for all
-    versions of the field. Without `default` the constructor wants a value, and the wire's default is zero, empty or
+    versions, tagged_versions, nullable: ranges as `0+`, `1-2`, `3`. Without `tagged_versions` a tag applies to all
+    versions of the field. Without `default` the constructor requires a value, and the wire default is zero, empty or
     null.
     """
     declared = (kind, versions, tag, tagged_versions, nullable)
@@ -68,7 +70,7 @@ class MessageCodec(Generic[T]):
         self._readers: dict[int, Read] = {}
 
     def encode(self, version: int, value: T) -> bytes:
-        """The fields' bytes. Raises InternalError when a value does not fit its field: that is our bug."""
+        """The fields' bytes. Raises InternalError if a value does not fit its field: that is our bug."""
         write = self._writers.get(version)
         if write is None:
             self._check(version)
@@ -78,11 +80,11 @@ class MessageCodec(Generic[T]):
         try:
             write(out, value)
         except (struct.error, AttributeError, TypeError) as error:
-            raise InternalError(f"{value!r} can not be written as {self.cls.__name__} v{version}: {error}") from error
+            raise InternalError(f"{value!r} cannot be encoded as {self.cls.__name__} v{version}: {error}") from error
         return bytes(out)
 
     def decode(self, version: int, buf: Buffer, position: int = 0) -> tuple[T, int]:
-        """(value, position behind it); bytes behind it are the caller's. Raises MalformedRequest."""
+        """(value, position after it); bytes after it are the caller's. Raises MalformedRequest."""
         read = self._readers.get(version)
         if read is None:
             if version not in self._message.versions:

@@ -1,7 +1,7 @@
-"""What Produce and Fetch have in common: topics with partitions, records between other bytes, hints at leaders.
+"""Shared parts of Produce and Fetch: topics with partitions, records between other bytes, hints at leaders.
 
-Owns these pieces for the two hand-written codecs. `take_*` read at a position and give the one behind; they raise
-struct.error or IndexError at the end of the buffer, which the codecs translate, and MalformedRequest for the rest.
+Owns these parts for the two hand-written codecs. `take_*` read at a position and return the one after; they raise
+struct.error or IndexError at the end of the buffer, which the codecs translate, and MalformedRequest for other errors.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fenceline.wire.errors import MalformedRequest
-from fenceline.wire.primitives import Buffer, put_uvarint, skip_tagged_field, skip_tagged_fields, take_uvarint
+from fenceline.wire.primitives import Buffer, put_uvarint, read_uvarint, skip_tagged_field, skip_tagged_fields
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
 READ_ERRORS: Final = (struct.error, IndexError, UnicodeDecodeError)
-"""What the parsers turn into MalformedRequest."""
+"""Errors that the parsers translate into MalformedRequest."""
 
 ZERO_ID: Final = bytes(16)
 _COPIED_BELOW_BYTES: Final = 1024
-"""Records below this are copied when they are sent: that is cheaper than one more buffer."""
+"""Records smaller than this are copied when they are sent, which is cheaper than another buffer."""
 
 _I16: Final = struct.Struct(">h")
 _I32: Final = struct.Struct(">i")
@@ -29,7 +29,7 @@ _take_i32: Final = _I32.unpack_from
 
 
 class NodeEndpoint(NamedTuple):
-    """Where a leader that is hinted at can be reached."""
+    """The address of a leader in a hint."""
 
     node_id: int
     host: str
@@ -38,7 +38,7 @@ class NodeEndpoint(NamedTuple):
 
 
 def runs_by_topic(partitions: Sequence[T], by_id: bool) -> list[Sequence[T]]:
-    """Neighbours of the same topic together. The first two items of an element are the topic's name and id."""
+    """Runs of neighbours with the same topic. The first two items of an element are the topic's name and id."""
     if len(partitions) == 1:
         return [partitions]
     key = 1 if by_id else 0
@@ -59,7 +59,7 @@ def runs_by_topic(partitions: Sequence[T], by_id: bool) -> list[Sequence[T]]:
 
 
 def put_count(out: bytearray, count: int, flexible: bool) -> None:
-    """The length of an array that is not null."""
+    """The length of a non-null array."""
     if not flexible:
         out += _I32.pack(count)
     elif count < 127:
@@ -82,7 +82,7 @@ def put_string(out: bytearray, text: str | None, flexible: bool) -> None:
 
 
 def put_topic(out: bytearray, topic: str | None, topic_id: bytes | None, flexible: bool, by_id: bool) -> None:
-    """A topic as the version names it. A missing name goes out as "", a missing id as the zero id."""
+    """A topic, by name or id. A missing name is written as "", a missing id as the zero id."""
     if by_id:
         out += topic_id or ZERO_ID
     else:
@@ -90,7 +90,7 @@ def put_topic(out: bytearray, topic: str | None, topic_id: bytes | None, flexibl
 
 
 def put_records(buffers: list[Buffer], out: bytearray, records: Buffer | None, flexible: bool) -> bytearray:
-    """Records with their length; large ones as a buffer of their own. The bytearray to go on with."""
+    """Records with their length; large ones as a separate buffer. Returns the bytearray to continue with."""
     if records is None:
         out += b"\0" if flexible else b"\xff\xff\xff\xff"
         return out
@@ -108,7 +108,7 @@ def put_records(buffers: list[Buffer], out: bytearray, records: Buffer | None, f
 
 
 def put_endpoints_tag(out: bytearray, endpoints: Sequence[NodeEndpoint]) -> None:
-    """The tagged fields at the end of a response: node endpoints in tag 0, where there are any."""
+    """The tagged fields at the end of a response: node endpoints in tag 0, if there are any."""
     if not endpoints:
         out.append(0)
         return
@@ -128,7 +128,7 @@ def put_endpoints_tag(out: bytearray, endpoints: Sequence[NodeEndpoint]) -> None
 def put_by_topic(
     out: bytearray, partitions: Sequence[T], flexible: bool, by_id: bool, put: Callable[[bytearray, T], bytearray]
 ) -> bytearray:
-    """An array of topics, each with an array of its partitions, which `put` writes. The bytearray to go on with."""
+    """An array of topics, each with an array of partitions written by `put`. Returns the bytearray to continue with."""
     runs = runs_by_topic(partitions, by_id)
     put_count(out, len(runs), flexible)
     for run in runs:
@@ -145,10 +145,10 @@ def put_by_topic(
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def take_count(body: Buffer, position: int, end: int, flexible: bool, smallest_bytes: int) -> tuple[int, int]:
-    """The length of an array that may not be null, whose elements take at least `smallest_bytes` each."""
+def read_count(body: Buffer, position: int, end: int, flexible: bool, smallest_bytes: int) -> tuple[int, int]:
+    """The length of a non-nullable array whose elements have at least `smallest_bytes` each."""
     if flexible:
-        count, position = take_uvarint(body, position)
+        count, position = read_uvarint(body, position)
         count -= 1
     else:
         (count,) = _take_i32(body, position)
@@ -159,16 +159,16 @@ def take_count(body: Buffer, position: int, end: int, flexible: bool, smallest_b
 
 
 def bad_count(count: int, room_bytes: int) -> MalformedRequest:
-    """The error for an array length that can not be."""
+    """The error for an invalid array length."""
     if count < 0:
-        return MalformedRequest("an array is null that may not be")
+        return MalformedRequest("a non-nullable array is null")
     return MalformedRequest(f"an array claims {count} elements in {room_bytes} bytes")
 
 
-def take_string(body: Buffer, position: int, end: int, flexible: bool) -> tuple[str | None, int]:
+def read_string(body: Buffer, position: int, end: int, flexible: bool) -> tuple[str | None, int]:
     """A nullable string."""
     if flexible:
-        size, position = take_uvarint(body, position)
+        size, position = read_uvarint(body, position)
         size -= 1
     else:
         (size,) = _take_i16(body, position)
@@ -178,26 +178,26 @@ def take_string(body: Buffer, position: int, end: int, flexible: bool) -> tuple[
     start = position
     position += size
     if position > end:
-        raise MalformedRequest("a string ends outside of the message")
+        raise MalformedRequest("a string exceeds the message")
     return str(body[start:position], "utf-8"), position
 
 
-def take_topic(
+def read_topic(
     body: Buffer, position: int, end: int, flexible: bool, by_id: bool
 ) -> tuple[str | None, bytes | None, int]:
-    """(name, None, position) or (None, id, position), as the version has it."""
+    """(name, None, position) or (None, id, position), by version."""
     if by_id:
         topic_id = bytes(body[position : position + 16])
         if len(topic_id) < 16:
-            raise MalformedRequest("a topic id is cut off")
+            raise MalformedRequest("a topic id is truncated")
         return None, topic_id, position + 16
-    topic, position = take_string(body, position, end, flexible)
+    topic, position = read_string(body, position, end, flexible)
     if topic is None:
-        raise MalformedRequest("a topic's name is null")
+        raise MalformedRequest("a topic name is null")
     return topic, None, position
 
 
-def take_by_topic(
+def read_by_topic(
     body: memoryview,
     position: int,
     end: int,
@@ -206,12 +206,12 @@ def take_by_topic(
     smallest_bytes: int,
     take: Callable[[memoryview, int, int, str | None, bytes | None], tuple[T, int]],
 ) -> tuple[list[T], int]:
-    """What `put_by_topic` writes; `take(body, position, end, topic, topic_id)` reads a partition."""
+    """Reads what `put_by_topic` writes; `take(body, position, end, topic, topic_id)` reads a partition."""
     partitions: list[T] = []
-    topics, position = take_count(body, position, end, flexible, 3)
+    topics, position = read_count(body, position, end, flexible, 3)
     for _ in range(topics):
-        topic, topic_id, position = take_topic(body, position, end, flexible, by_id)
-        count, position = take_count(body, position, end, flexible, smallest_bytes)
+        topic, topic_id, position = read_topic(body, position, end, flexible, by_id)
+        count, position = read_count(body, position, end, flexible, smallest_bytes)
         for _ in range(count):
             partition, position = take(body, position, end, topic, topic_id)
             partitions.append(partition)
@@ -220,10 +220,10 @@ def take_by_topic(
     return partitions, position
 
 
-def take_records(body: memoryview, position: int, end: int, flexible: bool) -> tuple[memoryview | None, int]:
+def read_records(body: memoryview, position: int, end: int, flexible: bool) -> tuple[memoryview | None, int]:
     """Records as a view of the body, or None for null."""
     if flexible:
-        size, position = take_uvarint(body, position)
+        size, position = read_uvarint(body, position)
         size -= 1
     else:
         (size,) = _take_i32(body, position)
@@ -233,29 +233,29 @@ def take_records(body: memoryview, position: int, end: int, flexible: bool) -> t
     start = position
     position += size
     if position > end:
-        raise MalformedRequest("records end outside of the message")
+        raise MalformedRequest("records exceed the message")
     return body[start:position], position
 
 
-def take_endpoints_tag(body: Buffer, position: int, end: int, known: bool) -> tuple[NodeEndpoint, ...]:
+def read_endpoints_tag(body: Buffer, position: int, end: int, known: bool) -> tuple[NodeEndpoint, ...]:
     """The tagged fields at the end of a response. `known`: whether the version has node endpoints in tag 0."""
     endpoints: list[NodeEndpoint] = []
-    tags, position = take_uvarint(body, position)
+    tags, position = read_uvarint(body, position)
     for _ in range(tags):
         if body[position] != 0 or not known:
             position = skip_tagged_field(body, position, end)
             continue
-        size, start = take_uvarint(body, position + 1)
-        count, position = take_count(body, start, end, True, 11)
+        size, start = read_uvarint(body, position + 1)
+        count, position = read_count(body, start, end, True, 11)
         for _ in range(count):
             (node_id,) = _take_i32(body, position)
-            host, position = take_string(body, position + 4, end, True)
+            host, position = read_string(body, position + 4, end, True)
             (port,) = _take_i32(body, position)
-            rack, position = take_string(body, position + 4, end, True)
+            rack, position = read_string(body, position + 4, end, True)
             position = skip_tagged_fields(body, position, end)
             if host is None:
                 raise MalformedRequest("a node's host is null")
             endpoints.append(NodeEndpoint(node_id, host, port, rack))
         if position != start + size:
-            raise MalformedRequest("node_endpoints is not as long as its tag says")
+            raise MalformedRequest("node_endpoints does not have its declared length")
     return tuple(endpoints)

@@ -1,6 +1,6 @@
-"""Finds the compiled codec of the messages that go with every record (`_plain_fetch.pyx`), where it may be used.
+"""Finds the compiled codec for the messages of the data path (`_plain_fetch.pyx`), if it may be used.
 
-Owns its version. What has another form, and everything where it was not built, is read and written in Python.
+Owns its version. Messages in another form, and all messages if it was not built, are read and written in Python.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 from fenceline.compiled import compiled
 
 _ABI: Final = 3
-"""Changes with every change of `_plain_fetch.pyx`, so that a build of older sources is not used."""
+"""Changes with every change of `_plain_fetch.pyx`, so that an outdated build is not used."""
 
 plain_fetch: Final = compiled("fenceline.wire._plain_fetch", _ABI)
-"""None: nothing goes the quick way."""
+"""None: there is no fast path."""

@@ -1,7 +1,7 @@
-"""Unsigned varints and tagged fields (KIP-482), one at a time: for codecs that are written by hand.
+"""Unsigned varints and tagged fields (KIP-482), for codecs that are written by hand.
 
-Owns how both are written, read and passed over. Never knows a message: what a field means is its codec's. What is
-wrong with the bytes raises MalformedRequest; a read past the end of the buffer raises IndexError.
+Owns how both are written, read and skipped. Knows no message: the meaning of a field is up to its codec. Invalid bytes
+raise MalformedRequest; a read past the end of the buffer raises IndexError.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def put_uvarint(out: bytearray, value: int) -> None:
-    """Append an unsigned varint (7 bits a byte, lowest first)."""
+    """Append an unsigned varint (7 bits per byte, lowest first)."""
     while value > 127:
         out.append(value & 127 | 128)
         value >>= 7
@@ -30,8 +30,8 @@ def uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-def take_uvarint(buf: Buffer, position: int) -> tuple[int, int]:
-    """(value of at most 32 bits, position behind it). Raises IndexError at the end, MalformedRequest if too long."""
+def read_uvarint(buf: Buffer, position: int) -> tuple[int, int]:
+    """(value of at most 32 bits, position after it). Raises IndexError at the end, MalformedRequest if too long."""
     byte = buf[position]
     if byte < 128:
         return byte, position + 1
@@ -48,17 +48,17 @@ def take_uvarint(buf: Buffer, position: int) -> tuple[int, int]:
 
 
 def skip_tagged_field(buf: Buffer, position: int, end: int) -> int:
-    """The position behind one tagged field that nobody knows."""
-    _, position = take_uvarint(buf, position)
-    size, position = take_uvarint(buf, position)
+    """The position after one unknown tagged field."""
+    _, position = read_uvarint(buf, position)
+    size, position = read_uvarint(buf, position)
     if size > end - position:
-        raise MalformedRequest("a tagged field ends outside of the message")
+        raise MalformedRequest("a tagged field exceeds the message")
     return position + size
 
 
 def skip_tagged_fields(buf: Buffer, position: int, end: int) -> int:
-    """The position behind the whole section of tagged fields. Raises IndexError at the end of the buffer."""
-    count, position = take_uvarint(buf, position)
+    """The position after all tagged fields of a struct. Raises IndexError at the end of the buffer."""
+    count, position = read_uvarint(buf, position)
     for _ in range(count):
         position = skip_tagged_field(buf, position, end)
     return position

@@ -1,10 +1,10 @@
-"""Produce (api key 0), versions 3 to 13, both directions of both messages, written by hand (`hot_path.md H3`, `H4`).
+"""Produce (api key 0), versions 3 to 13, requests and responses, read and written by hand (`hot_path.md H3`, `H4`).
 
-Owns the bytes around the records. Never looks into records and never copies them, except small ones on their way out,
-where one buffer less is worth more.
+Owns the bytes around the records. Never parses records and never copies them, except small ones when they are sent,
+because that saves a buffer.
 
 Versions: 3 transactional id; 5 log start offset; 8 record errors and message; 9 flexible; 10 hints at the new leader;
-13 topic ids in place of names. Answers are grouped by runs of one topic, so results stay in the order of the request.
+13 topic ids instead of names. Responses are grouped by runs of one topic, so results keep the order of the request.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fenceline.wire.partitioned import (
     put_records,
     put_string,
     put_topic,
+    read_count,
+    read_endpoints_tag,
+    read_string,
+    read_topic,
     runs_by_topic,
-    take_count,
-    take_endpoints_tag,
-    take_string,
-    take_topic,
 )
-from fenceline.wire.primitives import Buffer, skip_tagged_field, skip_tagged_fields, take_uvarint
+from fenceline.wire.primitives import Buffer, read_uvarint, skip_tagged_field, skip_tagged_fields
 
 __all__ = [
     "NodeEndpoint",
@@ -70,11 +70,11 @@ _LEADER: Final = struct.Struct(">ii")
 
 
 class PartitionRecords(NamedTuple):
-    """One partition's records. The topic is named before version 13, given by its 16 raw bytes from then on."""
+    """One partition's records. The topic is given by name before version 13, by its 16 raw bytes from then on."""
 
     topic: str | None
     topic_id: bytes | None
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    index: int  # type: ignore[assignment]  # hides tuple.index
     records: memoryview | None
 
 
@@ -89,11 +89,11 @@ class ProduceRequest:
 
 
 class PartitionResult(NamedTuple):
-    """The outcome for one partition. `record_errors`: (index in the batch, message). `current_leader`: (id, epoch)."""
+    """The result of one partition. `record_errors`: (index in the batch, message). `current_leader`: (id, epoch)."""
 
     topic: str | None
     topic_id: bytes | None
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    index: int  # type: ignore[assignment]  # hides tuple.index
     error_code: int = 0
     base_offset: int = -1
     log_append_time_ms: int = -1
@@ -105,7 +105,7 @@ class PartitionResult(NamedTuple):
 
 @dataclass(slots=True)
 class ProduceResponse:
-    """The answer to a produce request. `node_endpoints` from version 10 on."""
+    """The response to a produce request. `node_endpoints` from version 10 on."""
 
     results: Sequence[PartitionResult]
     throttle_ms: int = 0
@@ -116,9 +116,9 @@ class ProduceResponse:
 
 
 def parse_request(version: int, body: memoryview) -> ProduceRequest:
-    """The request in `body`; its records are views into it. Raises MalformedRequest."""
+    """The request in `body`; its records are views of it. Raises MalformedRequest."""
     if not MIN_VERSION <= version <= MAX_VERSION:
-        raise MalformedRequest(f"Produce has no version {version}")
+        raise MalformedRequest(f"unsupported Produce version {version}")
     try:
         if version >= FIRST_FLEXIBLE:
             return _parse_flexible_request(body, version >= FIRST_WITH_TOPIC_IDS)
@@ -132,11 +132,11 @@ def _parse_flexible_request(body: memoryview, by_id: bool) -> ProduceRequest:
     if body[0] == 0:
         transactional_id, position = None, 1
     else:
-        transactional_id, position = take_string(body, 0, end, True)
+        transactional_id, position = read_string(body, 0, end, True)
     acks, timeout_ms, topic_count = _take_acks_timeout_count(body, position)
     position += 7
     if topic_count > 127:
-        topic_count, position = take_uvarint(body, position - 1)
+        topic_count, position = read_uvarint(body, position - 1)
     if not 0 < topic_count <= (end - position) // 3 + 1:
         raise bad_count(topic_count - 1, end - position)
     partitions: list[PartitionRecords] = []
@@ -149,30 +149,30 @@ def _parse_flexible_request(body: memoryview, by_id: bool) -> ProduceRequest:
             size = body[position]
             position += 1
             if size > 127:
-                size, position = take_uvarint(body, position - 1)
+                size, position = read_uvarint(body, position - 1)
             if size == 0:
-                raise MalformedRequest("a topic's name is null")
+                raise MalformedRequest("a topic name is null")
             start = position
             position += size - 1
             topic = str(body[start:position], "utf-8")
         count = body[position]
         position += 1
         if count > 127:
-            count, position = take_uvarint(body, position - 1)
+            count, position = read_uvarint(body, position - 1)
         if not 0 < count <= (end - position) // 6 + 1:
             raise bad_count(count - 1, end - position)
         for _ in range(count - 1):
             index, size = _take_index_and_length(body, position)
             position += 5
             if size > 127:
-                size, position = take_uvarint(body, position - 1)
+                size, position = read_uvarint(body, position - 1)
             if size:
                 start = position
                 position += size - 1
                 records = body[start:position]
             else:
                 records = None
-            # A length that points outside shows here: the byte behind the records is not there.
+            # A length out of bounds fails here: the byte after the records is missing.
             if body[position]:
                 position = skip_tagged_fields(body, position, end)
             else:
@@ -185,17 +185,17 @@ def _parse_flexible_request(body: memoryview, by_id: bool) -> ProduceRequest:
 
 def _parse_legacy_request(body: memoryview) -> ProduceRequest:
     end = len(body)
-    transactional_id, position = take_string(body, 0, end, False)
+    transactional_id, position = read_string(body, 0, end, False)
     acks, timeout_ms, topic_count = _take_acks_timeout_long_count(body, position)
     position += 10
     if not 0 <= topic_count * 6 <= end - position:
         raise bad_count(topic_count, end - position)
     partitions: list[PartitionRecords] = []
     for _ in range(topic_count):
-        topic, position = take_string(body, position, end, False)
+        topic, position = read_string(body, position, end, False)
         if topic is None:
-            raise MalformedRequest("a topic's name is null")
-        count, position = take_count(body, position, end, False, 8)
+            raise MalformedRequest("a topic name is null")
+        count, position = read_count(body, position, end, False, 8)
         for _ in range(count):
             index, size = _take_index_and_long_length(body, position)
             position += 8
@@ -203,7 +203,7 @@ def _parse_legacy_request(body: memoryview) -> ProduceRequest:
                 start = position
                 position += size
                 if position > end:
-                    raise MalformedRequest("records end outside of the request")
+                    raise MalformedRequest("records exceed the request")
                 records = body[start:position]
             else:
                 records = None
@@ -212,7 +212,7 @@ def _parse_legacy_request(body: memoryview) -> ProduceRequest:
 
 
 def encode_request(version: int, request: ProduceRequest) -> list[Buffer]:
-    """The body as buffers to send in one go; large records are not copied."""
+    """The body as buffers to send together; large records are not copied."""
     flexible, by_id = version >= FIRST_FLEXIBLE, version >= FIRST_WITH_TOPIC_IDS
     runs = runs_by_topic(request.partitions, by_id)
     buffers: list[Buffer] = []
@@ -241,7 +241,7 @@ def encode_request(version: int, request: ProduceRequest) -> list[Buffer]:
 
 
 def encode_response(version: int, response: ProduceResponse) -> bytes:
-    """The body of the answer."""
+    """The body of the response."""
     flexible, by_id = version >= FIRST_FLEXIBLE, version >= FIRST_WITH_TOPIC_IDS
     results = response.results
     runs: Sequence[Sequence[PartitionResult]] = (results,) if len(results) == 1 else runs_by_topic(results, by_id)
@@ -265,7 +265,7 @@ def encode_response(version: int, response: ProduceResponse) -> bytes:
 
 
 def put_flexible_result(out: bytearray, version: int, result: PartitionResult) -> None:
-    """One partition's outcome, versions 9 to 13."""
+    """The result of one partition, versions 9 to 13."""
     _, _, index, code, base_offset, append_time_ms, log_start, record_errors, message, leader = result
     if not record_errors and message is None and leader is None:
         out += _RESULT_PLAIN.pack(index, code, base_offset, append_time_ms, log_start, 1, 0, 0)
@@ -299,9 +299,9 @@ def _put_legacy_result(out: bytearray, version: int, result: PartitionResult) ->
 
 
 def parse_response(version: int, body: memoryview) -> ProduceResponse:
-    """The answer in `body`. Raises MalformedRequest."""
+    """The response in `body`. Raises MalformedRequest."""
     if not MIN_VERSION <= version <= MAX_VERSION:
-        raise MalformedRequest(f"Produce has no version {version}")
+        raise MalformedRequest(f"unsupported Produce version {version}")
     try:
         return _parse_response(version, body)
     except READ_ERRORS as error:
@@ -312,10 +312,10 @@ def _parse_response(version: int, body: memoryview) -> ProduceResponse:
     flexible, by_id = version >= FIRST_FLEXIBLE, version >= FIRST_WITH_TOPIC_IDS
     end = len(body)
     results: list[PartitionResult] = []
-    topic_count, position = take_count(body, 0, end, flexible, 3)
+    topic_count, position = read_count(body, 0, end, flexible, 3)
     for _ in range(topic_count):
-        topic, topic_id, position = take_topic(body, position, end, flexible, by_id)
-        count, position = take_count(body, position, end, flexible, 22)
+        topic, topic_id, position = read_topic(body, position, end, flexible, by_id)
+        count, position = read_count(body, position, end, flexible, 22)
         for _ in range(count):
             result, position = _take_result(version, body, position, end, topic, topic_id)
             results.append(result)
@@ -324,7 +324,7 @@ def _parse_response(version: int, body: memoryview) -> ProduceResponse:
     (throttle_ms,) = _take_i32(body, position)
     endpoints: tuple[NodeEndpoint, ...] = ()
     if flexible:
-        endpoints = take_endpoints_tag(body, position + 4, end, version >= _FIRST_WITH_LEADER_HINTS)
+        endpoints = read_endpoints_tag(body, position + 4, end, version >= _FIRST_WITH_LEADER_HINTS)
     return ProduceResponse(results, throttle_ms, endpoints)
 
 
@@ -342,24 +342,24 @@ def _take_result(
         index, code, base_offset, append_time_ms, log_start = _RESULT_5.unpack_from(body, position)
         position += _RESULT_5.size
     if version >= _FIRST_WITH_RECORD_ERRORS:
-        count, position = take_count(body, position, end, flexible, 5)
+        count, position = read_count(body, position, end, flexible, 5)
         for _ in range(count):
             (batch_index,) = _take_i32(body, position)
-            text, position = take_string(body, position + 4, end, flexible)
+            text, position = read_string(body, position + 4, end, flexible)
             record_errors.append((batch_index, text))
             if flexible:
                 position = skip_tagged_fields(body, position, end)
-        message, position = take_string(body, position, end, flexible)
+        message, position = read_string(body, position, end, flexible)
     if flexible:
-        count, position = take_uvarint(body, position)
+        count, position = read_uvarint(body, position)
         for _ in range(count):
             if body[position] == 0 and version >= _FIRST_WITH_LEADER_HINTS:
-                size, start = take_uvarint(body, position + 1)
+                size, start = read_uvarint(body, position + 1)
                 leader_id, leader_epoch = _LEADER.unpack_from(body, start)
                 leader = (leader_id, leader_epoch)
                 position = skip_tagged_fields(body, start + 8, end)
                 if position != start + size:
-                    raise MalformedRequest("current_leader is not as long as its tag says")
+                    raise MalformedRequest("current_leader does not have its declared length")
             else:
                 position = skip_tagged_field(body, position, end)
     result = PartitionResult(

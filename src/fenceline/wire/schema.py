@@ -1,6 +1,6 @@
-"""What a message of the protocol looks like: fields with their types and version ranges.
+"""Schemas of messages: fields with their types and version ranges.
 
-Owns the vocabulary that the codecs are compiled from (`fenceline.wire.compiler`), and its text form. Knows no bytes.
+Owns the types that the codecs are compiled from (`fenceline.wire.compiler`), and their text form. Encodes nothing.
 
 A schema describes all versions of a message at once, as Kafka's own message definitions do:
 
@@ -22,7 +22,7 @@ SCALARS: Final = frozenset(
     {
         *("bool", "int8", "int16", "int32", "int64", "uint16", "uint32", "float64"),
         *("string", "bytes", "records", "uuid"),
-        # The same bytes as int16, int32 and int64, with a meaning: see `entities`.
+        # The same bytes as int16, int32 and int64, with a Python type of their own: see `entities`.
         *("error", "ms32", "ms64", "time"),
     }
 )
@@ -88,20 +88,20 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """A message or a struct inside of one. `target` is the class that readers build, where there is one already."""
+    """A message or a nested struct. `target` is the class that readers build, if there is one already."""
 
     name: str
     fields: tuple[Field, ...]
     target: type | None = None
 
     def at(self, version: int) -> list[Field]:
-        """The fields of one version, in order of the definition (which is their order on the wire)."""
+        """The fields of one version, in the order of the definition (which is their order on the wire)."""
         return [f for f in self.fields if version in f.versions]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A whole message: its versions, and from which version on it is flexible (KIP-482)."""
+    """A complete message: its versions, and its flexible versions (KIP-482)."""
 
     root: Struct
     versions: Versions
@@ -112,7 +112,7 @@ class Message:
 
 
 def implicit_default(kind: str, is_array: bool, is_nullable: bool, is_struct: bool) -> Any:
-    """What a field holds when nobody said: null where that is allowed, else empty or zero."""
+    """The default of a field without one: null if nullable, else empty or zero."""
     if is_nullable:
         return None
     if is_array:
@@ -166,7 +166,7 @@ def _field(line: _Line) -> Field:
         elif word.startswith("="):
             default_text = word[1:]
         else:
-            raise InternalError(f"not understood in the schema of {name}: {word!r}")
+            raise InternalError(f"unknown attribute in the schema of {name}: {word!r}")
     default = (
         implicit_default(kind, is_array, nullable is not None, is_struct)
         if default_text is None
@@ -179,7 +179,7 @@ def _field(line: _Line) -> Field:
 
 
 def parse_default(kind: str, text: str) -> Any:
-    """A default from its text, by the kind of its field."""
+    """A default from its text, by the type of its field."""
     if text == "null":
         return None
     if kind == "bool":

@@ -72,17 +72,17 @@ def image_of(
     )
 
 
-class FakeElsewhere:
-    """What `TransactionsElsewhere` knows, by the test's word."""
+class FakeTransactionSupport:
+    """What `TransactionSupport` knows, by the test's word."""
 
     def __init__(self, exists: bool) -> None:
         self.exists = exists
         self.told: list[str] = []
 
-    async def may_exist(self) -> bool:
+    async def may_be_available(self) -> bool:
         return self.exists
 
-    def refused(self, client_id: str | None, peer: str, transactional_id: str) -> None:
+    def log_rejected(self, client_id: str | None, peer: str, transactional_id: str) -> None:
         self.told.append(transactional_id)
 
 
@@ -109,7 +109,7 @@ class FakeBroker:
     created: list[Sequence[str]] = field(default_factory=list)
     controller: FakeController = field(default_factory=FakeController)
     absent: Absent = NOBODY
-    transactions_elsewhere: FakeElsewhere = field(default_factory=lambda: FakeElsewhere(True))
+    transaction_support: FakeTransactionSupport = field(default_factory=lambda: FakeTransactionSupport(True))
 
     def __post_init__(self) -> None:
         self.config = NodeConfig.load(None, self.settings, {})

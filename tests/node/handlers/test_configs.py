@@ -77,7 +77,7 @@ def test_a_controller_that_is_gone_fails_what_it_was_asked() -> None:
     ("name", "value", "part"),
     [
         ("cordoned.log.dirs", "/x", "must be present in log.dirs or log.dir. Missing entries : /x"),
-        ("listeners", "PLAINTEXT://:1", "can not be changed"),
+        ("listeners", "PLAINTEXT://:1", "cannot be changed"),
         ("log.retention.ms", "0", "at least 1"),
         ("fenceline.metrics.port", "9100", "Cannot update these configs dynamically"),
         ("leader.replication.throttled.rate", "-1", "at least 0"),

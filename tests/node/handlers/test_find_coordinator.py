@@ -12,11 +12,11 @@ from fenceline.groups.partitioning import partition_for
 from fenceline.ids import NO_LEADER, TRANSACTION_STATE_TOPIC
 from fenceline.node.handlers.find_coordinator import TRANSACTION_KEY_TYPE, find_coordinator
 from fenceline.node.handlers.producers import init_producer_id
-from fenceline.node.transactions_elsewhere import REFUSAL
+from fenceline.node.transaction_support import REFUSAL
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, write_request, write_response
 
-from .fakes import FakeBroker, FakeElsewhere, ask, broker_image, context, image_of, partition, topic_image
+from .fakes import FakeBroker, FakeTransactionSupport, ask, broker_image, context, image_of, partition, topic_image
 
 
 def coordinator_of(key: str, *leaders: int) -> Any:
@@ -64,7 +64,7 @@ def test_where_no_broker_coordinates_transactions_the_answer_is_fatal_and_has_wo
     """Also where another Fenceline broker leads what Kafka's brokers left behind."""
     topics = [topic_image(TRANSACTION_STATE_TOPIC, *(partition((each,)) for each in leaders))] if leaders else []
     broker = FakeBroker(image_of(topics, (broker_image(1), broker_image(2))))
-    broker.transactions_elsewhere = FakeElsewhere(False)
+    broker.transaction_support = FakeTransactionSupport(False)
     fields: dict[str, Any] = {"key": "orders"} if version < 4 else {"coordinator_keys": ["orders"]}
     fields["key_type"] = TRANSACTION_KEY_TYPE
     request = read_request(ApiKey.FIND_COORDINATOR, version, write_request(ApiKey.FIND_COORDINATOR, version, fields))
@@ -73,7 +73,7 @@ def test_where_no_broker_coordinates_transactions_the_answer_is_fatal_and_has_wo
     found = answer if version < 4 else answer.coordinators[0]
     assert found.error_code is code
     assert found.error_message == REFUSAL
-    assert broker.transactions_elsewhere.told == ["orders"]
+    assert broker.transaction_support.told == ["orders"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_where_no_broker_coordinates_transactions_the_answer_is_fatal_and_has_wo
 )
 def test_no_producer_id_for_a_transactional_id(elsewhere: bool, transactional_id: str, code: ErrorCode) -> None:
     broker = FakeBroker(image_of())
-    broker.transactions_elsewhere = FakeElsewhere(elsewhere)
+    broker.transaction_support = FakeTransactionSupport(elsewhere)
     fields = {"transactional_id": transactional_id, "transaction_timeout_ms": 1_000}
     answer = asyncio.run(ask(init_producer_id, broker, ApiKey.INIT_PRODUCER_ID, 4, **fields))
     assert (answer.error_code, answer.producer_id) == (code, -1)
@@ -103,7 +103,7 @@ def test_a_controller_that_has_no_producer_ids_now_is_waited_for(of_controller: 
     """aiokafka gave up at the start of a producer, for a disk of the controller that was full for a moment."""
 
     class NoIds:
-        async def take(self) -> int:
+        async def next_id(self) -> int:
             raise PeerError(of_controller, "no space left on the device")
 
     broker: Any = FakeBroker(image_of())

@@ -272,11 +272,11 @@ def test_followers_delete_what_the_leader_says_and_never_beyond_their_high_water
     async def story(desk: Desk) -> None:
         replica = desk.follow(3)
         desk.copied(5, epoch=3, high_watermark=2)
-        replica.learn(2, 4)
+        replica.apply_leader_offsets(2, 4)
         assert replica.log.log_start_offset == 2
         woken: list[int] = []
         replica.waiters.add(lambda: woken.append(1))
-        replica.learn(5, 4)
+        replica.apply_leader_offsets(5, 4)
         assert replica.log.log_start_offset == 4
         assert woken == [1]
         replica.waiters.clear()

@@ -11,7 +11,7 @@ import pytest
 from fenceline.controller.requests import FeatureUpdate, UpdateFeatures, UpgradeType
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.node.handlers.elect_leaders import handle_elect_leaders
-from fenceline.node.handlers.partition_life import handle_alter_partition, handle_assign_replicas_to_dirs
+from fenceline.node.handlers.partition_changes import handle_alter_partition, handle_assign_replicas_to_dirs
 from fenceline.node.handlers.reassignments import (
     handle_alter_partition_reassignments,
     handle_list_partition_reassignments,

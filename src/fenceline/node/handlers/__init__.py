@@ -1,4 +1,4 @@
-"""Request handlers, a module for each family of APIs. `entity_apis` collects what they export.
+"""Request handlers, one module per family of APIs. `entity_apis` collects the registered ones.
 
 Every module is imported when the server is built.
 """
@@ -33,8 +33,8 @@ MODULES: Final = (
 CONTROLLER_MODULES: Final = (
     "quorum",
     "envelope",
-    "broker_life",
-    "partition_life",
+    "broker_registration",
+    "partition_changes",
     "topics",
     "configs",
     "cluster",
@@ -46,12 +46,12 @@ CONTROLLER_MODULES: Final = (
 
 
 def entity_apis() -> list[Api]:
-    """Every API of brokers that is answered through an entity, as registered by its module."""
+    """Every broker API that is decoded into an entity, as registered by its module."""
     return [api for name in MODULES for api in import_module(f"fenceline.node.handlers.{name}").APIS]
 
 
 def controller_apis() -> list[Api]:
-    """Every API of the controllers' listener: what a module names `CONTROLLER_APIS`, else all of it."""
+    """Every API of the controllers' listener: a module's `CONTROLLER_APIS` if it has them, otherwise its `APIS`."""
     found = []
     for name in CONTROLLER_MODULES:
         module = import_module(f"fenceline.node.handlers.{name}")

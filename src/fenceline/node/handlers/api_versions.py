@@ -1,6 +1,6 @@
-"""ApiVersions v0-4 (KIP-35, KIP-511, KIP-584), written by hand because every client's first request waits for it.
+"""ApiVersions v0-4 (KIP-35, KIP-511, KIP-584), encoded by hand because it is the first request of every client.
 
-The answer lists what is registered and nothing else. Its header is never flexible (`hot_path.md H9`).
+The response lists exactly the registered APIs. Its header is never flexible (`hot_path.md H9`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TAG_FINALIZED_EPOCH: Final = 1
 _TAG_FINALIZED_FEATURES: Final = 2
 
 
-def names_its_software(version: int, body: memoryview) -> bool:
-    """Whether the client tells its software's name and version in the form that KIP-511 asks for from version 3 on.
+def has_valid_software_name(version: int, body: memoryview) -> bool:
+    """Whether the client sends a valid software name and version, as KIP-511 requires from version 3 on.
 
     Raises MalformedRequest.
     """
@@ -42,7 +42,7 @@ def encode_api_versions(
 ) -> bytes:
     """The body in `version`: error, api ranges, and from v3 the supported and finalized features.
 
-    INVALID_REQUEST comes alone; UNSUPPORTED_VERSION with what is supported, so that the client can step down.
+    INVALID_REQUEST has no ranges; UNSUPPORTED_VERSION has the supported ones, so that the client can downgrade.
     """
     if error is ErrorCode.INVALID_REQUEST:
         return write_response(ApiKey.API_VERSIONS, version, {"error_code": error})
@@ -57,7 +57,7 @@ def encode_api_versions(
     parts.append(struct.pack(">i", 0))
     finalized = dict(broker.finalized_features)
     tagged: list[tuple[int, bytes]] = []
-    # Before v4 a range may not start at 0, because old clients refuse it (KAFKA-17011).
+    # Before v4 a range may not start at 0, because old clients reject it (KAFKA-17011).
     supported = {name: r for name, r in broker.supported_features.items() if version >= 4 or r[0] > 0}
     if supported:
         rows = b"".join(_string(name) + struct.pack(">hhB", *bounds, 0) for name, bounds in sorted(supported.items()))

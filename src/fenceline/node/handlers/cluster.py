@@ -1,6 +1,6 @@
 """DescribeCluster v0-2 (KIP-700, KIP-919, KIP-1073).
 
-Owns nothing; tells what the image says of brokers. The listener is a broker's, so to ask for controllers is refused.
+Owns nothing; reads the brokers from the image. On a broker's listener a request for controllers is rejected.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _CONTROLLERS: Final = 2
 
 
 def handle_describe_cluster(context: RequestContext, request: Any) -> dict[str, Any]:
-    """Brokers of the listener that was asked; fenced ones only where v2 wants them."""
+    """Brokers with the listener of the request; fenced ones only if v2 asks for them."""
     kind = request_field(request, "endpoint_type", _BROKERS)
     if kind != _BROKERS and kind != _CONTROLLERS:
-        return _refused(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {kind}")
+        return _rejected(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {kind}")
     if kind == _CONTROLLERS:
-        return _refused(
+        return _rejected(
             ErrorCode.MISMATCHED_ENDPOINT_TYPE,
             "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER",
         )
@@ -64,15 +64,15 @@ def handle_describe_cluster(context: RequestContext, request: Any) -> dict[str, 
 
 
 def handle_describe_controllers(context: RequestContext, request: Any) -> dict[str, Any]:
-    """KIP-919: controllers that are registered or vote, on the listener asked; `controller_id` is who leads."""
+    """KIP-919: registered controllers and voters with the listener of the request; `controller_id` is the leader."""
     kind = request_field(request, "endpoint_type", _BROKERS)
     if kind != _CONTROLLERS:
-        return _refused(
+        return _rejected(
             ErrorCode.MISMATCHED_ENDPOINT_TYPE,
             "The request was sent to an endpoint of type CONTROLLER, but we wanted an endpoint of type BROKER",
         )
     quorum = context.broker.controller.quorum
-    # Kafka tells registrations only; a voter that has none yet is there all the same.
+    # Kafka lists registrations only; voters without one are listed too.
     known: dict[int, tuple[Endpoint | VoterEndpoint, ...]] = {each.voter_id: each.endpoints for each in quorum.voters}
     known.update({each.id: each.endpoints for each in context.broker.image.controllers.values()})
     controllers = []
@@ -92,7 +92,7 @@ def handle_describe_controllers(context: RequestContext, request: Any) -> dict[s
     }
 
 
-def _refused(code: ErrorCode, message: str) -> dict[str, Any]:
+def _rejected(code: ErrorCode, message: str) -> dict[str, Any]:
     return {
         "error_code": code,
         "error_message": message,

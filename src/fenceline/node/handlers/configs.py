@@ -1,7 +1,7 @@
 """DescribeConfigs v1-4, IncrementalAlterConfigs v0-1, AlterConfigs v0-2, ListConfigResources v0-1.
 
-Owns what Kafka's broker checks before the controller sees a change: resources and keys named twice, null values,
-whether this broker can take a new value of its own keys. Log levels are `loggers`', descriptions `describe_configs`'s.
+Owns the checks that Kafka's broker does before the controller: repeated resources and keys, null values, and whether
+this broker accepts a new value of its own keys. Log levels are in `loggers`, descriptions in `describe_configs`.
 
 Rules: controller.md C36, C37, since_4_0.md K26; KIP-339, KIP-412, KIP-630 (the metadata topic is read-only),
 KIP-1142.
@@ -47,7 +47,7 @@ _FORWARDED: Final = frozenset(
 
 
 class _Change(NamedTuple):
-    """One resource of a request, its changes in the terms of IncrementalAlterConfigs."""
+    """One resource of a request, with its changes in the form of IncrementalAlterConfigs."""
 
     type: ConfigResourceType | None
     raw_type: int
@@ -76,7 +76,7 @@ async def handle_incremental_alter_configs(context: RequestContext, request: Any
 
 
 async def handle_alter_configs(context: RequestContext, request: Any) -> dict[str, Any]:
-    """The legacy request: what it does not name is deleted."""
+    """The legacy request: overrides that it does not name are deleted."""
     wanted = [
         _Change(
             resource_type_of(each.resource_type),
@@ -152,16 +152,16 @@ async def _submit(
 
 
 def _is_done_here(context: RequestContext, change: _Change, *, validate_only: bool, replaces: bool) -> bool:
-    """Check a change; True when it needs no controller. Raises PeerError with the resource's error."""
+    """Check a change; True if it needs no controller. Raises PeerError with the resource's error."""
     _check_shape(change)
     if change.type is ConfigResourceType.TOPIC and change.name == METADATA_TOPIC:
         raise PeerError(
             ErrorCode.POLICY_VIOLATION,
-            f"The configuration of {METADATA_TOPIC} can only be read (KIP-630). Settings of its log and snapshots are"
-            " those of the nodes: metadata.log.* and metadata.max.*.",
+            f"The configuration of {METADATA_TOPIC} is read-only (KIP-630). Configure its log and snapshots on the"
+            " nodes: metadata.log.* and metadata.max.*.",
         )
     if context.is_forwarded and change.type in _FORWARDED:
-        return False  # the broker that was asked has looked at it
+        return False  # the broker that forwarded it has validated it
     if change.type is ConfigResourceType.BROKER_LOGGER and not replaces:
         check_node_id(context.broker.node_id, change.name)
         for each in change.changes:
@@ -172,7 +172,7 @@ def _is_done_here(context: RequestContext, change: _Change, *, validate_only: bo
     merged = _merged(context, change, replaces=replaces)
     match change.type:
         case ConfigResourceType.BROKER if context.listener in context.broker.config.controller_listener_names:
-            pass  # a controller answers for every broker, and knows the own settings of none (KIP-919)
+            pass  # a controller accepts changes for any broker, whose static config it does not know (KIP-919)
         case ConfigResourceType.BROKER:
             if change.name:
                 _check_broker_id(context.broker.node_id, change.name)
@@ -219,7 +219,7 @@ def _check_list_changes(change: _Change, log_dirs: Sequence[Path]) -> None:
 
 
 def _merged(context: RequestContext, change: _Change, *, replaces: bool) -> Mapping[str, str]:
-    """The overrides that the resource would have; changes of lists are left to the controller."""
+    """The overrides that the resource would have; list changes are left to the controller."""
     merged = {} if replaces else dict(context.broker.image.configs.get(change.resource) or {})
     for each in change.changes:
         if each.operation is ConfigOperation.DELETE:
@@ -241,7 +241,7 @@ _LISTED: Final = (
 
 
 def handle_list_config_resources(context: RequestContext, request: Any) -> dict[str, Any]:
-    """Names of everything that has configs; v0 knows client metrics only, an empty list means every type."""
+    """Names of all resources with configs; v0 lists client metrics only, an empty list means every type."""
     if context.api_version == 0:
         types: set[int] = {ConfigResourceType.CLIENT_METRICS}
     else:

@@ -1,6 +1,6 @@
 """Groups of the consumer protocol (KIP-848): ConsumerGroupHeartbeat v0-1, ConsumerGroupDescribe 0-1.
 
-Owns what differs between versions, and that the cluster has to be at `group.version` 1; the rules are in
+    Owns the differences between versions, and the check that the cluster is at `group.version` 1; the rules are in
 `fenceline.groups`. Rules: `since_4_0.md K5, K36`.
 """
 
@@ -129,7 +129,7 @@ def _member_fields(image: MetadataImage, described: DescribedConsumerMember) -> 
 
 
 def _assignment_fields(image: MetadataImage, partitions: Partitions) -> Fields:
-    """Topics that are gone are left out: they have no name any more."""
+    """Deleted topics are left out: they no longer have a name."""
     return {
         "topic_partitions": [
             {"topic_id": topic_id, "topic_name": topic.name, "partitions": sorted(indexes)}

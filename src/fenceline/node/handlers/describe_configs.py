@@ -1,7 +1,7 @@
 """DescribeConfigs v1-4 (KIP-226 synonyms, KIP-569 types and documentation) for every kind of resource.
 
-Owns how a config looks on the wire. Which value counts is `config.effective`'s. Values of passwords, and of keys that
-nobody knows, are never told.
+Owns the encoding of a config in a response. `config.effective` resolves the effective value. Values of passwords and of
+unknown keys are never returned.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _METADATA_TOPIC_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "cleanup.policy",
             ConfigType.LIST,
             "snapshot",
-            "A snapshot of the state takes the place of the log before it: no record goes by its age or its key.",
+            "The log is replaced by snapshots of the state: records are not deleted by age or key.",
         ),
     )
 )
-"""KIP-630 "Configuration": of `__cluster_metadata`; it can be read and not changed."""
+"""KIP-630 "Configuration": the configs of `__cluster_metadata`, which are read-only."""
 _METADATA_POLICY: Final = Effective("snapshot", ConfigSource.DEFAULT, ())
 _TYPES: Final = {int(each): each for each in ConfigResourceType if each is not ConfigResourceType.UNKNOWN}
 
 
 def resource_type_of(number: int) -> ConfigResourceType | None:
-    """The type that a number on the wire means, or None."""
+    """The type for a number on the wire, or None."""
     return _TYPES.get(number)
 
 
 def handle_describe_configs(context: RequestContext, request: Any) -> dict[str, Any]:
-    """One result a resource, in the request's order."""
+    """One result per resource, in request order."""
     with_docs = request_field(request, "include_documentation", False)
     results = []
     for resource in request.resources:
@@ -245,7 +245,7 @@ def _row(name: str, key: ConfigKey | None, found: Effective, *, read_only: bool)
 
 
 def _shown(key: ConfigKey | None, text: str | None) -> str | None:
-    """A value in its plain form; one that does not parse (a newer node wrote it) as it is."""
+    """A value in normalised form; unchanged if it does not parse (for example, written by a newer node)."""
     if key is None:
         return text
     try:

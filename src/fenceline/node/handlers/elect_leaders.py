@@ -1,6 +1,6 @@
-"""ElectLeaders v0-2 (KIP-460): preferred leaders, and unclean ones, by hand.
+"""ElectLeaders v0-2 (KIP-460): preferred and unclean elections requested by an operator.
 
-Owns nothing; who can lead is the controller's to say. Version 0 knows preferred elections only.
+Owns nothing; the controller decides who can lead. Version 0 supports preferred elections only.
 
 Rules: controller.md C29; since_4_0.md K4.
 """
@@ -18,7 +18,7 @@ from fenceline.wire.entities import request_field
 
 
 async def handle_elect_leaders(context: RequestContext, request: Any) -> dict[str, Any]:
-    """Each partition succeeds or fails alone; of all partitions, only those that needed an election are told."""
+    """Each partition succeeds or fails alone; for all partitions, only those that needed an election are returned."""
     wanted = (
         None
         if request.topic_partitions is None

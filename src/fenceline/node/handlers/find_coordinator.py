@@ -1,10 +1,10 @@
-"""FindCoordinator v0-6: which node coordinates a group, or the transactions of an id.
+"""FindCoordinator v0-6: finds the coordinator of a group, or of the transactions of an id.
 
-Owns the answer per key; which partition of `__consumer_offsets` a group belongs to is the coordinator's own rule. This
-node coordinates no transactions, but brokers of Kafka in its cluster do: a client that asks here is sent to them. Where
-there is none, the answer is an error that each client takes for fatal, with words, so that none waits for its time-out:
-librdkafka and aiokafka (up to version 2) stop at 53 alone, Java's client and kafka-python (from 3 on) at any error that
-is not retriable, and these two print 53 as a missing permission.
+Owns the result per key; the group coordinator maps groups to partitions of `__consumer_offsets`. This node coordinates
+no transactions, but Kafka brokers in its cluster do: transactional clients are sent to them. If there are none, the
+result is an error that each client treats as fatal, with a message, so that no client waits for its timeout: librdkafka
+and aiokafka (up to version 2) stop only at 53; the Java client and kafka-python (from 3 on) at any error that is not
+retriable, but these two print 53 as a missing permission.
 Rules: `since_4_0.md K5`.
 """
 
@@ -18,7 +18,7 @@ from fenceline.groups.partitioning import partition_for
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, NO_LEADER, TRANSACTION_STATE_TOPIC
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.handlers.registry import Answer, Api, RequestContext
-from fenceline.node.transactions_elsewhere import REFUSAL
+from fenceline.node.transaction_support import REFUSAL
 from fenceline.wire.apis import ApiKey
 
 GROUP_KEY_TYPE: Final = 0
@@ -35,13 +35,13 @@ class _Found(NamedTuple):
 
 
 async def find_coordinator(context: RequestContext, request: Any) -> Answer:
-    """One key up to v3, any number from v4. The first question for a group creates `__consumer_offsets`."""
+    """One key up to v3, any number from v4. The first request for a group creates `__consumer_offsets`."""
     key_type = getattr(request, "key_type", GROUP_KEY_TYPE)
     keys: Sequence[str] = (request.key,) if context.api_version < 4 else request.coordinator_keys
     if key_type == GROUP_KEY_TYPE and keys and CONSUMER_OFFSETS_TOPIC not in context.broker.image.topics_by_name:
         await context.broker.offsets_topic.create()
-    refuses = key_type == TRANSACTION_KEY_TYPE and not await context.broker.transactions_elsewhere.may_exist()
-    found = [_refused(context, key) if refuses else _find(context, key_type, key) for key in keys]
+    rejects = key_type == TRANSACTION_KEY_TYPE and not await context.broker.transaction_support.may_be_available()
+    found = [_rejected(context, key) if rejects else _find(context, key_type, key) for key in keys]
     if context.api_version < 4:
         one = found[0]
         return {
@@ -66,8 +66,8 @@ async def find_coordinator(context: RequestContext, request: Any) -> Answer:
     }
 
 
-def _refused(context: RequestContext, transactional_id: str) -> _Found:
-    context.broker.transactions_elsewhere.refused(context.client_id, context.peer, transactional_id)
+def _rejected(context: RequestContext, transactional_id: str) -> _Found:
+    context.broker.transaction_support.log_rejected(context.client_id, context.peer, transactional_id)
     stops_at_53 = context.api_version <= _LAST_OF_LIBRDKAFKA
     code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if stops_at_53 else ErrorCode.UNSUPPORTED_VERSION
     return _Found(code, REFUSAL)

@@ -40,7 +40,7 @@ def join_group(context: RequestContext, request: Any) -> Answer | Awaitable[Answ
             "error_code": answer.error,
             "generation_id": answer.generation,
             "protocol_type": answer.protocol_type,
-            # Before v7 the name can not be null.
+            # Before v7 the name cannot be null.
             "protocol_name": answer.protocol_name if version >= 7 else answer.protocol_name or "",
             "leader": answer.leader,
             "skip_assignment": answer.skip_assignment,
@@ -103,7 +103,7 @@ def heartbeat(context: RequestContext, request: Any) -> Answer | Awaitable[Answe
 
 
 def leave_group(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
-    """Up to v2 one member whose error is the answer's; from v3 any number, each with its own."""
+    """Up to v2 one member, whose error is the top-level error; from v3 any number, each with its own error."""
     names_one = context.api_version < 3
     if names_one:
         members: tuple[messages.MemberIdentity, ...] = (messages.MemberIdentity(request.member_id),)

@@ -1,6 +1,6 @@
-"""Offsets that groups commit: OffsetCommit v2-10, OffsetFetch 1-10, OffsetDelete 0.
+"""Committed offsets of groups: OffsetCommit v2-10, OffsetFetch 1-10, OffsetDelete 0.
 
-Owns what differs between versions and what needs the metadata image (does the topic exist, which name has this id);
+Owns the differences between versions and the use of the metadata image (does the topic exist, which name has an id);
 the rules are in `fenceline.groups`. Rules: `since_4_0.md K5, K32`, `epochs.md E61`.
 """
 
@@ -20,7 +20,7 @@ from fenceline.wire.entities import millis
 
 
 class _TopicAnswers:
-    """Partitions by topic, in the order in which topics were first seen."""
+    """Partitions by topic, in the order in which topics were added."""
 
     __slots__ = ("_by_topic", "_key")
 
@@ -36,7 +36,7 @@ class _TopicAnswers:
 
 
 def offset_commit(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
-    """Partitions that do not exist are refused one by one; the others go to the group's coordinator together."""
+    """Partitions that do not exist fail individually; the others go to the group's coordinator together."""
     version = context.api_version
     image: MetadataImage = context.broker.image
     by_id = version >= 10
@@ -165,7 +165,7 @@ def _fetched_topics(
     topics = []
     for name, partitions in fetched:
         topic = image.topics_by_name.get(name)
-        # A client that speaks ids can not be told of a topic that has none any more.
+        # A client that uses ids cannot be sent a topic without one.
         if topic is not None:
             topics.append({"topic_id": topic.id, "partitions": partitions})
     for asked in group.topics or ():
@@ -192,7 +192,7 @@ def _fetched_fields(
 
 
 def _fetched_single(version: int, group: _AskedGroup, answer: messages.FetchOffsetsResponse) -> Fields:
-    """Up to v7. Version 1 has no field for an error of the whole group: each partition carries it."""
+    """Up to v7. Version 1 has no top-level error: each partition carries it."""
     if not answer.error:
         topics = [
             {"name": name, "partitions": [_fetched_fields(*each) for each in partitions]}

@@ -1,4 +1,4 @@
-"""Groups as a whole, for who administers them: ListGroups v0-5, DescribeGroups 0-6, DeleteGroups 0-2.
+"""Administration of groups: ListGroups v0-5, DescribeGroups 0-6, DeleteGroups 0-2.
 
 Owns what differs between versions; the rules are in `fenceline.groups`. Rules: `since_4_0.md K5, K32`.
 """
@@ -16,7 +16,7 @@ from fenceline.node.replies import Fields, all_answered
 from fenceline.wire.apis import ApiKey
 
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
-"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all that one can do with a group; nobody is refused yet."""
+"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all operations on a group; there is no authorizer yet."""
 
 
 def list_groups(context: RequestContext, request: Any) -> Answer:
@@ -53,7 +53,7 @@ def _described(context: RequestContext, group_id: str, shows_operations: bool) -
         if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
             group = DescribedGroup(group_id, error.code)
         elif context.api_version >= 6:
-            # KIP-1043: newer clients hear that there is no such group, older ones see a dead one.
+            # KIP-1043: newer clients get an error for a missing group, older ones a dead group.
             group = DescribedGroup(group_id, error.code, error.message, GroupState.DEAD)
         else:
             group = DescribedGroup(group_id, state=GroupState.DEAD)

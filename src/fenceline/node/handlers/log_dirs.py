@@ -1,8 +1,7 @@
 """DescribeLogDirs v1-5 and AlterReplicaLogDirs v1-2 (KIP-113, KIP-827, KIP-858, KIP-1066).
 
-Owns the account of directories: sizes of partitions, room on the disk, what is on its way to them. Sizes of partitions
-that nobody has opened are read from the directory, so the whole answer is made in a thread. Moves are
-`DirectoryMoves`'.
+Owns the description of directories: partition sizes, disk space, moves in progress. Sizes of partitions that are not
+open are read from the directory, so the response is built in a thread. Moves are in `DirectoryMoves`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def handle_describe_log_dirs(context: RequestContext, request: Any) -> dict[str, Any]:
-    """Every directory with the partitions asked for (None: all), those that this broker does not hold left out."""
+    """Every directory with the requested partitions (None: all) that this broker has."""
     broker = context.broker
     wanted = _wanted(request.topics, broker.image, broker.node_id)
     offline = frozenset(broker.partitions.offline)
@@ -122,7 +121,7 @@ def _offline(path: str) -> dict[str, Any]:
 
 
 async def handle_alter_replica_log_dirs(context: RequestContext, request: Any) -> dict[str, Any]:
-    """Begin the moves that are asked for; an answer says whether each has begun, not whether it has ended."""
+    """Start the requested moves; the response says whether each has started, not whether it has completed."""
     results: dict[str, list[dict[str, Any]]] = {}
     for directory in request.dirs:
         for topic in directory.topics:

@@ -1,7 +1,7 @@
 """Log levels as configs of the BROKER_LOGGER resource (KIP-412). This node has one logger, `root`.
 
-Owns the words: TRACE counts as DEBUG and FATAL as ERROR, which is what is told back. Nothing of it is metadata, and
-nothing survives a restart.
+Owns the names of levels: TRACE is set as DEBUG and FATAL as ERROR, and so returned. Levels are neither metadata nor
+kept after a restart.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _WORDS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def log_level() -> str:
-    """The level of `root` as clients write it."""
+    """The level of `root`, by Kafka's name."""
     return _WORDS[logs.level()]
 
 
 def check_node_id(node_id: int, name: str) -> None:
-    """Raises PeerError when the resource is not this node's loggers."""
+    """Raises PeerError if the resource is not this node."""
     try:
         asked = int(name)
     except ValueError:
@@ -40,7 +40,7 @@ def check_node_id(node_id: int, name: str) -> None:
 
 
 def alter_log_level(change: ConfigChange, *, validate_only: bool) -> None:
-    """Set a level. Raises PeerError as Kafka does: unknown logger or level, root deleted, lists."""
+    """Set a level. Raises the same errors as Kafka: unknown logger or level, deleting root, list operations."""
     match change.operation:
         case ConfigOperation.APPEND | ConfigOperation.SUBTRACT:
             raise PeerError(

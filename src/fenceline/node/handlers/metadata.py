@@ -1,11 +1,11 @@
 """Metadata v0-13 with automatic creation, and DescribeTopicPartitions v0 (KIP-966).
 
-Owns which topics an answer holds. How a Metadata answer is written is `metadata_encoding`'s.
+Owns the selection of topics in a response. `metadata_encoding` encodes Metadata responses.
 
-A topic that is created on the way is told at once, where Kafka answers UNKNOWN_TOPIC_OR_PARTITION and lets the client
-ask again: it exists when the answer is written. A failed creation is told as Kafka does, error 3.
+A topic that is created by a request is in its response, whereas Kafka returns UNKNOWN_TOPIC_OR_PARTITION and lets the
+client retry. If creation fails, the response is Kafka's, error 3.
 
-Rules: KIP-516 (ids from v12; as soon as one topic has an id, names do not count), KIP-4, KIP-430; since_4_0.md K5, K35.
+Rules: KIP-516 (ids from v12; if one topic has an id, names are ignored), KIP-4, KIP-430; since_4_0.md K5, K35.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 _IDS_SINCE: Final = 12
 _AUTO_CREATION_FLAG_SINCE: Final = 4
 _KEEP_FROM_TOPICS: Final = 64
-"""Answers that tell at least so many topics are kept whole."""
+"""Responses with at least this many topics are cached."""
 
 _encoders: WeakKeyDictionary[Broker, dict[tuple[int, str, bool], MetadataEncoder]] = WeakKeyDictionary()
-"""By version, listener, and whether they tell who is absent."""
+"""By version, listener, and whether absent brokers are considered."""
 
 
 class _Wanted(NamedTuple):
-    """What a request asks for, without repetitions; both None means all topics."""
+    """The requested topics, without repetitions; both None means all topics."""
 
     names: tuple[str, ...] | None
     ids: tuple[UUID, ...] | None
@@ -61,7 +61,7 @@ class _Found(NamedTuple):
 
 
 def handle_metadata(context: RequestContext, request: Any) -> bytes | Awaitable[bytes]:
-    """Answer from the image; wait only where topics have to be created first."""
+    """Answer from the image; wait only if topics must be created first."""
     encoder = _encoder_for(context, request)
     wanted = _wanted(context.api_version, request.topics)
     if isinstance(wanted, tuple) and not isinstance(wanted, _Wanted):
@@ -78,8 +78,8 @@ def handle_metadata(context: RequestContext, request: Any) -> bytes | Awaitable[
 
 
 def _encoder_for(context: RequestContext, request: Any) -> MetadataEncoder:
-    """Who names topics works with them, and is told who is absent. Who asks for all of them, or for none, looks at the
-    cluster as the metadata has it."""
+    """The encoder for a request. A request that names topics gets the absent brokers considered; one for all topics, or
+    none, gets the cluster as the metadata has it."""
     broker, version, listener = context.broker, context.api_version, context.listener
     encoders = _encoders.setdefault(broker, {})
     absent = broker.absent
@@ -91,12 +91,12 @@ def _encoder_for(context: RequestContext, request: Any) -> MetadataEncoder:
     encoder = encoders.get(key)
     if encoder is None:
         encoder = encoders[key] = MetadataEncoder(version, listener, broker.node_id)
-    encoder.look_at(broker.image, absent)
+    encoder.use_image(broker.image, absent)
     return encoder
 
 
 def _wanted(version: int, topics: Sequence[Any] | None) -> _Wanted | tuple[TopicError, ...]:
-    """What is asked for, or the errors of a request that is wrong as a whole."""
+    """The requested topics, or the errors of an invalid request."""
     if topics is None or (version == 0 and not topics):
         return _Wanted(None, None)
     ids = [request_field(topic, "topic_id", None) for topic in topics]
@@ -130,7 +130,7 @@ def _to_create(context: RequestContext, request: Any, wanted: _Wanted) -> tuple[
 def _may_be_created(name: str) -> bool:
     if name == METADATA_TOPIC or name_fault(name) is not None:
         return False
-    # Internal topics come with settings of their own, from the coordinator that needs them.
+        # Internal topics have their own settings, and are created by their coordinator.
     return name == CONSUMER_OFFSETS_TOPIC or not is_internal(name)
 
 
@@ -138,8 +138,8 @@ def _answer(context: RequestContext, encoder: MetadataEncoder, request: Any, wan
     topic_operations = request_field(request, "include_topic_authorized_operations", False)
     cluster_operations = request_field(request, "include_cluster_authorized_operations", False)
     shape = (wanted, topic_operations, cluster_operations)
-    if (kept := encoder.kept(shape)) is not None:
-        return kept
+    if (cached := encoder.cached(shape)) is not None:
+        return cached
     found = _find(context.broker.image, wanted)
     operations = TOPIC_OPERATIONS if topic_operations else OPERATIONS_NOT_ASKED
     answer = encoder.answer(
@@ -151,7 +151,7 @@ def _answer(context: RequestContext, encoder: MetadataEncoder, request: Any, wan
         cluster_operations=CLUSTER_OPERATIONS if cluster_operations else OPERATIONS_NOT_ASKED,
     )
     if len(found.topics) >= _KEEP_FROM_TOPICS:
-        encoder.keep(shape, answer)
+        encoder.cache(shape, answer)
     return answer
 
 
@@ -178,15 +178,15 @@ def _find(image: MetadataImage, wanted: _Wanted) -> _Found:
 
 
 def handle_describe_topic_partitions(context: RequestContext, request: Any) -> dict[str, Any]:
-    """Topics in the order of their names from the cursor on, until the limit of partitions is reached."""
+    """Topics in name order, starting at the cursor, up to the limit of partitions."""
     image = context.broker.image
     names = sorted({topic.name for topic in request.topics}, key=_java_order)
     everything = not names
     cursor = request.cursor
     if cursor is not None and (cursor.partition_index < 0 or (not everything and cursor.topic_name not in names)):
-        return _refused(request.topics, ErrorCode.INVALID_REQUEST)
+        return _rejected(request.topics, ErrorCode.INVALID_REQUEST)
     if "" in names:
-        return _refused(request.topics, ErrorCode.UNKNOWN_SERVER_ERROR)
+        return _rejected(request.topics, ErrorCode.UNKNOWN_SERVER_ERROR)
     if everything:
         names = sorted(image.topics_by_name, key=_java_order)
     if cursor is not None:
@@ -212,7 +212,7 @@ def handle_describe_topic_partitions(context: RequestContext, request: Any) -> d
 
 
 def _java_order(name: str) -> bytes:
-    """Strings are compared by UTF-16 units there."""
+    """Java compares strings by UTF-16 units."""
     return name.encode("utf-16-be", "surrogatepass")
 
 
@@ -255,7 +255,7 @@ def _describe_partition(image: MetadataImage, topic: TopicImage, index: int, lis
     }
 
 
-def _refused(topics: Iterable[Any], code: ErrorCode) -> dict[str, Any]:
+def _rejected(topics: Iterable[Any], code: ErrorCode) -> dict[str, Any]:
     rows = [
         {"error_code": code, "name": topic.name, "topic_authorized_operations": OPERATIONS_NOT_ASKED}
         for topic in topics

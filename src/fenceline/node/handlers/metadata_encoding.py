@@ -1,12 +1,12 @@
-"""Metadata answers as bytes, written by hand: a client of 10,000 partitions asks for all of them at once.
+"""Metadata responses as bytes, encoded by hand: a client of 10,000 partitions asks for all of them at once.
 
-Owns the layout of Metadata responses v0-13 and what is kept of earlier answers. Decides nothing but what Kafka derives
-from the image: errors of partitions, offline replicas, the controller that clients are told (any live broker).
+Owns the layout of Metadata responses v0-13 and the cache of encoded ones. Decides only what Kafka derives from the
+image: partition errors, offline replicas, and the controller that clients see (any live broker).
 
-What a partition says after its index is the same for many partitions (leader, epoch, replicas, in-sync replicas), so it
-is encoded once for each different combination. Topics are kept encoded by topic image; whole answers by request shape.
-Both are dropped when topics or brokers of the image are other objects than before: an image that only moved its offset
-keeps them.
+The fields after a partition's index are the same for many partitions (leader, epoch, replicas, ISR), so each distinct
+combination is encoded once. Encoded topics are cached by topic image, complete responses by request shape. Both caches
+are dropped when the topics or brokers of the image are different objects: an image that only advances its offset keeps
+them.
 
 Fields by version: v1 rack, controller, internal; v2 cluster id; v3 throttle; v5 offline replicas; v7 leader epoch;
 v8 authorized operations (of the cluster only until v10); v9 flexible; v10 topic id; v12 nullable name; v13 error code.
@@ -36,7 +36,7 @@ from fenceline.wire.primitives import uvarint
 SHARE_STATE_TOPIC: Final = "__share_group_state"
 OPERATIONS_NOT_ASKED: Final = -(2**31)
 TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
-"""READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: nobody is refused yet."""
+"""READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: there is no authorizer yet."""
 CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 """CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE."""
 
@@ -50,13 +50,13 @@ _TailKey: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[UU
 
 
 def is_internal(topic: str) -> bool:
-    """Whether clients are told that it is one of Kafka's own topics."""
+    """Whether clients see it as an internal topic."""
     return topic in INTERNAL_TOPICS or topic == SHARE_STATE_TOPIC
 
 
 def controller_for_clients(image: MetadataImage, asked: int) -> int:
-    """A live broker, which hands on what is meant for the controller: the one that was `asked`, since it certainly
-    lives; another where it is fenced; -1 where none lives."""
+    """A live broker, which forwards requests for the controller: the one that was `asked`, since it is certainly alive;
+    another one if it is fenced; -1 if none is alive."""
     own = image.brokers.get(asked)
     if own is not None and own.is_active:
         return asked
@@ -64,7 +64,7 @@ def controller_for_clients(image: MetadataImage, asked: int) -> int:
 
 
 def is_offline(broker: BrokerImage | None, partition: PartitionImage, replica: int, listener: str) -> bool:
-    """Whether a replica can not serve: broker unknown, fenced, not on this listener, or its directory gone."""
+    """Whether a replica cannot serve: broker unknown, fenced, not on this listener, or its directory offline."""
     if broker is None or broker.fenced or broker.endpoint(listener) is None:
         return True
     directory = partition.directory_of(replica)
@@ -91,7 +91,7 @@ def view_partition(
 ) -> PartitionView:
     """`old_errors`: up to v5 a leader without this listener is LEADER_NOT_AVAILABLE, later LISTENER_NOT_FOUND.
 
-    left: leaders that are not there, whatever the image says (`absent_brokers`).
+    left: unavailable leaders, whatever the image says (`absent_brokers`).
     """
     offline = tuple(
         replica
@@ -108,7 +108,7 @@ def view_partition(
 
 
 class TopicError(NamedTuple):
-    """A topic that was asked for and can not be told."""
+    """A requested topic that cannot be returned."""
 
     code: ErrorCode
     name: str | None
@@ -117,7 +117,7 @@ class TopicError(NamedTuple):
 
 
 class MetadataEncoder:
-    """Encodes one version for one listener, and keeps what it encoded as long as it is true."""
+    """Encodes responses of one version for one listener, and caches them while they are valid."""
 
     __slots__ = (
         "_absent",
@@ -144,8 +144,8 @@ class MetadataEncoder:
         self._topics: dict[UUID, tuple[TopicImage, bytes]] = {}
         self._answers: dict[tuple[object, ...], bytes] = {}
 
-    def look_at(self, image: MetadataImage, absent: Absent = NOBODY) -> None:
-        """Take `image` as the one to tell, but for who is absent; forget what that made untrue."""
+    def use_image(self, image: MetadataImage, absent: Absent = NOBODY) -> None:
+        """Use `image`, with `absent` brokers, for the next responses; drop outdated cache entries."""
         before, self._image = self._image, image
         absent_before, self._absent = self._absent, absent
         if before is None or before.brokers is not image.brokers or absent_before != absent:
@@ -158,11 +158,11 @@ class MetadataEncoder:
             if len(self._topics) > 2 * len(image.topics_by_name) + 16:
                 self._topics.clear()
 
-    def kept(self, shape: tuple[object, ...]) -> bytes | None:
-        """The whole answer to a request of this shape, when nothing changed since."""
+    def cached(self, shape: tuple[object, ...]) -> bytes | None:
+        """The cached response to a request of this shape, if nothing has changed since."""
         return self._answers.get(shape)
 
-    def keep(self, shape: tuple[object, ...], answer: bytes) -> None:
+    def cache(self, shape: tuple[object, ...], answer: bytes) -> None:
         if len(self._answers) >= _WHOLE_ANSWERS_KEPT:
             del self._answers[next(iter(self._answers))]
         self._answers[shape] = answer
@@ -178,7 +178,7 @@ class MetadataEncoder:
         cluster_operations: int,
     ) -> bytes:
         """The body: unknown ids, then topics, then other errors, in Kafka's order."""
-        assert self._image is not None, "look_at comes first"
+        assert self._image is not None, "use_image comes first"
         tail = _int32(topic_operations) if self._version >= 8 else b""
         tail += b"\0" if self._flexible else b""
         parts = [part for error in errors_before for part in self._encode_error(error)]
@@ -196,7 +196,7 @@ class MetadataEncoder:
         return b"".join((*head, self._length(count), *parts, *failed, self._end(cluster_operations)))
 
     def refusal(self, errors: Sequence[TopicError]) -> bytes:
-        """The body for a request that is wrong as a whole: no brokers, no cluster id, an error for each topic."""
+        """The body for an invalid request: no brokers, no cluster id, an error for each topic."""
         parts = [self._throttle(), self._length(0)]
         if self._version >= 2:
             parts.append(self._string(None))
@@ -218,9 +218,8 @@ class MetadataEncoder:
         return end + (b"\0" if self._flexible else b"")
 
     def _encode_brokers(self, image: MetadataImage) -> bytes:
-        """Live ones, and who was one a moment ago; where none is known to live, the one that answers: it certainly
-        does. Who is told of no broker at all has nobody left to ask, and librdkafka (2.10 and later) never asks
-        again."""
+        """Live brokers, and those fenced a moment ago; if there are none, this broker, which is certainly alive. A
+        client that gets no broker at all has none left to ask, and librdkafka (2.10 and later) never asks again."""
         parts: list[bytes] = []
         own = image.brokers.get(self._node_id)
         lately = self._absent.fenced_lately
@@ -271,13 +270,13 @@ class MetadataEncoder:
         return encoded
 
     def _encode_partition(self, partition: PartitionImage) -> tuple[bytes, bytes]:
-        """What comes before a partition's index, and what comes after it."""
+        """The bytes before a partition's index, and those after it."""
         image, version = self._image, self._version
-        assert image is not None, "look_at comes first"
+        assert image is not None, "use_image comes first"
         view = view_partition(image, partition, self._listener, old_errors=version <= 5, left=self._absent.left)
         error, replicas, isr = view.error, partition.replicas, partition.isr
         if version == 0:
-            # The oldest clients are only told of live replicas, and hear of it when some are missing.
+            # The oldest clients get live replicas only, with an error if some are missing.
             replicas = tuple(each for each in replicas if self._is_alive(image, each))
             isr = tuple(each for each in isr if self._is_alive(image, each))
             if error is ErrorCode.NONE and (len(replicas), len(isr)) != (len(partition.replicas), len(partition.isr)):

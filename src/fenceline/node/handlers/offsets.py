@@ -36,7 +36,7 @@ _FIRST_VERSION_OF: Final = {
 }
 _FIRST_WITH_OFFSET_NOT_AVAILABLE: Final = 5
 _HIGH_WATERMARK: Final = -1
-"""DeleteRecords: the offset that stands for the high watermark."""
+"""DeleteRecords: the offset that means the high watermark."""
 
 
 class _Found(NamedTuple):
@@ -49,9 +49,9 @@ _NOTHING: Final = _Found(-1, -1, -1)
 
 
 def list_offsets(context: RequestContext, request: Any) -> dict[str, Any] | Awaitable[dict[str, Any]]:
-    """Answer each partition by itself; an error of one leaves the others alone.
+    """Each partition succeeds or fails alone.
 
-    Look-ups by time read the disk: with one of them in the request, the answer comes later.
+    Lookups by time read the disk: a request with one of them is answered asynchronously.
     """
     wanted = (partition.timestamp for topic in request.topics for partition in topic.partitions)
     if all(timestamp in _KNOWN_IN_MEMORY for timestamp in wanted):
@@ -60,12 +60,12 @@ def list_offsets(context: RequestContext, request: Any) -> dict[str, Any] | Awai
 
 
 def _run_at_once(answering: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """The answer of a coroutine that waits for nothing."""
+    """The result of a coroutine that never waits."""
     try:
         answering.send(None)
     except StopIteration as finished:
         return cast("dict[str, Any]", finished.value)
-    raise InternalError("a look-up in memory waited")
+    raise InternalError("an in-memory lookup blocked")
 
 
 async def _list_offsets(context: RequestContext, request: Any) -> dict[str, Any]:
@@ -78,17 +78,17 @@ async def _list_offsets(context: RequestContext, request: Any) -> dict[str, Any]
             key = (topic.name, partition.partition_index)
             (doubled if key in seen else seen).add(key)
     topics = []
-    refused: set[tuple[str, int]] = set()
+    rejected: set[tuple[str, int]] = set()
     for topic in request.topics:
         answers = []
         for partition in topic.partitions:
             index = partition.partition_index
-            if (topic.name, index) in refused:
+            if (topic.name, index) in rejected:
                 continue
             try:
                 if (topic.name, index) in doubled:
-                    # Once for all its mentions, as Kafka answers (`L2`).
-                    refused.add((topic.name, index))
+                    # One result for all mentions, as in Kafka (`L2`).
+                    rejected.add((topic.name, index))
                     raise PeerError(ErrorCode.INVALID_REQUEST)
                 _check_timestamp(partition.timestamp, context.api_version)
                 found = await _find_offset(context, topic.name, partition, replica_id, isolation)
@@ -131,7 +131,7 @@ async def _find_offset(context: RequestContext, topic: str, partition: Any, repl
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         start = partition_log.log_start_offset
         first = partition_log.epochs.earliest
-        # The epoch is told only where it is known to cover the log's start (`L18`).
+        # The epoch is returned only if it is known to cover the log start (`L18`).
         return _Found(start, -1, first[0] if first is not None and first[1] <= start else -1)
     if timestamp == LATEST:
         _require_visible_end(replica, replica_id, context.api_version)
@@ -145,7 +145,7 @@ async def _find_offset(context: RequestContext, topic: str, partition: Any, repl
     broker = context.broker
     looking = broker.loop.run_in_executor(broker.disk_threads, look_up)
     await asyncio.wait((looking,))
-    # The role, the epoch and the log may be others by now (`epochs.md E7`).
+    # The role, the epoch and the log may have changed meanwhile (`epochs.md E7`).
     if checked() is not replica:
         raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     found = looking.result()
@@ -190,7 +190,7 @@ def _checked(
 
 
 def offset_for_leader_epoch(context: RequestContext, request: Any) -> dict[str, Any]:
-    """Where an epoch ends in this leader's log (`epochs.md E13`, `E21`)."""
+    """The end offset of an epoch in this leader's log (`epochs.md E13`, `E21`)."""
     topics = []
     for topic in request.topics:
         answers = []
@@ -208,7 +208,7 @@ def offset_for_leader_epoch(context: RequestContext, request: Any) -> dict[str, 
 
 
 class _Deletion(NamedTuple):
-    """What became of one partition. `replica` None: `code` says why nothing was deleted."""
+    """The result of one partition. `replica` None: nothing was deleted, because of `code`."""
 
     replica: Replica | None
     offset: int
@@ -217,10 +217,10 @@ class _Deletion(NamedTuple):
 
 
 def delete_records(context: RequestContext, request: Any) -> dict[str, Any] | Awaitable[dict[str, Any]]:
-    """Move the log start of each partition up; whole segments below it go to the cleaner.
+    """Advance the log start of each partition; segments completely below it are left to retention.
 
-    Answered when all live replicas have done so: 7 for a partition where that takes longer than the request's timeout,
-    6 where the leadership moved meanwhile.
+    Answered when all live replicas have done so. A partition fails with 7 if that takes longer than the request's
+    timeout, and with 6 if the leader changes meanwhile.
     """
     deletions = [
         [_delete(context, topic.name, partition.partition_index, partition.offset) for partition in topic.partitions]
@@ -285,7 +285,7 @@ def _delete(context: RequestContext, topic: str, index: int, offset: int) -> _De
 
 def _delete_before(context: RequestContext, topic: str, index: int, offset: int) -> _Deletion:
     if topic == METADATA_TOPIC:
-        raise PeerError(ErrorCode.POLICY_VIOLATION)  # N23, as KIP-630 has it: its log starts at snapshots only
+        raise PeerError(ErrorCode.POLICY_VIOLATION)  # N23, KIP-630: its log starts at snapshots only
     replica = context.broker.partitions.leader(topic, None, index)
     if topic in INTERNAL_TOPICS:
         raise PeerError(ErrorCode.INVALID_TOPIC_EXCEPTION)

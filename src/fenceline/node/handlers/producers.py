@@ -1,8 +1,8 @@
 """InitProducerId v0-5 for idempotent producers and DescribeProducers v0.
 
-Producer ids come in blocks of 1000 from the controller (`controller.md C41`); a block that was cut off by a restart is
-never handed out again. A transactional id is refused, because this node has no transaction coordinator: for good (53,
-which every client takes for fatal) where no broker of the cluster has one.
+Producer ids are allocated by the controller in blocks of 1000 (`controller.md C41`); the rest of a block is never used
+after a restart. A transactional id is rejected, because this node has no transaction coordinator: with 53, which every
+client treats as fatal, if no broker of the cluster has one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ProducerIds:
-    """Hands out producer ids one by one, asking the controller for the next block when one is used up."""
+    """Assigns producer ids one by one, and requests the next block from the controller when one is used up."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -29,8 +29,8 @@ class ProducerIds:
         self._end_exclusive = 0
         self._refill = asyncio.Lock()
 
-    async def take(self) -> int:
-        """A producer id that nobody else ever gets. Raises PeerError when the controller gives none."""
+    async def next_id(self) -> int:
+        """A unique producer id. Raises PeerError if the controller allocates none."""
         while self._next >= self._end_exclusive:
             async with self._refill:
                 if self._next >= self._end_exclusive:
@@ -45,32 +45,32 @@ class ProducerIds:
 
 async def init_producer_id(context: RequestContext, request: Any) -> dict[str, Any]:
     if request.transactional_id is not None:
-        code = await _refusal(context, request.transactional_id)
+        code = await _error_code(context, request.transactional_id)
         return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
     has_id, has_epoch = (getattr(request, name, -1) != -1 for name in ("producer_id", "producer_epoch"))
     if has_id != has_epoch:
         return {"error_code": ErrorCode.INVALID_REQUEST, "producer_id": -1, "producer_epoch": -1}
     try:
-        producer_id = await context.broker.producer_ids.take()
+        producer_id = await context.broker.producer_ids.next_id()
     except PeerError as error:
-        # A controller whose disk is full has no ids now. Clients wait for that, and take the disk's error for the end.
+        # If the controller's disk is full there are no ids now. Clients retry this error, but not the storage error.
         code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error.code is ErrorCode.KAFKA_STORAGE_ERROR else error.code
         return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
     return {"error_code": ErrorCode.NONE, "producer_id": producer_id, "producer_epoch": 0}
 
 
-async def _refusal(context: RequestContext, transactional_id: str) -> ErrorCode:
+async def _error_code(context: RequestContext, transactional_id: str) -> ErrorCode:
     if transactional_id == "":
         return ErrorCode.INVALID_REQUEST
-    elsewhere = context.broker.transactions_elsewhere
-    if await elsewhere.may_exist():
+    support = context.broker.transaction_support
+    if await support.may_be_available():
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    elsewhere.refused(context.client_id, context.peer, transactional_id)
+    support.log_rejected(context.client_id, context.peer, transactional_id)
     return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 def describe_producers(context: RequestContext, request: Any) -> dict[str, Any]:
-    """The producers that each partition's log remembers."""
+    """The producers in each partition's log."""
     topics = []
     for topic in request.topics:
         answers = []

@@ -1,7 +1,7 @@
 """AlterPartitionReassignments v0-1, ListPartitionReassignments v0 (KIP-455, KIP-860).
 
-Owns nothing; what may be moved is the controller's to say. It answers when the move is on record: the replicas then
-copy for as long as it takes, and ListPartitionReassignments tells which still do.
+Owns nothing; the controller decides what may be moved. The response is sent when the move has been recorded; replicas
+copy for as long as it takes, and ListPartitionReassignments returns those in progress.
 
 Rules: controller.md C32-C34; since_4_0.md K4, K27.
 """
@@ -68,7 +68,7 @@ def _topic(name: str, rows: Sequence[tuple[int, ErrorCode, str | None]]) -> dict
 
 
 async def handle_list_partition_reassignments(context: RequestContext, request: Any) -> dict[str, Any]:
-    """Partitions on the move, of the topics that were asked for or of all."""
+    """Reassignments in progress, of the requested topics or of all."""
     wanted = (
         None
         if request.topics is None

@@ -1,8 +1,8 @@
-"""The dispatch table's vocabulary: what a handler is, and what it is given.
+"""Types of the dispatch table: what a handler is, and what it receives.
 
-One module of handlers exports `APIS`, a tuple of `Api`; the node advertises exactly what is registered, nothing else.
-A handler gets the decoded request and answers fields for `wire.entities.write_response`, or ready bytes of the body.
-It may be a coroutine function or return an awaitable: the connection then waits before it takes the next request.
+A module of handlers exports `APIS`, a tuple of `Api`; the node advertises exactly the registered APIs. A handler
+receives the decoded request and returns fields for `wire.entities.write_response`, or the encoded body. It may be a
+coroutine function or return an awaitable: the connection then waits before it handles the next request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Handler: TypeAlias = Callable[["RequestContext", Any], "Answer | Awaitable[Answe
 
 @dataclass(slots=True)
 class RequestContext:
-    """Who asks, in which version. Lives as long as the request."""
+    """The origin and version of a request. Lives as long as the request."""
 
     broker: Broker
     api_version: int
@@ -34,11 +34,11 @@ class RequestContext:
     listener: str
     """Name of the listener that the request came through."""
     is_forwarded: bool = False
-    """It came to the controller in an envelope: the broker that its client asked has looked at it."""
+    """It reached the controller in an envelope: the broker that forwarded it has validated it."""
 
 
 class Api(NamedTuple):
-    """One API that works: its versions (both ends inclusive) and who answers it."""
+    """A supported API: its versions (both ends inclusive) and its handler."""
 
     key: ApiKey
     min_version: int

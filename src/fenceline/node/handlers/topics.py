@@ -1,9 +1,9 @@
 """CreateTopics v2-7, DeleteTopics v1-6, CreatePartitions v0-3.
 
-Owns what Kafka's listener does before and after the controller: repeated names, ids that are names, the configs that a
-new topic is told with. Whether a topic can be made is the controller's to say. It answers as soon as its records are
-safe; the answer waits only, up to the request's timeout, for a thread of this node that is at the files of a deleted
-topic of that name.
+Owns the steps before and after the controller, as in Kafka: repeated names, ids with names, the configs in the response
+for a new topic. The controller decides whether a topic can be created. The response is sent as soon as the records are
+committed; it waits, up to the request's timeout, only if a thread of this node still uses the files of a deleted topic
+of that name.
 
 Rules: controller.md C21-C25, since_4_0.md K4, K27.
 """
@@ -48,7 +48,7 @@ _DELETION_DISABLED_SINCE: Final = 3
 
 
 async def handle_create_topics(context: RequestContext, request: Any) -> dict[str, Any]:
-    """One result a name, in the request's order."""
+    """One result per name, in request order."""
     names = Counter(topic.name for topic in request.topics)
     results: dict[str, CreatedTopic] = {}
     wanted: list[NewTopic] = []
@@ -115,17 +115,17 @@ def _created(context: RequestContext, topic: CreatedTopic) -> dict[str, Any]:
 
 
 async def handle_delete_topics(context: RequestContext, request: Any) -> dict[str, Any]:
-    """One result a topic; a topic that was named twice, in whatever way, is not deleted."""
+    """One result per topic; a topic that is named twice, by name or id, is not deleted."""
     if context.api_version >= 6:
         references = [TopicReference(topic.name, topic.topic_id or ZERO_UUID) for topic in request.topics]
     else:
         references = [TopicReference(name) for name in request.topic_names]
-    refused, wanted = _sort_out(references, context.broker.image)
-    results = list(refused)
+    rejected, wanted = _sort_out(references, context.broker.image)
+    results = list(rejected)
     if wanted:
         try:
             answer = await context.broker.controller.submit(DeleteTopics(tuple(wanted)))
-            results = [*answer.topics, *refused]
+            results = [*answer.topics, *rejected]
         except PeerError as error:
             results = [DeletedTopic(each.name, each.id, _outcome_of(error)) for each in wanted] + results
     return {"responses": [_deleted(context.api_version, topic) for topic in results]}
@@ -134,23 +134,23 @@ async def handle_delete_topics(context: RequestContext, request: Any) -> dict[st
 def _sort_out(
     references: Sequence[TopicReference], image: MetadataImage
 ) -> tuple[list[DeletedTopic], list[TopicReference]]:
-    """Repeated names and ids, each refused once, and what remains."""
+    """Repeated names and ids, each rejected once, and the remaining references."""
     names = Counter(each.name for each in references if each.name is not None and each.id == ZERO_UUID)
     ids = Counter(each.id for each in references if each.name is None and each.id != ZERO_UUID)
-    refused: dict[tuple[str | None, UUID], DeletedTopic] = {}
+    rejected: dict[tuple[str | None, UUID], DeletedTopic] = {}
     taken: set[UUID] = set()
     for name in names:
         topic = image.topics_by_name.get(name)
         if names[name] > 1:
-            refused[name, ZERO_UUID] = DeletedTopic(name, ZERO_UUID, _REPEATED_NAME)
+            rejected[name, ZERO_UUID] = DeletedTopic(name, ZERO_UUID, _REPEATED_NAME)
         elif topic is not None and topic.id in ids:
-            refused[name, ZERO_UUID] = DeletedTopic(name, topic.id, _NAME_AND_ID)
+            rejected[name, ZERO_UUID] = DeletedTopic(name, topic.id, _NAME_AND_ID)
             taken.add(topic.id)
     for topic_id, count in ids.items():
         if count > 1 and topic_id not in taken:
-            refused[None, topic_id] = DeletedTopic(None, topic_id, _REPEATED_ID)
-    wanted = [each for each in references if (each.name, each.id) not in refused and each.id not in taken]
-    return list(refused.values()), wanted
+            rejected[None, topic_id] = DeletedTopic(None, topic_id, _REPEATED_ID)
+    wanted = [each for each in references if (each.name, each.id) not in rejected and each.id not in taken]
+    return list(rejected.values()), wanted
 
 
 def _deleted(version: int, topic: DeletedTopic) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _deleted(version: int, topic: DeletedTopic) -> dict[str, Any]:
 
 
 async def handle_create_partitions(context: RequestContext, request: Any) -> dict[str, Any]:
-    """One result a name, in the request's order."""
+    """One result per name, in request order."""
     names = Counter(topic.name for topic in request.topics)
     outcomes: dict[str, Outcome] = {name: _REPEATED_NAME for name, count in names.items() if count > 1}
     wanted = tuple(
@@ -191,7 +191,7 @@ async def handle_create_partitions(context: RequestContext, request: Any) -> dic
 
 
 def _partitions_result(name: str, outcome: Outcome) -> dict[str, Any]:
-    # Kafka sends no message with this one.
+    # Kafka sends no message with this error.
     silent = outcome.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     return {
         "name": name,

@@ -1,4 +1,4 @@
-"""UnregisterBroker v0 (KIP-631): forgetting a broker for good.
+"""UnregisterBroker v0 (KIP-631): removing a broker's registration.
 
 Rules: controller.md C19; since_4_0.md K4.
 """
@@ -19,7 +19,7 @@ async def handle_unregister_broker(context: RequestContext, request: Any) -> dic
         await context.broker.controller.submit(UnregisterBroker(request.broker_id))
     except PeerError as error:
         return {"error_code": error.code, "error_message": error.message or None}
-    return {"error_code": ErrorCode.NONE, "error_message": ""}  # Kafka sends no null here
+    return {"error_code": ErrorCode.NONE, "error_message": ""}  # Kafka sends an empty string, not null
 
 
 APIS: Final = (Api(ApiKey.UNREGISTER_BROKER, 0, 0, handle_unregister_broker),)

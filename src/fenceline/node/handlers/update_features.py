@@ -1,7 +1,7 @@
 """UpdateFeatures v0-2 (KIP-584): raising and lowering finalized feature levels.
 
-Owns the difference between the versions: 0 knows "downgrades allowed" instead of a type of upgrade, and from 2 on the
-first failure stands for the whole request.
+Owns the difference between the versions: version 0 has "downgrades allowed" instead of an upgrade type, and from
+version 2 on the first failure is the result of the whole request.
 
 Rules: controller.md C38; since_4_0.md K1, K2, K4.
 """
@@ -19,7 +19,7 @@ from fenceline.wire.entities import request_field
 _KNOWN_TYPES: Final = frozenset(int(each) for each in UpgradeType)
 _LAST_WITH_RESULTS: Final = 1
 _NO_ERROR: Final = "NONE"
-"""What Kafka puts where there is nothing to say."""
+"""Kafka's message for a success."""
 
 
 async def handle_update_features(context: RequestContext, request: Any) -> dict[str, Any]:

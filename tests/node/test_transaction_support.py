@@ -8,7 +8,7 @@ from typing import Any
 from fenceline.metadata.image import Endpoint
 from fenceline.node.clock import Clock
 from fenceline.node.peer_connection import dial
-from fenceline.node.transactions_elsewhere import TransactionsElsewhere
+from fenceline.node.transaction_support import TransactionSupport
 from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.frame import parse_request_header
@@ -46,11 +46,11 @@ class Peer:
         writer.close()
 
 
-def _elsewhere(image: Any, peers: dict[int, Peer], clock: Clock) -> TransactionsElsewhere:
+def _support(image: Any, peers: dict[int, Peer], clock: Clock) -> TransactionSupport:
     def endpoint(node_id: int) -> Endpoint | None:
         return Endpoint("PLAINTEXT", "127.0.0.1", peers[node_id].port, 0) if node_id in peers else None
 
-    return TransactionsElsewhere(1, lambda: image[0], endpoint, clock, dial)
+    return TransactionSupport(1, lambda: image[0], endpoint, clock, dial)
 
 
 def test_brokers_are_asked_once_for_each_registration() -> None:
@@ -59,17 +59,17 @@ def test_brokers_are_asked_once_for_each_registration() -> None:
         await fenceline.serve()
         await kafka.serve()
         image = [image_of()]
-        elsewhere = _elsewhere(image, {2: fenceline, 3: kafka}, StillClock())
-        assert not await elsewhere.may_exist(), "this one alone"
+        support = _support(image, {2: fenceline, 3: kafka}, StillClock())
+        assert not await support.may_be_available(), "this one alone"
         image[0] = image_of((), [broker_image(1), broker_image(2)])
         for _ in range(3):
-            assert not await elsewhere.may_exist()
+            assert not await support.may_be_available()
         assert fenceline.connections == 1
         image[0] = image_of((), [broker_image(1), broker_image(2), broker_image(3)])
-        assert all(await asyncio.gather(*(elsewhere.may_exist() for _ in range(5))))
+        assert all(await asyncio.gather(*(support.may_be_available() for _ in range(5))))
         assert (fenceline.connections, kafka.connections) == (1, 1)
         image[0] = image_of((), [broker_image(1), broker_image(2, epoch=9)])
-        assert not await elsewhere.may_exist()
+        assert not await support.may_be_available()
         assert fenceline.connections == 2, "a new registration may be of another kind"
         fenceline.close()
         kafka.close()
@@ -83,15 +83,15 @@ def test_a_broker_that_cannot_be_asked_may_be_one_of_kafka() -> None:
         await peer.serve()
         peer.close()
         image = [image_of((), [broker_image(1), broker_image(2)])]
-        elsewhere = _elsewhere(image, {2: peer}, clock)
-        assert await elsewhere.may_exist()
+        support = _support(image, {2: peer}, clock)
+        assert await support.may_be_available()
         await peer.serve()
-        assert await elsewhere.may_exist(), "it is not asked again so soon"
+        assert await support.may_be_available(), "it is not asked again so soon"
         assert peer.connections == 0
         clock.ms += 2_000
-        assert not await elsewhere.may_exist()
+        assert not await support.may_be_available()
         image[0] = image_of((), [broker_image(1), broker_image(4)])
-        assert await elsewhere.may_exist(), "it has no listener for brokers"
+        assert await support.may_be_available(), "it has no listener for brokers"
         peer.close()
 
     asyncio.run(asyncio.wait_for(story(), 60))

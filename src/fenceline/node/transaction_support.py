@@ -1,10 +1,10 @@
 """Which brokers of the cluster coordinate transactions: Fenceline's do not, Apache Kafka's do.
 
-Owns what this node has learned of each registration: a broker says in ApiVersions whether it takes
-AddPartitionsToTxn. It is asked when a transactional client comes, once for each registration, and never before. Decides
-nothing about a request: `handlers.find_coordinator` and `handlers.producers` do.
+Owns the known support per broker registration: a broker lists AddPartitionsToTxn in ApiVersions or not. It is asked
+when a transactional client connects, once per registration, and never before. Decides nothing about a request:
+`handlers.find_coordinator` and `handlers.producers` do.
 
-A broker that cannot be asked may be one of Kafka: a client is refused for good only where every broker is known.
+A broker that cannot be asked may be a Kafka broker: a client is rejected for good only if every broker is known.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 log = Logger("transactions")
 
 REFUSAL: Final = (
-    "No broker of this cluster coordinates transactions, because none is of Apache Kafka. Leave transactional.id out:"
-    " idempotent producers work."
+    "No broker of this cluster coordinates transactions, because none runs Apache Kafka. Remove transactional.id:"
+    " idempotent producers are supported."
 )
 _AT_ONCE: Final = 16
 _ASK_AGAIN_MS: Final = 2_000
-"""After a broker did not answer; clients that retry meanwhile wait for no connection."""
+"""Pause after a broker did not respond; clients that retry meanwhile do not wait for a connection."""
 _LOGGED_AGAIN_MS: Final = 60_000
-"""Between two lines about clients that were refused."""
+"""Interval between log messages about rejected clients."""
 
 
-class TransactionsElsewhere:
-    """One node's. All methods belong to the loop."""
+class TransactionSupport:
+    """The transaction support of one node's cluster. All methods run on the event loop."""
 
     def __init__(
         self,
@@ -45,28 +45,28 @@ class TransactionsElsewhere:
         clock: Clock,
         connect: Dial,
     ) -> None:
-        """`endpoint`: where other brokers reach a broker; None while it is not registered."""
+        """`endpoint`: the address of a broker for other brokers; None while it is not registered."""
         self._node_id = node_id
         self._image = image
         self._endpoint = endpoint
         self._clock = clock
         self._connect = connect
         self._known: dict[tuple[int, int], bool] = {}
-        """By (broker id, broker epoch)."""
+        """By (broker id, broker epoch): whether it coordinates transactions."""
         self._unanswered_ms: dict[tuple[int, int], int] = {}
         self._asking = asyncio.Lock()
         self._logged_ms: int | None = None
 
-    async def may_exist(self) -> bool:
-        """Whether another broker coordinates transactions, or cannot be asked."""
+    async def may_be_available(self) -> bool:
+        """Whether another broker coordinates transactions, or could not be asked."""
         brokers = [(each.id, each.epoch) for each in self._image().brokers.values() if each.id != self._node_id]
         if not all(each in self._known for each in brokers):
             async with self._asking:
                 unknown = [each for each in brokers if each not in self._known]
                 for start in range(0, len(unknown), _AT_ONCE):
                     await asyncio.gather(*(self._ask(*each) for each in unknown[start : start + _AT_ONCE]))
-            for gone in self._known.keys() - set(brokers):
-                del self._known[gone]
+            for old in self._known.keys() - set(brokers):
+                del self._known[old]
         return any(self._known.get(each, True) for each in brokers)
 
     async def _ask(self, broker_id: int, epoch: int) -> None:
@@ -76,28 +76,28 @@ class TransactionsElsewhere:
         endpoint = self._endpoint(broker_id)
         try:
             if endpoint is None:
-                raise ConnectionError(f"broker {broker_id} has no listener for brokers")
+                raise ConnectionError(f"broker {broker_id} has no inter-broker listener")
             connection = await open_peer(
                 endpoint.host, endpoint.port, client_id=f"broker-{self._node_id}", connect=self._connect
             )
         except ConnectionError as error:
             self._unanswered_ms[broker_id, epoch] = self._clock.monotonic_ms()
-            log.debug("broker not asked for transactions", broker=broker_id, reason=str(error))
+            log.debug("broker could not be asked about transactions", broker=broker_id, reason=str(error))
             return
         self._unanswered_ms.pop((broker_id, epoch), None)
         self._known[broker_id, epoch] = ApiKey.ADD_PARTITIONS_TO_TXN in connection.versions
         connection.close()
 
-    def refused(self, client_id: str | None, peer: str, transactional_id: str) -> None:
-        """A client was refused for good. Logged once a minute."""
+    def log_rejected(self, client_id: str | None, peer: str, transactional_id: str) -> None:
+        """A client was rejected for good. Logged once a minute."""
         now_ms = self._clock.monotonic_ms()
         if self._logged_ms is None or now_ms >= self._logged_ms + _LOGGED_AGAIN_MS:
             self._logged_ms = now_ms
             log.warning(
-                "transactional producer refused",
+                "transactional producer rejected",
                 transactional_id=transactional_id,
                 client_id=client_id,
                 peer=peer,
                 reason="no broker of this cluster coordinates transactions",
-                advice="Leave transactional.id out: idempotent producers work. Or let a broker of Apache Kafka join.",
+                advice="Remove transactional.id: idempotent producers are supported. Or add an Apache Kafka broker.",
             )

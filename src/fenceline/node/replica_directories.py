@@ -1,11 +1,12 @@
-"""In which data directory each replica of this node lies, by what is found there and by what the metadata says.
+"""Which data directory holds each replica of this node, by the files found and by the metadata.
 
-Owns where a new replica goes, what a start finds, and which places the controller has to be told. Never opens a log.
+Owns the directory of a new replica, what a start finds, and which assignments the controller has to learn. Never opens
+a log.
 
-A replica that has files lies where they are. One without goes where the controller's record says, else into the
-directory with the fewest partitions. Never into another directory while it may have files in one that is offline, and
-never as a member of the in-sync set whose files are gone, nor as an eligible or the last known leader: an empty replica
-could be elected then (KIP-858 would).
+A replica that has files stays where they are. One without files goes to the directory in the metadata, otherwise to the
+directory with the fewest partitions. It never goes to another directory while it may have files in one that is offline;
+nor if it is in the ISR, eligible, or the last known leader and its files are lost: an empty replica could then be
+elected (as KIP-858 permits).
 """
 
 from __future__ import annotations
@@ -33,38 +34,38 @@ if TYPE_CHECKING:
 
 log = Logger("replicas")
 
-_MOST_PREFERRED: Final = 10_000
-_ADVICE: Final = "Its records stay. Remove the directory when they are not needed."
+_MAX_PREFERRED: Final = 10_000
+_ADVICE: Final = "Its records are kept. Delete the directory when they are no longer needed."
 _ADVICE_KEPT: Final = (
-    "Its records are evidence of a loss receipt, and are kept as long as evidence is (fenceline.lost.retention.ms)."
-    " See it with: fenceline losses list."
+    "Its records are the evidence of a loss receipt, kept for fenceline.lost.retention.ms. List the losses with:"
+    " fenceline losses list."
 )
 _NO_ID: Final = (
-    "partition.metadata of its directory has no topic id that can be read, as after a loss of power before its first"
-    " flush: it may be of an older topic of this name"
+    "the partition.metadata file of its directory has no readable topic id, for example after a power failure before"
+    " the first flush: it may belong to an older topic of this name"
 )
-_MEND: Final = "Mend the directory, then restart the node. Other directories are served."
-_BRING_BACK: Final = (
-    "Put that directory back into log.dirs and restart the node. Where it is gone for good, so are the records that no"
-    " other replica has: elect another leader (unclean), whom this replica then follows, or delete the topic."
+_REPAIR: Final = "Repair the directory, then restart the node. Other directories are served."
+_RESTORE: Final = (
+    "Put that directory back into log.dirs and restart the node. If it is lost for good, so are the records that no"
+    " other replica has: elect another leader uncleanly, which this replica then follows, or delete the topic."
 )
-_CHOOSE: Final = (
-    "This partition is offline, the others are served; nothing was removed. Check both copies with: fenceline verify."
-    " Then stop the node, move the one that is not to be used out of log.dirs, and start: what it holds is then lost to"
-    " this node. Keep it until another replica is known to have all of it."
+_RESOLVE: Final = (
+    "This partition is offline, the others are served; nothing was deleted. Check both copies with: fenceline verify."
+    " Then stop the node, move the copy that is not to be used out of log.dirs, and start. Its records are then"
+    " lost to this node. Keep it until another replica is known to have all of them."
 )
 
 
-class OfflinePlace(OperatorError):
-    """The replica can not be served here. `is_told`: as its directory has failed, which the operator knows."""
+class OfflineDirectory(OperatorError):
+    """The replica cannot be served here. `is_logged`: the failure of its directory has already been logged."""
 
-    def __init__(self, message: str, advice: str = _MEND, *, is_told: bool = True) -> None:
+    def __init__(self, message: str, advice: str = _REPAIR, *, is_logged: bool = True) -> None:
         super().__init__(message, advice)
-        self.is_told = is_told
+        self.is_logged = is_logged
 
 
-class NotNoted(NamedTuple):
-    """A directory that is to be set aside, whose records could not be written down."""
+class PendingNote(NamedTuple):
+    """A directory that is to be set aside, but whose receipt could not be written."""
 
     log_dir: LogDir
     reason: str
@@ -72,158 +73,156 @@ class NotNoted(NamedTuple):
     lost_from: int
     refusal: str
     passes: bool
-    """Whether it may be written down later: the disk had no room."""
+    """Whether a retry may succeed: the disk was full."""
 
 
-class ReplicaPlaces:
-    """See the module."""
+class ReplicaDirectories:
+    """See the module docstring."""
 
     def __init__(
         self,
         node_id: int,
         log_dirs: LogDirs,
         image: Callable[[], MetadataImage],
-        tell: Callable[[UUID, int, UUID], None],
+        report: Callable[[UUID, int, UUID], None],
         now_ms: Callable[[], int],
     ) -> None:
-        """`tell` is called, in any thread, with (topic, partition, directory) that the controller has to know.
-        `now_ms`: the time that receipts name."""
+        """`report` is called, in any thread, with a (topic, partition, directory) to report to the controller.
+        `now_ms`: the time for receipts."""
         self._now_ms = now_ms
         self._node_id = node_id
         self._log_dirs = log_dirs
         self._image = image
-        self._tell = tell
+        self._report = report
         self.moving: dict[TopicPartition, LogDir] = {}
-        """Where a replica will lie soon: the controller may know it already."""
+        """Future directories of replicas in a move: the controller may already have them."""
         self._preferred: dict[TopicPartition, LogDir] = {}
-        """Where a replica is to be made that is not here yet."""
-        self.not_noted: dict[TopicPartition, NotNoted] = {}
-        """Partitions that are out of service until what a directory holds is written down."""
+        """Requested directories of replicas that are not on this node yet."""
+        self.pending_notes: dict[TopicPartition, PendingNote] = {}
+        """Partitions that are offline until the receipt of a directory is written."""
         self.unresolved: dict[TopicPartition, list[LogDir]] = {}
-        """Partitions that lie in several directories, where nothing says which one counts: offline until the operator
-        chooses. Here are the directories besides the one that `LogDirs` has for them."""
+        """Partitions that exist in several directories with no way to choose: offline until the operator does. The
+        values are the directories other than the one in `LogDirs`."""
         self._unfinished: dict[TopicPartition, ExistingPartition] = {}
-        """Replicas of which only a copy was found that has not taken the log's place. The log lies in another
-        directory, or did; the metadata may name the copy's already."""
+        """Replicas of which only an incomplete copy of a move was found. The log is or was in another directory; the
+        metadata may already name the copy's."""
 
-    # -- where a replica goes ------------------------------------------------------------------------------------------
+    # -- choosing a directory ------------------------------------------------------------------------------------------
 
     def of(self, topic: TopicImage, index: int) -> LogDir:
-        """The directory to open it in. Raises OfflinePlace."""
+        """The directory to open it in. Raises OfflineDirectory."""
         topic_partition = TopicPartition(topic.name, index)
-        if (waiting := self.not_noted.get(topic_partition)) is not None:
-            raise OfflinePlace(
-                f"its directory is to be set aside, and what it holds could not be written down: {waiting.refusal}",
-                "Make room on the disk: the partition is served then, no restart is needed."
-                if waiting.passes
-                else _MEND,
-                is_told=False,
+        if (waiting := self.pending_notes.get(topic_partition)) is not None:
+            raise OfflineDirectory(
+                f"its directory is to be set aside, but a receipt could not be written: {waiting.refusal}",
+                "Free disk space: the partition is then served without a restart." if waiting.passes else _REPAIR,
+                is_logged=False,
             )
         if topic_partition in self._log_dirs.missing:
-            self._do_without(topic_partition, topic.partitions[index])
+            self._recreate(topic_partition, topic.partitions[index])
         if (copy := self._unfinished_copy(topic, index)) is not None:
-            self._do_without_log(topic_partition, topic.partitions[index], copy.path)
+            self._restart_from_leader(topic_partition, topic.partitions[index], copy.path)
         holder = self._log_dirs.holder(topic_partition)
         if holder is None:
-            holder = self._new_place(topic_partition, topic.partitions[index])
+            holder = self._new_directory(topic_partition, topic.partitions[index])
             self._log_dirs.put(topic_partition, holder)
         elif not self._log_dirs.is_online(holder):
-            raise OfflinePlace(f"{holder.path} is offline: {self._log_dirs.offline[holder.path]}")
+            raise OfflineDirectory(f"{holder.path} is offline: {self._log_dirs.offline[holder.path]}")
         elif self._log_dirs.is_single and self._image().metadata_version >= MV_DIRECTORIES:
             recorded = topic.partitions[index].directory_of(self._node_id)
-            is_placed = recorded in (holder.directory_id, UNASSIGNED_DIRECTORY)
-            if not is_placed and not _has_files(holder, topic_partition):
+            is_assigned_here = recorded in (holder.directory_id, UNASSIGNED_DIRECTORY)
+            if not is_assigned_here and not _has_files(holder, topic_partition):
                 self._check_not_needed(topic.partitions[index], recorded)
         return holder
 
-    def _do_without(self, topic_partition: TopicPartition, partition: PartitionImage) -> None:
-        """Its directory is gone. Who follows fetches everything again; an empty log must not lead: others would cut
-        theirs to it. Raises OfflinePlace."""
+    def _recreate(self, topic_partition: TopicPartition, partition: PartitionImage) -> None:
+        """Its directory is missing. A follower fetches everything again; an empty log must not lead, because others
+        would truncate theirs to it. Raises OfflineDirectory."""
         path, end = self._log_dirs.missing[topic_partition]
         if partition.leader == self._node_id:
-            raise OfflinePlace(
-                f"the directory {path} is missing; at the clean stop it held records up to offset {end - 1}",
-                "Stop the node, put the directory back, start. To go on without these records make it anew, empty, or"
-                " delete the topic.",
-                is_told=False,
+            raise OfflineDirectory(
+                f"the directory {path} is missing; at shutdown it had records up to offset {end - 1}",
+                "Stop the node, restore the directory, start the node. To continue without these records, create the"
+                " directory empty, or delete the topic.",
+                is_logged=False,
             )
         del self._log_dirs.missing[topic_partition]
         log.warning(
-            "directory of a partition missing",
+            "partition directory missing",
             partition=str(topic_partition),
             path=path,
             log_end_offset=end,
-            advice="Everything is fetched from the leader again, and the replica is in sync when that is done.",
+            advice="The replica fetches all records from the leader again and then rejoins the ISR.",
         )
 
     def _unfinished_copy(self, topic: TopicImage, index: int) -> ExistingPartition | None:
         copy = self._unfinished.get(TopicPartition(topic.name, index))
         return copy if copy is not None and copy.topic_id == topic.id else None
 
-    def _do_without_log(self, topic_partition: TopicPartition, partition: PartitionImage, copy: str) -> None:
-        """Only a copy is here, which lacks records. Who may be elected needs the log itself; who follows fetches
-        everything again, once it is certain that the log is gone. Raises OfflinePlace."""
+    def _restart_from_leader(self, topic_partition: TopicPartition, partition: PartitionImage, copy: str) -> None:
+        """Only an incomplete copy exists. A replica that may be elected needs the log itself; a follower fetches
+        everything again, once it is certain that the log is lost. Raises OfflineDirectory."""
         if offline := self._log_dirs.offline:
-            self.lost(topic_partition)  # the metadata names the copy's directory, which is not
-            raise OfflinePlace(
-                f"its log was on its way to {copy}, and lies in a directory that is offline: {', '.join(offline)}",
-                is_told=False,
+            self.report_lost(topic_partition)  # the metadata names the copy's directory, which is online
+            raise OfflineDirectory(
+                f"its log was being moved to {copy} and is in a directory that is offline: {', '.join(offline)}",
+                is_logged=False,
             )
         if _may_be_elected(self._node_id, partition):
-            raise OfflinePlace(
-                f"its log was on its way to {copy}, which is not complete, and lay in a directory that is none of"
+            raise OfflineDirectory(
+                f"its log was being moved to {copy}, whose copy is incomplete, and was in a directory that is not in"
                 " log.dirs",
-                _BRING_BACK,
-                is_told=False,
+                _RESTORE,
+                is_logged=False,
             )
         del self._unfinished[topic_partition]
         log.warning(
-            "copy of a partition without its log",
+            "incomplete copy of a partition found without its log",
             partition=str(topic_partition),
             path=copy,
-            advice="Everything is fetched from the leader again, and the replica is in sync when that is done.",
+            advice="The replica fetches all records from the leader again and then rejoins the ISR.",
         )
 
-    def _new_place(self, topic_partition: TopicPartition, partition: PartitionImage) -> LogDir:
-        """For a replica that has no files in any directory that can be looked into."""
+    def _new_directory(self, topic_partition: TopicPartition, partition: PartitionImage) -> LogDir:
+        """The directory of a replica that has no files in any readable directory."""
         recorded = partition.directory_of(self._node_id)
         place = self._log_dirs.by_id(recorded) or self._log_dirs.least_loaded()
         if place is None:
-            raise OfflinePlace("all log directories are offline")
-        preferred = self._take_preferred(topic_partition)
+            raise OfflineDirectory("all log directories are offline")
+        preferred = self._pop_preferred(topic_partition)
         if place.directory_id == recorded or recorded == UNASSIGNED_DIRECTORY:
             return preferred or place
         if self._log_dirs.offline:
-            raise OfflinePlace(f"it may lie in a directory that is offline: {', '.join(self._log_dirs.offline)}")
+            raise OfflineDirectory(f"it may be in a directory that is offline: {', '.join(self._log_dirs.offline)}")
         self._check_not_needed(partition, recorded)
         return preferred or place
 
     def _check_not_needed(self, partition: PartitionImage, recorded: UUID | None) -> None:
-        """The files of this replica went with the directory `recorded`: it is made anew, empty, unless it could be
-        elected so. That can who is in sync, eligible, or the last known leader. Raises OfflinePlace."""
+        """The files of this replica were in the missing directory `recorded`: it is created again, empty, unless it
+        could be elected: a member of the ISR or ELR, or the last known leader. Raises OfflineDirectory."""
         if recorded is None or recorded == MIGRATING_DIRECTORY:
             return
         if _may_be_elected(self._node_id, partition):
-            raise OfflinePlace(
-                f"it lay in directory {encode_uuid(recorded)}, which is none of log.dirs", _BRING_BACK, is_told=False
+            raise OfflineDirectory(
+                f"it was in directory {encode_uuid(recorded)}, which is not in log.dirs", _RESTORE, is_logged=False
             )
 
     def prefer(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
-        """When the replica comes to be here it is to be made there, whatever the controller's record says. Until the
-        node stops, as with Kafka; the oldest is forgotten for the newest, so that nobody fills the memory."""
+        """Create the replica in this directory when it is assigned to this node, whatever the metadata names. Kept
+        until the node stops, as in Kafka; bounded in number: the oldest entry is dropped for a new one."""
         self._preferred.pop(topic_partition, None)
         self._preferred[topic_partition] = log_dir
-        if len(self._preferred) > _MOST_PREFERRED:
+        if len(self._preferred) > _MAX_PREFERRED:
             del self._preferred[next(iter(self._preferred))]
 
-    def _take_preferred(self, topic_partition: TopicPartition) -> LogDir | None:
+    def _pop_preferred(self, topic_partition: TopicPartition) -> LogDir | None:
         found = self._preferred.pop(topic_partition, None)
         return found if found is not None and self._log_dirs.is_online(found) else None
 
-    # -- what the controller has to know -------------------------------------------------------------------------------
+    # -- directory assignments for the controller ----------------------------------------------------------------------
 
-    def see(self, topic: TopicImage, index: int) -> None:
-        """Look at what the metadata says of the replica's directory: place what waits for that, correct what is wrong.
+    def check_assignment(self, topic: TopicImage, index: int) -> None:
+        """Compare the metadata's directory of a replica with the actual one: choose a pending one, report a wrong one.
 
         Not for a replica that is offline.
         """
@@ -240,42 +239,42 @@ class ReplicaPlaces:
             if holder is None and recorded == UNASSIGNED_DIRECTORY:
                 holder = self._log_dirs.least_loaded()
             if holder is None:
-                return  # it gets its place when it is opened
-            holder = self._take_preferred(topic_partition) or holder
+                return  # chosen when it is opened
+            holder = self._pop_preferred(topic_partition) or holder
             self._log_dirs.put(topic_partition, holder)
         actual = holder.directory_id
         if recorded == actual or actual is None or not self._log_dirs.is_online(holder):
             return
         if (moving := self.moving.get(topic_partition)) is not None and moving.directory_id == recorded:
-            return  # told before it is so
+            return  # reported before the move is complete
         if recorded in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY) or self._is_there(topic_partition, holder):
-            self._tell(topic.id, index, actual)
+            self._report(topic.id, index, actual)
 
-    def tell_moving(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
-        """A copy of the replica is complete: the controller shall know the directory before the copy is the replica."""
+    def report_move(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
+        """A copy of the replica is complete: report its directory to the controller before it replaces the log."""
         topic = self._image().topics_by_name.get(topic_partition.topic)
         if topic is not None and log_dir.directory_id is not None:
             self.moving[topic_partition] = log_dir
-            self._tell(topic.id, topic_partition.partition, log_dir.directory_id)
+            self._report(topic.id, topic_partition.partition, log_dir.directory_id)
 
-    def take_back(self, topic_partition: TopicPartition) -> None:
-        """It stays where it is, whatever has been told; where that has failed, others shall lead."""
+    def report_actual(self, topic_partition: TopicPartition) -> None:
+        """The move was cancelled: report the actual directory again; if that one has failed, others shall lead."""
         topic = self._image().topics_by_name.get(topic_partition.topic)
         holder = self._log_dirs.holder(topic_partition)
         if topic is None or holder is None:
             return
         if self._is_assigned(topic, topic_partition.partition) and holder.directory_id is not None:
-            self._tell(topic.id, topic_partition.partition, holder.directory_id)
+            self._report(topic.id, topic_partition.partition, holder.directory_id)
 
     def _is_there(self, topic_partition: TopicPartition, holder: LogDir) -> bool:
-        """Where everything lies in one directory, nobody has looked yet whether this has ever been there."""
+        """With a single directory, check whether the replica has files there; otherwise a start has checked it."""
         try:
             return not self._log_dirs.is_single or holder.has(topic_partition)
         except OSError:
             return False
 
-    def lost(self, topic_partition: TopicPartition) -> None:
-        """It is damaged here, its directory is not: another replica shall lead, where there is one. Any thread."""
+    def report_lost(self, topic_partition: TopicPartition) -> None:
+        """The replica is damaged, its directory is not: another replica shall lead, if there is one. Any thread."""
         image = self._image()
         topic = image.topics_by_name.get(topic_partition.topic)
         if topic is None or topic_partition.partition >= len(topic.partitions):
@@ -285,15 +284,15 @@ class ReplicaPlaces:
             return
         recorded = partition.directory_of(self._node_id)
         if recorded not in (None, LOST_DIRECTORY) and image.metadata_version >= MV_DIRECTORIES:
-            self._tell(topic.id, topic_partition.partition, LOST_DIRECTORY)
+            self._report(topic.id, topic_partition.partition, LOST_DIRECTORY)
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
-    def settle(self, log_dir: LogDir) -> list[TopicPartition]:
-        """What lies in a directory; what the cluster does not know is set aside (snapshots.md N41). Blocks.
+    def scan(self, log_dir: LogDir) -> list[TopicPartition]:
+        """The partitions in a directory; partitions unknown to the metadata are set aside (snapshots.md N41). Blocks.
 
-        Where two directories hold the same partition and nothing says which one counts, that partition alone is
-        offline (`unresolved`). Raises OSError.
+        A partition that exists in two directories with no way to choose is taken offline (`unresolved`). Raises
+        OSError.
         """
         found = []
         for each in list(log_dir.existing()):
@@ -308,7 +307,7 @@ class ReplicaPlaces:
                     partition=str(topic_partition),
                     path=each.path,
                     topic=rightful.name,
-                    advice="Directories were exchanged. Stop the node, give each its name back, start.",
+                    advice="Partition directories were swapped. Stop the node, restore their names, start the node.",
                 )
             elif topic is None or (each.topic_id is not None and each.topic_id != topic.id):
                 _set_aside(
@@ -316,7 +315,7 @@ class ReplicaPlaces:
                 )
                 continue
             elif not self._is_assigned(topic, topic_partition.partition):
-                _set_aside(log_dir, topic_partition, "this node has no replica of it any more")
+                _set_aside(log_dir, topic_partition, "this node no longer has a replica of it")
                 continue
             elif each.topic_id is None and log_dir.disk.listdir(each.path):
                 self._set_aside_lost(log_dir, topic_partition, _NO_ID, 0)
@@ -344,16 +343,16 @@ class ReplicaPlaces:
     def _of_two(
         self, topic_partition: TopicPartition, one: LogDir, other: LogDir, recorded: UUID | None
     ) -> tuple[LogDir, str, int | None] | CorruptLog:
-        """The directory that keeps it, why the other one does not, and from where on the other one has records that the
-        first lacks (None: it has none). The longer log, where a loss of power has kept
-        the second half of a move; else the one that the metadata names (`recorded`), where a directory comes back that
-        was offline while the replica was moved away and made anew.
+        """Choose between two directories: the one to keep, the reason, and the offset from which on the other one has
+        records that the first lacks (None: it has none). The longer log is kept, as after a power failure in the second
+        half of a move; otherwise the one that the metadata names (`recorded`), as when a directory comes back that was
+        offline while its replica was created again elsewhere.
 
-        CorruptLog, for the operator: neither counts, as what a damaged log holds cannot be compared, or as the two
-        diverge and the metadata names none of them.
+        CorruptLog, for the operator: no choice is possible, because a damaged log cannot be compared, or because the
+        logs diverge and the metadata names neither.
         """
         if topic_partition in self.unresolved:
-            return one.offline[topic_partition]  # a third one
+            return one.offline[topic_partition]  # a third directory
         surveys = [_survey(each, topic_partition) for each in (one, other)]
         first, second = surveys
         if isinstance(first, CorruptLog) or isinstance(second, CorruptLog):
@@ -361,24 +360,24 @@ class ReplicaPlaces:
         longer = longer_log(first, second)
         if longer is not None:
             kept = one if longer is first else other
-            return kept, f"the replica lies in {kept.path}, and has all of it", None
+            return kept, f"the replica in {kept.path} has all of its records", None
         named = [each for each in (one, other) if each.directory_id is not None and each.directory_id == recorded]
         if not named:
             return CorruptLog(
                 one.partition_path(topic_partition),
                 0,
-                f"{topic_partition} lies in two directories, and each has what the other lacks: {one.path} and"
+                f"{topic_partition} is in two directories, and each has records that the other lacks: {one.path} and"
                 f" {other.path}",
-                _CHOOSE,
+                _RESOLVE,
             )
         stays, goes = (first, second) if named[0] is one else (second, first)
         lost_from = max(agreed_end(goes, stays), goes.log_start_offset)
-        reason = f"the metadata says that the replica lies in {named[0].path}, and the two logs diverge"
+        reason = f"the two logs diverge, and the metadata names {named[0].path}"
         return named[0], reason, lost_from
 
     def _set_aside_lost(self, log_dir: LogDir, topic_partition: TopicPartition, reason: str, lost_from: int) -> None:
-        """Set aside a directory with records, from `lost_from` on, that the partition loses by that: they have a note,
-        which becomes a receipt. Where there is no room for it the partition waits. Raises OSError."""
+        """Set aside a directory whose records from `lost_from` on are lost to the partition, with a note that becomes a
+        receipt. If there is no room for it, the partition waits. Raises OSError."""
         path = log_dir.partition_path(topic_partition)
         try:
             high_watermark = log_dir.high_watermark(topic_partition)
@@ -386,28 +385,28 @@ class ReplicaPlaces:
                 log_dir.disk, path, lost_from, reason, high_watermark=high_watermark, now_ms=self._now_ms()
             )
         except CorruptLog as error:
-            self.not_noted[topic_partition] = NotNoted(log_dir, reason, lost_from, error.message, False)
+            self.pending_notes[topic_partition] = PendingNote(log_dir, reason, lost_from, error.message, False)
             return
         except OSError as error:
             if not is_transient(error.errno):
                 raise
             refusal = error.strerror or str(error)
-            self.not_noted[topic_partition] = NotNoted(log_dir, reason, lost_from, refusal, True)
+            self.pending_notes[topic_partition] = PendingNote(log_dir, reason, lost_from, refusal, True)
             return
         _set_aside(log_dir, topic_partition, reason, _ADVICE_KEPT if note is not None else _ADVICE)
 
-    def note_again(self, topic_partition: TopicPartition) -> bool:
-        """Whether what could not be written down is now. Blocks. Raises OSError where that does not pass."""
-        waiting = self.not_noted.pop(topic_partition, None)
+    def retry_note(self, topic_partition: TopicPartition) -> bool:
+        """Retry to write a pending note; whether it succeeded. Blocks. Raises OSError if a retry cannot help."""
+        waiting = self.pending_notes.pop(topic_partition, None)
         if waiting is not None:
             self._set_aside_lost(waiting.log_dir, topic_partition, waiting.reason, waiting.lost_from)
-        return topic_partition not in self.not_noted
+        return topic_partition not in self.pending_notes
 
-    def settle_copies(self, log_dir: LogDir) -> list[ExistingPartition]:
-        """Copies of replicas that were on their way to a directory, when `settle` has seen all of them. Blocks.
+    def resolve_copies(self, log_dir: LogDir) -> list[ExistingPartition]:
+        """Resolve interrupted moves between directories, after `scan` of all directories. Returns the copies. Blocks.
 
-        A copy took its log's place, but for its name, where the log is on its way to be deleted (`future_log.py`). One
-        without a log is not complete (`_unfinished`). Raises OSError.
+        A copy that has replaced its log, which is marked for deletion (`future_log.py`), only needs its name. A copy
+        without a log is incomplete (`_unfinished`). Raises OSError.
         """
         copies = []
         for copy in list(log_dir.existing_futures()):
@@ -437,7 +436,7 @@ class ReplicaPlaces:
         )
 
     def has_replica_of(self, found: ExistingPartition) -> bool:
-        """Whether this node has a replica of the partition that `found` was copied from, by name and topic id."""
+        """Whether this node has a replica of the copied partition, by name and topic id."""
         topic = self._image().topics_by_name.get(found.topic_partition.topic)
         return (
             topic is not None
@@ -450,7 +449,7 @@ class ReplicaPlaces:
 
 
 def _may_be_elected(node_id: int, partition: PartitionImage) -> bool:
-    """Also as the last known leader."""
+    """Whether it may be elected, also as the last known leader."""
     return node_id in (*partition.isr, *partition.elr, *partition.last_known_elr)
 
 
@@ -465,7 +464,7 @@ def _survey(log_dir: LogDir, topic_partition: TopicPartition) -> LogInspection |
 def _not_comparable(
     topic_partition: TopicPartition, surveys: Sequence[tuple[LogDir, LogInspection | CorruptLog]]
 ) -> CorruptLog:
-    """At least one of the logs of a partition is damaged where it had been safe on the disk."""
+    """The error for two logs of a partition of which at least one is damaged below its recovery point."""
     found = [
         (log_dir.partition_path(topic_partition), result)
         for log_dir, result in sorted(surveys, key=lambda each: not isinstance(each[1], CorruptLog))
@@ -479,8 +478,8 @@ def _not_comparable(
     return CorruptLog(
         found[0][0],
         0,
-        f"{topic_partition} lies in two directories, which cannot be compared: {'; '.join(said)}",
-        _CHOOSE,
+        f"{topic_partition} is in two directories that cannot be compared: {'; '.join(said)}",
+        _RESOLVE,
     )
 
 
@@ -488,7 +487,7 @@ def _set_aside(log_dir: LogDir, topic_partition: TopicPartition, reason: str, ad
     try:
         stray = log_dir.set_aside_stray(topic_partition)
     except StorageError as error:
-        log.error("stray partition can not be set aside", partition=str(topic_partition), reason=error.message)
+        log.error("setting aside a stray partition failed", partition=str(topic_partition), reason=error.message)
         return
     log.warning(
         "stray partition set aside",
@@ -500,7 +499,7 @@ def _set_aside(log_dir: LogDir, topic_partition: TopicPartition, reason: str, ad
 
 
 def _has_files(log_dir: LogDir, topic_partition: TopicPartition) -> bool:
-    """Whether it has, or can not be looked into: who opens it meets the error and knows what to do with it."""
+    """Whether it has files, or cannot be read: opening the log then reports the error."""
     try:
         return log_dir.has(topic_partition)
     except OSError:

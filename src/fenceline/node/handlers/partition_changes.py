@@ -1,6 +1,6 @@
-"""What brokers tell the active controller of partitions: AlterPartition v2-3, AssignReplicasToDirs v0.
+"""Requests of brokers about partitions to the active controller: AlterPartition v2-3, AssignReplicasToDirs v0.
 
-Spoken on the controllers' listener only. Owns the form of the messages; what may change is the controller's to say.
+Served on the controllers' listener only. Owns the message format; the controller decides what may change.
 
 Rules: recovery.md V4, V16-V25; since_4_0.md K4, K27.
 """

@@ -1,7 +1,7 @@
-"""What brokers and controllers tell the active controller of themselves: BrokerRegistration v0-4, BrokerHeartbeat v0-2,
-ControllerRegistration v0, and AllocateProducerIds v0. Spoken on the controllers' listener only.
+"""Requests of brokers and controllers about themselves to the active controller: BrokerRegistration v0-4,
+BrokerHeartbeat v0-2, ControllerRegistration v0, and AllocateProducerIds v0. Served on the controllers' listener only.
 
-Owns nothing; who may be registered and who is fenced is the controller's to say.
+Owns nothing; the controller decides about registration and fencing.
 
 Rules: controller.md C11-C20, C41; since_4_0.md K4, K22-K25.
 """
@@ -29,7 +29,7 @@ def _features(features: Any) -> dict[str, Levels]:
 
 
 async def handle_broker_registration(context: RequestContext, request: Any) -> dict[str, Any]:
-    """The broker's epoch, which all its later requests carry."""
+    """Returns the broker's epoch, which all its later requests carry."""
     answer = await context.broker.controller.submit(
         RegisterBroker(
             broker_id=request.broker_id,
@@ -48,7 +48,7 @@ async def handle_broker_registration(context: RequestContext, request: Any) -> d
 
 
 async def handle_broker_heartbeat(context: RequestContext, request: Any) -> dict[str, Any]:
-    """What the broker is to the controller, and what it shall do."""
+    """Returns the broker's state at the controller, and whether it may shut down."""
     cordoned = request_field(request, "cordoned_log_dirs", None)
     context.broker.controller.heard_broker(context.listener, context.peer, request.broker_id, request.broker_epoch)
     answer = await context.broker.controller.submit(
@@ -83,7 +83,7 @@ async def handle_controller_registration(context: RequestContext, request: Any) 
         )
     except PeerError as error:
         return {"error_code": error.code, "error_message": error.message or None}
-    return {"error_code": ErrorCode.NONE, "error_message": ""}  # Kafka sends no null here
+    return {"error_code": ErrorCode.NONE, "error_message": ""}  # Kafka sends an empty string, not null
 
 
 async def handle_allocate_producer_ids(context: RequestContext, request: Any) -> dict[str, Any]:
