@@ -1,13 +1,13 @@
-"""Whether what lies before a position without an epoch is what was read there.
+"""Whether the log still holds what a query read before a position without an epoch.
 
-Owns the rule for checkpoints of Spark's Kafka source, which keep an offset and nothing else. The evidence is what the
-log's epochs, the dates of its records, the checkpoint's own times and the cluster's loss receipts say. Pure; knows
-neither brokers nor files. What they cannot decide is `Unproven`, never guessed (decision 027).
+Owns the rule for checkpoints of Spark's Kafka source, which keep offsets only. The evidence is the log's epochs, the
+timestamps of its records, the times of the checkpoint and the cluster's loss receipts. Pure; knows neither brokers nor
+files. An undecided position is `Unproven`, never guessed (decision 027).
 
 The rule: a leader only appends. So the log below the position is what was read, if the leader at the time of the plan
-is known to be one whose epoch the log still has, and no later epoch of the log begins below the position. It is not, if
-an epoch that begins below the position has its first record dated after the read was committed, or if a receipt says
-that a replica lost readable records there after that.
+is one whose epoch the log still has, and no later epoch of the log begins below the position. It is not, if an epoch
+that begins below the position has its first record dated after the read was committed, or if a receipt reports that a
+replica lost readable records there after that.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fenceline.client.loss_receipts import LossReceipt
 from pyspark_fenceline.log_matching import LogView
 
 CLOCKS_AGREE_MS: Final = 5_000
-"""Two dates that are closer to each other are not known to follow each other: they are of different clocks."""
+"""The order of two timestamps that are closer to each other is unknown: they come from different clocks."""
 LIVE_MS: Final = 24 * 60 * 60 * 1000
-"""Dates of records count as times of their writing where the first one below the position that is no older than that
-at the time of the plan is not of the future either. Others are dates of events, which say nothing of the log."""
+"""Timestamps of records count as append times if the first one below the position that is at most this much older than
+the plan is not in the future either. Otherwise they are event times, which prove nothing about the log."""
 _READABLE: Final = ("committed", "maybe_acknowledged")
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When the batch that ends at the position was planned and when it was committed (ms since 1970; None: it was not,
-    or nothing says when), by the checkpoint."""
+    """When the batch that ends at the position was planned and committed, by the checkpoint (ms since 1970).
+    `committed_ms` is None if it was not committed or the time is unknown."""
 
     planned_ms: int
     committed_ms: int | None = None
@@ -52,9 +52,9 @@ class Dates:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Of one partition. `times`: a sentence where they are not known, and then `dates` says nothing. `leading`: the
-    newest epoch that holds a record dated before the plan. `receipts`: of the topic's name and the partition, also
-    those of an earlier topic of that name."""
+    """Of one partition. `times`: a sentence if they are unknown; then `dates` is empty. `leading`: the newest epoch
+    that holds a record dated before the plan. `receipts`: of the topic's name and the partition, including those of an
+    earlier topic of that name."""
 
     offset: int
     view: LogView
@@ -80,18 +80,18 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """`because`: what is missing for a decision, as a sentence without its full stop."""
+    """`because`: why it is undecided, as a sentence without its full stop."""
 
     because: str
 
 
 def judge(evidence: Evidence) -> Proven | Replaced | Unproven:
-    """What is known of a position that lies above 0 and inside the log."""
+    """The verdict on a position that lies above 0 and inside the log."""
     view, times = evidence.view, evidence.times
     of_topic = [one for one in evidence.receipts if _is_of_topic(one, view)]
     told = [one for one in of_topic if _tells_against(one, evidence)]
     if isinstance(times, str):
-        receipts = "; loss receipts tell of records below the position: " + _listed(told) if told else ""
+        receipts = "; loss receipts name records below the position: " + _listed(told) if told else ""
         return Unproven(times + receipts)
     late = _late_epoch(evidence)
     if late is not None:
@@ -102,18 +102,18 @@ def judge(evidence: Evidence) -> Proven | Replaced | Unproven:
     after = [one for one in told if one.time_ms >= read_by_ms]
     if after:
         if isinstance(held, Proven):
-            return Unproven("dates of records speak for the position, a loss receipt against it: " + _listed(after))
+            return Unproven("timestamps support the position, but a loss receipt contradicts it: " + _listed(after))
         start = min(one.start_offset for one in after)
         return Replaced(start, view.epoch_at(start - 1))
     earlier = [one for one in evidence.receipts if one not in of_topic and one.time_ms >= times.planned_ms]
     if earlier and isinstance(held, Proven):
-        return Unproven("a topic of the same name with another id was there after the plan: " + _listed(earlier))
+        return Unproven("a topic of the same name with another id existed after the plan: " + _listed(earlier))
     return held
 
 
 def begun_before(view: LogView, dates: Dates) -> list[tuple[EpochStart, int]]:
-    """The epochs that may have begun before the plan, newest first, each with where its records that are dated before
-    it end. Whether there is such a record the log has to say: compaction may have left none.
+    """The epochs that may have begun before the plan, newest first, each with the end of its records dated before the
+    plan. Compaction may have left no such record, so the caller must check the log.
     """
     ends = [start.offset for start in view.epochs[1:]] + [view.end_offset]
     dated_end = view.end_offset if dates.doubtful_from is None else dates.doubtful_from
@@ -129,35 +129,33 @@ def _held(evidence: Evidence, offset: int, times: Times) -> Proven | Unproven:
     live_end = evidence.offset if dates.doubtful_from is None else min(dates.doubtful_from, evidence.offset)
     if dates.live_from is None or dates.live_from >= live_end:
         return Unproven(
-            f"no record below the position is dated within a day before {at(times.planned_ms)}, when the checkpoint "
-            "planned to read up to it: the records' dates are not those of their writing, or the log is another one"
+            f"no record below the position is dated within a day before {at(times.planned_ms)}, when the batch was "
+            "planned: the records' timestamps are not append times, or this is another log"
         )
     leading = evidence.leading
     if leading is None:
-        return Unproven(
-            f"no record of the log is dated before {at(times.planned_ms)}, when the checkpoint planned to read up to it"
-        )
+        return Unproven(f"no record of the log is dated before {at(times.planned_ms)}, when the batch was planned")
     later = [start for start in view.epochs if start.epoch > leading.epoch]
     if later and later[0].offset < offset:
         first = later[0]
         return Unproven(
-            f"epoch {first.epoch} of the log begins at {first.offset}, below the position, and is not known to have "
-            f"begun before {at(times.planned_ms)}, when the checkpoint planned to read up to it"
+            f"epoch {first.epoch} of the log begins at {first.offset}, below the position, and may have begun after "
+            f"{at(times.planned_ms)}, when the batch was planned"
         )
     known = {start.epoch for start in later}
     missing = [epoch for epoch in range(leading.epoch + 1, view.leader_epoch + 1) if epoch not in known]
     if missing:
         return Unproven(
-            f"since then leaders were elected that wrote nothing the log still has (epochs {_spans(missing)}): what "
-            "one of them may have written and lost could have been read"
+            f"leaders elected since then left no records in the log (epochs {_spans(missing)}): the query may have "
+            "read records that one of them wrote and lost"
         )
     return Proven()
 
 
 def _late_epoch(evidence: Evidence) -> EpochStart | None:
-    """The epoch that begins below the position with the log's first record that is dated after the commit.
+    """The epoch that begins below the position with the log's first record dated after the commit.
 
-    One such record in the middle of an epoch is a record with a wrong date.
+    Such a record in the middle of an epoch has a wrong timestamp.
     """
     late = evidence.dates.late_from
     if late is None or late >= evidence.offset:
@@ -170,27 +168,27 @@ def _is_of_topic(receipt: LossReceipt, view: LogView) -> bool:
 
 
 def _tells_against(receipt: LossReceipt, evidence: Evidence) -> bool:
-    """Whether readable records below the position were lost, which the log does not have again by now."""
+    """Whether readable records below the position were lost and are not in the log again."""
     end = min(receipt.end_offset_exclusive, evidence.offset)
     if receipt.loss_class not in _READABLE or receipt.start_offset >= end:
         return False
-    # Below its start the log does not show what it had.
+    # The log's epochs below its start are unknown.
     places = [place for place in (receipt.start_offset, end - 1) if place >= evidence.view.start_offset]
     return any(evidence.view.epoch_at(place) not in receipt.leader_epochs for place in places)
 
 
-# In words -------------------------------------------------------------------------------------------------------------
+# Formatting -----------------------------------------------------------------------------------------------------------
 
 
 def at(time_ms: int) -> str:
-    """A time as a sentence shows it, UTC."""
+    """A time as text, in UTC."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def facts(evidence: Evidence) -> str:
-    """What is known, for a person who has to decide."""
+    """The evidence as text, for the user who has to decide."""
     view, times = evidence.view, evidence.times
-    epochs = ", ".join(f"{start.epoch} from {start.offset}" for start in view.epochs[-8:]) or "not known"
+    epochs = ", ".join(f"{start.epoch} from {start.offset}" for start in view.epochs[-8:]) or "unknown"
     known = [f"the log starts at {view.start_offset} and ends at {view.end_offset}; its epochs: {epochs}"]
     if isinstance(times, Times):
         committed = "not committed" if times.committed_ms is None else f"committed at {at(times.committed_ms)}"

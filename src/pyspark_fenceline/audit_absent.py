@@ -1,8 +1,8 @@
-"""Which of the log's records that no row has are really missing.
+"""Which records without a row are really missing from the table.
 
-Owns what is taken out of an audit's `missing` and `behind`: records of which the table is not meant to have a row
-(`audit_made`), and rows that were deleted on purpose, by an entry of the table's own log (`table_deletions`) or as the
-caller says. The latter stay in the report, as `deleted`. Reads the log only in the ranges in question.
+Owns what an audit removes from its `missing` and `behind` findings: records that should have no row (`audit_made`), and
+rows that were deleted on purpose, by an entry of the table's own log (`table_deletions`) or according to the caller.
+The latter stay in the report, as `deleted`. Reads the log only in the ranges in question.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _KEY, _START, _END = "key", "start_offset", "end_offset_exclusive"
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What the caller says was deleted: ranges of offsets, and keys (of a topic, or of any: None) of records."""
+    """Deleted rows named by the caller: ranges of offsets, and record keys by topic (None: any topic)."""
 
     ranges: Mapping[TopicPartition, Sequence[Range]] = field(default_factory=dict)
     keys: Mapping[str | None, frozenset[bytes]] = field(default_factory=dict)
 
 
 def read_named(deleted: str | DataFrame | pa.Table) -> Named:
-    """What was deleted: a table as for `named_in`, or the path of one (`.csv`, `.json`, `.jsonl`, `.parquet`)."""
+    """Read a table as for `named_in`, or the file of one (`.csv`, `.json`, `.jsonl`, `.parquet`)."""
     import pyarrow as pa
     from pyarrow import csv, json, parquet
 
@@ -54,7 +54,9 @@ def read_named(deleted: str | DataFrame | pa.Table) -> Named:
     }
     reader = readers.get(deleted.rsplit(".", 1)[-1].lower())
     if reader is None:
-        raise OperatorError(f"{deleted} is no file of deleted rows", f"Give one of: {', '.join(sorted(readers))}.")
+        raise OperatorError(
+            f"Unsupported format of the file of deleted rows {deleted}", f"Use one of: {', '.join(sorted(readers))}."
+        )
     try:
         return named_in(reader(deleted))
     except (OSError, pa.ArrowException) as error:
@@ -83,8 +85,8 @@ def named_in(rows: pa.Table) -> Named:
                 keys.setdefault(topic, set()).add(key)
         return Named(keys={topic: frozenset(each) for topic, each in keys.items()})
     raise OperatorError(
-        f"What was deleted cannot be told from the columns {', '.join(rows.column_names)}",
-        "Name topic, partition and offset; or topic, partition, start_offset and end_offset_exclusive; or key.",
+        f"The columns {', '.join(rows.column_names)} do not identify deleted rows",
+        "Provide topic, partition and offset; or topic, partition, start_offset and end_offset_exclusive; or key.",
     )
 
 
@@ -99,7 +101,7 @@ def _merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def absent_ranges(findings: pa.Table) -> list[tuple[TopicPartition, int, int]]:
-    """Ranges of records that no row has."""
+    """Ranges of records without a row."""
     return [(tp, one.start_offset, one.end_offset_exclusive) for tp, one in _absent(findings)]
 
 
@@ -121,8 +123,8 @@ def narrowed(
     meant: Mapping[TopicPartition, Sequence[Range]] | None,
     deleted: Iterable[tuple[TopicPartition, Sequence[Range], str]],
 ) -> pa.Table:
-    """`findings` with what is left of the absent records. `meant`: where the table is to have a row, None for
-    everywhere. `deleted`: ranges that were deleted, and by whom.
+    """`findings` without records that should have no row. `meant`: where the table should have rows, None for
+    everywhere. `deleted`: ranges that were deleted, and by what.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -156,7 +158,7 @@ def all_deleted(
     client: Mapping[str, str],
     isolation_level: str,
 ) -> list[tuple[TopicPartition, Sequence[Range], str]]:
-    """What of these ranges was deleted, and by whom."""
+    """Which of these ranges were deleted, and by what."""
     found: list[tuple[TopicPartition, Sequence[Range], str]] = [
         (tp, one.of_records(views[tp]), f"deleted by {one.by}") for tp, each in by_table.found.items() for one in each
     ]

@@ -1,9 +1,8 @@
-"""What a cluster's loss receipts say of the partitions of an audit.
+"""A cluster's loss receipts for the partitions of an audit.
 
-Owns what receipts mean for rows that carry no epoch: where a receipt says that records were lost, such a row may be one
-of them. A receipt proves nothing of a single row, and that there is none proves nothing either (a node delivers it when
-it can): receipts only say where to look. A losses topic that cannot be read is a note in the verdict, and no reason to
-stop.
+Owns what receipts mean for rows without an epoch: where a receipt reports lost records, such a row may be one of them.
+A receipt proves nothing about a single row, and neither does its absence (a node may not have delivered it yet). If the
+losses topic cannot be read, the verdict gets a note and the audit continues.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _TOPIC_DELETED: Final = "topic_deleted"
 
 @dataclass(frozen=True, slots=True)
 class Receipts:
-    """`lost`: of each partition. `replaced`: topics of which an earlier one of the same name was deleted or lost
-    records. `notes`: why not all receipts are known.
+    """`lost`: of each partition. `replaced`: topics for which an earlier topic of the same name was deleted or lost
+    records. `notes`: why receipts may be missing.
     """
 
     lost: Mapping[TopicPartition, tuple[Lost, ...]] = field(default_factory=dict)
@@ -46,7 +45,7 @@ def read_receipts(
             ledger = read_ledger(client, found.ranges, found.topic_ids)
             return receipts_of(ledger, topic_ids, is_complete=found.is_complete)
         except OffsetOutOfRangeError as error:
-            # The ledger's start moved on meanwhile.
+            # Retention moved the topic's start meanwhile.
             trouble: Exception = error
         except (PeerError, BrokersUnreachable, TimedOut) as error:
             trouble = error
@@ -77,7 +76,7 @@ def receipts_of(
             )
     notes = []
     if ledger.unknown:
-        notes.append(f"{len(ledger.unknown)} records of {LOSSES_TOPIC} are of a form that is not known here")
+        notes.append(f"{len(ledger.unknown)} records of {LOSSES_TOPIC} have an unknown format")
     if not is_complete:
-        notes.append(f"{LOSSES_TOPIC} does not begin at its first receipt any more: older losses are not known")
+        notes.append(f"{LOSSES_TOPIC} has lost its first receipts to retention: older losses are not known")
     return Receipts({tp: tuple(each) for tp, each in lost.items()}, frozenset(replaced), tuple(notes))

@@ -1,14 +1,14 @@
-"""`audit`: does a table hold exactly what the log holds?
+"""`audit`: whether a table matches the log.
 
-Owns the order of an audit and its report. The table is looked at first and the log afterwards, so that a stream that
-goes on writing is no finding. Two steps, both spread over Spark's tasks (or this process's threads, for the command
-line): rows become runs of offsets (`audit_runs`), and each bucket of a partition's offsets is judged by itself
-(`audit_judge`). The log is read only where the table has holes, and there only its batch headers.
+Owns the order of an audit and its report. The table is read first and the log afterwards, so that a stream that keeps
+writing causes no findings. Two steps, both distributed over Spark's tasks (or this process's threads, for the command
+line): rows become runs of offsets (`audit_runs`), and each bucket of a partition's offsets is judged independently
+(`audit_judge`). The log is read only where the table has gaps, and there only its batch headers.
 
-By log matching (`log_matching`) offset and epoch name a record: that the values are those of the log is not looked at.
-Rows without an epoch prove nothing, but in a log of one epoch: their values do, where that is asked for
-(`audit_content`, `audit_made`), and loss receipts say where they are doubtful (`audit_receipts`). Records that no row
-has are compared with what the table is meant to hold, and with what was deleted from it (`audit_absent`).
+By log matching (`log_matching`) offset and epoch identify a record, so values are not compared. Rows without an epoch
+prove nothing, except in a log of one epoch. On request their values are compared (`audit_content`, `audit_made`), and
+loss receipts name the doubtful ones (`audit_receipts`). Records without a row are compared with what the table should
+hold, and with what was deleted from it (`audit_absent`).
 """
 
 from __future__ import annotations
@@ -59,20 +59,19 @@ _USUAL_BUCKET: Final = 2_000_000
 _LARGEST_BUCKET: Final = 16_000_000
 _ATTEMPTS: Final = 3
 ONE_EPOCH: Final = (
-    "rows without an epoch are taken to be the log's because it has had one leader epoch only; that does not hold for"
-    " rows that were read before the topic was deleted and created anew"
+    "rows without an epoch count as records of the log because it has had only one leader epoch; this is wrong for rows"
+    " that were read before the topic was deleted and recreated"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an audit compares with. `topics`: None for those of the table. `client`: properties, with the brokers'
-    address. `starting`: from where on the table is to be complete: the log's start, or its own first row.
-    `committed_only`: the table is to hold committed records only. `everything`: read all of the log's batch headers,
-    which also tells rows that compaction has taken out of the log. `by_values`: compare rows without an epoch with the
-    log's records by what they say. `made`: which rows the table is to have of the log's records. `row_key`: columns
-    that tell rows of one record apart, None where a record is one row. `deleted`: what was deleted on purpose, beside
-    what the table's own log says.
+    """Settings of an audit. `topics`: None for those of the table. `client`: properties, with the brokers' address.
+    `starting`: from where on the table should be complete: the log's start, or its own first row. `committed_only`: the
+    table should hold committed records only. `everything`: read all batch headers of the log, which also finds rows
+    whose records compaction has removed. `by_values`: compare rows without an epoch with the log's records by value.
+    `made`: which rows the table should have of the log's records. `row_key`: columns that identify rows of one record,
+    None if a record is one row. `deleted`: what was deleted on purpose, in addition to the table's own log.
     """
 
     client: Mapping[str, str]
@@ -92,9 +91,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer of an audit. `ranges` and `rows`: by kind of finding. `is_equal`: all rows are proven to be the log's
-    records, and nothing differs. `unknown_deletions`: entries of the table's log of which it cannot be told any more
-    what they deleted, where records are missing.
+    """The result of an audit. `ranges` and `rows`: by kind of finding. `is_equal`: all rows are proven to be the log's
+    records, and nothing differs. `unknown_deletions`: if records are missing, the entries of the table's log whose
+    deleted rows are unknown.
     """
 
     ranges: Mapping[Kind, int]
@@ -115,7 +114,7 @@ class Verdict:
 
     @property
     def is_right(self) -> bool:
-        """The table holds a beginning of the log, and nothing else: what it lacks are the newest records."""
+        """The table holds a prefix of the log and nothing else: it lacks only the newest records."""
         return self.word in ("equal", "behind")
 
     @property
@@ -123,14 +122,14 @@ class Verdict:
         return self.word == "equal"
 
     def sentence(self) -> str:
-        """The answer for a person."""
-        told = [
+        """The result as a sentence."""
+        counts = [
             f"{self.rows.get(kind, 0) or self.ranges[kind]} {kind}"
             for kind in (*sorted(FAULTS), Kind.UNPROVEN, Kind.BEHIND, Kind.DELETED)
             if self.ranges.get(kind)
         ]
         if self.rows.get(Kind.EXPIRED):
-            told.append(f"{self.rows[Kind.EXPIRED]} {Kind.EXPIRED}")
+            counts.append(f"{self.rows[Kind.EXPIRED]} {Kind.EXPIRED}")
         what = {
             "equal": "The table equals the log",
             "behind": "The table holds what the log holds, but not its newest records",
@@ -138,18 +137,18 @@ class Verdict:
             "different": "The table differs from the log",
         }[self.word]
         if self.ranges.get(Kind.DELETED) and self.word == "equal":
-            what += " but for rows that were deleted on purpose"
+            what += " except for rows that were deleted on purpose"
         about = f"{self.row_count} rows of {self.partition_count} partitions"
         more = "".join(f"; {note}" for note in (*self._what_to_do(), *self.notes))
-        return f"{what} ({about}{': ' if told else ''}{', '.join(told)}){more}."
+        return f"{what} ({about}{': ' if counts else ''}{', '.join(counts)}){more}."
 
     def _what_to_do(self) -> list[str]:
         unproven = self.rows.get(Kind.UNPROVEN, 0)
         if not unproven:
             return []
         return [
-            f"{unproven} of {self.row_count} rows have no epoch that the log knows, and nothing proves that they are"
-            " its records: compare their values (by_values, --by-values), and give them their epochs"
+            f"{unproven} of {self.row_count} rows have no epoch that the log knows, so they are not proven to be its"
+            " records: compare their values (by_values, --by-values), and add their epochs"
             " (pyspark_fenceline.backfill, --backfill)"
         ]
 
@@ -157,7 +156,7 @@ class Verdict:
 @dataclass(slots=True)
 class Audit:
     """`findings`: a DataFrame of `audit_work.FINDINGS_DDL` (from `audit`) or an Arrow table (from `audit_here`).
-    `refine`: what is known of the rows of a table's files beyond their columns.
+    `refine`: as the audit used it.
     """
 
     findings: Any
@@ -187,17 +186,17 @@ def audit(
     """Compare a Delta table (its path) or any DataFrame with the log, as a Spark job.
 
     `bootstrap`: brokers, or a client's properties. `topics`: None for those that the rows name. `isolation_level`: what
-    the table was read with; with read_committed all of the log is looked at, else only where rows are missing
-    (`everything` chooses otherwise).
+    the table was read with; with read_committed the complete log is read, else only where rows are missing
+    (`everything` overrides this).
 
-    `by_values`: compare rows that have no epoch with the log's records by what they say: those of `transform`, where
-    one is given, else key, value and timestamp. `transform`: from the source's columns to the table's; `where`: a
-    condition in Spark's SQL on its result (or on the source's columns). Records of which they make no row are not
-    missing. `row_key`: columns that tell the rows of one record apart, where a record may become several. `deleted`:
-    what was deleted on purpose, as a file or a table with the columns of `audit_absent.named_in`.
+    `by_values`: compare rows without an epoch with the log's records by value: by the result of `transform`, if given,
+    else by key, value and timestamp. `transform`: from the source's columns to the table's; `where`: a Spark SQL
+    condition on its result (or on the source's columns). Records that they drop are not missing. `row_key`: columns
+    that identify the rows of one record, if a record may become several. `deleted`: what was deleted on purpose, as a
+    file or a table with the columns of `audit_absent.named_in`.
 
-    Raises `OperatorError` for a table that has not the columns topic, partition and offset, for a record of which
-    `transform` cannot make a row (with its offset), and what the brokers refused.
+    Raises `OperatorError` for a table without the columns topic, partition and offset, and for a record on which
+    `transform` fails (with its offset), and the brokers' errors.
     """
     chosen = settings(
         bootstrap,
@@ -218,7 +217,7 @@ def audit(
     if chosen.by_values:
         if chosen.made.transform is not None:
             raise OperatorError(
-                "A DataFrame is not compared with what transform makes", "Give the path of a Delta table."
+                "by_values with transform requires a Delta table", "Pass the path of a Delta table, not a DataFrame."
             )
         compared = ByValues(chosen.client, content_columns(table.columns, "the DataFrame"))
     findings, verdict = _run(SparkRows(table, compared, chosen.row_key), chosen, table.sparkSession, None)
@@ -231,12 +230,12 @@ def audit_here(
     *,
     storage: Mapping[str, str] | None = None,
 ) -> Audit:
-    """As `audit`, in this process, with Spark only where `chosen` has a predicate or a transform."""
+    """As `audit`, in this process, with Spark only if `chosen` has a predicate or a transform."""
     return audit_files(open_for_audit(table, storage), chosen, session_for(chosen))
 
 
 def session_for(chosen: Settings) -> SparkSession | None:
-    """A session where the work cannot be done without: predicates and transforms are Spark's."""
+    """A session if the work requires one: predicates and transforms run in Spark."""
     return None if chosen.made.is_all else the_session()
 
 
@@ -252,14 +251,12 @@ def settings(
     row_key: Collection[str] | None = None,
     deleted: str | DataFrame | pa.Table | None = None,
 ) -> Settings:
-    """Check what was asked for. Raises `OperatorError`."""
+    """Check the arguments. Raises `OperatorError`."""
     client = {"bootstrap.servers": bootstrap} if isinstance(bootstrap, str) else dict(bootstrap)
     if isolation_level not in ("read_committed", "read_uncommitted"):
-        raise OperatorError(
-            f"There is no isolation level {isolation_level!r}", "Use read_committed or read_uncommitted."
-        )
+        raise OperatorError(f"Unknown isolation level {isolation_level!r}", "Use read_committed or read_uncommitted.")
     if starting not in ("earliest", "table"):
-        raise OperatorError(f"An audit can not start at {starting!r}", "Use earliest or table.")
+        raise OperatorError(f"Unknown value {starting!r} of starting", "Use earliest or table.")
     committed = isolation_level == "read_committed"
     names = (topics,) if isinstance(topics, str) else None if topics is None else tuple(topics)
     key = (row_key,) if isinstance(row_key, str) else None if row_key is None else tuple(row_key)
@@ -278,7 +275,7 @@ def settings(
 
 @dataclass(frozen=True, slots=True)
 class OpenedTable:
-    """A Delta table as it is audited. `kept`: which rows of files with a deletion vector are not deleted."""
+    """A Delta table under audit. `kept`: masks of the rows that deletion vectors have not deleted, by file."""
 
     options: DeltaOptions
     files: Sequence[TableFile]
@@ -291,7 +288,7 @@ class OpenedTable:
 
 
 def audit_files(table: OpenedTable, chosen: Settings, session: SparkSession | None) -> Audit:
-    """Compare a table's files, by Spark where there is a session, else in this process."""
+    """Compare a table's files, with Spark if there is a session, else in this process."""
     _require_key(table.schema.names, chosen, f"The Delta table at {table.options.path}")
     if chosen.by_values and chosen.made.transform is None:
         content_columns(table.schema.names, table.what)
@@ -303,8 +300,8 @@ def audit_files(table: OpenedTable, chosen: Settings, session: SparkSession | No
 
 
 def open_for_audit(path: str, storage: Mapping[str, str] | None, *, to_write: bool = False) -> OpenedTable:
-    """The table's files. Raises `OperatorError` where there is no table, or one that can not be compared; `to_write`:
-    or whose files can not be written anew.
+    """The table's files. Raises `OperatorError` if there is no table, or it cannot be compared or, with `to_write`, its
+    files cannot be rewritten.
     """
     from pyspark.sql.types import StructType
 
@@ -325,15 +322,15 @@ def _require_columns(names: Iterable[str], what: str) -> None:
     missing = [name for name in missing_columns(known) if name != LEADER_EPOCH]
     if missing:
         raise OperatorError(
-            f"{what} can not be compared with a log: it has no column {', '.join(missing)}",
-            "Rows need topic, partition and offset, as format('fenceline') gives them, and leader_epoch where it is to"
-            " be proven that they are the log's (includeLeaderEpoch); rename columns in a DataFrame.",
+            f"{what} cannot be compared with the log: it has no column {', '.join(missing)}",
+            "Rows need topic, partition and offset as format('fenceline') returns them, and leader_epoch"
+            " (includeLeaderEpoch) to prove that they are in the log; rename columns in a DataFrame.",
         )
     twice = sorted({name for name in LOG_COLUMNS if sum(one.lower() == name for one in known) > 1})
     if twice:
         raise OperatorError(
-            f"{what} can not be compared with a log: it has more than one column {', '.join(twice)}",
-            "Names that differ only in case are one column for Spark: drop or rename all but one.",
+            f"{what} cannot be compared with the log: it has more than one column {', '.join(twice)}",
+            "Spark treats names that differ only in case as one column: drop or rename all but one.",
         )
 
 
@@ -342,14 +339,14 @@ def _require_key(names: Iterable[str], chosen: Settings, what: str) -> None:
     if missing:
         raise OperatorError(
             f"{what} has no column {', '.join(missing)}, which row_key names",
-            "Name columns of the table that tell the rows of one record apart.",
+            "Name columns of the table that identify the rows of one record.",
         )
 
 
 def comparison_of(
     table: OpenedTable, chosen: Settings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
 ) -> ByValues | ByRows:
-    """How rows without an epoch are compared with the log. `readable`: where logs begin and end."""
+    """The comparison of rows without an epoch with the log. `readable`: the bounds of the logs."""
     if chosen.made.transform is None:
         return ByValues(chosen.client, content_columns(table.schema.names, table.what))
     assert session is not None, "a transform needs Spark"
@@ -359,7 +356,7 @@ def comparison_of(
 def refine_of(
     table: OpenedTable, chosen: Settings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
 ) -> Refine | None:
-    """What is to be known of the table's rows beyond their columns. `readable`: where logs begin and end."""
+    """What completes the log columns of the table's files, or None. `readable`: the bounds of the logs."""
     compared = comparison_of(table, chosen, session, readable) if chosen.by_values else None
     if compared is None and not table.kept:
         return None
@@ -368,7 +365,7 @@ def refine_of(
 
 @dataclass(frozen=True, slots=True)
 class _Refined:
-    """A `Refine`; goes to executors."""
+    """A `Refine`; sent to executors."""
 
     options: DeltaOptions
     compared: ByValues | ByRows | None
@@ -384,14 +381,14 @@ class _Refined:
 
 @dataclass(slots=True)
 class _Totals:
-    """What the table has of each partition, by epoch: first offset, end, rows."""
+    """The rows of each partition by epoch: first offset, end, number of rows."""
 
     partitions: dict[TopicPartition, list[tuple[int, int, int]]] = field(default_factory=dict)
     epochs: dict[TopicPartition, list[int]] = field(default_factory=dict)
     row_count: int = 0
 
     def differing(self) -> tuple[int, int]:
-        """Rows whose values are not the log's, and rows of which an epoch or the values are known."""
+        """Number of rows whose values differ from the log's, and of rows with an epoch or with the log's values."""
         counts = [
             (epoch, count)
             for tp, each in self.partitions.items()
@@ -412,7 +409,7 @@ def _run(work: Work, chosen: Settings, session: SparkSession | None, table: Open
         facts = cluster.topics(likely)
         missing = [name for name in known if name not in facts]
         if missing:
-            raise OperatorError(f"There is no topic {', '.join(missing)}", "See what there is: fenceline topics list")
+            raise OperatorError(f"There is no topic {', '.join(missing)}", "List topics with: fenceline topics list")
         every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
         total = sum(end.offset for end in ends_of(cluster, every).values())
         bucket_size = _bucket_size(total, work.task_count)
@@ -420,7 +417,7 @@ def _run(work: Work, chosen: Settings, session: SparkSession | None, table: Open
     compared_under: Mapping[TopicPartition, int] = {}
     for attempt in range(1, _ATTEMPTS + 1):
         if attempt == 1 or chosen.by_values:
-            # Values are compared with the log of now: under other leaders they are compared again.
+            # Values are compared with the current log: after a leader change they are compared again.
             compared_under, work.refine = _refine(work, cluster, chosen, session, table, likely, bucket_size)
             totals = _totals(work.totals(bucket_size), chosen)
             if chosen.by_values and chosen.made.transform is None:
@@ -447,7 +444,7 @@ def _run(work: Work, chosen: Settings, session: SparkSession | None, table: Open
             break
     if chosen.by_values and not is_still:
         raise OperatorError(
-            "Leaders of the topic changed while values were compared, again and again", "Run the audit again."
+            f"Leaders of the topic changed during each of {_ATTEMPTS} comparisons of values", "Run the audit again."
         )
     notes = list(receipts.notes)
     if any(_rests_on_one_epoch(totals, tp, view, receipts) for tp, view in views.items()):
@@ -458,7 +455,7 @@ def _run(work: Work, chosen: Settings, session: SparkSession | None, table: Open
     if not sees:
         notes.insert(0, CAN_NOT_SEE)
     if not expected:
-        notes.append("nothing was compared: no topic is named, and the rows name none that the cluster has")
+        notes.append("nothing was compared: no topic was given, and the rows name no existing topic")
     verdict = Verdict(
         {kind: ranges for kind, (ranges, _) in kinds.items()},
         {kind: rows for kind, (_, rows) in kinds.items()},
@@ -480,7 +477,7 @@ def _refine(
     likely: Sequence[str],
     bucket_size: int,
 ) -> tuple[Mapping[TopicPartition, int], Refine | None]:
-    """What is known of the rows beyond their columns, and the leader epochs under which values are compared."""
+    """The leader epochs under which values are compared, and what completes the log columns."""
     if not chosen.by_values:
         return {}, None if table is None else refine_of(table, chosen, session, {})
     names = list(likely)
@@ -497,7 +494,7 @@ def _refine(
 
 
 def _receipts(cluster: Cluster, chosen: Settings, totals: _Totals, views: Mapping[TopicPartition, LogView]) -> Receipts:
-    """Receipts are asked for where rows are doubtful without them."""
+    """The receipts of partitions with rows that nothing else proves."""
     doubtful = {
         tp: view.topic_id
         for tp, view in views.items()
@@ -507,7 +504,7 @@ def _receipts(cluster: Cluster, chosen: Settings, totals: _Totals, views: Mappin
 
 
 def _rests_on_one_epoch(totals: _Totals, tp: TopicPartition, view: LogView, receipts: Receipts) -> bool:
-    """Whether rows of this partition are taken to be the log's because it has had one epoch only."""
+    """Whether rows of this partition count as records of the log because it has had only one epoch."""
     low, high = proven_without_epoch(view)
     has_such_rows = -1 in totals.epochs.get(tp, ())
     return has_such_rows and low < high and tp.topic not in receipts.replaced
@@ -523,7 +520,7 @@ def _second_look(
     counted: list[tuple[str, int, int]],
     notes: list[str],
 ) -> tuple[Any, list[tuple[str, int, int]], tuple[str, ...]]:
-    """The findings, their counts, and what is not known, after a look at what is absent and what is there twice."""
+    """The findings, their counts and unknown deletions, after checking missing and duplicate rows again."""
     kinds = {kind for kind, _, _ in counted}
     twice = chosen.row_key is not None and table is not None and Kind.DUPLICATE in kinds
     if not twice and kinds.isdisjoint(ABSENT):
@@ -532,7 +529,7 @@ def _second_look(
         return findings, counted, ()
     found = work.collect(findings)
     if twice:
-        assert table is not None, "only files are looked at again"
+        assert table is not None, "only files are checked again"
         found = only_repeated(
             found, table.options, table.files, chosen.row_key, work.refine, has_vectors=bool(table.kept)
         )
@@ -548,9 +545,9 @@ def _second_look(
         found = narrowed(found, meant, gone)
         if absent_ranges(found):
             unknown = by_table.unknown
-            notes += [f"it cannot be told what {one} deleted: its files are gone" for one in unknown]
+            notes += [f"the rows deleted by {one} are unknown: vacuum has removed its files" for one in unknown]
             if by_table.first_version > 0:
-                notes.append(f"what was deleted before version {by_table.first_version} of the table is not known")
+                notes.append(f"deletions before version {by_table.first_version} of the table are unknown")
     return work.spread(found), counts_of(found), unknown
 
 
@@ -574,7 +571,7 @@ def _totals(rows: Iterable[tuple[str | None, int, int, int, int, int]], chosen: 
 
 
 def _expected(totals: _Totals, tp: TopicPartition, chosen: Settings, bare: Expected, receipts: Receipts) -> Expected:
-    """What the table is to hold, given where its rows that are in the log begin and end."""
+    """What the table should hold, given the bounds of its rows that are in the log."""
     begins: list[int] = []
     ends: list[int] = []
     for (first, end, _), epoch in zip(totals.partitions.get(tp, ()), totals.epochs.get(tp, ()), strict=True):
@@ -600,7 +597,7 @@ def _expected(totals: _Totals, tp: TopicPartition, chosen: Settings, bare: Expec
 
 
 def _stretches(expected: Mapping[TopicPartition, Expected], bucket_size: int) -> list[tuple[str, int, int]]:
-    """Every bucket of every log, so that those in which the table has no rows are judged too."""
+    """Every bucket of every log, so that buckets without rows are judged too."""
     return [
         (tp.topic, tp.partition, bucket)
         for tp, one in expected.items()

@@ -1,10 +1,9 @@
-"""Who does the work of an audit: Spark's tasks, or the threads of this process.
+"""Executes an audit in Spark's tasks or in the threads of this process.
 
-Owns the way of a table's rows through the two steps of an audit, runs and findings, and nothing of what they mean
-(`audit_runs`, `audit_judge`). The pieces that go to executors are plain functions over Arrow tables, so both ways run
-the same code. Reading is what takes long, of the table and of the log, and is spread over Spark's tasks; what is left
-in between is done by them too where it is much, and at once in this process where it is little, as with any table that
-has few holes.
+Owns the execution of the two steps of an audit, runs and findings, but not their meaning (`audit_runs`,
+`audit_judge`). The functions sent to executors work on Arrow tables, so both ways run the same code. Reading the table
+and the log takes most of the time and is distributed over Spark's tasks. Judging runs is distributed too if there are
+many; a table with few gaps has few runs, which are judged in this process.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ FINDINGS_DDL: Final = (
 BUCKETS_A_TASK: Final = 3
 _LOCAL_TASKS: Final = 4
 FEW_RUNS: Final = 200_000
-"""So many are judged in this process (about 50 bytes each)."""
+"""At most this many runs are judged in this process (about 50 bytes each)."""
 
 
 class _LogNeeded(Exception):
-    """A bucket can not be judged without reading the log."""
+    """A bucket cannot be judged without reading the log."""
 
 
 def the_session() -> SparkSession:
@@ -49,22 +48,22 @@ def the_session() -> SparkSession:
 
 
 class Work:
-    """Rows of a table, wherever the work on them is done."""
+    """Executes the steps of an audit on the rows of a table."""
 
     task_count = _LOCAL_TASKS
     refine: Refine | None = None
-    """What is known of the rows beyond their columns; used from the next `totals` on."""
+    """Completes the rows' log columns; used from the next `totals` on."""
 
     def topics(self) -> set[str] | None:
-        """The topics of the rows, where that is known without looking at them."""
+        """The topics of the rows, None if that is unknown without reading them."""
         return None
 
     def totals(self, bucket_size: int) -> list[tuple[str | None, int, int, int, int, int]]:
-        """First step, kept for the second: topic, partition, epoch, first offset, end, number of rows."""
+        """First step; its runs are kept for the second. Topic, partition, epoch, first offset, end, number of rows."""
         raise NotImplementedError
 
     def findings(self, judging: Judging, stretches: Sequence[tuple[str, int, int]]) -> Any:
-        """Second step, about all runs and about these (topic, partition, bucket), in which there may be no rows."""
+        """Second step, on all runs and on these (topic, partition, bucket), which may have no rows."""
         raise NotImplementedError
 
     def counts(self, findings: Any) -> list[tuple[str, int, int]]:
@@ -76,25 +75,24 @@ class Work:
         raise NotImplementedError
 
     def spread(self, findings: pa.Table) -> Any:
-        """The opposite: findings in the form that `findings` gives them."""
+        """The inverse of `collect`: findings in the form that `findings` returns."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """What the second step needs to know; goes to executors."""
+    """The second step's function; sent to executors."""
 
     client: Mapping[str, str]
     bucket_size: int
     expected: Mapping[TopicPartition, Expected]
     topics: tuple[str, ...] | None
     look: str = field(default_factory=lambda: uuid4().hex)
-    """Of this audit alone: Spark answers a plan from what it keeps of an equal one, and the log may have lost something
-    since."""
+    """Unique to this audit: Spark reuses the cached result of an equal plan, and the log may have changed since."""
 
     def __call__(self, runs: pa.Table, *, may_read: bool = True) -> pa.Table:
-        """Findings about one bucket: all rows of `runs` have one topic, partition and bucket. Raises `_LogNeeded` where
-        the log would have to be read and that is not allowed.
+        """Findings about one bucket: all rows of `runs` have one topic, partition and bucket. Raises `_LogNeeded` if
+        the log must be read and `may_read` is false.
         """
         import numpy as np
         import pyarrow as pa
@@ -246,10 +244,11 @@ class SparkWork(Work):
     _session: SparkSession
     _runs: Any = None
     _few: pa.Table | None = None
-    """All runs, where they are few."""
+    """All runs, if they are few."""
     _here: pa.Table
+    """Findings of this process."""
     _there: DataFrame | None = None
-    """Findings of this process, and of Spark's tasks."""
+    """Findings of Spark's tasks."""
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
         raise NotImplementedError
@@ -281,7 +280,7 @@ class SparkWork(Work):
             numbers = self._session.range(0, len(stretches), 1, 1)
             runs = runs.unionByName(numbers.mapInArrow(empty, RUNS_DDL))
         keys = ("topic", "partition", "bucket")
-        # As many tasks as there are places: Spark would join small ones, and they are small until they read the log.
+        # A fixed number of tasks: Spark would coalesce them, because they are small until they read the log.
         groups = runs.repartition(self.task_count, *keys).groupBy(*keys)
         found: DataFrame = groups.applyInArrow(_one(judging), FINDINGS_DDL).persist()
         return found
@@ -289,7 +288,7 @@ class SparkWork(Work):
     def _findings_of_few(
         self, runs: pa.Table, judging: Judging, stretches: Sequence[tuple[str, int, int]]
     ) -> DataFrame:
-        """Here, but for the buckets for which the log must be read."""
+        """Judges in this process, except the buckets that need the log."""
         parts: list[pa.Table] = []
         unread: list[pa.Table] = []
         for bucket in _buckets(runs, stretches):
@@ -346,7 +345,7 @@ class SparkWork(Work):
 
 
 def _one(judging: Judging) -> Callable[[pa.Table], pa.Table]:
-    """A plain function, which is what Spark takes."""
+    """A plain function, as Spark requires."""
 
     def run(runs: pa.Table) -> pa.Table:
         return judging(runs)
@@ -376,8 +375,8 @@ class SparkFiles(SparkWork):
 
 
 class SparkRows(SparkWork):
-    """`by_values`: compare rows without an epoch with the log's. `row_key`: columns that tell rows of one record apart,
-    None where a record is one row.
+    """`by_values`: compare rows without an epoch with the log's. `row_key`: columns that identify rows of one record,
+    None if a record is one row.
     """
 
     def __init__(
@@ -394,7 +393,7 @@ class SparkRows(SparkWork):
         if row_key is None:
             self._rows = whole.select(*names)
         else:
-            # As many rows for an offset as it has repeated ones, and one more.
+            # One row for each offset, and one more for each duplicate.
             apart = [*names, *(name for name in row_key if name not in names)]
             each = whole.groupBy(*apart).count()
             again = each.groupBy(*names).agg(f.sum(f.col("count") - 1).alias("_again"))
@@ -415,7 +414,7 @@ def parallelism(session: SparkSession) -> int:
     try:
         return max(int(session.sparkContext.defaultParallelism), 1)
     except Exception:
-        # A client of Spark Connect has no context; the server may say.
+        # A Spark Connect client has no context; the server's setting may be available.
         return int(session.conf.get("spark.default.parallelism", None) or 8)
 
 

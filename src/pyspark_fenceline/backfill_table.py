@@ -1,10 +1,10 @@
-"""`backfill`: gives the rows of a table the epochs that they lack.
+"""`backfill`: adds missing leader epochs to the rows of a table.
 
-Owns the way of a table that was written without `leader_epoch`, as Spark's own Kafka connector writes it, to one that
-can be compared with the log. A row gets the epoch of the log's record at its offset where its values are that record's
-(`audit_content`, `audit_made`), and only there. Rows whose values differ are stale; they keep no epoch and stay, for a
-repair that compares values. Changes nothing without `apply`; then files are written anew with the column, in one entry
-of the table's log, after one that adds the column where the table has none.
+Owns making a table that was written without `leader_epoch`, as with Spark's own Kafka connector, comparable with the
+log. A row gets the epoch of the log's record at its offset only if its values are that record's (`audit_content`,
+`audit_made`). Rows whose values differ are stale; they get no epoch and stay, for a repair that compares values. With
+`apply` files are rewritten with the column, in one commit, after a commit that adds the column if the table lacks it;
+without it nothing is changed.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class StaleRows:
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """What a backfill did, or would do. `version`: of the table afterwards, None when nothing was changed.
+    """What a backfill did, or would do. `version`: of the table afterwards, None if nothing was changed.
 
-    `proven_rows` get their epochs. `same_rows` have the log's values too, but the log tells no epochs. Of
-    `unknown_rows` the log has no record any more, or never had: retention, compaction, another topic.
+    `proven_rows` get their epochs. `same_rows` have the log's values too, but the brokers keep no epochs. The log has
+    no records for `unknown_rows`: retention, compaction, another topic.
     """
 
     is_applied: bool
@@ -79,24 +79,24 @@ class Backfill:
     version: int | None = None
 
     def sentence(self) -> str:
-        """The answer for a person."""
+        """The result as a sentence."""
         if not self.proven_rows + self.same_rows + self.unknown_rows + self.stale_rows:
             return "Every row has an epoch."
         if self.version is not None:
-            what = (
-                f"{self.proven_rows} rows got their epochs, in version {self.version} ({self.files} files written anew)"
-            )
+            what = f"{self.proven_rows} rows got their epochs, in version {self.version} ({self.files} files rewritten)"
         elif self.is_applied:
             what = "No row got an epoch"
         else:
-            what = f"{self.proven_rows} rows would get their epochs; nothing was changed, apply=True (--apply) does it"
+            what = f"{self.proven_rows} rows would get their epochs; nothing was changed, use apply=True (--apply)"
         parts = [
             f"{self.stale_rows} rows are stale: the log's records at their offsets have other values"
-            " (repair with by_values takes them out)"
+            " (repair with by_values removes them)"
             if self.stale_rows
             else "",
-            f"{self.same_rows} rows have the log's values, but the log tells no epochs" if self.same_rows else "",
-            f"{self.unknown_rows} rows cannot be compared: the log has no record there" if self.unknown_rows else "",
+            f"{self.same_rows} rows have the log's values, but the brokers keep no epochs" if self.same_rows else "",
+            f"{self.unknown_rows} rows cannot be compared: the log has no record at their offsets"
+            if self.unknown_rows
+            else "",
         ]
         return "; ".join([what, *(part for part in parts if part)]) + "."
 
@@ -111,12 +111,11 @@ def backfill(
     storage: Mapping[str, str] | None = None,
     transform: Transform | None = None,
 ) -> Backfill:
-    """Compare the rows of a Delta table that have no epoch with the log, and with `apply` give them their epochs.
+    """Compare the rows of a Delta table that have no epoch with the log, and with `apply` write their epochs.
 
-    Rows are compared by key, value and timestamp, as far as the table has them, or by what `transform` makes of the
-    log's records (from the source's columns to the table's). Raises `OperatorError` for a table whose rows cannot be
-    compared, for a record of which `transform` cannot make a row (with its offset; nothing is written), and what the
-    brokers refused.
+    Rows are compared by those of key, value and timestamp that the table has, or by the result of `transform` (from the
+    source's columns to the table's). Raises `OperatorError` for a table whose rows cannot be compared and for a record
+    on which `transform` fails (with its offset; nothing is written), and the brokers' errors.
     """
     chosen = settings(bootstrap, topics, by_values=True, made=Made(transform))
     return _backfill(table, chosen, storage, spark or the_session(), apply=apply)
@@ -131,7 +130,7 @@ def backfill_here(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was found of one file. `known_rows`: that have an epoch. `copy`: the file with its epochs, once written."""
+    """The result for one file. `known_rows`: rows with an epoch. `copy`: the rewritten file, if there is one."""
 
     path: str
     proven_rows: int
@@ -145,8 +144,8 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Filler:
-    """Looks at one file, and writes it anew where that is asked for; goes to executors. `kind`: of the column, as in
-    `TableFile`'s schema; None: nothing is written. `topics`: None for all.
+    """Compares one file, and rewrites it with `kind`; sent to executors. `kind`: Arrow's name of the column's type;
+    None: nothing is written. `topics`: None for all.
     """
 
     options: DeltaOptions
@@ -183,7 +182,7 @@ class _Filler:
         )
 
     def _compare(self, file: TableFile, columns: LogColumns, concerned: Mask) -> tuple[Numbers, DataFile | None]:
-        """What is found in place of the rows' epochs, and the file with the epochs of rows that are `concerned`."""
+        """The results in place of the rows' epochs, and the file with the epochs of the `concerned` rows."""
         import numpy as np
         import pyarrow as pa
 
@@ -212,7 +211,7 @@ def _backfill(
         found = _look(_Filler(table.options, compared, kind, topics), files, session)
         copies = [one.copy for one in found if one.copy is not None]
         if any(ends_of(cluster, under)[tp].leader_epoch != epoch for tp, epoch in under.items()):
-            _log.warning("leaders changed while %s was compared with the log, comparing again", path)
+            _log.warning("leaders changed while the table at %s was compared with the log, comparing again", path)
             delete_files(table.options, [copy.path for copy in copies])
             continue
         if chosen.made.transform is None:
@@ -225,12 +224,12 @@ def _backfill(
         try:
             return _told(found, apply=apply, version=_commit(table, gone, copies, found))
         except Moved as moved:
-            _log.warning("the table at %s was changed during its backfill, looking again", path)
+            _log.warning("the table at %s was changed during the backfill, starting again", path)
             if not moved.may_have_landed:
                 delete_files(table.options, [copy.path for copy in copies])
     raise OperatorError(
-        f"The table at {path} or the leaders of its topics change all the time: {_ATTEMPTS} backfills were overtaken",
-        "Stop what rewrites the table (OPTIMIZE, deletes) during a backfill, and run it again.",
+        f"The table at {path} or the leaders of its topics changed during each of {_ATTEMPTS} attempts of the backfill",
+        "Stop jobs that rewrite the table (OPTIMIZE, deletes), and run the backfill again.",
     )
 
 
@@ -240,12 +239,12 @@ def _require_fillable(table: OpenedTable) -> None:
     fit(opened, table.schema, (), table.options.path)
     if opened.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
         raise OperatorError(
-            f"The files of {table.what} may not be written anew (delta.appendOnly)",
-            "Unset the table's property delta.appendOnly for as long as the backfill runs.",
+            f"The files of {table.what} cannot be rewritten, because delta.appendOnly is set",
+            "Unset the table property delta.appendOnly during the backfill.",
         )
     if LEADER_EPOCH in opened.metadata().partition_columns:
         raise OperatorError(
-            f"{table.what} is partitioned by {LEADER_EPOCH}: its files are not moved to other partitions here",
+            f"{table.what} is partitioned by {LEADER_EPOCH}: a backfill cannot move rows to other partitions",
             "Write the rows to a table with other partition columns.",
         )
 
@@ -258,7 +257,7 @@ def _kind_of(table: OpenedTable) -> str:
     known = {"integer": "int32", "long": "int64", "short": "int16"}
     if kind not in known:
         raise OperatorError(
-            f"Column {LEADER_EPOCH} of {table.what} is of type {kind}", "Let it be an integer, or rename it."
+            f"Column {LEADER_EPOCH} of {table.what} is of type {kind}", "Change it to an integer, or rename it."
         )
     return known[kind]
 
@@ -266,7 +265,7 @@ def _kind_of(table: OpenedTable) -> str:
 def _bounds(
     cluster: Cluster, table: OpenedTable, chosen: Settings, files: Iterable[TableFile]
 ) -> tuple[dict[TopicPartition, Range], dict[TopicPartition, int]]:
-    """Where logs begin and end, and their leaders' epochs, of the topics in question."""
+    """The bounds of the logs of the affected topics, and their leaders' epochs."""
     names = set(chosen.topics or ())
     if chosen.topics is None:
         for file in files:
@@ -276,7 +275,7 @@ def _bounds(
     facts = cluster.topics(names) if names else {}
     missing = sorted(set(chosen.topics or ()) - set(facts))
     if missing:
-        raise OperatorError(f"There is no topic {', '.join(missing)}", "See what there is: fenceline topics list")
+        raise OperatorError(f"There is no topic {', '.join(missing)}", "List topics with: fenceline topics list")
     every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
     starts = cluster.log_starts(every) if every else {}
     ends = ends_of(cluster, every)
@@ -310,7 +309,7 @@ def _commit(table: OpenedTable, gone: Sequence[TableFile], copies: Sequence[Data
             "stale_range_count": len(stale),
         }
     }
-    # What the table remembers of its comparison with the log goes: rows can be compared now that could not before.
+    # The stored state of the comparison with the log is dropped: rows are comparable now that were not before.
     return commit_one(table.options, table.files, gone, copies, told, keeps_state=False, updated_row_count=rows)
 
 
@@ -324,7 +323,7 @@ def _add_column(table: OpenedTable) -> None:
     try:
         opened.alter.add_columns([Field(LEADER_EPOCH, PrimitiveType("integer"), nullable=True)])
     except DeltaError as error:
-        # Others may have added it meanwhile.
+        # Another writer may have added it meanwhile.
         raise Moved() from error
 
 

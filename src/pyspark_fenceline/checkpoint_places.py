@@ -1,8 +1,8 @@
-"""Where a query's sources stand once a batch is through, as Spark's checkpoint tells it.
+"""The positions of a query's sources after a batch, from Spark's checkpoint.
 
-Owns the reading of one file of the offset log, `offsets/<batch id>`, which Spark has written before the batch runs and
-does not change any more (`pyspark.md` S8): the next batch begins at exactly these positions, after a crash too. Only
-answers where all of the query's sources are known to be logs; else None, and nobody may conclude anything. Never writes
+Owns the reading of one file of the offset log, `offsets/<batch id>`, which Spark writes before the batch runs and does
+not change afterwards (`pyspark.md` S8): the next batch begins at exactly these positions, also after a crash. If not
+all of the query's sources are known to be logs the result is None, and the caller must conclude nothing. Never writes
 to a checkpoint.
 """
 
@@ -31,11 +31,11 @@ class Place(NamedTuple):
 
 
 Places = Mapping[TopicPartition, tuple[Place, ...]]
-"""One place for each of the query's sources that reads the partition."""
+"""One position for each of the query's sources that reads the partition."""
 
 
 def places_after(options: DeltaOptions, query_id: str, batch_id: int) -> Places | None:
-    """The places after a batch; None where the checkpoint can not be read, or names sources that are no logs."""
+    """The positions after a batch; None if the checkpoint cannot be read, or has sources that are no logs."""
     if not options.checkpoint:
         return None
     try:
@@ -44,8 +44,8 @@ def places_after(options: DeltaOptions, query_id: str, batch_id: int) -> Places 
             return None
         return parse(read_text(root, f"offsets/{batch_id}"))
     except Exception as error:
-        # Whatever an object store, a moved directory or a newer Spark makes of it: it only means that less is known.
-        _log.info("where the query stands can not be read from %s: %s", options.checkpoint, error)
+        # An object store, a moved directory, a newer Spark: in each case the positions are unknown.
+        _log.info("the query's positions cannot be read from the checkpoint %s: %s", options.checkpoint, error)
         return None
 
 
@@ -57,7 +57,7 @@ def parse(text: str) -> Places | None:
     found: dict[TopicPartition, tuple[Place, ...]] = {}
     for line in lines:
         if line == NO_OFFSET:
-            # Nothing of this source was read yet.
+            # This source has not been read yet.
             continue
         try:
             offset = decode(json.loads(line))

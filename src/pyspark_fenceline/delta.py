@@ -1,9 +1,9 @@
-"""`format("fenceline_delta")`: an append-only or complete-mode sink into a Delta table, exactly once, without a JVM
-library. With the brokers' address it keeps the table equal to the log.
+"""`format("fenceline_delta")`: an append or complete-mode sink into a Delta table, exactly once, without a JVM library.
+With the brokers' address it keeps the table equal to the log.
 
-Owns the Spark side: writers for batch and stream, and the facts a task sends home. How files and commits work is in
-`delta_files` and `delta_commit`. A stream's batches are known by `(query id, batch id)`; the query id is in the
-application id because a new checkpoint starts batch ids anew (`pyspark.md` S15, S23).
+Owns the Spark side: writers for batch and stream, and the commit messages of tasks. Files and commits are in
+`delta_files` and `delta_commit`. A stream's batches are identified by `(query id, batch id)`; the query id is in the
+application id because a new checkpoint restarts batch ids (`pyspark.md` S15, S23).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def app_id(query_id: str) -> str:
 
 @dataclass
 class FilesWritten(WriterCommitMessage):
-    """One task's files. `query_id` is None in batch writes; `evidence` where the table is not compared with the log."""
+    """One task's files. `query_id` is None in batch writes, `evidence` if the table is not compared with the log."""
 
     files: list[DataFile]
     query_id: str | None
@@ -62,7 +62,7 @@ class DeltaDataSource(DataSource):
 
     def schema(self) -> StructType:
         raise OperatorError(
-            "format('fenceline_delta') only writes", "Read the table with deltalake.DeltaTable or Delta's own reader."
+            "format('fenceline_delta') is write-only", "Read the table with deltalake.DeltaTable or Delta's own reader."
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -72,7 +72,8 @@ class DeltaDataSource(DataSource):
         options = self._checked()
         if options.transaction is not None:
             raise OperatorError(
-                "txnAppId and txnVersion are for batch writes; a stream's batches are recorded by query and batch id",
+                "Options 'txnAppId' and 'txnVersion' are for batch writes only: a stream's batches are identified by "
+                "query id and batch id",
                 "Remove both options.",
             )
         return DeltaStreamWriter(_TaskWriter(options, schema, overwrite=overwrite), overwrite=overwrite)
@@ -85,8 +86,8 @@ class DeltaDataSource(DataSource):
 
 
 class _TaskWriter:
-    """What a task needs to write files: made on the driver, where the table is looked at once, then pickled. Another
-    one is made for the commit.
+    """Writes a task's files. Created on the driver, which reads the table's state, then pickled. The commit uses
+    another instance.
     """
 
     def __init__(self, options: DeltaOptions, schema: StructType, *, overwrite: bool) -> None:
@@ -119,12 +120,12 @@ class _TaskWriter:
                 check_opened(options, table)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a task, which needs to know what the table was compared with, and can not have the table itself."""
+        """For a task, which needs the epochs that the table was compared with, but cannot have the table handle."""
         from pyspark_fenceline.delta_table_files import compared
 
         if self.known is None and self.options.client is not None:
             self.known = {} if self.seen is None else compared(self.options, self.seen.table, self.seen.state)
-        # The last that the process which plans the write has to do with it.
+        # Pickling is the last step of the process that plans the write.
         workers.settle()
         return {**self.__dict__, "seen": None}
 
@@ -154,7 +155,7 @@ class _TaskWriter:
         return FilesWritten(files, context.getLocalProperty(_QUERY_ID), evidence)
 
     def _evidence(self, files: Sequence[DataFile], *, is_first: bool) -> Evidence | None:
-        """What the log says now of the task's partitions; the first task asks for all others of the table too."""
+        """The log's current state of the task's partitions; the first task also asks for the table's other ones."""
         if self.options.client is None:
             return None
         from pyspark_fenceline.delta_evidence import gather
@@ -198,7 +199,7 @@ def _written(messages: Sequence[WriterCommitMessage | None]) -> list[FilesWritte
 
 
 class DeltaWriter(DataSourceArrowWriter):
-    """One batch write; idempotent when `txnAppId` and `txnVersion` are given."""
+    """A batch write; idempotent with `txnAppId` and `txnVersion`."""
 
     def __init__(self, tasks: _TaskWriter, *, overwrite: bool) -> None:
         self._tasks = tasks
@@ -211,7 +212,7 @@ class DeltaWriter(DataSourceArrowWriter):
         self._tasks.commit(messages, transaction=self._tasks.options.transaction, overwrite=self._overwrite)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Spark also aborts after a failed commit, which may have landed: files are left to Delta's vacuum."""
+        """Spark also aborts after a failed commit, which may have succeeded: files are left to Delta's vacuum."""
 
 
 class DeltaStreamWriter(DataSourceStreamArrowWriter):
@@ -230,7 +231,7 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
             return
         query_id = query_ids.pop()
         if query_id is None or query_ids:
-            raise InternalError(f"the tasks of batch {batchId} do not agree on their query's id")
+            raise InternalError(f"the tasks of batch {batchId} have different query ids")
         self._tasks.commit(
             messages,
             transaction=AppTransaction(app_id(query_id), batchId),

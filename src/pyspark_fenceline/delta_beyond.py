@@ -1,12 +1,12 @@
-"""Rows of a table that no log of this cluster can have given.
+"""Rows of a table above the end of the log.
 
-Owns one question: has the table a row of the leader's own epoch at or above the end of the leader's log? A leader only
-appends and gives nothing that it does not have, so nobody has read such a row from it: the table is of another cluster
-or of another time of it, or somebody else put the row there. It may not stay unnoticed: offset and epoch name a record
-(`log_matching`), and once the log gets there, its own record would be taken for one that the table has.
+Owns one check: whether the table has a row of the leader's own epoch at or above the end of the leader's log. A leader
+only appends and returns only what it has, so no reader can have read such a row from it: the table is from another
+cluster or an earlier state of this one, or another writer added the row. It must be reported: offset and epoch identify
+a record (`log_matching`), and once the log reaches that offset, its record would count as one that the table has.
 
-Only as good as the order of the questions: the table first, then the leader. Rows of an older epoch there are stale,
-rows of a newer one are unknown to this leader; neither is judged here. Never changes anything.
+The check requires an order: the table is read first, then the leader is asked. Rows of an older epoch there are stale,
+and rows of a newer one are unknown to this leader; neither is judged here. Never changes anything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TOLD: Final = 10
 
 
 class Beyond(NamedTuple):
-    """Rows of the leader's epoch above its log's end; both offsets are included."""
+    """Rows of the leader's epoch above the end of its log; both offsets are inclusive."""
 
     topic_partition: TopicPartition
     first_offset: int
@@ -45,7 +45,7 @@ class Beyond(NamedTuple):
         rows = "1 row" if self.row_count == 1 else f"{self.row_count} rows"
         return (
             f"{self.topic_partition} offsets {self.first_offset} to {self.last_offset} ({rows} of epoch"
-            f" {self.view.leader_epoch}, of which the log ends at {self.view.end_offset})"
+            f" {self.view.leader_epoch}, in which the log ends at {self.view.end_offset})"
         )
 
 
@@ -55,8 +55,8 @@ def refuse_rows_beyond(
     read: Callable[[TableFile], LogColumns],
     views: Mapping[TopicPartition, LogView],
 ) -> dict[TopicPartition, int]:
-    """An offset above all rows, for each partition of `views`; at least the end of its log. `views`: asked for after
-    `files` was known. Raises `OperatorError` where there are rows that the log can not have given.
+    """An offset above all rows, for each partition of `views`; at least the end of its log. `views`: fetched after
+    `files` was read. Raises `OperatorError` if there are rows above the end of the log.
     """
     import numpy as np
 
@@ -80,11 +80,11 @@ def refuse_rows_beyond(
                 rows.setdefault(tp, []).extend(columns.offsets[own].tolist())
     found = [Beyond(tp, min(rows[tp]), max(rows[tp]), len(rows[tp]), views[tp]) for tp in sorted(rows)]
     if found:
-        more = f"; and {len(found) - _TOLD} partitions more" if len(found) > _TOLD else ""
+        more = f"; and {len(found) - _TOLD} more partitions" if len(found) > _TOLD else ""
         raise OperatorError(
-            f"The Delta table at {options.path} has rows above the end of the log, which the log of this cluster can"
-            f" not have given: {'; '.join(map(str, found[:_TOLD]))}{more}",
-            "Check that the table is of this cluster. If it is, take these rows out with"
+            f"The Delta table at {options.path} has rows above the end of the log, which cannot be from this cluster's"
+            f" log: {'; '.join(map(str, found[:_TOLD]))}{more}",
+            "Check that the table belongs to this cluster. If it does, remove these rows with"
             " pyspark_fenceline.repair(..., apply=True) or `fenceline audit TABLE --repair --apply`; if not, write to"
             " another table.",
         )
@@ -92,7 +92,7 @@ def refuse_rows_beyond(
 
 
 def check_opened(options: DeltaOptions, table: DeltaTable) -> None:
-    """For a table that somebody else has written last. Raises as `refuse_rows_beyond`, before anything is written."""
+    """For a table whose last commit is another writer's. Raises as `refuse_rows_beyond`, before anything is written."""
     if options.client is None or read_state(table) is not None:
         return
     files = table_files(table)
@@ -114,7 +114,7 @@ def check_opened(options: DeltaOptions, table: DeltaTable) -> None:
     bounds = end_offsets(files, partitions)
 
     def suspected() -> dict[TopicPartition, LogView]:
-        # Rows of a topic that is another one now have a rule of their own.
+        # Rows of a recreated topic have a separate rule.
         same = {tp: id for tp, id in existing(cluster, partitions).items() if known_ids.get(tp.topic) in (None, id)}
         above = [tp for tp, end in ends_of(cluster, same).items() if bounds[tp] > end.offset]
         return fresh_views(client, above) if above else {}

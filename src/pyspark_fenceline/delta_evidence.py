@@ -1,9 +1,9 @@
-"""What the log said while a batch was written: the leaders' epochs, and their histories where they are needed.
+"""The log's state while a batch was written: the leaders' epochs, and the epochs of logs where they are needed.
 
-Owns the question that a writing task puts when it has read its last row. It is asked there, by all tasks at once and
-over connections that they have just read from, and not by the driver's commit, for which everybody waits. Spark 4.2
-runs commits in a Python process of their own, which it keeps while batches follow each other: what that process learns
-of a log stays known too, but it never reads one. Never decides anything about rows.
+Owns the requests that a writing task sends after its last row. Tasks send them in parallel over connections that they
+have just read from, so that the driver's commit, for which the whole query waits, need not. Spark 4.2 runs commits in a
+separate Python process, which it keeps while batches follow each other; that process caches epochs too, but never reads
+a log. Never decides anything about rows.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _log = logging.getLogger("pyspark_fenceline")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`leader_epochs`: of every partition that was asked about and exists. `views`: histories of those whose rows can
-    not be taken for granted under that epoch. `topic_ids`: None from brokers without ids. `log_ends`: first offset that
-    was not readable yet.
+    """`leader_epochs`: of every requested partition that exists. `views`: epochs of the logs of those whose rows that
+    epoch alone does not prove. `topic_ids`: None from brokers without ids. `log_ends`: first offset that was not
+    readable yet.
     """
 
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -42,7 +42,7 @@ _has_said = False
 
 
 def views_of(client: Mapping[str, str]) -> Views:
-    """The process's known histories of the cluster that these properties name."""
+    """The process's cache for the cluster that these properties name."""
     key = (os.getpid(), *sorted(client.items()))
     if key not in _kept:
         _kept[key] = Views(connect.connect(client))
@@ -50,12 +50,12 @@ def views_of(client: Mapping[str, str]) -> Views:
 
 
 def known_views(client: Mapping[str, str], partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogView]:
-    """Views as they are known, of those partitions that exist. Raises what the brokers refused."""
+    """Cached epochs of those partitions that exist; bounds may be old. Raises the brokers' errors."""
     return views_of(client).of(existing(connect.connect(client), partitions))
 
 
 def fresh_views(client: Mapping[str, str], partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogView]:
-    """Views with bounds of now, of those partitions that exist. Raises what the brokers refused."""
+    """Epochs and current bounds of those partitions that exist. Raises the brokers' errors."""
     found = existing(connect.connect(client), partitions)
     return views_of(client).fresh(found) if found else {}
 
@@ -66,8 +66,8 @@ def gather(
     known: Mapping[TopicPartition, int],
     patience: Patience = USUAL,
 ) -> Evidence:
-    """Ask about the partitions of `spans`, and of `known` (partition -> leader epoch that the table was compared
-    with). Raises what the brokers refused, or `BrokersUnreachable`.
+    """The evidence for the partitions of `spans`, and of `known` (partition -> leader epoch that the table was compared
+    with). Raises the brokers' errors, or `BrokersUnreachable`.
     """
     written: dict[TopicPartition, set[int]] = {}
     for span in spans:
@@ -107,7 +107,7 @@ def _say_once(epochs: Mapping[TopicPartition, int]) -> None:
 
 
 def together(parts: Iterable[Evidence]) -> Evidence:
-    """The evidence of all tasks of a batch. Of two leaders the newer one is right."""
+    """Merge the evidence of all tasks of a batch. Of two leaders the newer one counts."""
     epochs: dict[TopicPartition, int] = {}
     views: dict[TopicPartition, LogView] = {}
     ids: dict[str, str | None] = {}

@@ -1,11 +1,11 @@
-"""What a batch changes in a table that is to hold exactly what the log holds.
+"""Plans the changes of a batch to a table that must match the log exactly.
 
 Owns the decision, against one version of the table: which of its files have stale rows (`log_matching`), which rows of
-the batch are in the table already or were truncated away by now, and what the table remembers afterwards. Rows of any
-partition may go, whether the batch has news of it or not, as far as the source would read them again (`delta_reach`).
-Files are looked at by their bounds first, then by four of their columns; only files with rows that must go are written
-anew, and a file that is stale as a whole is not even read. Nothing is committed here: `delta_commit` makes one log
-entry of it, or two where stale rows go.
+the batch are already in the table or were truncated meanwhile, and the table's state afterwards. Rows of any partition
+may be removed, whether the batch has rows of it or not, if the source would read them again (`delta_reach`). Files are
+checked by their bounds first, then by four of their columns; only files with rows to remove are rewritten, and a file
+with stale rows only is not even read. Commits nothing: `delta_commit` makes one commit of it, or two if stale rows are
+removed.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def plan_change(
     ask_anew: AskViews,
     ask_places: AskPlaces,
 ) -> Change:
-    """`ask`: for views that `evidence` lacks; `ask_anew`: for views with bounds of now; `ask_places`: where the source
-    stands after this batch, None where nobody knows. Raises `OperatorError` where the table is of another topic, or has
-    rows that the log can not have given.
+    """`ask`: fetches epochs that `evidence` lacks; `ask_anew`: fetches epochs and current bounds; `ask_places`: reads
+    the sources' positions after this batch, None if unknown. Raises `OperatorError` if the table is of another topic,
+    or has rows above the end of the log.
     """
     return _Planner(options, table, files, evidence, ask, ask_anew, ask_places).plan()
 
@@ -116,7 +116,7 @@ class _Planner:
         present = self._present(overlapping) if overlapping else {}
         add, discard = self._clean_batch(views, present)
         if remove or overlapping:
-            # A bound from the files may be lower now; of a file with many partitions it says less than was known.
+            # A bound from the files may be lower now; that of a file with many partitions may be less exact.
             gone = {file.path for file in remove}
             remaining = [file for file in self._all_files() if file.path not in gone]
             found = self._bounds_of(remaining, partly, {*ends})
@@ -138,7 +138,7 @@ class _Planner:
             is_known=known == state,
         )
 
-    # What is in question ----------------------------------------------------------------------------------------
+    # Affected partitions ----------------------------------------------------------------------------------------
 
     def _all_files(self) -> list[TableFile]:
         if self._kept_files is None:
@@ -146,7 +146,7 @@ class _Planner:
         return self._kept_files
 
     def _ends(self, state: TableState | None) -> dict[TopicPartition, int]:
-        """An offset above all rows, of each partition that the table has rows of (or may have)."""
+        """An offset above all rows, of each partition of which the table may have rows."""
         if state is not None:
             return {tp: known.end_offset for tp, known in state.partitions.items()}
         return self._bounds_of(self._all_files(), (), {*self._evidence.leader_epochs})
@@ -154,7 +154,7 @@ class _Planner:
     def _bounds_of(
         self, files: Sequence[TableFile], partly: Sequence[tuple[TableFile, Mask]], wanted: set[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """`partly`: files of which only the rows of a mask stay."""
+        """`partly`: files with the mask of the rows that stay."""
         import numpy as np
 
         ends = end_offsets(files, wanted)
@@ -165,40 +165,40 @@ class _Planner:
         return ends
 
     def _replaced_topics(self, others: set[str], incoming: set[str]) -> set[str]:
-        """Of the topics with another id than the table's rows had, those that the batch has records of: of the others
-        there is only one broker's word. Raises `OperatorError` unless onRecreated=replace.
+        """The recreated topics of which the batch has records; for the others one broker's metadata is no proof. Raises
+        `OperatorError` unless onRecreated=replace.
         """
         replaced = others & incoming
         if replaced and self._options.on_recreated != "replace":
             raise OperatorError(
-                f"The Delta table at {self._options.path} holds rows of topics that were deleted and created anew: "
+                f"The Delta table at {self._options.path} holds rows of topics that were deleted and recreated: "
                 f"{', '.join(sorted(replaced))}",
-                'Write to a new table, or set the option onRecreated to "replace" to take the old rows out.',
+                'Write to a new table, or set the option onRecreated to "replace" to remove the old rows.',
             )
         return replaced
 
     def _doubted(self, state: TableState | None, partitions: Iterable[TopicPartition]) -> Iterator[TopicPartition]:
-        """Those of `partitions` whose rows were not compared yet with the log of the leader of now."""
+        """Those of `partitions` whose rows were not compared with the current leader's log yet."""
         for tp in partitions:
             known = state.partitions.get(tp) if state is not None else None
             if self._evidence.leader_epochs.get(tp, -1) > (UNKNOWN_EPOCH if known is None else known.leader_epoch):
                 yield tp
 
     def _checked(self, state: TableState | None, ends: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
-        """Where the table seems to pass a log's end: an offset above all rows, as the rows themselves tell it. Raises
-        `OperatorError` where no log of this cluster can have given them.
+        """For partitions whose rows may be above the log's end: an exact offset above all rows. Raises `OperatorError`
+        for rows that cannot be from this cluster's log.
         """
         suspects: list[TopicPartition] = []
         for tp, end in ends.items():
             known = state.partitions.get(tp) if state is not None else None
             leader_epoch = self._evidence.leader_epochs.get(tp, UNKNOWN_EPOCH)
-            # Nobody else has written since a comparison with an older leader: what passes the end of this one is stale.
+            # No other writer since a comparison with an older leader: rows above the end of this one are stale.
             is_older = known is not None and UNKNOWN_EPOCH < known.leader_epoch < leader_epoch
             if not is_older and end > self._evidence.log_ends.get(tp, AFTER_ALL):
                 suspects.append(tp)
         if not suspects:
             return {}
-        # The files first, then the logs: what is written meanwhile is in both.
+        # The files first, then the logs: records written meanwhile are in both.
         files = self._all_files()
         found = refuse_rows_beyond(self._options, files, self._read, self._ask_anew(suspects))
         return {tp: min(end, ends[tp]) for tp, end in found.items()}
@@ -206,12 +206,12 @@ class _Planner:
     def _words(
         self, doubted: set[TopicPartition], spans: Sequence[Span]
     ) -> tuple[dict[TopicPartition, Word], set[TopicPartition]]:
-        """What the log says of partitions whose rows in the table are doubted, and of those that the batch has rows of
-        an older leader of; and the partitions that must be looked at again with the next batch.
+        """The stale rule of each partition whose rows in the table are doubted or of which the batch has rows of an
+        older leader; and the partitions that the next batch must check again.
 
-        Rows only go on the word that is asked for here and now, by another process than the task's; never on that of a
-        leader older than the one that the task has found; and only as far as the source would read them again, should a
-        second unclean election bring them back (`delta_reach`).
+        Rows are removed only by an answer that this process got now, never by that of a leader older than the one that
+        the task found, and only as far as the source would read them again if a second unclean election brought them
+        back (`delta_reach`).
         """
         epochs = self._evidence.leader_epochs
         older = {s.topic_partition for s in spans if 0 <= s.epoch < epochs.get(s.topic_partition, -1)} - doubted
@@ -219,7 +219,7 @@ class _Planner:
             return {}, set()
         places = self._ask_places() or {}
         newest = {span.topic_partition: span for span in sorted(spans, key=lambda span: span.epoch)}
-        # Of others nobody knows where the source stands: they wait.
+        # The source's positions in other partitions are unknown: they wait.
         told = {tp for tp in doubted | older if tp in places or tp in newest}
         views = {tp: view for tp, view in self._evidence.views.items() if tp in told - doubted}
         if told - views.keys():
@@ -237,7 +237,7 @@ class _Planner:
     def _clean_table(
         self, words: Mapping[TopicPartition, Word]
     ) -> tuple[list[TableFile], list[tuple[TableFile, Mask]]]:
-        """Files that go, and of some of them which rows stay."""
+        """Files to remove, and for some of them the mask of the rows that stay."""
         judged = {tp: word for tp, word in words.items() if word.from_offset != AFTER_ALL}
         if not judged:
             return [], []
@@ -255,8 +255,8 @@ class _Planner:
     def _what_stays(
         self, partly: Sequence[tuple[TableFile, Mask]], words: Mapping[TopicPartition, Word]
     ) -> tuple[list[DataFile], str | None]:
-        """Copies of files without their stale rows. Where the table has a change data feed no copies are made: the
-        entry must carry the changed rows as well, which only delta-rs' own delete writes, by a condition on rows.
+        """Copies of files without their stale rows. For a table with a change data feed no copies are made: the commit
+        must contain the changed rows as well, which only delta-rs' own delete writes, by a condition on rows.
         """
         if partly and has_change_feed(self._table):
             return [], delete_condition(words, self._removed)
@@ -267,7 +267,7 @@ class _Planner:
         return copies, None
 
     def _stale_in(self, file: TableFile, words: Mapping[TopicPartition, Word]) -> Mask | bool | None:
-        """None: nothing that may go is stale. True: all of it. Else the stale rows."""
+        """None: no row to remove. True: all rows. Else the mask of the stale rows."""
         only = file.only_partition
         concerned = [only] if only is not None else [tp for tp in words if file.may_hold(tp)]
         concerned = [tp for tp in concerned if tp in words and file.may_hold_offsets(words[tp].from_offset, AFTER_ALL)]
@@ -295,8 +295,8 @@ class _Planner:
     ) -> dict[TopicPartition, list[tuple[Any, Any]]]:
         """Offsets and epochs of the rows that stay in the table, within the batch's bounds.
 
-        Files that were just written anew are asked in their old form: their stale rows match no row of the batch that
-        is kept.
+        Files that were just rewritten are read in their old form: their stale rows match no row of the batch that is
+        kept.
         """
         import numpy as np
 
@@ -327,7 +327,7 @@ class _Planner:
     def _clean_batch(
         self, views: Mapping[TopicPartition, LogView], present: Mapping[TopicPartition, Sequence[tuple[Any, Any]]]
     ) -> tuple[list[DataFile], list[str]]:
-        """The batch's files without rows that are stale or in the table; and the files that these replace."""
+        """The batch's files without rows that are stale or already in the table; and the files that these replace."""
         import numpy as np
 
         add: list[DataFile] = []
@@ -358,7 +358,7 @@ class _Planner:
                 add.append(rewrite(self._options, file.path, file.partition_values, keep))
         return add, discard
 
-    # What is told -----------------------------------------------------------------------------------------------
+    # The table's state ------------------------------------------------------------------------------------------
 
     def _next_partitions(
         self,
@@ -368,8 +368,8 @@ class _Planner:
         compared: Mapping[TopicPartition, LogView],
         unsettled: set[TopicPartition],
     ) -> dict[TopicPartition, PartitionState]:
-        """`compared`: the partitions whose rows were compared now, and with what. `unsettled`: rows of the batch came
-        into the table that may not be in the log, so the next batch must ask again.
+        """`compared`: the partitions whose rows were compared now, and with what. `unsettled`: the batch may have added
+        rows that are not in the log, so the next batch must compare again.
         """
         epochs = self._evidence.leader_epochs
         partitions: dict[TopicPartition, PartitionState] = {}

@@ -1,9 +1,9 @@
 """Stale rows of a table with a change data feed (`delta.enableChangeDataFeed`).
 
-Owns the condition in SQL by which delta-rs' delete takes out exactly the rows that `delta_masks` calls stale. Whether a
-row is stale depends on its partition, epoch and offset alone, so the condition is exact for every file of the table. An
-entry that takes whole files out, or only adds, needs none: readers of the feed derive its changes (Delta protocol,
-"Change Data Files"). Pure but for the look at the table's properties.
+Owns the SQL condition by which delta-rs' delete removes exactly the rows that `delta_masks` marks as stale. Whether a
+row is stale depends on its partition, epoch and offset alone, so the condition is exact for every file of the table. A
+commit that removes complete files, or only adds, needs no condition: readers of the feed derive its changes (Delta
+protocol, "Change Data Files"). Pure except for reading the table's properties.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def has_change_feed(table: DeltaTable) -> bool:
 
 
 def delete_condition(words: Mapping[TopicPartition, Word], removed: Iterable[Removed]) -> str:
-    """The stale rows by `words`, of the partitions and epochs of which `removed` names some."""
+    """The stale rows by `words`, of the partitions and epochs in `removed`."""
     found = sorted({(one.topic, one.partition, one.epoch) for one in removed if one.reason == "stale"})
     parts = []
     for topic, partition, epoch in found:

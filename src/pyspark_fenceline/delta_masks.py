@@ -1,6 +1,6 @@
-"""Which rows of some columns are stale, and which are in a table already.
+"""Masks of the rows that are stale, and of those that are already in a table.
 
-Owns the masks that `delta_exact` acts on: one boolean for each row. Pure; no Python object is made per row.
+Owns the masks that `delta_exact` uses: one boolean for each row. Pure; no Python object is created per row.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 NOTHING_OF_IT: Final = LogView(1 << 31, 0, -(1 << 62))
-"""The view of a topic that is another one now: no row of any epoch is in it."""
+"""For a recreated topic: a log that holds no row of any epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What is said of a partition's rows, and from which offset on the stale ones may go."""
+    """The log that decides which rows of a partition are stale, and the offset from which on they may be removed."""
 
     view: LogView
     from_offset: int = BEFORE_ALL
@@ -47,7 +47,7 @@ def stale_mask(columns: LogColumns, words: Mapping[TopicPartition, Word]) -> Mas
 
 
 def known_mask(columns: LogColumns, present: Mapping[TopicPartition, Sequence[tuple[Any, Any]]]) -> Mask:
-    """Rows whose offset and epoch the table has."""
+    """Rows whose offset and epoch are in the table."""
     import numpy as np
 
     known = np.zeros(len(columns), dtype=np.bool_)

@@ -1,12 +1,11 @@
-"""Tables that a process keeps open from one batch to the next.
+"""Caches table handles from one batch to the next.
 
-Owns the last few handles, each brought up to date before it is used. Opening a table reads its log since the last
-checkpoint and the list of all its files, and a batch would do that twice: Spark plans its write in one process and
-commits it in another, and keeps both. Bringing a handle up to date costs some milliseconds as well, so a plan, which
-needs the table's form and state but not its files, only reads the entries that came (`glance`), and a commit brings its
-handle up to date behind itself, while Spark is at the batch's other steps (`refresh`; decision 026). A handle is only
-used on while the entry that it last stood at is still the one that was there, so that a table which was removed and
-made anew is opened anew. Never decides anything.
+Owns the last few handles, each updated before it is used. Opening a table reads its log since the last checkpoint and
+the list of all its files, and a batch would do that twice: Spark plans its write in one process and commits it in
+another, and keeps both. Updating a handle takes some milliseconds as well. So a plan, which needs the table's schema
+and state but not its files, only reads the new commits (`glance`), and a commit updates its handle afterwards in the
+background, during the batch's other steps (`refresh`; decision 026). A handle is reused only while the commit file of
+its version is unchanged, so that a table that was deleted and recreated is opened again. Never decides anything.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pyspark_fenceline")
 _MOST: Final = 4
 _MOST_LOOKS: Final = 200
-"""Then the table is opened anew, so that what a handle has gathered on its way does not grow for ever."""
+"""Then the table is opened again, so that the memory of a handle does not grow without limit."""
 _MOST_ENTRIES: Final = 100
-"""That a glance reads one by one."""
+"""Number of commits that a glance reads one by one."""
 _OF_ROWS: Final = frozenset({"commitInfo", "add", "remove", "cdc", "txn"})
 """Actions that leave a table's schema, properties and protocol unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """`table`: with the schema, properties and protocol of the newest version, but perhaps older files. `state`: what
-    the newest entry says of the comparison with the log; None where it says nothing, and then the table has its newest
-    files if it is compared with the log at all.
+    """`table`: with the schema, properties and protocol of the newest version, but its files may be older. `state`: the
+    state of the comparison with the log in the newest commit; if it is None and the table is compared with the log, the
+    files of `table` are the newest.
     """
 
     table: DeltaTable
@@ -51,12 +50,12 @@ class Glance:
 class _Opened:
     table: DeltaTable
     version: int
-    """At the last look; a commit moves the handle itself on."""
+    """At the last use; a commit advances the handle itself."""
     entry: Any
-    """What tells the file of that version's entry from another one."""
+    """Identifies the commit file of that version."""
     looks: int = 0
     glance: tuple[int, Any, TableState | None] | None = None
-    """The newest version that was glanced at, its entry and its state."""
+    """The newest version that a glance read, its commit file and its state."""
 
 
 _refreshing: threading.Thread | None = None
@@ -64,7 +63,7 @@ _opened: OrderedDict[tuple[Any, ...], _Opened] = OrderedDict()
 
 
 def look(options: DeltaOptions) -> DeltaTable | None:
-    """The table as it is now, or None when there is none. Raises `OperatorError` where it can not be opened."""
+    """The current table, or None if there is none. Raises `OperatorError` if it cannot be opened."""
     from pyspark_fenceline.delta_commit import open_table
 
     _settle()
@@ -79,12 +78,12 @@ def look(options: DeltaOptions) -> DeltaTable | None:
     try:
         _keep(key, _Opened(table, int(table.version()), _entry(options, int(table.version())), looks))
     except OSError as error:
-        _log.info("the table at %s is opened anew for the next batch: %s", options.path, error)
+        _log.info("the table at %s will be opened again for the next batch: %s", options.path, error)
     return table
 
 
 def glance(options: DeltaOptions) -> Glance | None:
-    """The table's form and state as they are now, or None when there is none. Raises as `look`."""
+    """The table's current schema and state, or None if there is none. Raises as `look`."""
     _settle()
     key = _key(options)
     known = _opened.get(key)
@@ -102,7 +101,7 @@ def glance(options: DeltaOptions) -> Glance | None:
 
 
 def refresh(options: DeltaOptions) -> None:
-    """Bring the table's handle up to date in the background. The next look or glance waits for it."""
+    """Update the table's handle in the background. The next look or glance waits for it."""
     global _refreshing
     _settle()
     known = _opened.get(_key(options))
@@ -115,8 +114,8 @@ def refresh(options: DeltaOptions) -> None:
         try:
             known.table.update_incremental()
         except (DeltaError, OSError) as error:
-            # The next look finds it out, too.
-            _log.info("the table at %s is not brought up to date yet: %s", options.path, error)
+            # The next look reports it.
+            _log.info("the handle of the table at %s could not be updated: %s", options.path, error)
 
     _refreshing = threading.Thread(target=work, name="fenceline-delta-refresh", daemon=True)
     _refreshing.start()
@@ -135,7 +134,7 @@ def _key(options: DeltaOptions) -> tuple[Any, ...]:
 
 
 def _glance(options: DeltaOptions, known: _Opened) -> Glance | None:
-    """By the entries since the last glance; None where they may have changed the table's form, or are gone."""
+    """From the commits since the last glance; None if they may have changed the schema, or were deleted."""
     if known.glance is None or known.looks >= _MOST_LOOKS:
         return None
     version, entry, state = known.glance
@@ -146,7 +145,7 @@ def _glance(options: DeltaOptions, known: _Opened) -> Glance | None:
             found = _entry(options, version + 1)
             if found is None:
                 if options.client is not None and state is None:
-                    # Then the files tell.
+                    # Then the files are needed.
                     return None
                 known.glance = (version, entry, state)
                 known.looks += 1
@@ -184,13 +183,13 @@ def _keep(key: tuple[Any, ...], opened: _Opened) -> None:
 
 
 def _brought_up_to_date(options: DeltaOptions, known: _Opened) -> DeltaTable | None:
-    """None where it has to be opened anew, which also says whatever is wrong."""
+    """None if it must be opened again, which also raises any error."""
     from deltalake.exceptions import DeltaError
 
     try:
         if known.looks >= _MOST_LOOKS or _entry(options, known.version) != known.entry:
             return None
-        # Versions have no gaps: without a next one nobody has gone on.
+        # Versions have no gaps: without a next one there are no newer commits.
         if _entry(options, int(known.table.version()) + 1) is not None:
             known.table.update_incremental()
     except (DeltaError, OSError):
@@ -199,7 +198,7 @@ def _brought_up_to_date(options: DeltaOptions, known: _Opened) -> DeltaTable | N
 
 
 def _entry(options: DeltaOptions, version: int) -> Any:
-    """None where the log has no entry of that version."""
+    """Identifies the commit file of a version; None if there is none."""
     name = f"_delta_log/{version:020d}.json"
     if "://" not in options.path:
         try:

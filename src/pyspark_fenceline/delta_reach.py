@@ -1,10 +1,9 @@
-"""Which stale rows may go with a batch.
+"""Which stale rows a batch may remove.
 
-Owns one question: if an unclean election brings back what the log has lost now, will the source read it again? A row
-may go only then; else nobody would bring it back (decision 016). A source that stands at offset `p` reads everything
-from `p` on, whatever it is. And where the log holds the record before `p`, all that the source has read is in the log
-(log matching): a row that is not, it does not count as read, and it has to go back before it if that history returns.
-Pure.
+Owns one decision: whether the source would read the lost records again if an unclean election brought them back. Only
+then a row may be removed, because otherwise it would be lost (decision 016). A source at offset `p` reads all records
+from `p` on. And if the log holds the record before `p`, all that the source has read is in the log (log matching): the
+source does not count a stale row as read, and goes back before it if its record returns. Pure.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogView, held_
 
 
 def reach(view: LogView, places: Sequence[Place] | None, newest: Span | None) -> int:
-    """The lowest offset from which on stale rows of a partition may go. `places`: where the query's sources stand in it
-    after the batch; where nobody knows that, it is at or behind the batch's `newest` rows.
+    """The lowest offset from which on stale rows of a partition may be removed. `places`: the positions of the query's
+    sources after the batch; if unknown, they are at or after the batch's `newest` rows.
     """
     if places:
         return max(_reach_of(view, place) for place in places)
@@ -35,6 +34,6 @@ def _reach_of(view: LogView, place: Place) -> int:
 
 
 def holds(view: LogView, offset: int, epoch: int) -> bool:
-    """Whether the leader itself knows of this record, so that its log goes on from where a reader of it stands."""
+    """Whether the leader's log holds this record, so that a reader of it continues in this log."""
     first, end = held_interval(view, epoch)
     return 0 <= epoch <= view.leader_epoch and first <= offset < end

@@ -1,8 +1,8 @@
-"""A file of a Delta table without some of its rows, or with the epochs that its rows lack.
+"""Copies a file of a Delta table without some of its rows, or with missing epochs added.
 
-Owns the copy: the same columns, the same partition values, a new name, new statistics. Rows are gone through some row
-groups at a time, so memory does not grow with the file; where only epochs are new, its pages are copied
-(`parquet_column`). The old file is left unchanged: only a commit takes it out of the table, and vacuum from the disk.
+Owns the copy: the same columns, the same partition values, a new name, new statistics. It reads some row groups at a
+time, so memory does not grow with the file; if only epochs are added, pages are copied unchanged (`parquet_column`).
+The old file is not changed: only a commit removes it from the table, and vacuum from the disk.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def with_epochs(
     root = file_system(options)
     source = open_parquet(options, path)
     floats = [one.name for one in source.schema_arrow if pa.types.is_floating(one.type)]
-    # Bounds of nanoseconds would be cut to microseconds.
+    # Bounds in nanoseconds would be truncated to microseconds.
     unbounded = {one.name for one in source.schema_arrow if pa.types.is_timestamp(one.type) and one.type.unit == "ns"}
     for _, rows in pieces_of(source, floats) if floats else ():
         note_nan(unbounded, rows)
@@ -120,7 +120,7 @@ def _beside(path: str, codec: str) -> str:
 
 
 def _with_dictionaries(source: Any, schema: pa.Schema) -> list[str]:
-    """Columns that have a dictionary in the file: one of values that are all different costs more than it saves."""
+    """Columns with a dictionary in the file: for distinct values a dictionary costs more than it saves."""
     if not source.num_row_groups:
         return []
     group = source.metadata.row_group(0)

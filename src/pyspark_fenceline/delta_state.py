@@ -1,9 +1,8 @@
-"""What the table itself remembers of its comparison with the log.
+"""The state of a table's comparison with the log, stored in the table.
 
-Owns a small object in the commit's own metadata: for each partition the leader epoch under which all rows were last
-found in the log, and an offset above all rows. It saves looking at the file list with every batch, and it is only
-believed while the commit that holds it is the table's newest one: after a commit of anybody else it is made anew from
-the files.
+Owns a small object in the commit metadata: for each partition the leader epoch under which all rows were last found in
+the log, and an offset above all rows. It saves reading the file list with every batch. It is valid only while its
+commit is the table's newest one: after a commit of another writer it is rebuilt from the files.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ class TableState:
 
 
 def read_state(table: DeltaTable) -> TableState | None:
-    """The state as of the table's version, None when its newest commit does not hold one."""
+    """The state in the table's newest commit, None if that has none."""
     history = table.history(1)
     newest = history[0] if history else {}
     return decode_state(newest.get(KEY)) if newest.get("version") == table.version() else None
 
 
 def decode_state(encoded: object) -> TableState | None:
-    """The state in an entry's own metadata; None where there is none, or one of another form."""
+    """The state in a commit's metadata; None if there is none, or its format is unknown."""
     if not isinstance(encoded, Mapping):
         return None
     state = encoded.get("state")
@@ -68,7 +67,7 @@ def decode_state(encoded: object) -> TableState | None:
 
 
 def last_topic_ids(table: DeltaTable, limit: int = 100) -> dict[str, str | None]:
-    """Topic ids out of the newest of the last `limit` commits that tells them."""
+    """Topic ids from the newest of the last `limit` commits that has a state."""
     for entry in table.history(limit):
         encoded = entry.get(KEY)
         if isinstance(encoded, Mapping) and isinstance(encoded.get("state"), Mapping):

@@ -1,8 +1,8 @@
-"""What the leaders say of their logs, for comparison with a table.
+"""Fetches the bounds and epochs of logs from their leaders, for comparison with a table.
 
-Owns the asking: bounds, leader epochs, and the walk down an epoch history, for many partitions in as few requests as
-they allow. All questions about a partition are put under one leader epoch, so that an election in between is noticed
-and the answers never mix two leaders. The rule itself is `log_matching`.
+Owns the requests: bounds, leader epochs, and the walk down an epoch history, for many partitions in as few requests as
+possible. All requests about a partition carry the same leader epoch, so that an election in between is detected and
+the answers never mix two leaders. The rule itself is in `log_matching`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ATTEMPTS: Final = 5
 _CHANGED: Final = (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH)
 
 CAN_NOT_SEE: Final = (
-    "the brokers keep no leader epochs (they are older than Kafka 2.1, or their message format is), or tell them only "
-    "to who has ClusterAction (Kafka 2.1 and 2.2): truncation can not be seen, and stale rows stay where they are"
+    "the brokers keep no leader epochs (they or the topics' message formats are older than Kafka 2.1), or return them "
+    "only with the ClusterAction permission (Kafka 2.1 and 2.2): truncation cannot be detected, and stale rows stay"
 )
 
 
 def existing(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str | None]:
-    """Those partitions that the cluster has, with their topic's id."""
+    """The partitions that exist, with their topic's id."""
     wanted = set(partitions)
     if not wanted:
         return {}
@@ -47,7 +47,7 @@ def ends_of(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[To
 
 
 class Views:
-    """Views of logs, kept for as long as their leader's epoch and topic id stay."""
+    """Epochs of logs, cached while their leader's epoch and topic id are unchanged."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -56,10 +56,9 @@ class Views:
     def of(
         self, partitions: Mapping[TopicPartition, str | None], ends: Mapping[TopicPartition, LogEnd] | None = None
     ) -> dict[TopicPartition, LogView]:
-        """Views of partitions that exist (as `existing` gives them). A kept one's epochs are exact; its bounds are as
-        old as it is.
+        """Epochs of partitions that exist (from `existing`). Cached epochs are exact; cached bounds may be old.
 
-        Raises PeerError when leaders keep changing under the questions.
+        Raises PeerError if leaders change during every attempt.
         """
         current = ends_of(self._cluster, partitions) if ends is None else ends
         views: dict[TopicPartition, LogView] = {}
@@ -73,7 +72,7 @@ class Views:
         return views
 
     def fresh(self, partitions: Mapping[TopicPartition, str | None]) -> dict[TopicPartition, LogView]:
-        """Views with bounds of now."""
+        """Epochs and current bounds, never from the cache."""
         for attempt in range(1, _ATTEMPTS + 1):
             starts = self._cluster.log_starts(partitions) if partitions else {}
             ends = ends_of(self._cluster, partitions)
@@ -82,7 +81,7 @@ class Views:
             except PeerError as error:
                 if error.code not in _CHANGED or attempt == _ATTEMPTS:
                     raise
-                _log.info("a leader changed while its epochs were asked for, asking again: %s", error)
+                _log.info("a leader changed while its epochs were fetched, retrying: %s", error)
                 continue
             self._known.update(found)
             return found
@@ -99,7 +98,7 @@ class Views:
             for tp, topic_id in partitions.items()
         }
         with_epochs = [tp for tp, view in views.items() if view.leader_epoch >= 0]
-        # Of its own epoch a leader tells its log end, which may be above what may be read.
+        # For its own epoch a leader returns its log end offset, which may be above the readable end.
         own = {tp: (views[tp].leader_epoch, views[tp].leader_epoch) for tp in with_epochs}
         for tp, answer in self._cluster.epoch_ends(own).items() if own else ():
             views[tp] = replace(views[tp], end_offset=max(answer.end_offset, views[tp].end_offset))

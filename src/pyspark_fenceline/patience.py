@@ -1,9 +1,9 @@
-"""How long the Spark side bears with a cluster that changes or can not be reached.
+"""Retries while the cluster changes or cannot be reached.
 
-Owns the meaning of `fetchOffset.numRetries` and `fetchOffset.retryIntervalMs`, on the driver, in the tasks that read
-and in the sink: so many attempts in a row, each of which may itself last `default.api.timeout.ms`, and a pause between.
-Never swallows an error: the last one is raised, and one that another attempt can not mend is raised at once. The
-client is imported when there is something to ask: options are read where it must not be yet.
+Owns the meaning of `fetchOffset.numRetries` and `fetchOffset.retryIntervalMs`, on the driver, in reading tasks and in
+the sink: the number of consecutive attempts, each of which may itself last `default.api.timeout.ms`, and the pause
+between them. Never swallows an error: the last one is raised, and a non-retriable one is raised at once. The client is
+imported late, because options are parsed where it must not be imported yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INT_MAX: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """`attempts` at most, at least 1; `interval_ms` between two of them."""
+    """At most `attempts` (at least 1), with `interval_ms` between them."""
 
     attempts: int = 3
     interval_ms: int = 1000
@@ -37,7 +37,7 @@ USUAL: Final = Patience()
 
 
 def patience_of(given: GivenOptions) -> Patience:
-    """What the options say. Raises `OperatorError` with the option's name."""
+    """Parse the options. Raises `OperatorError` with the option's name."""
     attempts = given.positive("fetchOffset.numRetries", _INT_MAX)
     interval_ms = given.positive("fetchOffset.retryIntervalMs", _INT_MAX, low=0)
     return Patience(
@@ -46,14 +46,14 @@ def patience_of(given: GivenOptions) -> Patience:
 
 
 class Attempts:
-    """Failures in a row of one piece of work."""
+    """Counts consecutive failures of one operation."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._failed = 0
 
     def bear(self, error: BrokersUnreachable | PeerError) -> None:
-        """Wait for another attempt. Raises `error` when this was the last one, or when no attempt would mend it."""
+        """Wait before the next attempt. Raises `error` after the last one, and if it is not retriable."""
         from fenceline.client.errors import RETRIABLE, BrokersUnreachable
 
         if isinstance(error, PeerError) and error.code not in RETRIABLE:
@@ -69,12 +69,12 @@ class Attempts:
         time.sleep(self._patience.interval_ms / 1000)
 
     def begin_anew(self) -> None:
-        """Something was achieved since the last failure."""
+        """Reset the count after progress."""
         self._failed = 0
 
 
 def with_retries(work: Callable[[], T], patience: Patience) -> T:
-    """Run `work` again while the cluster changes under it or can not be reached. Raises the last attempt's error."""
+    """Repeat `work` while the cluster changes or cannot be reached. Raises the last attempt's error."""
     from fenceline.client.errors import BrokersUnreachable
 
     attempts = Attempts(patience)

@@ -1,6 +1,6 @@
-"""Who does the work of a repair: Spark's tasks, or the threads of this process.
+"""Executes the file work of a repair in Spark's tasks or in the threads of this process.
 
-Owns two jobs: files anew without the rows that go, and files of records that the table lacks. Decides nothing
+Owns two jobs: rewriting files without the removed rows, and writing files of missing records. Decides nothing
 (`repair_plan`) and commits nothing (`repair_table`).
 """
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _THREADS: Final = 4
 Absent = Sequence[tuple[TopicPartition, int, int]]
-"""Ranges of records that no row has."""
+"""Ranges of records without a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Filler:
-    """How missing records become files of the table; goes to executors."""
+    """Writes missing records to files of the table; sent to executors."""
 
     options: DeltaOptions
     client: Mapping[str, str]
@@ -83,7 +83,7 @@ class _Filler:
 
 
 def _source_columns(table: DeltaTable) -> StructType:
-    """The source's columns that the table has. Raises `OperatorError` where the table has others."""
+    """The source's columns that the table has. Raises `OperatorError` if the table has other columns."""
     from pyspark.sql.types import StructType
 
     source = source_schema()
@@ -91,8 +91,8 @@ def _source_columns(table: DeltaTable) -> StructType:
     unknown = sorted(names - set(source.names))
     if unknown:
         raise OperatorError(
-            f"Records are missing in the table, and its columns {', '.join(unknown)} are not the source's",
-            "Give repair the function that makes the table's rows of the source's, as transform=... (in Spark).",
+            f"The missing records cannot be added: the table's columns {', '.join(unknown)} are not the source's",
+            "Pass the function that makes the table's rows from the source's columns as transform=... (in Spark).",
         )
     return StructType([one for one in source if one.name in names])
 
@@ -107,7 +107,7 @@ class Hands:
         raise NotImplementedError
 
     def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent) -> list[DataFile]:
-        """Files of the records in these ranges."""
+        """Write the records in these ranges to files."""
         raise NotImplementedError
 
 
@@ -200,5 +200,5 @@ def pickled(files: Sequence[Any]) -> pa.RecordBatch:
 
 
 def unpickled(rows: Sequence[Any]) -> list[Any]:
-    """What the tasks of this very job sent home."""
+    """The results of this job's tasks."""
     return [file for row in rows for file in pickle.loads(bytes(row[0]))]

@@ -1,8 +1,8 @@
-"""What a repair does: which findings it acts on, and which rows of which files it takes out.
+"""Plans a repair: which findings it acts on, and which rows of which files it removes.
 
-Owns the step from an audit's findings to masks over files. Only what the caller has chosen is acted on, and a row goes
-only where the audit has proven that it is wrong: by its epoch or its values, or because an equal row stays. Files are
-chosen by their bounds, then their log columns are read. Changes nothing.
+Owns the step from an audit's findings to masks over files. It acts only on the kinds that the caller has chosen, and
+removes a row only if the audit has proven that it is wrong: by its epoch or its values, or because an equal row stays.
+Files are selected by their bounds, then their log columns are read. Changes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 PROVEN_WRONG: Final = frozenset({Kind.STALE, Kind.BEYOND})
-"""What a repair acts on unless other kinds are chosen: rows that the log proves to be none of its records."""
+"""The default kinds of a repair: rows that the log proves to be none of its records."""
 TAKEN_OUT: Final = frozenset({*PROVEN_WRONG, Kind.ABORTED, Kind.DUPLICATE, Kind.FOREIGN, Kind.NEWER})
 ADDED: Final = frozenset({Kind.MISSING, Kind.BEHIND, Kind.DELETED})
 REPAIRABLE: Final = TAKEN_OUT | ADDED
@@ -44,7 +44,7 @@ def chosen_kinds(names: Collection[str] | None) -> frozenset[Kind]:
     unknown = sorted(str(name) for name in given if str(name) not in known)
     if unknown:
         raise OperatorError(
-            f"A repair does nothing about rows of the kind {', '.join(unknown)}",
+            f"A repair does not support findings of the kind {', '.join(unknown)}",
             f"Choose from: {', '.join(sorted(known))}.",
         )
     return frozenset(known[str(name)] for name in given)
@@ -52,7 +52,7 @@ def chosen_kinds(names: Collection[str] | None) -> frozenset[Kind]:
 
 @dataclass(frozen=True, slots=True)
 class BadRange:
-    """Rows of [start, end) that are to go; of one epoch, where `epoch` is given."""
+    """Rows of [start, end) to remove; only those of `epoch`, if given."""
 
     kind: Kind
     start: int
@@ -62,7 +62,7 @@ class BadRange:
 
 @dataclass(slots=True)
 class Work:
-    """What the findings ask for. `left`: differences that this repair leaves unchanged."""
+    """The work that the findings require. `left`: differences that this repair leaves unchanged."""
 
     bad: dict[TopicPartition, list[BadRange]] = field(default_factory=dict)
     repeated: list[Mapping[str, Any]] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Work:
 
 
 def work_of(findings: Iterable[Mapping[str, Any]], kinds: Collection[Kind], *, may_add: bool = True) -> Work:
-    """`findings`: rows of a report. `may_add`: without it nothing is added that might have been deleted on purpose."""
+    """`findings`: rows of a report. Without `may_add` no record is added that may have been deleted on purpose."""
     work = Work()
     for one in findings:
         kind = Kind(one["kind"])
@@ -91,7 +91,7 @@ def work_of(findings: Iterable[Mapping[str, Any]], kinds: Collection[Kind], *, m
         else:
             epoch = None
             if kind in _OF_ONE_EPOCH:
-                # A finding without an epoch is about rows that their values have proven stale.
+                # A finding without an epoch is about rows whose values prove that they are stale.
                 epoch = one["epochs"][0] if len(one["epochs"]) else NOT_IN_LOG
             tp = TopicPartition(one["topic"], one["partition"])
             work.bad.setdefault(tp, []).append(BadRange(kind, one["start_offset"], one["end_offset_exclusive"], epoch))
@@ -100,7 +100,7 @@ def work_of(findings: Iterable[Mapping[str, Any]], kinds: Collection[Kind], *, m
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A file with rows that go. `keep`: which rows stay; None when none does."""
+    """A file with rows to remove. `keep`: the mask of the rows that stay; None if no row stays."""
 
     file: TableFile
     keep: Mask | None
@@ -113,7 +113,7 @@ def cuts_of(
     row_key: Sequence[str] | None = None,
     refine: Refine | None = None,
 ) -> tuple[list[Cut], list[Removed], list[Mapping[str, Any]]]:
-    """Files that change, the ranges that go with them, and findings of duplicates that stay: their rows differ."""
+    """Files to change, the removed ranges, and findings of duplicates that stay because their rows differ."""
     import numpy as np
 
     twice = ranges_of(work.repeated)
@@ -167,7 +167,7 @@ def _note(columns: LogColumns, chosen: Mask, tp: TopicPartition, kind: Kind, rem
 
     for epoch in np.unique(columns.epochs[chosen]).tolist():
         offsets = columns.offsets[chosen & (columns.epochs == epoch)]
-        # A row that its values have proven stale has no epoch.
+        # A row that is stale by its values has no epoch.
         told = -1 if epoch <= NOT_IN_LOG else epoch
         removed.append(
             Removed(tp.topic, tp.partition, told, int(offsets.min()), int(offsets.max()), len(offsets), kind)

@@ -1,12 +1,12 @@
-"""`repair`: says what would make a table equal to the log, and does it where that is asked for.
+"""`repair`: reports the changes that make a table match the log, and applies them on request.
 
-Owns the order of a repair: audit, then one entry of the table's log that takes out what the log does not hold, and one
-that adds what the table lacks, read from the log (two entries, so that readers that skip changes get the new rows:
-decision 026). Without `apply` nothing is changed. Only kinds that the caller has chosen are acted on; rows that were
-deleted on purpose only come back where that is asked for by name. Only files with rows that go are written anew, and
-only the missing ranges are read. A second repair finds nothing to do, and one that ended between its two entries is
-completed by the next one. Other writers are no trouble, as long as the files in question stay and the missing ranges
-are not added by them; else the repair looks again.
+Owns the order of a repair: audit, then one commit that removes rows that the log does not hold, and one that adds
+missing records, read from the log (two commits, so that readers that skip changes get the new rows: decision 026).
+Without `apply` nothing is changed. Acts only on the kinds that the caller has chosen; rows that were deleted on purpose
+are restored only if the caller names that kind. Only files with rows to remove are rewritten, and only the missing
+ranges are read. A second repair finds nothing to do, and completes one that ended between its two commits. Concurrent
+writers are allowed, as long as the affected files stay and they do not add the missing ranges; else the repair starts
+again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 5
 _COMMIT_ATTEMPTS: Final = 40
-ROWS_DIFFER: Final = "rows that differ stay: name the columns that tell rows of one record apart (row_key)"
+ROWS_DIFFER: Final = "rows that differ are kept: name the columns that identify rows of one record (row_key)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Added:
 
 @dataclass(slots=True)
 class Repair:
-    """What a repair did, or would do. `version`: of the table afterwards, None when nothing was changed. `is_applied`:
-    it was to change the table. `left`: differences that it leaves unchanged: of kinds that were not chosen, or because
-    nothing proves that the rows are wrong. Without `is_applied` the files that come are not known.
+    """What a repair did, or would do. `version`: of the table afterwards, None if nothing was changed. `is_applied`:
+    called with `apply`. `left`: differences that it leaves unchanged: of kinds that were not chosen, or because nothing
+    proves that the rows are wrong. Without `is_applied` the number of added files is unknown.
     """
 
     before: Verdict
@@ -87,7 +87,7 @@ class Repair:
         return sum(one.row_count for one in self.removed)
 
     def sentence(self) -> str:
-        """What was changed or would be, for a person."""
+        """The result as a sentence."""
         by_kind: dict[str, int] = {}
         for one in self.removed:
             by_kind[str(one.reason)] = by_kind.get(str(one.reason), 0) + one.row_count
@@ -95,20 +95,20 @@ class Repair:
         rows = f"{self.removed_rows} rows{f' ({gone})' if gone else ''}"
         if not self.is_applied and (self.removed or self.added):
             what = (
-                f"Would take out {rows} and add {self.added_rows}: {self.files_removed} files would go; nothing was"
-                " changed, apply=True (--apply) does it"
+                f"Would remove {rows} and add {self.added_rows}: {self.files_removed} files would be removed; nothing"
+                " was changed, use apply=True (--apply)"
             )
         elif self.version is None:
             what = "Nothing was changed" if self.is_applied or not self.left else "Nothing would be changed"
         else:
             what = (
-                f"Took out {rows} and added {self.added_rows}, "
-                f"in version {self.version}: {self.files_removed} files went, {self.files_added} came"
+                f"Removed {rows} and added {self.added_rows}, in version {self.version}: {self.files_removed} files"
+                f" removed, {self.files_added} files added"
             )
         kinds = sorted({str(one["kind"]) for one in self.left})
         more = f"; {len(self.left)} findings are left unchanged ({', '.join(kinds)})" if kinds else ""
         unknown = "; ".join(self.before.unknown_deletions)
-        held = f"; what is missing may have been deleted on purpose by {unknown}" if unknown else ""
+        held = f"; missing rows may have been deleted on purpose by {unknown}" if unknown else ""
         notes = "".join(f"; {note}" for note in self.before.notes) if self.added else ""
         return f"{what}{more}{held}{notes}."
 
@@ -131,13 +131,13 @@ def repair(
     row_key: Collection[str] | None = None,
     deleted: str | DataFrame | pa.Table | None = None,
 ) -> Repair:
-    """Say what would make the Delta table at a path equal to the log, and do it with `apply`, as Spark jobs.
+    """Report the changes that make the Delta table at a path match the log, and with `apply` make them, as Spark jobs.
 
-    `kinds`: of the findings to act on; None for what is proven wrong (stale, beyond). To be named: missing, behind
-    (records that the table has not reached yet: leave it out while a sink that may add them twice is writing),
-    duplicate, aborted, foreign, newer, and deleted (which brings back what was deleted on purpose). `transform`: from
-    the source's columns (with headers and leader_epoch) to the table's, where it has others. Of duplicates rows go that
-    are equal in every column, or in `row_key`. The other arguments and errors are those of `audit`.
+    `kinds`: of the findings to act on; None for proven errors (stale, beyond). Others: missing, behind (records that
+    the table has not reached yet: do not use it while a sink that may add them too is writing), duplicate, aborted,
+    foreign, newer, and deleted (which restores rows that were deleted on purpose). `transform`: from the source's
+    columns (with headers and leader_epoch) to the table's, if they differ. Of duplicates, rows are removed that are
+    equal in every column, or in `row_key`. The other arguments and errors are those of `audit`.
     """
     chosen = settings(
         bootstrap,
@@ -161,15 +161,15 @@ def repair_here(
     kinds: Collection[str] | None = None,
     storage: Mapping[str, str] | None = None,
 ) -> Repair:
-    """As `repair`, in this process, with Spark only where `chosen` has a predicate or a transform."""
+    """As `repair`, in this process, with Spark only if `chosen` has a predicate or a transform."""
     session = session_for(chosen)
     hands = OwnHands() if session is None else SparkHands(session)
     return _repair(table, chosen, storage, hands, chosen_kinds(kinds), apply=apply)
 
 
 class Moved(Exception):
-    """The table is not any more what the repair was planned for. `may_have_landed`: an own commit, which failed, may be
-    in the table all the same; then its files must stay.
+    """The table has changed since the repair was planned. `may_have_landed`: a failed own commit may be in the table
+    nevertheless; then its files must stay.
     """
 
     def __init__(self, *, may_have_landed: bool = False) -> None:
@@ -179,7 +179,7 @@ class Moved(Exception):
 
 @dataclass(slots=True)
 class _Done:
-    """Entries of this repair that the table has, also those of attempts that were overtaken behind them."""
+    """The changes that this repair has committed, including those of earlier attempts."""
 
     version: int | None = None
     removed: list[Removed] = field(default_factory=list)
@@ -224,7 +224,7 @@ def _repair(
         try:
             cuts, removed, differing = cuts_of(table.options, table.files, work, chosen.row_key, found.refine)
         except FileNotFoundError:
-            # Others have rewritten the table, and vacuum was quick.
+            # Another writer has rewritten the table, and vacuum has removed the files.
             continue
         work.left += [{**one, "detail": f"{one['detail']}; {ROWS_DIFFER}"} for one in differing]
         if not apply:
@@ -232,12 +232,12 @@ def _repair(
         try:
             _apply(table, chosen, hands, work, cuts, removed, done)
         except Moved:
-            _log.warning("the table at %s was changed during its repair, looking again", path)
+            _log.warning("the table at %s was changed during the repair, starting again", path)
             continue
         return done.told(before, work.left)
     raise OperatorError(
-        f"The Delta table at {path} is changed by others all the time: {_ATTEMPTS} repairs were overtaken",
-        "Stop what rewrites the table (OPTIMIZE, deletes) during a repair.",
+        f"The Delta table at {path} was changed during each of {_ATTEMPTS} attempts of the repair",
+        "Stop jobs that rewrite the table (OPTIMIZE, deletes) during a repair.",
     )
 
 
@@ -256,15 +256,15 @@ def _apply(
     removed: Sequence[Removed],
     done: _Done,
 ) -> None:
-    """Two entries, or the one of them that is needed. Raises `Moved` where the table is not what was planned for; what
-    the first entry did stays right, and is in `done`.
+    """One or two commits. Raises `Moved` if the table has changed; the result of the first commit stays valid and is in
+    `done`.
     """
     options = table.options
     opened = open_table(options)
     assert opened is not None, "the table was audited a moment ago"
     if cuts:
         refuse_append_only(opened, options.path)
-    # What may fail at a record comes first: then nothing is written.
+    # This may fail at a record, so it comes first: then nothing is committed.
     filled = hands.fill(options, opened, chosen, work.absent) if work.absent else []
     written = list(filled)
     try:
@@ -308,9 +308,9 @@ def commit_one(
     deleted_row_count: int = 0,
     updated_row_count: int = 0,
 ) -> int:
-    """One entry with `files` in place of `gone`, on the table as it is now; its version. `known`: the table's files as
-    they were planned for. `incoming`: bounds of the rows that are new; no file may have come that may have some of
-    them. Raises `Moved`.
+    """Replace `gone` by `files` in one commit to the current table; returns its version. `known`: the table's files
+    when the change was planned. `incoming`: bounds of the new rows; no file may have been added that may overlap them.
+    Raises `Moved`.
     """
     from deltalake.exceptions import CommitFailedError
 
@@ -324,7 +324,7 @@ def commit_one(
         since = int(table.version()) if since is None else since
         now = {file.path: file for file in table_files(table)}
         if attempt > 0 and files and all(file.path in now for file in files):
-            # It has landed, and failed all the same.
+            # The last attempt has succeeded although it reported a failure.
             return int(table.version())
         came = [file for path, file in now.items() if path not in paths]
         if any(file.path not in now for file in gone) or any(_may_overlap(file, new) for file in came):
@@ -351,7 +351,7 @@ def commit_one(
 
 
 def _is_named(options: DeltaOptions, files: Sequence[DataFile], first_version: int, last_version: int) -> bool:
-    """Whether an entry of these versions has one of the files, or cannot be read."""
+    """Whether a commit of these versions has one of the files, or cannot be read."""
     paths = {file.path for file in files}
     try:
         return any(

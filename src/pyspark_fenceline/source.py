@@ -1,8 +1,8 @@
-"""`format("fenceline")`: what Spark finds by itself, and hands to the reader or writer that fits.
+"""`format("fenceline")`: the data source that Spark discovers, with its readers and writers.
 
-Owns the check of options at the moment `load()` is called, before any query starts. Spark looks modules named
-`pyspark_*` up for a `DefaultSource` (`pyspark.md S16`), in every session: importing this must stay cheap, so Arrow
-and the client are imported when a query needs them.
+Owns the check of options when `load()` is called, before any query starts. Spark searches modules named `pyspark_*` for
+a `DefaultSource` (`pyspark.md S16`), in every session: importing this must stay cheap, so Arrow and the client are
+imported when a query needs them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FencelineDataSource(DataSource):
         try:
             if wants_losses(self.options):
                 raise OperatorError(
-                    "The table of losses is read as a batch",
+                    "Option 'losses' is for batch reads only",
                     f"Use spark.read, or stream the topic {LOSSES_TOPIC}: its values are the receipts as JSON.",
                 )
             options = read_options(self.options, streaming=True)

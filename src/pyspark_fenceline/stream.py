@@ -1,11 +1,11 @@
-"""Micro-batches: what Spark asks of a streaming source, on the driver.
+"""Micro-batches: the streaming source's methods on the driver.
 
-Owns the order of the questions: which topics, where their logs end, whether the checkpoint still matches them, how
-much one batch takes. Positions carry the epoch of the record before them and are checked both when a batch is planned
+Owns the steps of planning: which topics, where their logs end, whether the checkpoint still matches them, how many
+records one batch reads. Positions have the epoch of the record before them and are checked both when a batch is planned
 and when it is replayed (`pyspark.md S8`). Never reads records: `read` runs on executors, through `tasks`.
 
-Facts of Spark that shape this: offsets are compared as text (S4), batch 0 asks for its start again on replay (S9), an
-idle query asks some 60 times a second (S11), there is no composite read limit (S3).
+Relevant behaviour of Spark: offsets are compared as text (S4), batch 0 requests its start again on replay (S9), an idle
+query calls `latestOffset` about 60 times a second (S11), there is no composite read limit (S3).
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ T = TypeVar("T")
 _log = logging.getLogger("pyspark_fenceline")
 
 IDLE_WAIT_MS: Final = 2_000
-"""How long brokers may be waited for in one look for new records. `processAllAvailable` waits for the look, too; who
-stops the query does not."""
+"""Longest wait at the brokers in one poll for new records. `processAllAvailable` waits for the poll, too; stopping the
+query does not."""
 BLIND_WAIT_MS: Final = 500
-"""The same where there is nothing that brokers could wait for: what comes meanwhile is noticed afterwards."""
+"""The same if brokers cannot wait for anything: changes are noticed after the wait."""
 _FIRST_IDLE_WAIT_MS: Final = 20
 _PACED_S: Final = 0.1
-"""A query that asks later than that after an answer has a trigger interval, which no look may outlast."""
+"""A query that polls later than this after an answer has a trigger interval, which no poll may exceed."""
 LOOK_AGAIN_S: Final = 5.0
-"""After so long an idle query asks for topics and partitions that are new, even if its own tell nothing."""
+"""After this time an idle query checks for new topics and partitions, even without news from its own."""
 
 
 class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -96,10 +96,10 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_available_now = False
         self._idle_looks = 0
         self._idle_at: dict[str, Any] | None = None
-        """The offset at which the last look found nothing to do; `_idle_held` is what it means."""
+        """The offset at which the last poll found nothing to do; `_idle_held` is its decoded form."""
         self._idle_held: SourceOffset | Unresolved = Unresolved()
         self._is_held_back = False
-        """There are records, but not enough of them yet."""
+        """There are records, but not enough yet."""
         self._looked_at_s = 0.0
         self._answered_at_s = 0.0
         self._is_blind: bool | None = None
@@ -107,19 +107,19 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._newest: Snapshot | None = None
         self._last_batch: PlannedBatch | None = None
         self._batch_policy = options.policy
-        """What the newest batch was planned by."""
+        """The policy of the newest planned batch."""
         self._tasks_may_go_back = True
         self._is_doubt_told = False
         self._kept_adoption: Adoption | None = None
         self._first_seen: dict[tuple[TopicPartition, str | None], int] = {}
-        """Where logs of topics (by id) began that the query had not read from, when it saw them first."""
+        """Start offsets of logs (by topic id) that are new to the query, when it first saw them."""
         self._state: QueryState | None = None
-        """Whether the query keeps state, once that is known; its plan does not change while it runs."""
+        """Whether the query keeps state, once known; its plan does not change while it runs."""
         self._query = uuid4().hex
         """The id of a query that has none yet."""
         self._kept_retractor: Retractor | None = None
         self._checked_topics: set[str] = set()
-        """Of which rows can be taken back, as far as their configuration says."""
+        """Topics whose configuration allows retractions."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay on the driver; an executor's copy only reads.
@@ -128,13 +128,13 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["_options"], state["_plan"])  # type: ignore[misc]
 
-    # Spark's questions ------------------------------------------------------------------------------------------
+    # Called by Spark --------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
         return Unresolved().encode()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Never `ReadAllAvailable` when an option limits: then that limit in `latestOffset` can only mean
+        """Never `ReadAllAvailable` with a limiting option: then this limit in `latestOffset` can only mean
         Trigger.Once.
         """
         options = self._options
@@ -148,7 +148,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """End of the next batch; `start` itself when there is nothing to do after a short wait."""
+        """End of the next batch; `start` itself if there is nothing to do after a short wait."""
         is_idle = self._idle_at == start and not self._is_available_now
         held = self._idle_held if is_idle else decode(start)
         is_paced = time.monotonic() - self._answered_at_s > _PACED_S
@@ -156,7 +156,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not is_idle or not self._can_await(held) or time.monotonic() - self._looked_at_s > LOOK_AGAIN_S:
             end = self._retrying(lambda: self._next(start, held, limit))
         if end is None and is_idle:
-            # `processAllAvailable` waits for idle looks, so the first are short.
+            # `processAllAvailable` waits for idle polls, so the first ones are short.
             wait_ms = min(_FIRST_IDLE_WAIT_MS << min(0 if is_paced else self._idle_looks, 10), IDLE_WAIT_MS)
             end = self._wait(start, held, limit, wait_ms)
         self._answered_at_s = time.monotonic()
@@ -169,7 +169,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _wait(
         self, start: dict[str, Any], held: SourceOffset | Unresolved, limit: ReadLimit, wait_ms: int
     ) -> SourceOffset | None:
-        """Wait a while for something to do, at the brokers if they can: the end of the batch that came of it."""
+        """Wait for something to do, at the brokers if possible; returns the end of the next batch."""
         if self._can_await(held):
             if not self._await_news(held, wait_ms):
                 return None
@@ -179,13 +179,13 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return None
 
     def _can_await(self, held: SourceOffset | Unresolved) -> TypeGuard[SourceOffset]:
-        """Whether there is something that brokers could wait for."""
+        """Whether brokers can wait for news of this position."""
         is_known = self._newest is not None and bool(self._newest.ends)
         return is_known and not self._is_held_back and not isinstance(held, Unresolved)
 
     def _await_news(self, held: SourceOffset, wait_ms: int) -> bool:
-        """Whether another look is worth it; waits a while for that, at the brokers (`pyspark.md S11`)."""
-        assert self._newest is not None, "it has looked before"
+        """Wait at the brokers for news; whether there are some (`pyspark.md S11`)."""
+        assert self._newest is not None, "an earlier poll has set it"
         ends_s = time.monotonic() + wait_ms / 1000
         positions = {tp: held.positions.get(tp, Position(0)) for tp in self._newest.ends}
         at = {tp: (position.offset, position.leader_epoch) for tp, position in positions.items()}
@@ -220,7 +220,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         policy = self._batch_policy = self._policy_at(end, is_first=is_first)
         no_rewind = policy.truncation_advice
         if no_rewind is None and is_first and self._options.state.is_stateful is None:
-            # No state is there yet because no batch has run yet.
+            # There is no state yet because no batch has run.
             no_rewind = FIRST_BATCH
         self._tasks_may_go_back = no_rewind is None
         ranges = self._retrying(lambda: self._ranges(first, last, policy))
@@ -232,7 +232,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return read_ranges(self._plan, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: Spark's checkpoint is the only record of what was read."""
+        """Nothing to do: only Spark's checkpoint stores what was read."""
 
     def stop(self) -> None:
         """Spark 4.2 never calls this (S10); connections end with the process."""
@@ -240,7 +240,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # Planning ---------------------------------------------------------------------------------------------------
 
     def _next(self, start: dict[str, Any], held: SourceOffset | Unresolved, limit: ReadLimit) -> SourceOffset | None:
-        """End of the next batch, or None when none should run now. `held` is what `start` means."""
+        """End of the next batch, or None if none should run now. `held` is `start` decoded."""
         initial = None
         if isinstance(held, Unresolved):
             snapshot = self._look(held)
@@ -263,7 +263,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
         available = sum(ends.values()) - sum(starts.values())
-        # A batch of its own gives a checkpoint of Spark's source its epochs at once.
+        # A separate batch adds epochs to a checkpoint of Spark's source at once.
         must_run = initial is not None or bool(comparison.losses) or held.is_of_connector
         self._looked_at_s, self._is_held_back = time.monotonic(), available > 0
         if available == 0 and not must_run:
@@ -275,11 +275,11 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if is_limited and isinstance(limit, ReadMaxRows):
             ends = limit_offsets(limit.max_rows, starts, ends)
         moved = {tp: end for tp, end in ends.items() if end > starts[tp]}
-        # Positions of an older release's checkpoint learn their epochs, now that they are known to hold.
+        # Positions of an older release's checkpoint get their epochs, now that they are known to hold.
         bare = {tp: end for tp, end in ends.items() if tp not in moved and not comparison.positions[tp].epochs}
         tagged = self._history.tag(moved | bare, snapshot.starts, snapshot.ends)
         tagged = {tp: position for tp, position in tagged.items() if tp in moved or position.epochs}
-        # A partition that the query does not know yet and that holds nothing stays out: it would cost an empty batch.
+        # A new partition without records is not added: it would cause an empty batch.
         known = (
             starts if must_run else {tp: start for tp, start in starts.items() if tp in held.positions or tp in moved}
         )
@@ -299,7 +299,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         )
 
     def _look(self, held: SourceOffset | Unresolved) -> Snapshot:
-        """The subscription's logs now. Raises `OperatorError` for a named topic that neither exists nor was ever
+        """The subscription's current logs. Raises `OperatorError` for a named topic that neither exists nor was ever
         read.
         """
         found = subscribed(self._cluster, self._options.subscription)
@@ -318,9 +318,9 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return snapshot
 
     def _with_added(self, held: SourceOffset, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with where partitions are read from that the subscription has gained: from the beginning that
-        their logs had when the query saw them first. A partition that a topic gains later is part of what is read: all
-        of it counts, from 0.
+        """The snapshot with the start offsets of new partitions. Those of new topics and of `assign` are read from the
+        start that their logs had when the query first saw them. New partitions of a topic that is already read are read
+        completely, from 0.
         """
         is_assigned = isinstance(self._options.subscription, Assign)
         topics = {tp.topic for tp in held.positions}
@@ -331,22 +331,22 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return replace(snapshot, added=added)
 
     def _warn_without_epochs(self, snapshot: Snapshot) -> None:
-        """Once: the brokers, or the topics' message formats, are too old for what this source is there for, or the
-        brokers do not tell it this user."""
+        """Once: the brokers or the topics' message formats are too old for leader epochs, or the user is not authorized
+        to get them."""
         filled = [end for tp, end in snapshot.ends.items() if end.offset > snapshot.starts[tp]]
         if self._is_blind is None and filled:
             self._is_blind = all(end.leader_epoch < 0 for end in filled)
             if self._is_blind:
                 _log.warning(
-                    "the brokers keep no leader epochs for these topics, or tell them only to who has ClusterAction "
-                    "(Kafka 2.1 and 2.2): that a log was cut back and has grown again can not be seen, only that one "
-                    "is shorter than what was read"
+                    "the brokers keep no leader epochs for these topics, or return them only with the ClusterAction "
+                    "permission (Kafka 2.1 and 2.2): a truncation is detected only while the log is shorter than what "
+                    "was read"
                 )
 
     def _compare(
         self, held: SourceOffset, look: Callable[[], Snapshot], lost: Collection[TopicPartition] = ()
     ) -> tuple[Snapshot, Comparison]:
-        """`lost`: partitions that need no proof any more."""
+        """`lost`: partitions that need no proof, because their loss is known."""
         return compare_patiently(
             held,
             look,
@@ -357,7 +357,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         )
 
     def _initial_offset(self, snapshot: Snapshot) -> SourceOffset:
-        """Where the query starts; looked up once, so that "latest" does not drift while the first batch is planned."""
+        """The query's start; resolved once, so that "latest" does not move while the first batch is planned."""
         if self._initial is None:
             offsets = resolve(self._options.starting, snapshot, self._cluster, side="starting")
             out_of_range = [
@@ -393,8 +393,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return 0 if target is None else min(end, target.offset)
 
     def _policy_at(self, offset: dict[str, Any], *, is_first: bool = False) -> LossPolicy:
-        """Which losses end the query whose newest planned batch ends at `offset`. `is_first`: no batch has run yet that
-        would have left state."""
+        """The loss policy of the query whose newest planned batch ends at `offset`. `is_first`: no batch has run yet
+        that could have state."""
         policy = self._options.policy
         if LossKind.LOG_TRUNCATED not in policy.tolerated or self._options.retractions is not None:
             return policy
@@ -402,32 +402,32 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if isinstance(state, NotKnown):
             if not self._is_doubt_told:
                 self._is_doubt_told = True
-                _log.warning("%s: this query ends at a truncation, although its options say rewind", state.because)
+                _log.warning("%s: this query will end at a truncation despite onTruncation=rewind", state.because)
         elif not is_first:
             self._state = state
         return policy.without_rewind(refusal_to_rewind(state))
 
     def _ranges(self, first: SourceOffset, last: SourceOffset, policy: LossPolicy) -> list[OffsetRange]:
-        """What a batch reads, checked against the logs at both ends, because a replay comes here first (S8)."""
+        """What a batch reads, compared with the logs at both ends, because a replay starts here (S8)."""
         begin, snapshot, finish = self._compare_ends(first, last)
         self._last_batch = plan_batch(first, last, begin, finish, snapshot)
         settle(self._last_batch.losses, policy)
         return self._last_batch.ranges
 
     def _compare_ends(self, first: SourceOffset, last: SourceOffset) -> tuple[Comparison, Snapshot, Comparison]:
-        """Where a batch begins and where it ends, compared with the logs; the snapshot is that of the end."""
+        """The comparisons of a batch's beginning and end with the logs; the snapshot is that of the end."""
         begins = beginning(first, last)
         if not last.is_of_connector:
-            # The end has epochs, which the beginning of an adopted query is compared by as well.
+            # The end has epochs, by which the beginning of an adopted query is compared as well.
             begins = replace(begins, is_of_connector=False)
         _, begin = self._compare(begins, lambda: self._look_at(last))
-        # A batch of Spark's source that is replayed needs no proof of its end where its beginning is lost already.
+        # A replayed batch of Spark's source needs no proof of its end if its beginning is already lost.
         lost = {TopicPartition(loss.topic, loss.partition) for loss in begin.losses}
         snapshot, finish = self._compare(last, lambda: self._look_at(last), lost)
         return begin, snapshot, finish
 
     def _look_at(self, offset: SourceOffset) -> Snapshot:
-        """The logs of an offset's partitions, as far as they exist."""
+        """The logs of those of an offset's partitions that exist."""
         topics = by_topic(offset.positions)
         existing = {
             topic: TopicFacts(facts.id, tuple(index for index in topics[topic] if index in facts.partitions))
@@ -435,7 +435,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         }
         return take_snapshot(self._cluster, existing)
 
-    # Rows that are taken back --------------------------------------------------------------------------------------
+    # Retractions ------------------------------------------------------------------------------------------------
 
     @property
     def _retractor(self) -> Retractor:
@@ -453,7 +453,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._kept_retractor
 
     def _retractions(self, held: SourceOffset, comparison: Comparison) -> tuple[Retraction, ...]:
-        """What the next batch takes back, and where it reads that."""
+        """The rows that the next batch retracts, and where it reads them."""
         if self._options.retractions is None:
             return ()
         topics = {tp.topic for tp in comparison.positions}
@@ -477,7 +477,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return since_after(held, positions, comparison.losses)
 
     def _exact_partitions(self, first: SourceOffset, last: SourceOffset) -> list[InputPartition]:
-        """Tasks that deliver what two offsets say, whatever the logs have lost of it since they were planned."""
+        """Tasks that deliver exactly the records between two offsets, including those lost since they were planned."""
         begin, _, finish = self._compare_ends(first, last)
         batch = plan_exact_batch(first, last, begin, finish)
         settle(batch.losses, self._options.policy)
@@ -527,9 +527,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Says why there is no reader as soon as Spark asks it anything: an error while a reader is made reaches the user
-    under another one of Spark's own.
-    """
+    """Raises the error on the first call by Spark: Spark hides an error in `streamReader` behind one of its own."""
 
     def __init__(self, reason: OperatorError) -> None:
         self._reason = reason
@@ -554,11 +552,11 @@ def _refuse_beyond_end(offsets: Mapping[TopicPartition, int], snapshot: Snapshot
     beyond = {tp: offset for tp, offset in offsets.items() if offset > snapshot.ends[tp].offset}
     if beyond and fail_on_data_loss:
         what = ", ".join(
-            f"{tp} is to start at {offset} but ends at {snapshot.ends[tp].offset}" for tp, offset in beyond.items()
+            f"{tp} at offset {offset} (the log ends at {snapshot.ends[tp].offset})" for tp, offset in beyond.items()
         )
         raise OperatorError(
-            f"startingOffsets lies beyond the end of the log: {what}",
-            'Choose offsets that exist, or set the option failOnDataLoss to "false" to start at the end.',
+            f"startingOffsets is beyond the end of the log: {what}",
+            'Choose existing offsets, or set the option failOnDataLoss to "false" to start at the end.',
         )
 
 

@@ -1,6 +1,6 @@
-"""Makes `format("fenceline_segments")` known to Spark, which looks modules named `pyspark_*` up for one source each.
+"""Registers `format("fenceline_segments")`: Spark searches modules named `pyspark_*` for one data source each.
 
-Logs as files, read without a broker. This package, and no other of the pipeline, knows how a log lies on the disk.
+Reads logs as files, without a broker. Only this package of the pipeline knows the on-disk format of a log.
 """
 
 from __future__ import annotations

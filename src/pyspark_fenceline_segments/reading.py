@@ -1,6 +1,6 @@
-"""What runs on executors: segment files in, Arrow record batches in Spark's exact form out.
+"""Reads segment files on executors and returns Arrow record batches in Spark's exact form.
 
-Owns the per-task path. The files are opened where the task runs: every worker must see them under the same path.
+Owns a task's reading. The files are opened where the task runs: every worker must have them at the same path.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from fenceline.log.verify_findings import Finding
 
 BATCH_BYTES: Final = 8 << 20
-"""Of records that are handed over at a time, about."""
-_GO_ON: Final = ". Set failOnDamage=false to read on behind it."
+"""Approximate size of the records in one record batch."""
+_GO_ON: Final = ". Set failOnDamage=false to skip it."
 _CLIENT_NAMES: Final = {"timestampType": "timestamp_type"}
 
 
 class DamagedSegment(FencelineError):
-    """Records were asked for, and there is a place in a file that has none."""
+    """A file is damaged, and its records cannot be read completely."""
 
 
 class FilesPartition(InputPartition):
@@ -50,7 +50,7 @@ class FilesPartition(InputPartition):
 
 
 class PlacesPartition(InputPartition):
-    """One Spark task's groups of places to verify; `reports` are findings that the driver has made."""
+    """One Spark task's groups of places to verify; `reports` are findings of the driver."""
 
     def __init__(self, groups: list[list[Place]], reports: list[Report]) -> None:
         super().__init__(groups)
@@ -78,7 +78,7 @@ def read_task(plan: SegmentPlan, partition: InputPartition) -> Iterator[pa.Recor
 
 def _batches(options: SegmentOptions, file: SegmentFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
     yield from batch_rows(
-        file, _walk(file, options), target, verified=options.verify, is_told=lambda flaw: _is_damage(file, flaw)
+        file, _walk(file, options), target, verified=options.verify, is_reported=lambda flaw: _is_damage(file, flaw)
     )
 
 
@@ -104,7 +104,7 @@ def _records(options: SegmentOptions, file: SegmentFile, target: pa.Schema) -> I
 
 
 def _contents(options: SegmentOptions, file: SegmentFile, step: Rows | Flaw) -> Iterator[memoryview]:
-    """The batches that have records to read. Raises DamagedSegment."""
+    """The batches with readable records. Raises DamagedSegment."""
     if isinstance(step, Rows):
         yield from map(step.content, range(step.count))
         return
@@ -131,8 +131,8 @@ def _walk(file: SegmentFile, options: SegmentOptions) -> SegmentWalk:
     found = disk.stat(file.path)
     if found is None:
         raise OperatorError(
-            f"{file.path} is not there for this Spark task",
-            "Every worker must see the directories under the path that the driver sees. If a node runs on them,"
+            f"This Spark task does not find {file.path}",
+            "Every worker must have the directories at the same path as the driver. If a node uses them,"
             " retention may have deleted the segment: run the query again.",
         )
     base = offset_in(os.path.basename(file.path), LOG_SUFFIX)
@@ -140,7 +140,7 @@ def _walk(file: SegmentFile, options: SegmentOptions) -> SegmentWalk:
 
 
 def _is_damage(file: SegmentFile, flaw: Flaw) -> bool:
-    """A node may just be writing the end of the file."""
+    """Whether the flaw is damage; a torn end is none while a node may be writing the file."""
     return not (flaw.torn and file.may_be_torn)
 
 

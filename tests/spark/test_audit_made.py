@@ -88,7 +88,7 @@ def test_what_a_table_is_not_meant_to_hold_is_not_missing(
     assert pyspark_fenceline.audit(table, filled.bootstrap, topic, **given).verdict.is_equal  # type: ignore[arg-type]
     # What Spark cannot plan is said before anything is done.
     keep(frame.where("key = 'k1'").limit(1), tmp_path / "keys", mode="overwrite")
-    with pytest.raises(OperatorError, match=r"cannot be made of the log's records: .*nothing"):
+    with pytest.raises(OperatorError, match=r"cannot be made from the log's records: .*nothing"):
         pyspark_fenceline.audit(table, filled.bootstrap, topic, where="nothing = 1")
 
 

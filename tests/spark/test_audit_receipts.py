@@ -54,7 +54,7 @@ def test_a_topic_of_the_same_name_that_is_gone_is_told(told: dict[str, Any]) -> 
 
 def test_receipts_that_are_not_known_are_said() -> None:
     assert receipts_of(sort_receipts([receipt(), b'{"id": "b"}']), {TP: MINE}).notes == (
-        f"1 records of {LOSSES_TOPIC} are of a form that is not known here",
+        f"1 records of {LOSSES_TOPIC} have an unknown format",
     )
     (note,) = receipts_of(sort_receipts([receipt()]), {TP: MINE}, is_complete=False).notes
     assert "older losses are not known" in note
@@ -96,7 +96,7 @@ def test_rows_without_an_epoch_name_the_receipts_that_tell_of_their_offsets() ->
     lost = (Lost(10, 17, (1,), "receipt a"), Lost(12, 14, (1,), "receipt b"))
     findings = judged(TWO, dict.fromkeys(range(8, 20), -1), lost=lost)
     told = [(one.start_offset, one.end_offset_exclusive, one.detail) for one in findings if one.kind is Kind.UNPROVEN]
-    a, b = "records there were lost: receipt a", "records there were lost: receipt b"
+    a, b = "records at these offsets were lost: receipt a", "records at these offsets were lost: receipt b"
     none = "the rows have no epoch"
     assert told == [
         (8, 10, none),

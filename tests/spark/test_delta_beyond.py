@@ -58,7 +58,7 @@ def test_rows_above_the_end_in_the_leaders_epoch_are_refused(
     strange = [("t", 0, 12, 0), ("t", 0, 14, 0), ("t", 1, 10, 0)]
     others_write(options, [*records(cluster, 0, 10), *strange], partition_by)
     message = (
-        r"not have given: t-0 offsets 12 to 14 \(2 rows of epoch 0, of which the log ends at 10\);"
+        r"cannot be from this cluster's log: t-0 offsets 12 to 14 \(2 rows of epoch 0, in which the log ends at 10\);"
         r" t-1 offsets 10 to 10 \(1 row of epoch 0"
     )
     with pytest.raises(OperatorError, match=message) as caught:
@@ -149,7 +149,7 @@ def test_a_topic_that_was_made_anew_is_told_as_that(cluster: FakeCluster, option
     cluster.create("t", 2, id="another")
     cluster.log("t").append(4)
     opened(options)
-    with pytest.raises(OperatorError, match="deleted and created anew: t"):
+    with pytest.raises(OperatorError, match="deleted and recreated: t"):
         write(options, 1, records(cluster, 0, 4))
     given = {"path": options.path, "kafka.bootstrap.servers": "fake", "onRecreated": "replace"}
     write(delta_options(given), 1, records(cluster, 0, 4))

@@ -196,6 +196,6 @@ def test_a_frame_without_epochs_is_refused_before_anything_is_written(
     fenceline_node.create(topic)
     fenceline_node.produce(topic, range(3))
     table = tmp_path / "table"
-    with pytest.raises(Exception, match="it has not: leader_epoch"):
+    with pytest.raises(Exception, match="missing: leader_epoch"):
         keep_equal(stream(spark, fenceline_node.bootstrap, topic), str(table), checkpoint, fenceline_node.bootstrap)
     assert not table.exists()
