@@ -39,9 +39,9 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     if name != "DefaultSource" or importlib.util.find_spec("pyspark") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pyspark_fenceline.compatibility import stand_in
+    from pyspark_fenceline.compatibility import unsupported_source
 
-    too_old = stand_in("fenceline")
+    too_old = unsupported_source("fenceline")
     if too_old is not None:
         return too_old
     from pyspark_fenceline.source import FencelineDataSource

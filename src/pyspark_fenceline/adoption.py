@@ -22,8 +22,8 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.adoption_evidence import (
     CLOCKS_AGREE_MS,
     LIVE_MS,
+    CheckpointEvidence,
     Dates,
-    Evidence,
     Proven,
     Replaced,
     Times,
@@ -35,7 +35,7 @@ from pyspark_fenceline.adoption_evidence import (
 from pyspark_fenceline.adoption_times import times_of
 from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.history import Diverged, Holds, Verdict
-from pyspark_fenceline.log_view import Views
+from pyspark_fenceline.log_epochs import LogEpochsCache
 from pyspark_fenceline.offsets import SourceOffset
 from pyspark_fenceline.query_state import StateHint
 from pyspark_fenceline.ranges import Snapshot, recreated_topics
@@ -48,7 +48,7 @@ _ADVICE: Final = (
     "positions. Otherwise compare the query's output with the log (docs/audit.md). If it is correct, set the option "
     'onUnproven to "accept" for one start: the query continues at these positions. If not, start with a new checkpoint.'
 )
-_ONE_WAY: Final = (
+_NO_WAY_BACK: Final = (
     "the checkpoint was written by Spark's own Kafka source. The first batch adds leader epochs and topic ids, and "
     "then Spark's source can no longer read it. `fenceline checkpoint export` writes a checkpoint that it can read "
     '("Coming from Spark\'s Kafka connector" in docs/spark.md)'
@@ -57,7 +57,7 @@ _ONE_WAY: Final = (
 
 FindRecords = Callable[[Mapping[TopicPartition, tuple[int, int]]], Collection[TopicPartition]]
 """Returns the partitions whose range of offsets (end exclusive) holds a record."""
-_LOOKED_AT: Final = 1000
+_SEARCHED_OFFSETS: Final = 1000
 """Number of offsets of an epoch that are searched for a record; an epoch without one there (compaction) is skipped."""
 
 
@@ -109,7 +109,7 @@ class Adoption:
         """
         if not self._is_announced:
             self._is_announced = True
-            _log.warning("%s", _ONE_WAY)
+            _log.warning("%s", _NO_WAY_BACK)
         recreated = recreated_topics(held, snapshot)
         inside = {
             tp: position.offset
@@ -143,17 +143,19 @@ class Adoption:
 
     def _collect(
         self, inside: Mapping[TopicPartition, int], held: SourceOffset, snapshot: Snapshot
-    ) -> dict[TopicPartition, Evidence]:
-        views = Views(self._cluster).fresh({tp: snapshot.topic_ids[tp.topic] for tp in inside})
+    ) -> dict[TopicPartition, CheckpointEvidence]:
+        logs = LogEpochsCache(self._cluster).fresh({tp: snapshot.topic_ids[tp.topic] for tp in inside})
         found = times_of(self._hint, held)
         receipts: dict[TopicPartition, list[LossReceipt]] = {}
         for one in self._read_receipts():
             receipts.setdefault(TopicPartition(one.topic, one.partition), []).append(one)
         times = dict.fromkeys(inside, found) if isinstance(found, str) else {tp: found[tp] for tp in inside}
         dates = self._dates({tp: each for tp, each in times.items() if isinstance(each, Times)})
-        leading = self._leading({tp: begun_before(views[tp], each) for tp, each in dates.items()})
+        leading = self._leading({tp: begun_before(logs[tp], each) for tp, each in dates.items()})
         return {
-            tp: Evidence(offset, views[tp], times[tp], dates.get(tp, Dates()), leading.get(tp), receipts.get(tp, ()))
+            tp: CheckpointEvidence(
+                offset, logs[tp], times[tp], dates.get(tp, Dates()), leading.get(tp), receipts.get(tp, ())
+            )
             for tp, offset in inside.items()
         }
 
@@ -165,7 +167,9 @@ class Adoption:
         left = {tp: iter(each) for tp, each in epochs.items()}
         while left:
             asked = {tp: one for tp, each in left.items() if (one := next(each, None)) is not None}
-            ranges = {tp: (start.offset, min(end, start.offset + _LOOKED_AT)) for tp, (start, end) in asked.items()}
+            ranges = {
+                tp: (start.offset, min(end, start.offset + _SEARCHED_OFFSETS)) for tp, (start, end) in asked.items()
+            }
             found = self._find_records(ranges) if ranges else ()
             leading |= {tp: asked[tp][0] for tp in found}
             left = {tp: left[tp] for tp in asked if tp not in leading}

@@ -19,7 +19,7 @@ from typing import Final
 
 from fenceline.client.epoch_history import EpochStart
 from fenceline.client.loss_receipts import LossReceipt
-from pyspark_fenceline.log_matching import LogView
+from pyspark_fenceline.log_matching import LogEpochs
 
 CLOCKS_AGREE_MS: Final = 5_000
 """The order of two timestamps that are closer to each other is unknown: they come from different clocks."""
@@ -51,13 +51,13 @@ class Dates:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class CheckpointEvidence:
     """Of one partition. `times`: a sentence if they are unknown; then `dates` is empty. `leading`: the newest epoch
     that holds a record dated before the plan. `receipts`: of the topic's name and the partition, including those of an
     earlier topic of that name."""
 
     offset: int
-    view: LogView
+    log: LogEpochs
     times: Times | str
     dates: Dates = Dates()
     leading: EpochStart | None = None
@@ -85,46 +85,46 @@ class Unproven:
     because: str
 
 
-def judge(evidence: Evidence) -> Proven | Replaced | Unproven:
+def judge(evidence: CheckpointEvidence) -> Proven | Replaced | Unproven:
     """The verdict on a position that lies above 0 and inside the log."""
-    view, times = evidence.view, evidence.times
-    of_topic = [one for one in evidence.receipts if _is_of_topic(one, view)]
-    told = [one for one in of_topic if _tells_against(one, evidence)]
+    log, times = evidence.log, evidence.times
+    of_topic = [one for one in evidence.receipts if _is_of_topic(one, log)]
+    against = [one for one in of_topic if _contradicts(one, evidence)]
     if isinstance(times, str):
-        receipts = "; loss receipts name records below the position: " + _listed(told) if told else ""
+        receipts = "; loss receipts name records below the position: " + _listed(against) if against else ""
         return Unproven(times + receipts)
     late = _late_epoch(evidence)
     if late is not None:
         is_exact = isinstance(_held(evidence, late.offset, times), Proven)
-        return Replaced(late.offset if is_exact else None, view.epoch_at(late.offset - 1) if is_exact else late.epoch)
+        return Replaced(late.offset if is_exact else None, log.epoch_at(late.offset - 1) if is_exact else late.epoch)
     held = _held(evidence, evidence.offset, times)
     read_by_ms = times.planned_ms if times.committed_ms is None else times.committed_ms
-    after = [one for one in told if one.time_ms >= read_by_ms]
+    after = [one for one in against if one.time_ms >= read_by_ms]
     if after:
         if isinstance(held, Proven):
             return Unproven("timestamps support the position, but a loss receipt contradicts it: " + _listed(after))
         start = min(one.start_offset for one in after)
-        return Replaced(start, view.epoch_at(start - 1))
+        return Replaced(start, log.epoch_at(start - 1))
     earlier = [one for one in evidence.receipts if one not in of_topic and one.time_ms >= times.planned_ms]
     if earlier and isinstance(held, Proven):
         return Unproven("a topic of the same name with another id existed after the plan: " + _listed(earlier))
     return held
 
 
-def begun_before(view: LogView, dates: Dates) -> list[tuple[EpochStart, int]]:
+def begun_before(log: LogEpochs, dates: Dates) -> list[tuple[EpochStart, int]]:
     """The epochs that may have begun before the plan, newest first, each with the end of its records dated before the
     plan. Compaction may have left no such record, so the caller must check the log.
     """
-    ends = [start.offset for start in view.epochs[1:]] + [view.end_offset]
-    dated_end = view.end_offset if dates.doubtful_from is None else dates.doubtful_from
-    found = [(start, min(end, dated_end)) for start, end in zip(view.epochs, ends, strict=False)]
+    ends = [start.offset for start in log.epochs[1:]] + [log.end_offset]
+    dated_end = log.end_offset if dates.doubtful_from is None else dates.doubtful_from
+    found = [(start, min(end, dated_end)) for start, end in zip(log.epochs, ends, strict=False)]
     return [(start, end) for start, end in reversed(found) if start.offset < end]
 
 
-def _held(evidence: Evidence, offset: int, times: Times) -> Proven | Unproven:
+def _held(evidence: CheckpointEvidence, offset: int, times: Times) -> Proven | Unproven:
     """Whether the log up to `offset` is what its leader had when the batch was planned."""
-    view, dates = evidence.view, evidence.dates
-    if view.leader_epoch < 0:
+    log, dates = evidence.log, evidence.dates
+    if log.leader_epoch < 0:
         return Unproven("the brokers keep no leader epochs for this topic")
     live_end = evidence.offset if dates.doubtful_from is None else min(dates.doubtful_from, evidence.offset)
     if dates.live_from is None or dates.live_from >= live_end:
@@ -135,7 +135,7 @@ def _held(evidence: Evidence, offset: int, times: Times) -> Proven | Unproven:
     leading = evidence.leading
     if leading is None:
         return Unproven(f"no record of the log is dated before {at(times.planned_ms)}, when the batch was planned")
-    later = [start for start in view.epochs if start.epoch > leading.epoch]
+    later = [start for start in log.epochs if start.epoch > leading.epoch]
     if later and later[0].offset < offset:
         first = later[0]
         return Unproven(
@@ -143,7 +143,7 @@ def _held(evidence: Evidence, offset: int, times: Times) -> Proven | Unproven:
             f"{at(times.planned_ms)}, when the batch was planned"
         )
     known = {start.epoch for start in later}
-    missing = [epoch for epoch in range(leading.epoch + 1, view.leader_epoch + 1) if epoch not in known]
+    missing = [epoch for epoch in range(leading.epoch + 1, log.leader_epoch + 1) if epoch not in known]
     if missing:
         return Unproven(
             f"leaders elected since then left no records in the log (epochs {_spans(missing)}): the query may have "
@@ -152,7 +152,7 @@ def _held(evidence: Evidence, offset: int, times: Times) -> Proven | Unproven:
     return Proven()
 
 
-def _late_epoch(evidence: Evidence) -> EpochStart | None:
+def _late_epoch(evidence: CheckpointEvidence) -> EpochStart | None:
     """The epoch that begins below the position with the log's first record dated after the commit.
 
     Such a record in the middle of an epoch has a wrong timestamp.
@@ -160,21 +160,21 @@ def _late_epoch(evidence: Evidence) -> EpochStart | None:
     late = evidence.dates.late_from
     if late is None or late >= evidence.offset:
         return None
-    return next((start for start in evidence.view.epochs if start.offset == late), None)
+    return next((start for start in evidence.log.epochs if start.offset == late), None)
 
 
-def _is_of_topic(receipt: LossReceipt, view: LogView) -> bool:
-    return not receipt.topic_id or view.topic_id is None or receipt.topic_id == view.topic_id
+def _is_of_topic(receipt: LossReceipt, log: LogEpochs) -> bool:
+    return not receipt.topic_id or log.topic_id is None or receipt.topic_id == log.topic_id
 
 
-def _tells_against(receipt: LossReceipt, evidence: Evidence) -> bool:
+def _contradicts(receipt: LossReceipt, evidence: CheckpointEvidence) -> bool:
     """Whether readable records below the position were lost and are not in the log again."""
     end = min(receipt.end_offset_exclusive, evidence.offset)
     if receipt.loss_class not in _READABLE or receipt.start_offset >= end:
         return False
     # The log's epochs below its start are unknown.
-    places = [place for place in (receipt.start_offset, end - 1) if place >= evidence.view.start_offset]
-    return any(evidence.view.epoch_at(place) not in receipt.leader_epochs for place in places)
+    places = [place for place in (receipt.start_offset, end - 1) if place >= evidence.log.start_offset]
+    return any(evidence.log.epoch_at(place) not in receipt.leader_epochs for place in places)
 
 
 # Formatting -----------------------------------------------------------------------------------------------------------
@@ -185,11 +185,11 @@ def at(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def facts(evidence: Evidence) -> str:
+def facts(evidence: CheckpointEvidence) -> str:
     """The evidence as text, for the user who has to decide."""
-    view, times = evidence.view, evidence.times
-    epochs = ", ".join(f"{start.epoch} from {start.offset}" for start in view.epochs[-8:]) or "unknown"
-    known = [f"the log starts at {view.start_offset} and ends at {view.end_offset}; its epochs: {epochs}"]
+    log, times = evidence.log, evidence.times
+    epochs = ", ".join(f"{start.epoch} from {start.offset}" for start in log.epochs[-8:]) or "unknown"
+    known = [f"the log starts at {log.start_offset} and ends at {log.end_offset}; its epochs: {epochs}"]
     if isinstance(times, Times):
         committed = "not committed" if times.committed_ms is None else f"committed at {at(times.committed_ms)}"
         known.append(f"the checkpoint's batch was planned at {at(times.planned_ms)}, {committed}")

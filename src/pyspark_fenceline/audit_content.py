@@ -19,10 +19,10 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
 from pyspark_fenceline.audit_log import join_near
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
-from pyspark_fenceline.delta_index import LOG_COLUMNS, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, open_parquet, pieces_of
-from pyspark_fenceline.log_view import existing
+from pyspark_fenceline.log_columns import LOG_COLUMNS, PARTITION, TOPIC, LogColumns, log_columns
+from pyspark_fenceline.log_epochs import existing_partitions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,7 +120,7 @@ def _ranges_of(
     if not wanted:
         return []
     cluster = connect.connect(client)
-    there = existing(cluster, wanted)
+    there = existing_partitions(cluster, wanted)
     if not there:
         return []
     starts, ends = cluster.log_starts(there), cluster.log_ends(there)

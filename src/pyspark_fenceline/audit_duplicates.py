@@ -16,9 +16,9 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_judge import ORDER, Finding, Kind, as_columns
 from pyspark_fenceline.audit_ranges import Range, runs_in
 from pyspark_fenceline.audit_runs import Refine
-from pyspark_fenceline.delta_index import LOG_COLUMNS
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, open_parquet, read_log_columns
+from pyspark_fenceline.log_columns import LOG_COLUMNS
 
 if TYPE_CHECKING:
     import numpy as np

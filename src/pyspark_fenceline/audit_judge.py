@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark_fenceline.audit_log import Found
 from pyspark_fenceline.audit_ranges import clip, common, coverage, covered, gaps, joined, outside
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
-from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogView, held_interval, proven_without_epoch
+from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogEpochs, held_interval, proven_without_epoch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +85,7 @@ class Finding(NamedTuple):
     detail: str = ""
 
 
-class Lost(NamedTuple):
+class LostRecords(NamedTuple):
     """Offsets [start_offset, end_offset_exclusive) that a replica lost, according to a loss receipt. `epochs`: of the
     lost records, empty if unknown. `description`: the receipt as text.
     """
@@ -106,13 +106,13 @@ class Expected:
     may be from it.
     """
 
-    view: LogView
+    log: LogEpochs
     readable_end: int
     from_offset: int = 0
     rows_end: int = 0
     everything: bool = False
     committed_only: bool = False
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostRecords, ...] = ()
     is_replaced: bool = False
 
 
@@ -129,7 +129,7 @@ def judge(
     find: Find,
 ) -> list[Finding]:
     """Findings about the offsets of `bucket`, [start, end). `firsts`, `ends`, `row_epochs`: the table's runs in it."""
-    view = expected.view
+    log = expected.log
     findings: list[Finding] = []
     held: list[tuple[Offsets, Offsets]] = []
     expired: list[tuple[Offsets, Offsets]] = []
@@ -144,45 +144,47 @@ def judge(
         if epoch == NOT_IN_LOG:
             note(Kind.STALE, BEFORE_ALL, AFTER_ALL, "the log's record at this offset has other values")
             continue
-        if 0 <= view.leader_epoch < epoch:
-            note(Kind.NEWER, BEFORE_ALL, AFTER_ALL, f"the log's leader is at epoch {view.leader_epoch}")
+        if 0 <= log.leader_epoch < epoch:
+            note(Kind.NEWER, BEFORE_ALL, AFTER_ALL, f"the log's leader is at epoch {log.leader_epoch}")
             continue
-        low, high = held_interval(view, epoch)
-        detail = _instead(view)
+        low, high = held_interval(log, epoch)
+        detail = _epochs_detail(log)
         note(Kind.STALE, BEFORE_ALL, low, detail)
         note(Kind.STALE, max(low, high), AFTER_ALL, detail)
-        note(Kind.BEYOND, max(low, view.end_offset), high, f"the log ends at {view.end_offset}")
-        note(Kind.EXPIRED, low, min(high, view.start_offset), f"the log starts at {view.start_offset}")
-        expired.append(clip(own_firsts, own_ends, low, min(high, view.start_offset)))
-        inside = max(low, view.start_offset), min(high, view.end_offset)
+        note(Kind.BEYOND, max(low, log.end_offset), high, f"the log ends at {log.end_offset}")
+        note(Kind.EXPIRED, low, min(high, log.start_offset), f"the log starts at {log.start_offset}")
+        expired.append(clip(own_firsts, own_ends, low, min(high, log.start_offset)))
+        inside = max(low, log.start_offset), min(high, log.end_offset)
         for low, high in _unproven(expected, epoch, *inside):
             for start, stop, why in _by_receipt(expected.lost, epoch, low, high):
-                note(Kind.UNPROVEN, start, stop, "; ".join((_why_unproven(view, epoch), *why)))
+                note(Kind.UNPROVEN, start, stop, "; ".join((_why_unproven(log, epoch), *why)))
         held.append(clip(own_firsts, own_ends, *inside))
     findings += _duplicates([*held, *expired])
     start, end = bucket
-    lost = gaps(expired, max(start, expected.from_offset), min(end, view.start_offset))
+    lost = gaps(expired, max(start, expected.from_offset), min(end, log.start_offset))
     findings += [
-        Finding(Kind.EXPIRED, a, b, 0, (), f"the log starts at {view.start_offset}, and the table has no rows there")
+        Finding(Kind.EXPIRED, a, b, 0, (), f"the log starts at {log.start_offset}, and the table has no rows there")
         for a, b in lost
     ]
-    wanted = max(start, view.start_offset, expected.from_offset), min(end, expected.readable_end)
-    findings += _against_the_log(expected, wanted, held, find)
+    wanted = max(start, log.start_offset, expected.from_offset), min(end, expected.readable_end)
+    findings += _compare_with_log(expected, wanted, held, find)
     return sorted(findings, key=lambda one: (one.start_offset, one.kind))
 
 
 def _unproven(expected: Expected, epoch: int, low: int, high: int) -> list[tuple[int, int]]:
     """Where in [low, high) nothing proves that a row of this epoch is the log's record."""
-    view = expected.view
+    log = expected.log
     if epoch == SAME_VALUES:
         return []
     if epoch < 0:
-        return outside([] if expected.is_replaced else [proven_without_epoch(view)], low, high)
-    known_from = view.epochs[0].offset if view.epochs else AFTER_ALL
+        return outside([] if expected.is_replaced else [proven_without_epoch(log)], low, high)
+    known_from = log.epochs[0].offset if log.epochs else AFTER_ALL
     return [(low, min(high, known_from))]
 
 
-def _by_receipt(lost: Sequence[Lost], epoch: int, low: int, high: int) -> Iterable[tuple[int, int, tuple[str, ...]]]:
+def _by_receipt(
+    lost: Sequence[LostRecords], epoch: int, low: int, high: int
+) -> Iterable[tuple[int, int, tuple[str, ...]]]:
     """[low, high) in pieces, each with the receipts that name records of this epoch (-1: of any) in it."""
     concerned = [one for one in lost if epoch < 0 or not one.epochs or epoch in one.epochs]
     edges = {edge for one in concerned for edge in one[:2] if low < edge < high}
@@ -195,7 +197,7 @@ def _by_receipt(lost: Sequence[Lost], epoch: int, low: int, high: int) -> Iterab
             yield start, stop, tuple(f"records at these offsets were lost: {each}" for each in receipts)
 
 
-def _against_the_log(
+def _compare_with_log(
     expected: Expected, wanted: tuple[int, int], held: Sequence[tuple[Offsets, Offsets]], find: Find
 ) -> list[Finding]:
     """Records that the table lacks and, if the complete log is read, rows without a record."""
@@ -216,9 +218,9 @@ def _against_the_log(
     for a, b in common(found.present, holes):
         middle = min(max(a, expected.rows_end), b)
         if a < middle:
-            findings.append(Finding(Kind.MISSING, a, middle, middle - a, _epochs_between(expected.view, a, middle)))
+            findings.append(Finding(Kind.MISSING, a, middle, middle - a, _epochs_between(expected.log, a, middle)))
         if middle < b:
-            findings.append(Finding(Kind.BEHIND, middle, b, b - middle, _epochs_between(expected.view, middle, b)))
+            findings.append(Finding(Kind.BEHIND, middle, b, b - middle, _epochs_between(expected.log, middle, b)))
     if expected.everything:
         findings += _not_in_batches(expected, wanted, held, found, find)
     return findings
@@ -239,10 +241,10 @@ def _not_in_batches(
     # read_uncommitted also returns records of aborted transactions; what it does not return was compacted away.
     aborted = find(rows, "read_uncommitted").present if expected.committed_only else []
     of_aborted = common(rows, aborted)
-    findings = [Finding(Kind.ABORTED, a, b, b - a, _epochs_between(expected.view, a, b)) for a, b in of_aborted]
+    findings = [Finding(Kind.ABORTED, a, b, b - a, _epochs_between(expected.log, a, b)) for a, b in of_aborted]
     for a, b in rows:
         for c, d in outside(of_aborted, a, b):
-            findings.append(Finding(Kind.COMPACTED, c, d, d - c, _epochs_between(expected.view, c, d)))
+            findings.append(Finding(Kind.COMPACTED, c, d, d - c, _epochs_between(expected.log, c, d)))
     return findings
 
 
@@ -277,21 +279,21 @@ ORDER: Final = (
 # Details --------------------------------------------------------------------------------------------------------------
 
 
-def _epochs_between(view: LogView, start: int, end: int) -> tuple[int, ...]:
-    known = [one.epoch for one in view.epochs if start < one.offset < end]
-    first = view.epoch_at(start)
+def _epochs_between(log: LogEpochs, start: int, end: int) -> tuple[int, ...]:
+    known = [one.epoch for one in log.epochs if start < one.offset < end]
+    first = log.epoch_at(start)
     return tuple(known) if first < 0 else (first, *known)
 
 
-def _instead(view: LogView) -> str:
-    shown = ", ".join(f"{one.epoch} from {one.offset}" for one in view.epochs[-4:])
-    return f"epochs of the log: {shown}; it ends at {view.end_offset}" if shown else f"it ends at {view.end_offset}"
+def _epochs_detail(log: LogEpochs) -> str:
+    shown = ", ".join(f"{one.epoch} from {one.offset}" for one in log.epochs[-4:])
+    return f"epochs of the log: {shown}; it ends at {log.end_offset}" if shown else f"it ends at {log.end_offset}"
 
 
-def _why_unproven(view: LogView, epoch: int) -> str:
+def _why_unproven(log: LogEpochs, epoch: int) -> str:
     if epoch < 0:
         return "the rows have no epoch"
-    return "the brokers keep no epochs" if view.leader_epoch < 0 else "the log's epochs at these offsets are unknown"
+    return "the brokers keep no epochs" if log.leader_epoch < 0 else "the log's epochs at these offsets are unknown"
 
 
 def as_columns(findings: Iterable[tuple[Any, Any, Finding]]) -> dict[str, list[Any]]:

@@ -15,7 +15,7 @@ from fenceline.client.errors import BrokersUnreachable, OffsetOutOfRangeError, T
 from fenceline.errors import PeerError
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
 from pyspark_fenceline import connect
-from pyspark_fenceline.audit_judge import Lost
+from pyspark_fenceline.audit_judge import LostRecords
 from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.loss_ledger import Ledger, ledger_ranges, read_ledger
 
@@ -30,7 +30,7 @@ class Receipts:
     records. `notes`: why receipts may be missing.
     """
 
-    lost: Mapping[TopicPartition, tuple[Lost, ...]] = field(default_factory=dict)
+    lost: Mapping[TopicPartition, tuple[LostRecords, ...]] = field(default_factory=dict)
     replaced: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
@@ -60,7 +60,7 @@ def receipts_of(
 ) -> Receipts:
     """Those of the partitions of `topic_ids`. `is_complete`: see `LedgerRanges`."""
     names = {tp.topic: id for tp, id in topic_ids.items()}
-    lost: dict[TopicPartition, list[Lost]] = {}
+    lost: dict[TopicPartition, list[LostRecords]] = {}
     replaced: set[str] = set()
     for one in ledger.receipts:
         if one.topic not in names:
@@ -72,7 +72,7 @@ def receipts_of(
         elif one.loss_class != _DELETED_ON_PURPOSE and one.start_offset < one.end_offset_exclusive:
             tp = TopicPartition(one.topic, one.partition)
             lost.setdefault(tp, []).append(
-                Lost(one.start_offset, one.end_offset_exclusive, one.leader_epochs, f"receipt {one}")
+                LostRecords(one.start_offset, one.end_offset_exclusive, one.leader_epochs, f"receipt {one}")
             )
     notes = []
     if ledger.unknown:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark_fenceline.delta_index import LOG_COLUMNS, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
+from pyspark_fenceline.log_columns import LOG_COLUMNS, LogColumns, log_columns
 
 if TYPE_CHECKING:
     import numpy as np

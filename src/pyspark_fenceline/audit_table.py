@@ -6,9 +6,9 @@ line): rows become runs of offsets (`audit_runs`), and each bucket of a partitio
 (`audit_judge`). The log is read only where the table has gaps, and there only its batch headers.
 
 By log matching (`log_matching`) offset and epoch identify a record, so values are not compared. Rows without an epoch
-prove nothing, except in a log of one epoch. On request their values are compared (`audit_content`, `audit_made`), and
-loss receipts name the doubtful ones (`audit_receipts`). Records without a row are compared with what the table should
-hold, and with what was deleted from it (`audit_absent`).
+prove nothing, except in a log of one epoch. On request their values are compared (`audit_content`, `audit_transform`),
+and loss receipts name the doubtful ones (`audit_receipts`). Records without a row are compared with what the table
+should hold, and with what was deleted from it (`audit_missing`).
 """
 
 from __future__ import annotations
@@ -21,30 +21,44 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
-from pyspark_fenceline.audit_absent import ABSENT, Named, absent_ranges, all_deleted, narrowed, read_named
 from pyspark_fenceline.audit_content import ByValues, content_columns, refuse_other_columns
 from pyspark_fenceline.audit_duplicates import only_repeated
+from pyspark_fenceline.audit_executor import (
+    BUCKETS_PER_TASK,
+    AuditExecutor,
+    BucketJudge,
+    LocalFilesAudit,
+    SparkFilesAudit,
+    SparkRowsAudit,
+    active_session,
+    counts_of,
+)
 from pyspark_fenceline.audit_judge import FAULTS, Expected, Kind
-from pyspark_fenceline.audit_made import ALL, ByRows, Made, Transform, compare_rows, offsets_made
+from pyspark_fenceline.audit_missing import (
+    MISSING_KINDS,
+    DeletedRows,
+    deleted_ranges,
+    missing_ranges,
+    narrow_missing,
+    read_deleted_rows,
+)
 from pyspark_fenceline.audit_ranges import Range
 from pyspark_fenceline.audit_receipts import Receipts, read_receipts
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES, Refine
-from pyspark_fenceline.audit_work import (
-    BUCKETS_A_TASK,
-    Judging,
-    LocalFiles,
-    SparkFiles,
-    SparkRows,
-    Work,
-    counts_of,
-    the_session,
+from pyspark_fenceline.audit_transform import (
+    EVERY_RECORD,
+    ByTransform,
+    RowMapping,
+    Transform,
+    compare_rows,
+    expected_offsets,
 )
 from pyspark_fenceline.cluster import Cluster
-from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, LogColumns, missing_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, table_files
-from pyspark_fenceline.log_matching import LogView, held_interval, proven_without_epoch
-from pyspark_fenceline.log_view import CAN_NOT_SEE, Views, ends_of, existing
+from pyspark_fenceline.log_columns import LEADER_EPOCH, LOG_COLUMNS, LogColumns, missing_columns
+from pyspark_fenceline.log_epochs import NO_EPOCHS_WARNING, LogEpochsCache, existing_partitions, readable_ends
+from pyspark_fenceline.log_matching import LogEpochs, held_interval, proven_without_epoch
 from pyspark_fenceline.table_deletions import Deletions, deletions, vectors_of, without_deleted
 
 if TYPE_CHECKING:
@@ -53,7 +67,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Starting = Literal["earliest", "table"]
-Word = Literal["equal", "behind", "unproven", "different"]
+Outcome = Literal["equal", "behind", "unproven", "different"]
 _SMALLEST_BUCKET: Final = 250_000
 _USUAL_BUCKET: Final = 2_000_000
 _LARGEST_BUCKET: Final = 16_000_000
@@ -70,8 +84,8 @@ class Settings:
     `starting`: from where on the table should be complete: the log's start, or its own first row. `committed_only`: the
     table should hold committed records only. `everything`: read all batch headers of the log, which also finds rows
     whose records compaction has removed. `by_values`: compare rows without an epoch with the log's records by value.
-    `made`: which rows the table should have of the log's records. `row_key`: columns that identify rows of one record,
-    None if a record is one row. `deleted`: what was deleted on purpose, in addition to the table's own log.
+    `mapping`: the rows that the table should have of the log's records. `row_key`: columns that identify rows of one
+    record, None if a record is one row. `deleted`: what was deleted on purpose, in addition to the table's own log.
     """
 
     client: Mapping[str, str]
@@ -80,9 +94,9 @@ class Settings:
     committed_only: bool = False
     everything: bool = False
     by_values: bool = False
-    made: Made = ALL
+    mapping: RowMapping = EVERY_RECORD
     row_key: tuple[str, ...] | None = None
-    deleted: Named | None = None
+    deleted: DeletedRows | None = None
 
     @property
     def isolation_level(self) -> str:
@@ -105,7 +119,7 @@ class Verdict:
     unknown_deletions: tuple[str, ...] = ()
 
     @property
-    def word(self) -> Word:
+    def outcome(self) -> Outcome:
         if any(self.ranges.get(kind) for kind in FAULTS):
             return "different"
         if self.ranges.get(Kind.UNPROVEN):
@@ -115,11 +129,11 @@ class Verdict:
     @property
     def is_right(self) -> bool:
         """The table holds a prefix of the log and nothing else: it lacks only the newest records."""
-        return self.word in ("equal", "behind")
+        return self.outcome in ("equal", "behind")
 
     @property
     def is_equal(self) -> bool:
-        return self.word == "equal"
+        return self.outcome == "equal"
 
     def sentence(self) -> str:
         """The result as a sentence."""
@@ -135,14 +149,14 @@ class Verdict:
             "behind": "The table holds what the log holds, but not its newest records",
             "unproven": "The table is not proven to equal the log",
             "different": "The table differs from the log",
-        }[self.word]
-        if self.ranges.get(Kind.DELETED) and self.word == "equal":
+        }[self.outcome]
+        if self.ranges.get(Kind.DELETED) and self.outcome == "equal":
             what += " except for rows that were deleted on purpose"
         about = f"{self.row_count} rows of {self.partition_count} partitions"
-        more = "".join(f"; {note}" for note in (*self._what_to_do(), *self.notes))
+        more = "".join(f"; {note}" for note in (*self._advice(), *self.notes))
         return f"{what} ({about}{': ' if counts else ''}{', '.join(counts)}){more}."
 
-    def _what_to_do(self) -> list[str]:
+    def _advice(self) -> list[str]:
         unproven = self.rows.get(Kind.UNPROVEN, 0)
         if not unproven:
             return []
@@ -155,7 +169,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Audit:
-    """`findings`: a DataFrame of `audit_work.FINDINGS_DDL` (from `audit`) or an Arrow table (from `audit_here`).
+    """`findings`: a DataFrame of `audit_executor.FINDINGS_DDL` (from `audit`) or an Arrow table (from `audit_here`).
     `refine`: as the audit used it.
     """
 
@@ -193,7 +207,7 @@ def audit(
     else by key, value and timestamp. `transform`: from the source's columns to the table's; `where`: a Spark SQL
     condition on its result (or on the source's columns). Records that they drop are not missing. `row_key`: columns
     that identify the rows of one record, if a record may become several. `deleted`: what was deleted on purpose, as a
-    file or a table with the columns of `audit_absent.named_in`.
+    file or a table with the columns of `audit_missing.parse_deleted_rows`.
 
     Raises `OperatorError` for a table without the columns topic, partition and offset, and for a record on which
     `transform` fails (with its offset), and the brokers' errors.
@@ -205,22 +219,22 @@ def audit(
         isolation_level,
         everything,
         by_values=by_values,
-        made=Made(transform, where),
+        mapping=RowMapping(transform, where),
         row_key=row_key,
         deleted=deleted,
     )
     if isinstance(table, str):
-        return audit_files(open_for_audit(table, storage), chosen, spark or the_session())
+        return audit_files(open_for_audit(table, storage), chosen, spark or active_session())
     _require_columns(table.columns, "The DataFrame")
     _require_key(table.columns, chosen, "The DataFrame")
     compared = None
     if chosen.by_values:
-        if chosen.made.transform is not None:
+        if chosen.mapping.transform is not None:
             raise OperatorError(
                 "by_values with transform requires a Delta table", "Pass the path of a Delta table, not a DataFrame."
             )
         compared = ByValues(chosen.client, content_columns(table.columns, "the DataFrame"))
-    findings, verdict = _run(SparkRows(table, compared, chosen.row_key), chosen, table.sparkSession, None)
+    findings, verdict = _run(SparkRowsAudit(table, compared, chosen.row_key), chosen, table.sparkSession, None)
     return Audit(findings, verdict)
 
 
@@ -236,7 +250,7 @@ def audit_here(
 
 def session_for(chosen: Settings) -> SparkSession | None:
     """A session if the work requires one: predicates and transforms run in Spark."""
-    return None if chosen.made.is_all else the_session()
+    return None if chosen.mapping.is_all else active_session()
 
 
 def settings(
@@ -247,7 +261,7 @@ def settings(
     everything: bool | None = None,
     *,
     by_values: bool = False,
-    made: Made | None = None,
+    mapping: RowMapping | None = None,
     row_key: Collection[str] | None = None,
     deleted: str | DataFrame | pa.Table | None = None,
 ) -> Settings:
@@ -267,9 +281,9 @@ def settings(
         committed,
         committed if everything is None else everything,
         by_values,
-        made or ALL,
+        mapping or EVERY_RECORD,
         key,
-        None if deleted is None else read_named(deleted),
+        None if deleted is None else read_deleted_rows(deleted),
     )
 
 
@@ -290,10 +304,12 @@ class OpenedTable:
 def audit_files(table: OpenedTable, chosen: Settings, session: SparkSession | None) -> Audit:
     """Compare a table's files, with Spark if there is a session, else in this process."""
     _require_key(table.schema.names, chosen, f"The Delta table at {table.options.path}")
-    if chosen.by_values and chosen.made.transform is None:
+    if chosen.by_values and chosen.mapping.transform is None:
         content_columns(table.schema.names, table.what)
-    work: Work = (
-        LocalFiles(table.options, table.files) if session is None else SparkFiles(session, table.options, table.files)
+    work: AuditExecutor = (
+        LocalFilesAudit(table.options, table.files)
+        if session is None
+        else SparkFilesAudit(session, table.options, table.files)
     )
     findings, verdict = _run(work, chosen, session, table)
     return Audit(findings, verdict, work.refine)
@@ -345,12 +361,12 @@ def _require_key(names: Iterable[str], chosen: Settings, what: str) -> None:
 
 def comparison_of(
     table: OpenedTable, chosen: Settings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
-) -> ByValues | ByRows:
+) -> ByValues | ByTransform:
     """The comparison of rows without an epoch with the log. `readable`: the bounds of the logs."""
-    if chosen.made.transform is None:
+    if chosen.mapping.transform is None:
         return ByValues(chosen.client, content_columns(table.schema.names, table.what))
     assert session is not None, "a transform needs Spark"
-    return compare_rows(session, chosen.client, table.options, table.files, table.schema, chosen.made, readable)
+    return compare_rows(session, chosen.client, table.options, table.files, table.schema, chosen.mapping, readable)
 
 
 def refine_of(
@@ -368,7 +384,7 @@ class _Refined:
     """A `Refine`; sent to executors."""
 
     options: DeltaOptions
-    compared: ByValues | ByRows | None
+    compared: ByValues | ByTransform | None
     kept: Mapping[str, Any]
 
     def __call__(self, file: TableFile, columns: LogColumns) -> LogColumns:
@@ -400,7 +416,9 @@ class _Totals:
         )
 
 
-def _run(work: Work, chosen: Settings, session: SparkSession | None, table: OpenedTable | None) -> tuple[Any, Verdict]:
+def _run(
+    work: AuditExecutor, chosen: Settings, session: SparkSession | None, table: OpenedTable | None
+) -> tuple[Any, Verdict]:
     cluster = connect.connect({**chosen.client, "isolation.level": chosen.isolation_level})
     known = list(chosen.topics) if chosen.topics is not None else []
     likely = known or sorted(work.topics() or ())
@@ -411,7 +429,7 @@ def _run(work: Work, chosen: Settings, session: SparkSession | None, table: Open
         if missing:
             raise OperatorError(f"There is no topic {', '.join(missing)}", "List topics with: fenceline topics list")
         every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
-        total = sum(end.offset for end in ends_of(cluster, every).values())
+        total = sum(end.offset for end in readable_ends(cluster, every).values())
         bucket_size = _bucket_size(total, work.task_count)
     totals = _Totals()
     compared_under: Mapping[TopicPartition, int] = {}
@@ -420,25 +438,25 @@ def _run(work: Work, chosen: Settings, session: SparkSession | None, table: Open
             # Values are compared with the current log: after a leader change they are compared again.
             compared_under, work.refine = _refine(work, cluster, chosen, session, table, likely, bucket_size)
             totals = _totals(work.totals(bucket_size), chosen)
-            if chosen.by_values and chosen.made.transform is None:
+            if chosen.by_values and chosen.mapping.transform is None:
                 refuse_other_columns(*totals.differing(), "the table" if table is None else table.what)
         names = known or sorted({tp.topic for tp in totals.partitions})
         facts = cluster.topics(names) if names else {}
         asked = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
-        there = existing(cluster, asked)
-        views = Views(cluster).fresh(there)
-        readable = ends_of(cluster, there)
-        receipts = _receipts(cluster, chosen, totals, views)
+        there = existing_partitions(cluster, asked)
+        logs = LogEpochsCache(cluster).fresh(there)
+        readable = readable_ends(cluster, there)
+        receipts = _receipts(cluster, chosen, totals, logs)
         expected = {
-            tp: _expected(totals, tp, chosen, Expected(view, max(readable[tp].offset, 0)), receipts)
-            for tp, view in views.items()
+            tp: _expected(totals, tp, chosen, Expected(log, max(readable[tp].offset, 0)), receipts)
+            for tp, log in logs.items()
         }
-        judging = Judging(chosen.client, bucket_size, expected, chosen.topics)
+        judging = BucketJudge(chosen.client, bucket_size, expected, chosen.topics)
         findings = work.findings(judging, _stretches(expected, bucket_size))
         counted = work.counts(findings)
-        now = ends_of(cluster, there)
-        is_still = all(now[tp].leader_epoch == view.leader_epoch for tp, view in views.items()) and all(
-            tp not in views or views[tp].leader_epoch == epoch for tp, epoch in compared_under.items()
+        now = readable_ends(cluster, there)
+        is_still = all(now[tp].leader_epoch == log.leader_epoch for tp, log in logs.items()) and all(
+            tp not in logs or logs[tp].leader_epoch == epoch for tp, epoch in compared_under.items()
         )
         if is_still or attempt == _ATTEMPTS:
             break
@@ -447,13 +465,13 @@ def _run(work: Work, chosen: Settings, session: SparkSession | None, table: Open
             f"Leaders of the topic changed during each of {_ATTEMPTS} comparisons of values", "Run the audit again."
         )
     notes = list(receipts.notes)
-    if any(_rests_on_one_epoch(totals, tp, view, receipts) for tp, view in views.items()):
+    if any(_relies_on_one_epoch(totals, tp, log, receipts) for tp, log in logs.items()):
         notes.append(ONE_EPOCH)
-    findings, counted, unknown = _second_look(work, chosen, session, table, views, findings, counted, notes)
+    findings, counted, unknown = _check_again(work, chosen, session, table, logs, findings, counted, notes)
     kinds = {Kind(kind): (ranges, rows) for kind, ranges, rows in counted}
-    sees = all(view.leader_epoch >= 0 for view in views.values())
+    sees = all(log.leader_epoch >= 0 for log in logs.values())
     if not sees:
-        notes.insert(0, CAN_NOT_SEE)
+        notes.insert(0, NO_EPOCHS_WARNING)
     if not expected:
         notes.append("nothing was compared: no topic was given, and the rows name no existing topic")
     verdict = Verdict(
@@ -469,7 +487,7 @@ def _run(work: Work, chosen: Settings, session: SparkSession | None, table: Open
 
 
 def _refine(
-    work: Work,
+    work: AuditExecutor,
     cluster: Cluster,
     chosen: Settings,
     session: SparkSession | None,
@@ -486,36 +504,38 @@ def _refine(
         names = sorted({tp.topic for tp in _totals(work.totals(bucket_size), chosen).partitions})
     facts = cluster.topics(names) if names else {}
     every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
-    ends = ends_of(cluster, every)
+    ends = readable_ends(cluster, every)
     starts = cluster.log_starts(every) if every else {}
     readable = {tp: (starts[tp], ends[tp].offset) for tp in every}
     under = {tp: end.leader_epoch for tp, end in ends.items()}
     return under, None if table is None else refine_of(table, chosen, session, readable)
 
 
-def _receipts(cluster: Cluster, chosen: Settings, totals: _Totals, views: Mapping[TopicPartition, LogView]) -> Receipts:
+def _receipts(
+    cluster: Cluster, chosen: Settings, totals: _Totals, logs: Mapping[TopicPartition, LogEpochs]
+) -> Receipts:
     """The receipts of partitions with rows that nothing else proves."""
     doubtful = {
-        tp: view.topic_id
-        for tp, view in views.items()
-        if any(epoch == -1 or not view.epochs for epoch in totals.epochs.get(tp, ()))
+        tp: log.topic_id
+        for tp, log in logs.items()
+        if any(epoch == -1 or not log.epochs for epoch in totals.epochs.get(tp, ()))
     }
     return read_receipts(cluster, chosen.client, doubtful) if doubtful else Receipts()
 
 
-def _rests_on_one_epoch(totals: _Totals, tp: TopicPartition, view: LogView, receipts: Receipts) -> bool:
+def _relies_on_one_epoch(totals: _Totals, tp: TopicPartition, log: LogEpochs, receipts: Receipts) -> bool:
     """Whether rows of this partition count as records of the log because it has had only one epoch."""
-    low, high = proven_without_epoch(view)
+    low, high = proven_without_epoch(log)
     has_such_rows = -1 in totals.epochs.get(tp, ())
     return has_such_rows and low < high and tp.topic not in receipts.replaced
 
 
-def _second_look(
-    work: Work,
+def _check_again(
+    work: AuditExecutor,
     chosen: Settings,
     session: SparkSession | None,
     table: OpenedTable | None,
-    views: Mapping[TopicPartition, LogView],
+    logs: Mapping[TopicPartition, LogEpochs],
     findings: Any,
     counted: list[tuple[str, int, int]],
     notes: list[str],
@@ -523,9 +543,9 @@ def _second_look(
     """The findings, their counts and unknown deletions, after checking missing and duplicate rows again."""
     kinds = {kind for kind, _, _ in counted}
     twice = chosen.row_key is not None and table is not None and Kind.DUPLICATE in kinds
-    if not twice and kinds.isdisjoint(ABSENT):
+    if not twice and kinds.isdisjoint(MISSING_KINDS):
         return findings, counted, ()
-    if not twice and table is None and chosen.made.is_all and chosen.deleted is None:
+    if not twice and table is None and chosen.mapping.is_all and chosen.deleted is None:
         return findings, counted, ()
     found = work.collect(findings)
     if twice:
@@ -534,16 +554,16 @@ def _second_look(
             found, table.options, table.files, chosen.row_key, work.refine, has_vectors=bool(table.kept)
         )
     unknown: tuple[str, ...] = ()
-    absent = absent_ranges(found)
+    absent = missing_ranges(found)
     if absent:
         meant = None
-        if not chosen.made.is_all:
+        if not chosen.mapping.is_all:
             assert session is not None, "a transform needs Spark"
-            meant = offsets_made(session, chosen.client, chosen.made, absent, chosen.isolation_level)
+            meant = expected_offsets(session, chosen.client, chosen.mapping, absent, chosen.isolation_level)
         by_table = Deletions() if table is None else deletions(table.options, {tp for tp, _, _ in absent})
-        gone = all_deleted(absent, by_table, views, chosen.deleted, chosen.client, chosen.isolation_level)
-        found = narrowed(found, meant, gone)
-        if absent_ranges(found):
+        gone = deleted_ranges(absent, by_table, logs, chosen.deleted, chosen.client, chosen.isolation_level)
+        found = narrow_missing(found, meant, gone)
+        if missing_ranges(found):
             unknown = by_table.unknown
             notes += [f"the rows deleted by {one} are unknown: vacuum has removed its files" for one in unknown]
             if by_table.first_version > 0:
@@ -552,7 +572,7 @@ def _second_look(
 
 
 def _bucket_size(total: int, task_count: int) -> int:
-    return max(_SMALLEST_BUCKET, min(_LARGEST_BUCKET, total // (task_count * BUCKETS_A_TASK) + 1))
+    return max(_SMALLEST_BUCKET, min(_LARGEST_BUCKET, total // (task_count * BUCKETS_PER_TASK) + 1))
 
 
 def _totals(rows: Iterable[tuple[str | None, int, int, int, int, int]], chosen: Settings) -> _Totals:
@@ -577,8 +597,8 @@ def _expected(totals: _Totals, tp: TopicPartition, chosen: Settings, bare: Expec
     for (first, end, _), epoch in zip(totals.partitions.get(tp, ()), totals.epochs.get(tp, ()), strict=True):
         if epoch == NOT_IN_LOG:
             continue
-        low, high = held_interval(bare.view, epoch)
-        first, end = max(first, low), min(end, high, bare.view.end_offset)
+        low, high = held_interval(bare.log, epoch)
+        first, end = max(first, low), min(end, high, bare.log.end_offset)
         if first < end:
             begins.append(first)
             ends.append(end)

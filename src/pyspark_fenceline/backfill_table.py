@@ -2,9 +2,9 @@
 
 Owns making a table that was written without `leader_epoch`, as with Spark's own Kafka connector, comparable with the
 log. A row gets the epoch of the log's record at its offset only if its values are that record's (`audit_content`,
-`audit_made`). Rows whose values differ are stale; they get no epoch and stay, for a repair that compares values. With
-`apply` files are rewritten with the column, in one commit, after a commit that adds the column if the table lacks it;
-without it nothing is changed.
+`audit_transform`). Rows whose values differ are stale; they get no epoch and stay, for a repair that compares values.
+With `apply` files are rewritten with the column, in one commit, after a commit that adds the column if the table lacks
+it; without it nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
 from pyspark_fenceline.audit_content import ByValues, refuse_other_columns
-from pyspark_fenceline.audit_made import ByRows, Made, Transform
+from pyspark_fenceline.audit_executor import active_session, parallelism
 from pyspark_fenceline.audit_ranges import Range, runs_in
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
 from pyspark_fenceline.audit_table import OpenedTable, Settings, comparison_of, open_for_audit, settings
-from pyspark_fenceline.audit_work import parallelism, the_session
+from pyspark_fenceline.audit_transform import ByTransform, RowMapping, Transform
 from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_files import DataFile, delete_files
-from pyspark_fenceline.delta_index import LEADER_EPOCH, LogColumns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_rewrite import with_epochs
 from pyspark_fenceline.delta_schema import fit
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
-from pyspark_fenceline.log_view import ends_of
-from pyspark_fenceline.repair_hands import pickled, unpickled
-from pyspark_fenceline.repair_table import Moved, commit_one
+from pyspark_fenceline.log_columns import LEADER_EPOCH, LogColumns
+from pyspark_fenceline.log_epochs import readable_ends
+from pyspark_fenceline.repair_executor import pickled, unpickled
+from pyspark_fenceline.repair_table import TableChanged, commit_one
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 5
 _THREADS: Final = 4
-_RANGES_TOLD: Final = 50
+_MAX_RANGES: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ def backfill(
     source's columns to the table's). Raises `OperatorError` for a table whose rows cannot be compared and for a record
     on which `transform` fails (with its offset; nothing is written), and the brokers' errors.
     """
-    chosen = settings(bootstrap, topics, by_values=True, made=Made(transform))
-    return _backfill(table, chosen, storage, spark or the_session(), apply=apply)
+    chosen = settings(bootstrap, topics, by_values=True, mapping=RowMapping(transform))
+    return _backfill(table, chosen, storage, spark or active_session(), apply=apply)
 
 
 def backfill_here(
@@ -149,7 +149,7 @@ class _Filler:
     """
 
     options: DeltaOptions
-    compared: ByValues | ByRows
+    compared: ByValues | ByTransform
     kind: str | None
     topics: frozenset[str] | None
 
@@ -208,24 +208,24 @@ def _backfill(
         compared = comparison_of(table, chosen, session, readable)
         topics = None if chosen.topics is None else frozenset(chosen.topics)
         kind = _kind_of(table) if apply else None
-        found = _look(_Filler(table.options, compared, kind, topics), files, session)
+        found = _compare_files(_Filler(table.options, compared, kind, topics), files, session)
         copies = [one.copy for one in found if one.copy is not None]
-        if any(ends_of(cluster, under)[tp].leader_epoch != epoch for tp, epoch in under.items()):
+        if any(readable_ends(cluster, under)[tp].leader_epoch != epoch for tp, epoch in under.items()):
             _log.warning("leaders changed while the table at %s was compared with the log, comparing again", path)
             delete_files(table.options, [copy.path for copy in copies])
             continue
-        if chosen.made.transform is None:
+        if chosen.mapping.transform is None:
             others = len(files) < len(table.files)
             known = sum(one.proven_rows + one.same_rows + one.known_rows for one in found)
             refuse_other_columns(sum(one.stale_rows for one in found), known + others, table.what)
         if not copies:
-            return _told(found, apply=apply, version=None)
+            return _result(found, apply=apply, version=None)
         gone = [file for file in files if any(one.path == file.path and one.copy is not None for one in found)]
         try:
-            return _told(found, apply=apply, version=_commit(table, gone, copies, found))
-        except Moved as moved:
+            return _result(found, apply=apply, version=_commit(table, gone, copies, found))
+        except TableChanged as moved:
             _log.warning("the table at %s was changed during the backfill, starting again", path)
-            if not moved.may_have_landed:
+            if not moved.may_be_committed:
                 delete_files(table.options, [copy.path for copy in copies])
     raise OperatorError(
         f"The table at {path} or the leaders of its topics changed during each of {_ATTEMPTS} attempts of the backfill",
@@ -278,11 +278,11 @@ def _bounds(
         raise OperatorError(f"There is no topic {', '.join(missing)}", "List topics with: fenceline topics list")
     every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
     starts = cluster.log_starts(every) if every else {}
-    ends = ends_of(cluster, every)
+    ends = readable_ends(cluster, every)
     return {tp: (starts[tp], ends[tp].offset) for tp in every}, {tp: ends[tp].leader_epoch for tp in every}
 
 
-def _look(filler: _Filler, files: Sequence[TableFile], session: SparkSession | None) -> list[_Found]:
+def _compare_files(filler: _Filler, files: Sequence[TableFile], session: SparkSession | None) -> list[_Found]:
     if session is None or len(files) <= 1:
         with ThreadPoolExecutor(_THREADS) as pool:
             return list(pool.map(filler, files))
@@ -301,16 +301,16 @@ def _commit(table: OpenedTable, gone: Sequence[TableFile], copies: Sequence[Data
         _add_column(table)
     rows = sum(one.proven_rows for one in found)
     stale = _stale(found)
-    told: dict[str, Any] = {
+    own_metadata: dict[str, Any] = {
         "backfill": {
             "proven_rows": rows,
             "stale_rows": sum(one.stale_rows for one in found),
-            "stale_ranges": [{name: getattr(one, name) for name in one.__slots__} for one in stale[:_RANGES_TOLD]],
+            "stale_ranges": [{name: getattr(one, name) for name in one.__slots__} for one in stale[:_MAX_RANGES]],
             "stale_range_count": len(stale),
         }
     }
     # The stored state of the comparison with the log is dropped: rows are comparable now that were not before.
-    return commit_one(table.options, table.files, gone, copies, told, keeps_state=False, updated_row_count=rows)
+    return commit_one(table.options, table.files, gone, copies, own_metadata, keeps_state=False, updated_row_count=rows)
 
 
 def _add_column(table: OpenedTable) -> None:
@@ -324,7 +324,7 @@ def _add_column(table: OpenedTable) -> None:
         opened.alter.add_columns([Field(LEADER_EPOCH, PrimitiveType("integer"), nullable=True)])
     except DeltaError as error:
         # Another writer may have added it meanwhile.
-        raise Moved() from error
+        raise TableChanged() from error
 
 
 def _stale(found: Iterable[_Found]) -> list[StaleRows]:
@@ -332,7 +332,7 @@ def _stale(found: Iterable[_Found]) -> list[StaleRows]:
     return [StaleRows(tp.topic, tp.partition, start, end) for tp, start, end in ranges]
 
 
-def _told(found: Sequence[_Found], *, apply: bool, version: int | None) -> Backfill:
+def _result(found: Sequence[_Found], *, apply: bool, version: int | None) -> Backfill:
     return Backfill(
         apply,
         sum(one.proven_rows for one in found),

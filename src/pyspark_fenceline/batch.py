@@ -19,9 +19,8 @@ from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.filters import Narrowing, narrowing_of
 from pyspark_fenceline.history import History
 from pyspark_fenceline.options import ReadOptions
-from pyspark_fenceline.patience import with_retries
 from pyspark_fenceline.planning import OffsetRange, plan_tasks
-from pyspark_fenceline.policy import settle
+from pyspark_fenceline.policy import apply_loss_policy
 from pyspark_fenceline.ranges import (
     Snapshot,
     range_between,
@@ -30,6 +29,7 @@ from pyspark_fenceline.ranges import (
     subscribed,
     take_snapshot,
 )
+from pyspark_fenceline.retries import with_retries
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class FencelineReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         cluster = self._cluster or connect(options.client)
-        ranges, snapshot = with_retries(lambda: self._ranges(cluster), options.patience)
+        ranges, snapshot = with_retries(lambda: self._ranges(cluster), options.retries)
         tasks = plan_tasks(
             ranges,
             min_partitions=options.min_partitions,
@@ -112,7 +112,7 @@ class FencelineReader(DataSourceReader):
                 f"The requested offsets are beyond the end of the log: {', '.join(beyond)}",
                 'Choose existing offsets, or set the option failOnDataLoss to "false" to read up to the end.',
             )
-        settle(losses, self._options.policy)
+        apply_loss_policy(losses, self._options.policy)
 
 
 class FilteringReader(FencelineReader):

@@ -19,7 +19,7 @@ from pyspark_fenceline.ranges import Comparison, Snapshot, range_between
 
 _SKIPPED: Final = (LossKind.TOPIC_RECREATED, LossKind.PARTITIONS_GONE)
 """Losses after which a batch skips the partition completely."""
-_MET_BY_TASKS: Final = frozenset({LossKind.TOPIC_RECREATED, LossKind.OFFSETS_EXPIRED})
+_SKIPPED_BY_TASKS: Final = frozenset({LossKind.TOPIC_RECREATED, LossKind.OFFSETS_EXPIRED})
 """Losses after which a task skips the rest of what it had to read."""
 
 
@@ -40,15 +40,15 @@ class PlannedBatch:
 
     ranges: list[OffsetRange]
     losses: list[Loss]
-    unsettled: dict[TopicPartition, _Planned]
+    in_doubt: dict[TopicPartition, _Planned]
     """Partitions that may not have been read completely."""
     end: SourceOffset
-    untold: list[Loss] = field(default_factory=list)
+    unreported: list[Loss] = field(default_factory=list)
     """Those of `losses` that the next plan would not find, or not from their beginning."""
     being_read: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
     """Ranges that may not have been read completely when the logs were last checked."""
 
-    def with_what_was_left_out(
+    def with_unread_ranges(
         self, held: SourceOffset, comparison: Comparison, snapshot: Snapshot, *, tasks_may_go_back: bool = True
     ) -> Comparison:
         """The next plan's comparison, moved further back for partitions that this batch may not have read to the end.
@@ -58,7 +58,7 @@ class PlannedBatch:
         next plan count as proof, if tasks may end ranges early at all."""
         positions = dict(comparison.positions)
         losses = {TopicPartition(loss.topic, loss.partition): loss for loss in comparison.losses}
-        for tp, planned in list(self.unsettled.items()):
+        for tp, planned in list(self.in_doubt.items()):
             end, loss = planned.end, losses.get(tp)
             if held.positions.get(tp) != end or tp not in positions:
                 continue
@@ -69,7 +69,7 @@ class PlannedBatch:
             if positions[tp].offset <= back_to.offset:
                 if loss is None:
                     # Read completely; later elections concern the next batch.
-                    del self.unsettled[tp]
+                    del self.in_doubt[tp]
                 continue
             positions[tp] = back_to
             losses[tp] = replace(
@@ -92,7 +92,7 @@ class PlannedBatch:
             )
         return Comparison(positions, list(losses.values()))
 
-    def with_what_is_untold(
+    def with_unreported_losses(
         self, held: SourceOffset, comparison: Comparison, snapshot: Snapshot, tolerated: frozenset[LossKind]
     ) -> Comparison:
         """The next plan's comparison with the losses of this batch that no offset reports yet.
@@ -105,10 +105,10 @@ class PlannedBatch:
         positions = dict(comparison.positions)
         found = {TopicPartition(loss.topic, loss.partition): loss for loss in comparison.losses}
         late: list[Loss] = []
-        for loss in self.untold:
+        for loss in self.unreported:
             tp = TopicPartition(loss.topic, loss.partition)
             newer = found.get(tp)
-            if newer is not None and _is_one(loss, newer):
+            if newer is not None and _is_same_loss(loss, newer):
                 found[tp] = replace(newer, offset=loss.offset, leader_epoch=loss.leader_epoch)
             elif loss.kind in _SKIPPED and tp in positions:
                 # The brokers' metadata was stale, and nothing of the partition was read.
@@ -119,11 +119,11 @@ class PlannedBatch:
                 if newer is not None:
                     found[tp] = replace(newer, resume_offset=positions[tp].offset)
             else:
-                late.append(_told_late(loss, held))
+                late.append(_reported_late(loss, held))
         for tp, planned in list(self.being_read.items()):
             newer = found.get(tp)
             has_expired = planned.start_offset < snapshot.starts.get(tp, 0)
-            if newer is not None and newer.kind in _MET_BY_TASKS & tolerated:
+            if newer is not None and newer.kind in _SKIPPED_BY_TASKS & tolerated:
                 found[tp] = replace(
                     newer,
                     offset=planned.start_offset,
@@ -147,21 +147,21 @@ class PlannedBatch:
                     current_leader_epoch=snapshot.ends[tp].leader_epoch,
                     maybe_read_to=min(start, planned.end_offset_exclusive),
                 )
-                late.append(_told_late(loss, held))
+                late.append(_reported_late(loss, held))
             else:
                 # Records lost from now on were read before.
                 del self.being_read[tp]
         return Comparison(positions, [*found.values(), *late])
 
 
-def _is_one(loss: Loss, newer: Loss) -> bool:
+def _is_same_loss(loss: Loss, newer: Loss) -> bool:
     """Whether `newer`, found by the next plan, is the same loss."""
     if newer.kind is LossKind.OFFSETS_EXPIRED:
         return loss.kind is newer.kind and loss.log_start_offset >= newer.offset
     return loss.kind in _SKIPPED and newer.kind in _SKIPPED
 
 
-def _told_late(loss: Loss, held: SourceOffset) -> Loss:
+def _reported_late(loss: Loss, held: SourceOffset) -> Loss:
     """A loss below the position of the query, which does not move."""
     position = held.positions[TopicPartition(loss.topic, loss.partition)]
     return replace(loss, resume_offset=min(loss.resume_offset, position.offset))
@@ -212,8 +212,8 @@ def plan_batch(
             is_skipped = loss.kind in _SKIPPED
             losses.append(replace(loss, offset=place.offset, leader_epoch=place.leader_epoch) if is_skipped else loss)
     # The next plan finds a truncation again and goes back to it.
-    untold = [loss for loss in losses if loss.kind is not LossKind.LOG_TRUNCATED]
-    batch = PlannedBatch([], losses, {}, last, untold)
+    unreported = [loss for loss in losses if loss.kind is not LossKind.LOG_TRUNCATED]
+    batch = PlannedBatch([], losses, {}, last, unreported)
     skipped = {TopicPartition(loss.topic, loss.partition) for loss in losses if loss.kind in _SKIPPED}
     for tp, log_end in snapshot.ends.items():
         if tp in skipped:
@@ -229,7 +229,7 @@ def plan_batch(
         if tp in at_end:
             read_to = end.at(min(at_end[tp].resume_offset, end.offset))
         if end.offset > position.offset:
-            batch.unsettled[tp] = _Planned(position, read_to, end, log_end.leader_epoch)
+            batch.in_doubt[tp] = _Planned(position, read_to, end, log_end.leader_epoch)
         if read_to.offset > position.offset:
             batch.ranges.append(range_between(tp, position, read_to))
             batch.being_read[tp] = batch.ranges[-1]

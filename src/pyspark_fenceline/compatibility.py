@@ -19,7 +19,7 @@ def is_supported(version: str) -> bool:
     )
 
 
-def stand_in(name: str) -> type[Any] | None:
+def unsupported_source(name: str) -> type[Any] | None:
     """For a Spark that is too old, a source of that name that raises an error; None if Spark is new enough."""
     import pyspark
 

@@ -95,7 +95,9 @@ def read_arrow(
     return client.read(wanted, progress=progress, **columns)
 
 
-def holding_records(client: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[int, int]]) -> set[TopicPartition]:
+def partitions_with_records(
+    client: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[int, int]]
+) -> set[TopicPartition]:
     """The partitions whose small range of offsets (end exclusive) holds a record."""
     found: set[TopicPartition] = set()
     for tp, (start, end) in ranges.items():

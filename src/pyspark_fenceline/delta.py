@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from fenceline.ids import TopicPartition
-    from pyspark_fenceline.delta_evidence import Evidence
+    from pyspark_fenceline.delta_evidence import TruncationEvidence
     from pyspark_fenceline.delta_files import DataFile
     from pyspark_fenceline.delta_schema import TableShape
 
@@ -50,7 +50,7 @@ class FilesWritten(WriterCommitMessage):
 
     files: list[DataFile]
     query_id: str | None
-    evidence: Evidence | None = None
+    evidence: TruncationEvidence | None = None
 
 
 class DeltaDataSource(DataSource):
@@ -91,11 +91,11 @@ class _TaskWriter:
     """
 
     def __init__(self, options: DeltaOptions, schema: StructType, *, overwrite: bool) -> None:
-        from pyspark_fenceline.delta_beyond import check_opened
+        from pyspark_fenceline.delta_beyond import check_before_write
         from pyspark_fenceline.delta_commit import check_tracked, partition_columns
-        from pyspark_fenceline.delta_opened import glance
         from pyspark_fenceline.delta_properties import check_properties
         from pyspark_fenceline.delta_schema import delta_schema, fit, new_shape, required_columns
+        from pyspark_fenceline.delta_table_cache import table_summary
         from pyspark_fenceline.delta_table_files import refuse_deletion_vectors
         from pyspark_fenceline.delta_upsert import check_keys
 
@@ -105,7 +105,7 @@ class _TaskWriter:
         self.options = options
         self.schema = schema
         self.known: Mapping[TopicPartition, int] | None = None
-        self.seen = seen = glance(options)
+        self.seen = seen = table_summary(options)
         table = None if seen is None else seen.table
         self.shape: TableShape
         if table is None:
@@ -117,7 +117,7 @@ class _TaskWriter:
             if overwrite or options.loses_rows:
                 refuse_deletion_vectors(table, options.path)
             if not overwrite and seen is not None and seen.state is None:
-                check_opened(options, table)
+                check_before_write(options, table)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a task, which needs the epochs that the table was compared with, but cannot have the table handle."""
@@ -126,7 +126,7 @@ class _TaskWriter:
         if self.known is None and self.options.client is not None:
             self.known = {} if self.seen is None else compared(self.options, self.seen.table, self.seen.state)
         # Pickling is the last step of the process that plans the write.
-        workers.settle()
+        workers.freeze_gc()
         return {**self.__dict__, "seen": None}
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> FilesWritten:
@@ -151,19 +151,19 @@ class _TaskWriter:
         except BaseException:
             writer.discard()
             raise
-        workers.settle()
+        workers.freeze_gc()
         return FilesWritten(files, context.getLocalProperty(_QUERY_ID), evidence)
 
-    def _evidence(self, files: Sequence[DataFile], *, is_first: bool) -> Evidence | None:
+    def _evidence(self, files: Sequence[DataFile], *, is_first: bool) -> TruncationEvidence | None:
         """The log's current state of the task's partitions; the first task also asks for the table's other ones."""
         if self.options.client is None:
             return None
-        from pyspark_fenceline.delta_evidence import gather
+        from pyspark_fenceline.delta_evidence import gather_evidence
 
         spans = [span for file in files for span in file.spans]
         own = {span.topic_partition for span in spans}
         known = {tp: epoch for tp, epoch in (self.known or {}).items() if is_first or tp in own}
-        return gather(self.options.client, spans, known, self.options.patience)
+        return gather_evidence(self.options.client, spans, known, self.options.retries)
 
     def commit(
         self,
@@ -174,8 +174,8 @@ class _TaskWriter:
         query_id: str | None = None,
     ) -> None:
         from pyspark_fenceline.delta_commit import commit_files
-        from pyspark_fenceline.delta_evidence import together
-        from pyspark_fenceline.delta_opened import look, refresh
+        from pyspark_fenceline.delta_evidence import merge_evidence
+        from pyspark_fenceline.delta_table_cache import cached_table, refresh
 
         written = _written(messages)
         files = [file for message in written for file in message.files]
@@ -186,12 +186,12 @@ class _TaskWriter:
             files,
             transaction=transaction,
             overwrite=overwrite,
-            evidence=together(parts) if parts else None,
-            opened=look(self.options),
+            evidence=merge_evidence(parts) if parts else None,
+            opened=cached_table(self.options),
             query_id=query_id,
         )
         refresh(self.options)
-        workers.settle()
+        workers.freeze_gc()
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[FilesWritten]:

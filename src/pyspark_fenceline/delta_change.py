@@ -2,7 +2,7 @@
 
 Owns these values and their form in the commit metadata. A repair, which removes stale rows, is a separate commit before
 the one that adds the batch's rows: readers that skip or reject changes lose no new row (decision 026). Planned by
-`delta_exact`, committed by `delta_commit`.
+`delta_plan`, committed by `delta_commit`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark_fenceline.delta_files import DataFile
 from pyspark_fenceline.delta_state import TableState
 from pyspark_fenceline.delta_table_files import TableFile
 
-RANGES_TOLD: Final = 50
+MAX_RANGES_SHOWN: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Removed:
     row_count: int
     reason: str
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -77,12 +77,12 @@ class Change:
 
     def repair_metadata(self, state: TableState) -> dict[str, Any]:
         """For the commit that removes rows: the table's state, and what was removed."""
-        stale = [one.told() for one in self.removed if one.reason == "stale"]
-        told: dict[str, Any] = {"state": state.encode()}
+        stale = [one.to_json() for one in self.removed if one.reason == "stale"]
+        metadata: dict[str, Any] = {"state": state.encode()}
         if stale:
-            told["repair"] = {
+            metadata["repair"] = {
                 "removed_rows": self.stale_row_count,
-                "ranges": stale[:RANGES_TOLD],
+                "ranges": stale[:MAX_RANGES_SHOWN],
                 "range_count": len(stale),
             }
-        return told
+        return metadata

@@ -33,16 +33,16 @@ from pyspark.sql.types import StructType
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.delta_evidence import Evidence, fresh_views, known_views
+from pyspark_fenceline.delta_evidence import TruncationEvidence, cached_log_epochs, fetch_log_epochs
 from pyspark_fenceline.delta_files import DataFile, delete_files
-from pyspark_fenceline.delta_index import LOG_COLUMNS, PARTITION, TOPIC, missing_columns
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions
 from pyspark_fenceline.delta_schema import delta_schema, fit, new_columns, new_shape
 from pyspark_fenceline.delta_state import KEY
 from pyspark_fenceline.delta_table_files import table_files
 from pyspark_fenceline.delta_upsert import upsert
-from pyspark_fenceline.log_matching import LogView
-from pyspark_fenceline.patience import with_retries
+from pyspark_fenceline.log_columns import LOG_COLUMNS, PARTITION, TOPIC, missing_columns
+from pyspark_fenceline.log_matching import LogEpochs
+from pyspark_fenceline.retries import with_retries
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -103,7 +103,7 @@ def commit_files(
     *,
     transaction: AppTransaction | None,
     overwrite: bool,
-    evidence: Evidence | None = None,
+    evidence: TruncationEvidence | None = None,
     opened: DeltaTable | None = None,
     query_id: str | None = None,
 ) -> bool:
@@ -151,7 +151,7 @@ def commit_files(
                 )
         try:
             if options.merge_schema:
-                table = _grow(options, table, schema)
+                table = _add_columns(options, table, schema)
             if is_exact:
                 assert evidence is not None
                 _commit_exactly(options, table, files, shape.partition_by, transaction, evidence, query_id)
@@ -179,19 +179,22 @@ def _commit_exactly(
     files: Sequence[DataFile],
     partition_by: Sequence[str],
     transaction: AppTransaction | None,
-    evidence: Evidence,
+    evidence: TruncationEvidence,
     query_id: str | None,
 ) -> None:
-    from pyspark_fenceline.checkpoint_places import Places, places_after
-    from pyspark_fenceline.delta_exact import plan_change
+    from pyspark_fenceline.checkpoint_positions import SourcePositions, positions_after
+    from pyspark_fenceline.delta_plan import plan_change
 
-    def places() -> Places | None:
+    def positions() -> SourcePositions | None:
         if query_id is None or transaction is None:
             return None
-        return places_after(options, query_id, transaction.version)
+        return positions_after(options, query_id, transaction.version)
 
-    ask, ask_anew = _asking(options, known_views), _asking(options, fresh_views)
-    change = plan_change(options, table, files, evidence, ask, ask_anew, places)
+    get_epochs, fetch_epochs = (
+        _with_option_retries(options, cached_log_epochs),
+        _with_option_retries(options, fetch_log_epochs),
+    )
+    change = plan_change(options, table, files, evidence, get_epochs, fetch_epochs, positions)
     if change.is_nothing:
         delete_files(options, change.discard)
         return
@@ -217,11 +220,11 @@ def _commit_repair(
     """The commit that removes stale rows; updates `table` to it. It is the batch's only commit if no row is added."""
     refuse_append_only(table, options.path)
     is_last = not change.add
-    told = change.repair_metadata(change.state if is_last else repair.state)
+    own_metadata = change.repair_metadata(change.state if is_last else repair.state)
     mark = transaction if is_last else None
     version = int(table.version()) + 1
     if repair.delete_where is not None:
-        delete_rows(table, repair.delete_where, mark, told=told)
+        delete_rows(table, repair.delete_where, mark, own_metadata=own_metadata)
     else:
         commit_entry(
             table,
@@ -230,24 +233,26 @@ def _commit_repair(
             mark,
             overwrite=False,
             remove=repair.remove,
-            told=told,
+            own_metadata=own_metadata,
             only_next=True,
             deleted_row_count=change.stale_row_count,
         )
-    _say_stale(options, change)
+    _log_stale_rows(options, change)
     if not is_last:
-        follow(table, version)
+        advance(table, version)
 
 
 def _commit_append(
     table: DeltaTable, change: Change, partition_by: Sequence[str], transaction: AppTransaction | None
 ) -> None:
     """The commit that adds the batch's rows and its transaction id."""
-    told = change.append_metadata()
-    commit_entry(table, change.add, partition_by, transaction, overwrite=False, told=told, only_next=True)
+    own_metadata = change.append_metadata()
+    commit_entry(
+        table, change.add, partition_by, transaction, overwrite=False, own_metadata=own_metadata, only_next=True
+    )
 
 
-def follow(table: DeltaTable, version: int) -> None:
+def advance(table: DeltaTable, version: int) -> None:
     """Update `table` to the version that was just committed. Raises CommitFailedError if the table has a newer one."""
     from deltalake.exceptions import CommitFailedError
 
@@ -256,21 +261,21 @@ def follow(table: DeltaTable, version: int) -> None:
         raise CommitFailedError(f"version {version} was followed by {table.version()} of another writer")
 
 
-def _asking(
+def _with_option_retries(
     options: DeltaOptions,
-    look: Callable[[Mapping[str, str], Iterable[TopicPartition]], Mapping[TopicPartition, LogView]],
-) -> Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogView]]:
-    """Calls `look` for those partitions that exist, with the retries of the options."""
+    fetch: Callable[[Mapping[str, str], Iterable[TopicPartition]], Mapping[TopicPartition, LogEpochs]],
+) -> Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogEpochs]]:
+    """Calls `fetch` for those partitions that exist, with the retries of the options."""
 
-    def ask(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogView]:
+    def get_epochs(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogEpochs]:
         client, wanted = options.client, set(partitions)
         assert client is not None, "only a table that is compared with the log needs epochs"
-        return with_retries(lambda: look(client, wanted), options.patience)
+        return with_retries(lambda: fetch(client, wanted), options.retries)
 
-    return ask
+    return get_epochs
 
 
-def _say_stale(options: DeltaOptions, change: Change) -> None:
+def _log_stale_rows(options: DeltaOptions, change: Change) -> None:
     if change.stale_row_count:
         _log.warning(
             "%d rows of the table at %s were truncated from the log and are removed: %s",
@@ -293,7 +298,7 @@ def refuse_append_only(table: DeltaTable, path: str) -> None:
         )
 
 
-def _grow(options: DeltaOptions, table: DeltaTable, schema: StructType) -> DeltaTable:
+def _add_columns(options: DeltaOptions, table: DeltaTable, schema: StructType) -> DeltaTable:
     """Add columns that the table lacks, in a separate commit, which a replay finds."""
     fields = new_columns(table, schema)
     if not fields:
@@ -341,14 +346,14 @@ def commit_entry(
     *,
     overwrite: bool,
     remove: Sequence[TableFile] = (),
-    told: Mapping[str, Any] | None = None,
+    own_metadata: Mapping[str, Any] | None = None,
     only_next: bool = False,
     deleted_row_count: int = 0,
     updated_row_count: int = 0,
 ) -> None:
-    """One commit; `table` is not updated. `told` becomes commit metadata. With `only_next` the commit must be the next
-    version after `table`, else CommitFailedError is raised; without, it may follow concurrent commits that do not
-    conflict. For the table's history: of the rows of `remove`, `deleted_row_count` are in none of `files`, and
+    """One commit; `table` is not updated. `own_metadata` becomes commit metadata. With `only_next` the commit must be
+    the next version after `table`, else CommitFailedError is raised; without, it may follow concurrent commits that do
+    not conflict. For the table's history: of the rows of `remove`, `deleted_row_count` are in none of `files`, and
     `updated_row_count` are there with other values.
     """
     from deltalake.transaction import AddAction, RemoveAction
@@ -367,7 +372,7 @@ def commit_entry(
     ]
     actions += [RemoveAction(file.path, True, now_ms, file.size_bytes, dict(file.partition_values)) for file in remove]
     metrics = _change_metrics(files, remove, deleted_row_count, updated_row_count) if remove else _write_metrics(files)
-    properties = _properties(transaction, told, metrics, only_next=only_next)
+    properties = _properties(transaction, own_metadata, metrics, only_next=only_next)
     table.create_write_transaction(
         actions,
         mode="overwrite" if overwrite else "append",
@@ -378,25 +383,25 @@ def commit_entry(
 
 
 def delete_rows(
-    table: DeltaTable, condition: str, transaction: AppTransaction | None, *, told: Mapping[str, Any]
+    table: DeltaTable, condition: str, transaction: AppTransaction | None, *, own_metadata: Mapping[str, Any]
 ) -> None:
     """One commit, the very next version, that deletes the rows of a condition and writes change data. Raises
     CommitFailedError as `commit_entry`.
     """
     # delta-rs writes its own metrics for a delete.
-    table.delete(condition, commit_properties=_properties(transaction, told, None, only_next=True))
+    table.delete(condition, commit_properties=_properties(transaction, own_metadata, None, only_next=True))
 
 
 def _properties(
     transaction: AppTransaction | None,
-    told: Mapping[str, Any] | None,
+    own_metadata: Mapping[str, Any] | None,
     metrics: Mapping[str, str] | None,
     *,
     only_next: bool,
 ) -> CommitProperties:
     from deltalake import CommitProperties, Transaction
 
-    metadata: dict[str, Any] = {} if told is None else {KEY: told}
+    metadata: dict[str, Any] = {} if own_metadata is None else {KEY: own_metadata}
     if metrics is not None:
         metadata["operationMetrics"] = metrics
     return CommitProperties(

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
-from pyspark_fenceline.delta_index import (
+from pyspark_fenceline.delta_options import DeltaOptions
+from pyspark_fenceline.delta_schema import TableShape
+from pyspark_fenceline.log_columns import (
     LOG_COLUMNS,
     LogColumns,
     Span,
@@ -27,8 +29,6 @@ from pyspark_fenceline.delta_index import (
     spans_of,
     tracked,
 )
-from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_schema import TableShape
 
 if TYPE_CHECKING:
     import pyarrow as pa

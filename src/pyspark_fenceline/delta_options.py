@@ -3,7 +3,7 @@
 Owns their names and checks. `path` comes from `save(path)` and `start(path)`; `partitionBy`, `compression`,
 `targetFileSizeBytes` control the files; `txnAppId` and `txnVersion` (Delta Lake's own names) make a batch write
 idempotent, for use in `foreachBatch`; `storage.*` is passed to the object store. `kafka.*` names the brokers whose log
-the table must match: with it stale rows are removed and no record is written twice (`delta_exact`). `delta.*` are the
+the table must match: with it stale rows are removed and no record is written twice (`delta_plan`). `delta.*` are the
 properties of a new table (`delta_properties`), and with `upsertKeys` a write replaces rows of equal keys
 (`delta_upsert`). Pure.
 """
@@ -17,7 +17,7 @@ from typing import Final
 from fenceline.errors import OperatorError
 from pyspark_fenceline.delta_properties import PREFIX, table_properties
 from pyspark_fenceline.given_options import GivenOptions
-from pyspark_fenceline.patience import USUAL, Patience, patience_of
+from pyspark_fenceline.retries import DEFAULT_RETRIES, RetryPolicy, retry_policy
 
 CODECS: Final = ("snappy", "zstd", "gzip", "lz4", "none")
 _REFUSED: Final = {
@@ -57,7 +57,7 @@ class DeltaOptions:
     """Client properties if the table is compared with the log, else None."""
     on_recreated: str = "fail"
     merge_schema: bool = False
-    patience: Patience = USUAL
+    retries: RetryPolicy = DEFAULT_RETRIES
     """For requests to brokers about the log."""
     checkpoint: str | None = None
     """Of the query that writes, if it has named one: its directory, or its URI in an object store."""
@@ -113,7 +113,7 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
         client=client,
         on_recreated=on_recreated,
         merge_schema=_boolean(given, "mergeSchema", default=False),
-        patience=patience_of(GivenOptions(options)),
+        retries=retry_policy(GivenOptions(options)),
         checkpoint=_local(given.get("checkpointlocation", "").strip()) or None,
         properties=table_properties(given, loses_rows=client is not None or bool(keys)),
         upsert_keys=keys,

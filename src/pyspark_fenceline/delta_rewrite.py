@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark_fenceline.delta_files import DataFile, file_system, note_nan, statistics_of
-from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, Span, log_columns, merged, spans_of
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import open_file, open_parquet, pieces_of
+from pyspark_fenceline.log_columns import LEADER_EPOCH, LOG_COLUMNS, Span, log_columns, merged, spans_of
 from pyspark_fenceline.parquet_column import with_column
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ _VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionState:
+class PartitionProgress:
     """`leader_epoch`: all rows of the table were compared with the log of this leader (-1: never). `end_offset`: no row
     is at or above it.
     """
@@ -32,7 +32,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    partitions: Mapping[TopicPartition, PartitionState] = field(default_factory=dict)
+    partitions: Mapping[TopicPartition, PartitionProgress] = field(default_factory=dict)
     topic_ids: Mapping[str, str | None] = field(default_factory=dict)
 
     def encode(self) -> dict[str, Any]:
@@ -57,12 +57,12 @@ def decode_state(encoded: object) -> TableState | None:
     state = encoded.get("state")
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         return None
-    partitions: dict[TopicPartition, PartitionState] = {}
+    partitions: dict[TopicPartition, PartitionProgress] = {}
     ids: dict[str, str | None] = {}
     for topic, content in state["topics"].items():
         ids[topic] = content["id"]
         for index, (leader_epoch, end_offset) in content["partitions"].items():
-            partitions[TopicPartition(topic, int(index))] = PartitionState(leader_epoch, end_offset)
+            partitions[TopicPartition(topic, int(index))] = PartitionProgress(leader_epoch, end_offset)
     return TableState(partitions, ids)
 
 

@@ -14,9 +14,9 @@ from urllib.parse import unquote
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.delta_files import file_system
-from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_state import TableState, read_state
+from pyspark_fenceline.log_columns import LEADER_EPOCH, LOG_COLUMNS, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.log_matching import AFTER_ALL
 
 if TYPE_CHECKING:

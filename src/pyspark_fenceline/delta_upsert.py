@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
     from pyspark.sql.types import StructType
 
-_TOLD: Final = 3
+_MAX_SHOWN: Final = 3
 
 
 def check_keys(options: DeltaOptions, schema: StructType, *, overwrite: bool) -> None:
@@ -108,7 +108,7 @@ def _refuse_duplicates(options: DeltaOptions, files: Sequence[DataFile], keys: p
     counts = rows.group_by(keys.names).aggregate([([], "count_all")])
     twice = counts.filter(pc.greater(counts["count_all"], 1))
     if twice.num_rows:
-        found: list[dict[str, Any]] = twice.slice(0, _TOLD).select(keys.names).to_pylist()
+        found: list[dict[str, Any]] = twice.slice(0, _MAX_SHOWN).select(keys.names).to_pylist()
         raise OperatorError(
             f"{twice.num_rows} keys ({', '.join(keys.names)}) have several rows in one batch, and their order is "
             f"undefined: {'; '.join(map(str, found))}",

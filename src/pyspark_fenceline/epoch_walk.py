@@ -26,7 +26,7 @@ class EpochWalk:
     def question(self, log_start: int) -> int | None:
         """The epoch to request, under `leader_epoch`; None if all are known. `log_start`: current first offset of the
         log."""
-        return self._candidate - 1 if self._candidate > 0 and self._goes_on(log_start) else None
+        return self._candidate - 1 if self._candidate > 0 and self._has_older(log_start) else None
 
     def learn(self, answer: EpochEnd) -> None:
         """The leader's answer to `question`: that epoch, or the one before it in this log, ends where the next one
@@ -42,10 +42,10 @@ class EpochWalk:
     def starts(self, log_start: int) -> tuple[EpochStart, ...]:
         """The epochs known so far, oldest first, each with its first offset."""
         found = list(reversed(self._found))
-        if self._candidate == 0 and self._goes_on(log_start):
+        if self._candidate == 0 and self._has_older(log_start):
             # 0 is the first epoch of any log (E5): it starts at offset 0.
             found.insert(0, EpochStart(0, 0))
         return tuple(found)
 
-    def _goes_on(self, log_start: int) -> bool:
+    def _has_older(self, log_start: int) -> bool:
         return not self._is_over and (not self._found or self._found[-1].offset > log_start)

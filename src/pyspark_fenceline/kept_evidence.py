@@ -20,7 +20,7 @@ from fenceline.log.disk import OsDisk
 from fenceline.log.file_names import METADATA_FILE
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.scan import BadBatch, next_whole_batch, scan
-from pyspark_fenceline.kept_rows import KeptSpan, SegmentPlace
+from pyspark_fenceline.kept_rows import KeptSpan, SegmentLocation
 from pyspark_fenceline.lost_ranges import EpochSpan, LostRange
 
 _OFFSET_DIGITS: Final = 20
@@ -54,16 +54,16 @@ def find_in_evidence(
 def _named_by_receipts(
     lost: LostRange, receipts: Sequence[LossReceipt], directories: Sequence[str], notes: list[str]
 ) -> Iterator[str]:
-    telling = [
+    matching = [
         receipt
         for receipt in receipts
         if (receipt.topic, receipt.partition) == lost.topic_partition
         and lost.topic_id in (None, receipt.topic_id or lost.topic_id)
         and receipt.tells_of(lost.start_offset, lost.end_offset_exclusive, [start.epoch for start in lost.epochs])
     ]
-    if not telling:
+    if not matching:
         notes.append("there is no receipt of the loss: a replica writes it after a restart, when it truncates its log")
-    for receipt in telling:
+    for receipt in matching:
         if not receipt.evidence:
             notes.append(f"receipt {receipt.id[:12]} has no evidence ({receipt.evidence_note or 'none was kept'})")
         for path in receipt.evidence:
@@ -134,7 +134,7 @@ def _spans_in(path: str, lost: LostRange, notes: list[str], *, committed_only: b
             spans[-1] = (spans[-1][0]._replace(end_offset_exclusive=end), spans[-1][1])
         else:
             spans.append((EpochSpan(start, end, epoch), position))
-    return [KeptSpan(lost.topic_partition, span, SegmentPlace(path, position)) for span, position in spans]
+    return [KeptSpan(lost.topic_partition, span, SegmentLocation(path, position)) for span, position in spans]
 
 
 def _batches(path: str, from_offset: int) -> Iterator[tuple[int, int, int, int, bool]]:

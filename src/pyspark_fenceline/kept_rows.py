@@ -19,9 +19,9 @@ from fenceline.log.disk import OsDisk
 from fenceline.log.scan import BadBatch, scan
 from fenceline.records.batch import BatchHeader
 from pyspark_fenceline import workers
-from pyspark_fenceline.delta_index import LEADER_EPOCH, OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import open_parquet
+from pyspark_fenceline.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.lost_ranges import EpochSpan, LostRange
 from pyspark_fenceline.schema import CHANGE_TYPE, arrow_schema
 from pyspark_fenceline.table_changes import partition_value
@@ -37,7 +37,7 @@ _AGAIN: Final = "Start the query again: it searches for them again."
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentPlace:
+class SegmentLocation:
     """A segment file. `position`: where the first batch of the rows begins."""
 
     path: str
@@ -45,7 +45,7 @@ class SegmentPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetPlace:
+class ParquetLocation:
     """A file of a Delta table. `path`: relative to the table."""
 
     table: str
@@ -54,7 +54,7 @@ class ParquetPlace:
     partition_values: Mapping[str, str | None]
 
 
-Place = SegmentPlace | ParquetPlace
+Location = SegmentLocation | ParquetLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class KeptSpan:
 
     topic_partition: TopicPartition
     span: EpochSpan
-    place: Place
+    place: Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +141,21 @@ def read_kept(plan: ReadPlan, partition: KeptPartition) -> Iterator[pa.RecordBat
     target = arrow_schema(plan.schema)
     for piece in partition.pieces:
         match piece.place:
-            case SegmentPlace() as place:
+            case SegmentLocation() as place:
                 rows = _segment_rows(piece, place, target)
                 yield from (to_spark(batch, target, partition.change_type) for batch in rows)
-            case ParquetPlace() as place:
+            case ParquetLocation() as place:
                 yield _table_rows(piece, place, target, partition.change_type)
-    workers.settle()
+    workers.freeze_gc()
 
 
-def _segment_rows(piece: KeptSpan, place: SegmentPlace, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _segment_rows(piece: KeptSpan, place: SegmentLocation, target: pa.Schema) -> Iterator[pa.RecordBatch]:
     from fenceline.records.arrow import ArrowDecoder
 
     tp, span = piece.topic_partition, piece.span
     decoder = ArrowDecoder(**client_columns(target))
     at = span.start_offset
-    for header, content in whole_batches(place.path, place.position):
+    for header, content in complete_batches(place.path, place.position):
         if at >= span.end_offset_exclusive:
             break
         if header.next_offset <= at:
@@ -172,7 +172,7 @@ def _segment_rows(piece: KeptSpan, place: SegmentPlace, target: pa.Schema) -> It
         yield decoder.finish()
 
 
-def whole_batches(path: str, position: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+def complete_batches(path: str, position: int) -> Iterator[tuple[BatchHeader, memoryview]]:
     """The batches of a segment file from a position up to the first invalid bytes. Raises `OperatorError`."""
     disk = OsDisk()
     found = disk.stat(path)
@@ -192,7 +192,7 @@ def whole_batches(path: str, position: int) -> Iterator[tuple[BatchHeader, memor
         disk.close(fd)
 
 
-def _table_rows(piece: KeptSpan, place: ParquetPlace, target: pa.Schema, change_type: ChangeType) -> pa.RecordBatch:
+def _table_rows(piece: KeptSpan, place: ParquetLocation, target: pa.Schema, change_type: ChangeType) -> pa.RecordBatch:
     """The piece's rows; the first one of duplicates."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from pyspark_fenceline.delta_commit import open_table
-from pyspark_fenceline.delta_index import LEADER_EPOCH, OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_state import KEY, decode_state
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns, table_files
-from pyspark_fenceline.kept_rows import KeptSpan, ParquetPlace, cover
+from pyspark_fenceline.kept_rows import KeptSpan, ParquetLocation, cover
+from pyspark_fenceline.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.lost_ranges import EpochSpan, LostRange
 from pyspark_fenceline.schema import CHANGE_TYPE, spark_schema
 from pyspark_fenceline.table_changes import files_of_version
@@ -119,8 +119,8 @@ def _first_own_version(entries: Sequence[Mapping[str, Any]], lost: LostRange) ->
     belong to an older topic of that name."""
     for entry in entries:
         state = decode_state(entry.get(KEY))
-        told = state.topic_ids.get(lost.topic_partition.topic) if state is not None else None
-        if None not in (told, lost.topic_id) and told != lost.topic_id:
+        known_id = state.topic_ids.get(lost.topic_partition.topic) if state is not None else None
+        if None not in (known_id, lost.topic_id) and known_id != lost.topic_id:
             return int(entry["version"]) + 1
     return 0
 
@@ -165,7 +165,7 @@ def _spans_in(options: DeltaOptions, file: TableFile, lost: LostRange) -> list[K
     if lost.topic_partition not in columns.partitions:
         return []
     own = columns.codes == columns.partitions.index(lost.topic_partition)
-    place = ParquetPlace(options.path, options.storage, file.path, file.partition_values)
+    place = ParquetLocation(options.path, options.storage, file.path, file.partition_values)
     found: list[KeptSpan] = []
     for wanted in lost.spans():
         inside = (columns.offsets >= wanted.start_offset) & (columns.offsets < wanted.end_offset_exclusive)

@@ -32,7 +32,7 @@ AFTER_ALL: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class LogView:
+class LogEpochs:
     """The bounds and epochs of one partition's log, from its leader under one leader epoch.
 
     `leader_epoch`: -1 from brokers that keep no epochs. `end_offset`: the leader's log end offset. `epochs`: ascending,
@@ -52,47 +52,47 @@ class LogView:
         return self.epochs[at].epoch if at >= 0 and offset < self.end_offset else UNKNOWN_EPOCH
 
 
-def held_interval(view: LogView, epoch: int) -> tuple[int, int]:
+def held_interval(log: LogEpochs, epoch: int) -> tuple[int, int]:
     """Offsets `[first, end)` at which a row of `epoch` is not stale: the log's range of that epoch, and undecidable
     offsets. Empty (0, 0) for an epoch that the log never had.
     """
-    if epoch < 0 or view.leader_epoch < 0 or epoch > view.leader_epoch:
+    if epoch < 0 or log.leader_epoch < 0 or epoch > log.leader_epoch:
         return BEFORE_ALL, AFTER_ALL
-    if not view.epochs:
+    if not log.epochs:
         # Only this is known: records above the leader's end will have its own epoch.
-        return BEFORE_ALL, AFTER_ALL if epoch == view.leader_epoch else view.end_offset
-    first = view.epochs[0]
+        return BEFORE_ALL, AFTER_ALL if epoch == log.leader_epoch else log.end_offset
+    first = log.epochs[0]
     if epoch < first.epoch:
         return BEFORE_ALL, first.offset
-    at = bisect_right(view.epochs, epoch, key=lambda start: start.epoch) - 1
-    known = view.epochs[at]
+    at = bisect_right(log.epochs, epoch, key=lambda start: start.epoch) - 1
+    known = log.epochs[at]
     if known.epoch != epoch:
         return 0, 0
     # Retention moves an epoch's start up with the log's: the oldest epoch may have begun earlier.
-    begin = BEFORE_ALL if at == 0 and known.offset >= view.start_offset else known.offset
-    if at + 1 < len(view.epochs):
-        return begin, view.epochs[at + 1].offset
+    begin = BEFORE_ALL if at == 0 and known.offset >= log.start_offset else known.offset
+    if at + 1 < len(log.epochs):
+        return begin, log.epochs[at + 1].offset
     return begin, AFTER_ALL
 
 
-def proven_without_epoch(view: LogView) -> tuple[int, int]:
+def proven_without_epoch(log: LogEpochs) -> tuple[int, int]:
     """Offsets `[first, end)` at which a row of this topic without an epoch is proven to be a record of the log.
 
     Only a log with one epoch, the first that a partition can have, proves this: there was one leader, it only appends,
     and every reader has read from it. After a second election the first leader may have written records that were lost,
     and epoch starts are not exact in a compacted log (decision 024). Otherwise empty (0, 0).
     """
-    is_first = view.leader_epoch == 0 and len(view.epochs) == 1 and view.epochs[0].epoch == 0
-    return (view.start_offset, view.end_offset) if is_first else (0, 0)
+    is_first = log.leader_epoch == 0 and len(log.epochs) == 1 and log.epochs[0].epoch == 0
+    return (log.start_offset, log.end_offset) if is_first else (0, 0)
 
 
-def stale_rows(view: LogView, offsets: Offsets, epochs: Epochs) -> npt.NDArray[np.bool_]:
+def stale_rows(log: LogEpochs, offsets: Offsets, epochs: Epochs) -> npt.NDArray[np.bool_]:
     """The mask of stale rows. `epochs`: -1 for a row without one."""
     import numpy as np
 
     stale = np.zeros(len(offsets), dtype=np.bool_)
     for epoch in np.unique(epochs).tolist():
-        first, end = held_interval(view, epoch)
+        first, end = held_interval(log, epoch)
         of_epoch = epochs == epoch
         stale |= of_epoch & ((offsets < first) | (offsets >= end))
     return stale
@@ -107,16 +107,16 @@ class SpanVerdict(IntEnum):
     ALL_STALE = 2
 
 
-def judge_span(view: LogView, first_offset: int, last_offset: int, first_epoch: int, last_epoch: int) -> SpanVerdict:
+def judge_span(log: LogEpochs, first_offset: int, last_offset: int, first_epoch: int, last_epoch: int) -> SpanVerdict:
     """The verdict on rows between these inclusive bounds. Within one epoch the offsets that are not stale are one
     interval, so the bounds decide for all rows between them.
     """
     if first_epoch == last_epoch:
-        begin, end = held_interval(view, first_epoch)
+        begin, end = held_interval(log, first_epoch)
         if begin <= first_offset and last_offset < end:
             return SpanVerdict.NONE_STALE
         if last_offset < begin or first_offset >= end:
             return SpanVerdict.ALL_STALE
-    elif first_epoch > view.leader_epoch:
+    elif first_epoch > log.leader_epoch:
         return SpanVerdict.NONE_STALE
     return SpanVerdict.SOME_STALE

@@ -28,8 +28,8 @@ from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.given_options import GivenOptions
 from pyspark_fenceline.loss_ledger import ledger_ranges, read_ledger
 from pyspark_fenceline.options import client_properties
-from pyspark_fenceline.patience import USUAL, with_retries
 from pyspark_fenceline.planning import OffsetRange
+from pyspark_fenceline.retries import DEFAULT_RETRIES, with_retries
 from pyspark_fenceline.schema import arrow_schema
 from pyspark_fenceline.tasks import RangesPartition
 
@@ -77,7 +77,7 @@ class LossesReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         cluster = self._cluster or connect.connect(self._client)
-        ledger = with_retries(lambda: ledger_ranges(cluster), USUAL)
+        ledger = with_retries(lambda: ledger_ranges(cluster), DEFAULT_RETRIES)
         return [RangesPartition(ledger.ranges, ledger.topic_ids)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -86,7 +86,7 @@ class LossesReader(DataSourceReader):
         told = self.receipts(partition)
         if told:
             yield pa.RecordBatch.from_pylist([_row(receipt) for receipt in told], schema=arrow_schema(SCHEMA))
-        workers.settle()
+        workers.freeze_gc()
 
     def receipts(self, partition: InputPartition) -> list[LossReceipt]:
         """The receipts of one task, each in its last version, oldest loss first."""

@@ -30,10 +30,10 @@ from pyspark_fenceline.bounds import (
 from pyspark_fenceline.checkpoint_files import as_local
 from pyspark_fenceline.errors import LossKind
 from pyspark_fenceline.given_options import GivenOptions, duration_ms
-from pyspark_fenceline.patience import USUAL, Patience, patience_of
 from pyspark_fenceline.policy import STRICT, LossPolicy, policy_of
-from pyspark_fenceline.query_state import SAYS_NOTHING, StateHint
+from pyspark_fenceline.query_state import NO_HINT, StateHint
 from pyspark_fenceline.retraction_options import RetractionOptions
+from pyspark_fenceline.retries import DEFAULT_RETRIES, RetryPolicy, retry_policy
 
 _log = logging.getLogger("pyspark_fenceline")
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
@@ -59,9 +59,9 @@ class ReadOptions:
     max_offsets_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
-    patience: Patience = USUAL
+    retries: RetryPolicy = DEFAULT_RETRIES
     filter_pushdown: bool = False
-    state: StateHint = SAYS_NOTHING
+    state: StateHint = NO_HINT
     accepts_unproven: bool = False
     """Whether to accept unproven positions of a checkpoint of Spark's own source."""
     retractions: RetractionOptions | None = None
@@ -142,7 +142,7 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
         max_offsets_per_trigger=max_offsets,
         min_offsets_per_trigger=min_offsets,
         max_trigger_delay_ms=DEFAULT_MAX_TRIGGER_DELAY_MS if delay is None else duration_ms(delay, "maxTriggerDelay"),
-        patience=patience_of(given),
+        retries=retry_policy(given),
         filter_pushdown=given.boolean("filterPushdown"),
         state=_state_hint(given),
         accepts_unproven=_accepts_unproven(given, fail_on_data_loss=fail_on_data_loss),
@@ -151,15 +151,15 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
 
 
 def _accepts_unproven(given: GivenOptions, *, fail_on_data_loss: bool) -> bool:
-    word = given.text("onUnproven")
-    match word.strip().lower() if word is not None else None:
+    value = given.text("onUnproven")
+    match value.strip().lower() if value is not None else None:
         case None:
             return not fail_on_data_loss
         case "fail":
             return False
         case "accept":
             return True
-    raise OperatorError(f"Option 'onUnproven' must be fail or accept, not '{word}'")
+    raise OperatorError(f"Option 'onUnproven' must be fail or accept, not '{value}'")
 
 
 def _state_hint(given: GivenOptions) -> StateHint:

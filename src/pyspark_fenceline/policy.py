@@ -1,8 +1,8 @@
 """Which losses end a query, and after which it continues.
 
-Owns the decision (`settle`) and its options: `onTruncation`, `onExpired` and `onRecreated` each for its kind,
-`failOnDataLoss` for all others. A tolerated loss is always logged where it is found, and is in the query's progress if
-the driver found it.
+Owns the decision (`apply_loss_policy`) and its options: `onTruncation`, `onExpired` and `onRecreated` each for its
+kind, `failOnDataLoss` for all others. A tolerated loss is always logged where it is found, and is in the query's
+progress if the driver found it.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ LENIENT: Final = LossPolicy(frozenset(LossKind))
 def policy_of(given: GivenOptions, *, fail_on_data_loss: bool) -> LossPolicy:
     """Parse the options. Raises `OperatorError` for an invalid value."""
     tolerated = set((STRICT if fail_on_data_loss else LENIENT).tolerated)
-    for option, (kind, goes_on) in POLICIES.items():
-        word = given.text(option)
-        match word.strip().lower() if word is not None else None:
+    for option, (kind, tolerant_value) in POLICIES.items():
+        value = given.text(option)
+        match value.strip().lower() if value is not None else None:
             case None:
                 continue
             case "fail":
                 tolerated.discard(kind)
-            case chosen if chosen == goes_on:
+            case chosen if chosen == tolerant_value:
                 tolerated.add(kind)
             case _:
-                raise OperatorError(f"Option '{option}' must be fail or {goes_on}, not '{word}'")
+                raise OperatorError(f"Option '{option}' must be fail or {tolerant_value}, not '{value}'")
     return LossPolicy(frozenset(tolerated))
 
 
-def settle(losses: Sequence[Loss], policy: LossPolicy) -> None:
+def apply_loss_policy(losses: Sequence[Loss], policy: LossPolicy) -> None:
     """Raise `DataLossError` with the losses that end the query, or log `losses` if the policy tolerates all."""
     if not losses:
         return

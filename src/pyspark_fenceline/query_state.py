@@ -42,7 +42,7 @@ class StateHint:
     storage: Mapping[str, str] | None = None
 
 
-SAYS_NOTHING: Final = StateHint()
+NO_HINT: Final = StateHint()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ FIRST_BATCH: Final = (
     "It happened while the query's first batch was being read, before it is known whether the query keeps state. "
     "Nothing of the batch is committed: start the query again."
 )
-_WAYS_OUT: Final = (
+_ALTERNATIVES: Final = (
     "start it with a new checkpointLocation, an empty sink and includeRetractions, so that it retracts lost rows in "
     'future; or derive its result from the changes of a table. See "State" in docs/spark.md.'
 )
@@ -132,11 +132,11 @@ def refusal_to_rewind(state: QueryState) -> str | None:
         case Stateful(because):
             return (
                 f"{because}, which includes the lost records and would stay wrong, so onTruncation=rewind does not "
-                f"apply. Options: {_WAYS_OUT}"
+                f"apply. Options: {_ALTERNATIVES}"
             )
         case NotKnown(because):
             return (
                 f"{because}, and state would stay wrong, so onTruncation=rewind does not apply. If the query keeps no "
                 'state, add the source option statefulQuery="false" and start it again: it rewinds. If it does, '
-                f"{_WAYS_OUT}"
+                f"{_ALTERNATIVES}"
             )

@@ -1,8 +1,8 @@
 """The partitions and offsets that a query reads, and what the logs have lost of them.
 
 Owns subscription, the meaning of `startingOffsets` and related options, and the comparison of a query's positions with
-the current logs. Every request goes through `cluster.Cluster`; nothing here knows Spark. `policy.settle` decides
-whether a loss ends the query.
+the current logs. Every request goes through `cluster.Cluster`; nothing here knows Spark. `policy.apply_loss_policy`
+decides whether a loss ends the query.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History, judge: Jud
 
 def compare_patiently(
     held: SourceOffset,
-    look: Callable[[], Snapshot],
+    take: Callable[[], Snapshot],
     history: History,
     *,
     attempts: int,
@@ -220,7 +220,7 @@ def compare_patiently(
 ) -> tuple[Snapshot, Comparison]:
     """Snapshot and comparison. A loss that may come from a broker's stale answer is checked again first."""
     for attempt in range(1, attempts + 1):
-        snapshot = look()
+        snapshot = take()
         comparison = compare(held, snapshot, history, judge)
         if attempt == attempts or not comparison.may_be_stale:
             break

@@ -17,9 +17,9 @@ from pyspark_fenceline.audit_duplicates import ranges_of, repeated_rows
 from pyspark_fenceline.audit_judge import FAULTS, Kind
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, Refine
 from pyspark_fenceline.delta_change import Removed
-from pyspark_fenceline.delta_index import LogColumns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
+from pyspark_fenceline.log_columns import LogColumns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +61,7 @@ class BadRange:
 
 
 @dataclass(slots=True)
-class Work:
+class RepairWork:
     """The work that the findings require. `left`: differences that this repair leaves unchanged."""
 
     bad: dict[TopicPartition, list[BadRange]] = field(default_factory=dict)
@@ -74,9 +74,9 @@ class Work:
         return not self.bad and not self.absent and not self.repeated
 
 
-def work_of(findings: Iterable[Mapping[str, Any]], kinds: Collection[Kind], *, may_add: bool = True) -> Work:
+def repair_work(findings: Iterable[Mapping[str, Any]], kinds: Collection[Kind], *, may_add: bool = True) -> RepairWork:
     """`findings`: rows of a report. Without `may_add` no record is added that may have been deleted on purpose."""
-    work = Work()
+    work = RepairWork()
     for one in findings:
         kind = Kind(one["kind"])
         is_held_back = kind in (Kind.MISSING, Kind.BEHIND) and not may_add
@@ -99,26 +99,26 @@ def work_of(findings: Iterable[Mapping[str, Any]], kinds: Collection[Kind], *, m
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class FileRewrite:
     """A file with rows to remove. `keep`: the mask of the rows that stay; None if no row stays."""
 
     file: TableFile
     keep: Mask | None
 
 
-def cuts_of(
+def file_rewrites(
     options: DeltaOptions,
     files: Sequence[TableFile],
-    work: Work,
+    work: RepairWork,
     row_key: Sequence[str] | None = None,
     refine: Refine | None = None,
-) -> tuple[list[Cut], list[Removed], list[Mapping[str, Any]]]:
+) -> tuple[list[FileRewrite], list[Removed], list[Mapping[str, Any]]]:
     """Files to change, the removed ranges, and findings of duplicates that stay because their rows differ."""
     import numpy as np
 
     twice = ranges_of(work.repeated)
     repeated = repeated_rows(options, files, twice, row_key, refine) if twice else {}
-    cuts: list[Cut] = []
+    cuts: list[FileRewrite] = []
     removed: list[Removed] = []
     gone_twice = 0
     for file in sorted(files, key=lambda one: one.path):
@@ -135,7 +135,7 @@ def cuts_of(
                 _note(columns, again & (columns.codes == code), tp, Kind.DUPLICATE, removed)
             gone |= again
         if gone.any():
-            cuts.append(Cut(file, None if gone.all() else np.asarray(~gone)))
+            cuts.append(FileRewrite(file, None if gone.all() else np.asarray(~gone)))
     differing = work.repeated if gone_twice < sum(one["rows"] for one in work.repeated) else []
     return cuts, removed, list(differing)
 
@@ -168,7 +168,7 @@ def _note(columns: LogColumns, chosen: Mask, tp: TopicPartition, kind: Kind, rem
     for epoch in np.unique(columns.epochs[chosen]).tolist():
         offsets = columns.offsets[chosen & (columns.epochs == epoch)]
         # A row that is stale by its values has no epoch.
-        told = -1 if epoch <= NOT_IN_LOG else epoch
+        epoch_or_none = -1 if epoch <= NOT_IN_LOG else epoch
         removed.append(
-            Removed(tp.topic, tp.partition, told, int(offsets.min()), int(offsets.max()), len(offsets), kind)
+            Removed(tp.topic, tp.partition, epoch_or_none, int(offsets.min()), int(offsets.max()), len(offsets), kind)
         )

@@ -21,8 +21,8 @@ from urllib.parse import unquote
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+from pyspark_fenceline.audit_executor import active_session
 from pyspark_fenceline.audit_judge import Kind
-from pyspark_fenceline.audit_made import Made, Transform
 from pyspark_fenceline.audit_table import (
     OpenedTable,
     Settings,
@@ -33,16 +33,16 @@ from pyspark_fenceline.audit_table import (
     session_for,
     settings,
 )
-from pyspark_fenceline.audit_work import the_session
-from pyspark_fenceline.delta_change import RANGES_TOLD, Removed
+from pyspark_fenceline.audit_transform import RowMapping, Transform
+from pyspark_fenceline.delta_change import MAX_RANGES_SHOWN, Removed
 from pyspark_fenceline.delta_commit import commit_entry, open_table, refuse_append_only
 from pyspark_fenceline.delta_files import DataFile, delete_files
-from pyspark_fenceline.delta_index import bounds
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_state import PartitionState, TableState, read_state
+from pyspark_fenceline.delta_state import PartitionProgress, TableState, read_state
 from pyspark_fenceline.delta_table_files import TableFile, table_files
-from pyspark_fenceline.repair_hands import Hands, OwnHands, SparkHands
-from pyspark_fenceline.repair_plan import Cut, Work, chosen_kinds, cuts_of, work_of
+from pyspark_fenceline.log_columns import bounds
+from pyspark_fenceline.repair_executor import LocalExecutor, RepairExecutor, SparkExecutor
+from pyspark_fenceline.repair_plan import FileRewrite, RepairWork, chosen_kinds, file_rewrites, repair_work
 from pyspark_fenceline.table_changes import files_of_version
 
 if TYPE_CHECKING:
@@ -146,11 +146,11 @@ def repair(
         isolation_level,
         everything,
         by_values=by_values,
-        made=Made(transform, where),
+        mapping=RowMapping(transform, where),
         row_key=row_key,
         deleted=deleted,
     )
-    return _repair(table, chosen, storage, SparkHands(spark or the_session()), chosen_kinds(kinds), apply=apply)
+    return _repair(table, chosen, storage, SparkExecutor(spark or active_session()), chosen_kinds(kinds), apply=apply)
 
 
 def repair_here(
@@ -163,22 +163,22 @@ def repair_here(
 ) -> Repair:
     """As `repair`, in this process, with Spark only if `chosen` has a predicate or a transform."""
     session = session_for(chosen)
-    hands = OwnHands() if session is None else SparkHands(session)
-    return _repair(table, chosen, storage, hands, chosen_kinds(kinds), apply=apply)
+    executor = LocalExecutor() if session is None else SparkExecutor(session)
+    return _repair(table, chosen, storage, executor, chosen_kinds(kinds), apply=apply)
 
 
-class Moved(Exception):
-    """The table has changed since the repair was planned. `may_have_landed`: a failed own commit may be in the table
+class TableChanged(Exception):
+    """The table has changed since the repair was planned. `may_be_committed`: a failed own commit may be in the table
     nevertheless; then its files must stay.
     """
 
-    def __init__(self, *, may_have_landed: bool = False) -> None:
+    def __init__(self, *, may_be_committed: bool = False) -> None:
         super().__init__()
-        self.may_have_landed = may_have_landed
+        self.may_be_committed = may_be_committed
 
 
 @dataclass(slots=True)
-class _Done:
+class _Progress:
     """The changes that this repair has committed, including those of earlier attempts."""
 
     version: int | None = None
@@ -188,7 +188,7 @@ class _Done:
     files_removed: int = 0
     files_added: int = 0
 
-    def told(self, before: Verdict, left: Sequence[Mapping[str, Any]]) -> Repair:
+    def result(self, before: Verdict, left: Sequence[Mapping[str, Any]]) -> Repair:
         return Repair(
             before,
             True,
@@ -206,23 +206,23 @@ def _repair(
     path: str,
     chosen: Settings,
     storage: Mapping[str, str] | None,
-    hands: Hands,
+    executor: RepairExecutor,
     kinds: Collection[Kind],
     *,
     apply: bool,
 ) -> Repair:
-    done = _Done()
+    done = _Progress()
     before: Verdict | None = None
     for _ in range(_ATTEMPTS):
         table = open_for_audit(path, storage, to_write=True)
-        found = audit_files(table, chosen, hands.session)
+        found = audit_files(table, chosen, executor.session)
         before = before or found.verdict
         may_add = not found.verdict.unknown_deletions or Kind.DELETED in kinds
-        work = work_of(hands.collect(found.findings), kinds, may_add=may_add)
+        work = repair_work(executor.collect(found.findings), kinds, may_add=may_add)
         if work.is_empty:
-            return done.told(before, work.left) if apply else Repair(before, left=work.left)
+            return done.result(before, work.left) if apply else Repair(before, left=work.left)
         try:
-            cuts, removed, differing = cuts_of(table.options, table.files, work, chosen.row_key, found.refine)
+            cuts, removed, differing = file_rewrites(table.options, table.files, work, chosen.row_key, found.refine)
         except FileNotFoundError:
             # Another writer has rewritten the table, and vacuum has removed the files.
             continue
@@ -230,18 +230,18 @@ def _repair(
         if not apply:
             return _planned(before, work, cuts, removed)
         try:
-            _apply(table, chosen, hands, work, cuts, removed, done)
-        except Moved:
+            _apply(table, chosen, executor, work, cuts, removed, done)
+        except TableChanged:
             _log.warning("the table at %s was changed during the repair, starting again", path)
             continue
-        return done.told(before, work.left)
+        return done.result(before, work.left)
     raise OperatorError(
         f"The Delta table at {path} was changed during each of {_ATTEMPTS} attempts of the repair",
         "Stop jobs that rewrite the table (OPTIMIZE, deletes) during a repair.",
     )
 
 
-def _planned(before: Verdict, work: Work, cuts: Sequence[Cut], removed: Sequence[Removed]) -> Repair:
+def _planned(before: Verdict, work: RepairWork, cuts: Sequence[FileRewrite], removed: Sequence[Removed]) -> Repair:
     added = [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
     rows = sum(one.end_offset_exclusive - one.start_offset for one in added)
     return Repair(before, False, None, removed, added, rows, len(cuts), 0, work.left)
@@ -250,14 +250,14 @@ def _planned(before: Verdict, work: Work, cuts: Sequence[Cut], removed: Sequence
 def _apply(
     table: OpenedTable,
     chosen: Settings,
-    hands: Hands,
-    work: Work,
-    cuts: Sequence[Cut],
+    executor: RepairExecutor,
+    work: RepairWork,
+    cuts: Sequence[FileRewrite],
     removed: Sequence[Removed],
-    done: _Done,
+    done: _Progress,
 ) -> None:
-    """One or two commits. Raises `Moved` if the table has changed; the result of the first commit stays valid and is in
-    `done`.
+    """One or two commits. Raises `TableChanged` for a concurrent change; the result of the first commit stays valid and
+    is in `done`.
     """
     options = table.options
     opened = open_table(options)
@@ -265,17 +265,17 @@ def _apply(
     if cuts:
         refuse_append_only(opened, options.path)
     # This may fail at a record, so it comes first: then nothing is committed.
-    filled = hands.fill(options, opened, chosen, work.absent) if work.absent else []
+    filled = executor.fill(options, opened, chosen, work.absent) if work.absent else []
     written = list(filled)
     try:
         known = list(table.files)
         if cuts:
-            copies = hands.rewrite(options, [cut for cut in cuts if cut.keep is not None])
+            copies = executor.rewrite(options, [cut for cut in cuts if cut.keep is not None])
             written += copies
             gone = [cut.file for cut in cuts]
             deleted = sum(one.row_count for one in removed)
             done.version = commit_one(
-                options, known, gone, copies, {"repair": _told(removed, [])}, deleted_row_count=deleted
+                options, known, gone, copies, {"repair": _commit_metadata(removed, [])}, deleted_row_count=deleted
             )
             done.removed += removed
             done.files_removed += len(gone)
@@ -286,12 +286,14 @@ def _apply(
             known += [TableFile(file.path, file.size_bytes, file.partition_values) for file in copies]
         if filled:
             incoming = bounds(span for file in filled for span in file.spans)
-            done.version = commit_one(options, known, [], filled, {"repair": _told([], filled)}, incoming=incoming)
+            done.version = commit_one(
+                options, known, [], filled, {"repair": _commit_metadata([], filled)}, incoming=incoming
+            )
             done.added += [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
             done.added_rows += sum(file.record_count for file in filled)
             done.files_added += len(filled)
-    except Moved as moved:
-        if not moved.may_have_landed:
+    except TableChanged as moved:
+        if not moved.may_be_committed:
             delete_files(options, [file.path for file in written])
         raise
 
@@ -301,7 +303,7 @@ def commit_one(
     known: Sequence[TableFile],
     gone: Sequence[TableFile],
     files: Sequence[DataFile],
-    told: Mapping[str, Any],
+    own_metadata: Mapping[str, Any],
     *,
     incoming: Mapping[TopicPartition, tuple[int, int]] | None = None,
     keeps_state: bool = True,
@@ -310,7 +312,7 @@ def commit_one(
 ) -> int:
     """Replace `gone` by `files` in one commit to the current table; returns its version. `known`: the table's files
     when the change was planned. `incoming`: bounds of the new rows; no file may have been added that may overlap them.
-    Raises `Moved`.
+    Raises `TableChanged`.
     """
     from deltalake.exceptions import CommitFailedError
 
@@ -320,7 +322,7 @@ def commit_one(
     for attempt in range(_COMMIT_ATTEMPTS):
         table = open_table(options)
         if table is None:
-            raise Moved(may_have_landed=attempt > 0)
+            raise TableChanged(may_be_committed=attempt > 0)
         since = int(table.version()) if since is None else since
         now = {file.path: file for file in table_files(table)}
         if attempt > 0 and files and all(file.path in now for file in files):
@@ -328,7 +330,7 @@ def commit_one(
             return int(table.version())
         came = [file for path, file in now.items() if path not in paths]
         if any(file.path not in now for file in gone) or any(_may_overlap(file, new) for file in came):
-            raise Moved(may_have_landed=_is_named(options, files, since + 1, int(table.version())))
+            raise TableChanged(may_be_committed=_is_named(options, files, since + 1, int(table.version())))
         state = read_state(table) if keeps_state else None
         try:
             commit_entry(
@@ -338,7 +340,7 @@ def commit_one(
                 None,
                 overwrite=False,
                 remove=gone,
-                told=told if state is None else {**told, "state": _raised(state, new).encode()},
+                own_metadata=own_metadata if state is None else {**own_metadata, "state": _raised(state, new).encode()},
                 only_next=True,
                 deleted_row_count=deleted_row_count,
                 updated_row_count=updated_row_count,
@@ -347,7 +349,7 @@ def commit_one(
             time.sleep(random.random() * min(0.2, 0.01 * 2**attempt))
             continue
         return int(table.version()) + 1
-    raise Moved(may_have_landed=True)
+    raise TableChanged(may_be_committed=True)
 
 
 def _is_named(options: DeltaOptions, files: Sequence[DataFile], first_version: int, last_version: int) -> bool:
@@ -370,15 +372,15 @@ def _may_overlap(file: TableFile, incoming: Mapping[TopicPartition, tuple[int, i
 def _raised(state: TableState, incoming: Mapping[TopicPartition, tuple[int, int]]) -> TableState:
     partitions = dict(state.partitions)
     for tp, (_, last) in incoming.items():
-        known = partitions.get(tp, PartitionState(-1, 0))
-        partitions[tp] = PartitionState(known.leader_epoch, max(known.end_offset, last + 1))
+        known = partitions.get(tp, PartitionProgress(-1, 0))
+        partitions[tp] = PartitionProgress(known.leader_epoch, max(known.end_offset, last + 1))
     return TableState(partitions, state.topic_ids)
 
 
-def _told(removed: Sequence[Removed], filled: Sequence[DataFile]) -> dict[str, Any]:
+def _commit_metadata(removed: Sequence[Removed], filled: Sequence[DataFile]) -> dict[str, Any]:
     return {
         "removed_rows": sum(one.row_count for one in removed),
         "added_rows": sum(file.record_count for file in filled),
-        "ranges": [{**one.told(), "reason": str(one.reason)} for one in removed[:RANGES_TOLD]],
+        "ranges": [{**one.to_json(), "reason": str(one.reason)} for one in removed[:MAX_RANGES_SHOWN]],
         "range_count": len(removed),
     }

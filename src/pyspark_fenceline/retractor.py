@@ -144,7 +144,7 @@ class Retractor:
             return [], -1
         topics = frozenset(one.topic_partition.topic for one in lost)
         self.check_topics(topics)
-        receipts, notes = self._told(topics)
+        receipts, notes = self._receipts_of(topics)
         found: list[_Search] = []
         for one in lost:
             kept = find_in_evidence(one, receipts, self._options.evidence, committed_only=self._committed_only)
@@ -166,7 +166,7 @@ class Retractor:
             search.notes += [note for note in result.notes if note not in search.notes]
         return found, result.version
 
-    def _told(self, topics: frozenset[str]) -> tuple[Sequence[LossReceipt], list[str]]:
+    def _receipts_of(self, topics: frozenset[str]) -> tuple[Sequence[LossReceipt], list[str]]:
         try:
             return self._receipts(topics), []
         except PeerError as error:

@@ -100,4 +100,4 @@ def _plan(options: ReadOptions, schema: StructType, policy: LossPolicy) -> ReadP
         include_leader_epoch=options.include_leader_epoch,
         include_retractions=options.retractions is not None,
     )
-    return ReadPlan(options.client, schema, policy, options.patience)
+    return ReadPlan(options.client, schema, policy, options.retries)

@@ -34,7 +34,7 @@ from pyspark_fenceline.adoption import Adoption
 from pyspark_fenceline.batches import PlannedBatch, beginning, plan_batch
 from pyspark_fenceline.bounds import Assign
 from pyspark_fenceline.cluster import Cluster, TopicFacts
-from pyspark_fenceline.connect import connect, holding_records
+from pyspark_fenceline.connect import connect, partitions_with_records
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import History
 from pyspark_fenceline.kept_rows import KeptPartition, kept_partitions, read_kept
@@ -42,9 +42,8 @@ from pyspark_fenceline.losses_table import known_losses
 from pyspark_fenceline.lost_ranges import Retraction
 from pyspark_fenceline.offsets import Position, SourceOffset, Unresolved, by_topic, decode
 from pyspark_fenceline.options import ReadOptions
-from pyspark_fenceline.patience import with_retries
 from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
-from pyspark_fenceline.policy import LossPolicy, settle
+from pyspark_fenceline.policy import LossPolicy, apply_loss_policy
 from pyspark_fenceline.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, refusal_to_rewind
 from pyspark_fenceline.ranges import (
     Comparison,
@@ -63,6 +62,7 @@ from pyspark_fenceline.retractions import (
     since_after,
 )
 from pyspark_fenceline.retractor import Retractor, receipts_from
+from pyspark_fenceline.retries import with_retries
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ BLIND_WAIT_MS: Final = 500
 _FIRST_IDLE_WAIT_MS: Final = 20
 _PACED_S: Final = 0.1
 """A query that polls later than this after an answer has a trigger interval, which no poll may exceed."""
-LOOK_AGAIN_S: Final = 5.0
+REFRESH_S: Final = 5.0
 """After this time an idle query checks for new topics and partitions, even without news from its own."""
 
 
@@ -94,13 +94,13 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._gate = TriggerGate(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
         self._initial: SourceOffset | None = None
         self._is_available_now = False
-        self._idle_looks = 0
+        self._idle_polls = 0
         self._idle_at: dict[str, Any] | None = None
         """The offset at which the last poll found nothing to do; `_idle_held` is its decoded form."""
         self._idle_held: SourceOffset | Unresolved = Unresolved()
         self._is_held_back = False
         """There are records, but not enough yet."""
-        self._looked_at_s = 0.0
+        self._polled_at_s = 0.0
         self._answered_at_s = 0.0
         self._is_blind: bool | None = None
         self._target: Snapshot | None = None
@@ -109,7 +109,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._batch_policy = options.policy
         """The policy of the newest planned batch."""
         self._tasks_may_go_back = True
-        self._is_doubt_told = False
+        self._has_warned_of_state = False
         self._kept_adoption: Adoption | None = None
         self._first_seen: dict[tuple[TopicPartition, str | None], int] = {}
         """Start offsets of logs (by topic id) that are new to the query, when it first saw them."""
@@ -153,17 +153,17 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         held = self._idle_held if is_idle else decode(start)
         is_paced = time.monotonic() - self._answered_at_s > _PACED_S
         end = None
-        if not is_idle or not self._can_await(held) or time.monotonic() - self._looked_at_s > LOOK_AGAIN_S:
-            end = self._retrying(lambda: self._next(start, held, limit))
+        if not is_idle or not self._can_await(held) or time.monotonic() - self._polled_at_s > REFRESH_S:
+            end = self._with_retries(lambda: self._next(start, held, limit))
         if end is None and is_idle:
             # `processAllAvailable` waits for idle polls, so the first ones are short.
-            wait_ms = min(_FIRST_IDLE_WAIT_MS << min(0 if is_paced else self._idle_looks, 10), IDLE_WAIT_MS)
+            wait_ms = min(_FIRST_IDLE_WAIT_MS << min(0 if is_paced else self._idle_polls, 10), IDLE_WAIT_MS)
             end = self._wait(start, held, limit, wait_ms)
         self._answered_at_s = time.monotonic()
         if end is None:
-            self._idle_looks, self._idle_at, self._idle_held = self._idle_looks + 1, start, held
+            self._idle_polls, self._idle_at, self._idle_held = self._idle_polls + 1, start, held
             return start
-        self._idle_looks, self._idle_at = 0, None
+        self._idle_polls, self._idle_at = 0, None
         return end.encode()
 
     def _wait(
@@ -173,7 +173,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._can_await(held):
             if not self._await_news(held, wait_ms):
                 return None
-            if (end := self._retrying(lambda: self._next(start, held, limit))) is not None:
+            if (end := self._with_retries(lambda: self._next(start, held, limit))) is not None:
                 return end
         time.sleep(min(wait_ms, BLIND_WAIT_MS) / 1000)
         return None
@@ -191,7 +191,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         at = {tp: (position.offset, position.leader_epoch) for tp, position in positions.items()}
         while True:
             left_ms = max(0, round(1000 * (ends_s - time.monotonic())))
-            if self._retrying(partial(self._cluster.await_news, at, left_ms)):
+            if self._with_retries(partial(self._cluster.await_news, at, left_ms)):
                 return True
             left_s = ends_s - time.monotonic()
             if left_s <= 0:
@@ -216,14 +216,14 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 raise InternalError("the first batch of the checkpoint does not say where it starts")
             first = last.started_at
         if self._options.retractions is not None:
-            return self._retrying(lambda: self._exact_partitions(first, last))
+            return self._with_retries(lambda: self._exact_partitions(first, last))
         policy = self._batch_policy = self._policy_at(end, is_first=is_first)
         no_rewind = policy.truncation_advice
         if no_rewind is None and is_first and self._options.state.is_stateful is None:
             # There is no state yet because no batch has run.
             no_rewind = FIRST_BATCH
         self._tasks_may_go_back = no_rewind is None
-        ranges = self._retrying(lambda: self._ranges(first, last, policy))
+        ranges = self._with_retries(lambda: self._ranges(first, last, policy))
         return [RangesPartition(task, last.topic_ids, last.cluster_id, no_rewind) for task in self._tasks(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -243,29 +243,29 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """End of the next batch, or None if none should run now. `held` is `start` decoded."""
         initial = None
         if isinstance(held, Unresolved):
-            snapshot = self._look(held)
+            snapshot = self._take_snapshot(held)
             initial = held = self._initial_offset(snapshot)
             comparison = Comparison(held.positions, held.losses)
         else:
             if self._options.retractions is not None:
                 delivered_since(held)
-            snapshot, comparison = self._compare(held, lambda: self._look(held))
+            snapshot, comparison = self._compare(held, lambda: self._take_snapshot(held))
             if self._last_batch is not None:
                 tolerated = self._batch_policy.tolerated
                 if LossKind.LOG_TRUNCATED in tolerated:
-                    comparison = self._last_batch.with_what_was_left_out(
+                    comparison = self._last_batch.with_unread_ranges(
                         held, comparison, snapshot, tasks_may_go_back=self._tasks_may_go_back
                     )
-                comparison = self._last_batch.with_what_is_untold(held, comparison, snapshot, tolerated)
+                comparison = self._last_batch.with_unreported_losses(held, comparison, snapshot, tolerated)
             if comparison.losses:
-                settle(comparison.losses, self._policy_at(start))
+                apply_loss_policy(comparison.losses, self._policy_at(start))
         retractions = self._retractions(held, comparison)
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
         available = sum(ends.values()) - sum(starts.values())
         # A separate batch adds epochs to a checkpoint of Spark's source at once.
         must_run = initial is not None or bool(comparison.losses) or held.is_of_connector
-        self._looked_at_s, self._is_held_back = time.monotonic(), available > 0
+        self._polled_at_s, self._is_held_back = time.monotonic(), available > 0
         if available == 0 and not must_run:
             return None
         is_limited = not isinstance(limit, ReadAllAvailable)
@@ -298,7 +298,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             added={tp: begin for tp, begin in snapshot.added.items() if begin > 0 and tp in positions},
         )
 
-    def _look(self, held: SourceOffset | Unresolved) -> Snapshot:
+    def _take_snapshot(self, held: SourceOffset | Unresolved) -> Snapshot:
         """The subscription's current logs. Raises `OperatorError` for a named topic that neither exists nor was ever
         read.
         """
@@ -351,8 +351,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             held,
             look,
             self._history,
-            attempts=self._options.patience.attempts,
-            interval_ms=self._options.patience.interval_ms,
+            attempts=self._options.retries.attempts,
+            interval_ms=self._options.retries.interval_ms,
             judge=partial(self._adoption.verdicts, lost=lost) if held.is_of_connector else None,
         )
 
@@ -374,7 +374,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 for tp, offset in offsets.items()
                 if offset < snapshot.starts[tp]
             ]
-            settle(out_of_range, self._options.policy)
+            apply_loss_policy(out_of_range, self._options.policy)
             _refuse_beyond_end(offsets, snapshot, fail_on_data_loss=self._options.fail_on_data_loss)
             offsets = {
                 tp: min(max(offset, snapshot.starts[tp]), snapshot.ends[tp].offset) for tp, offset in offsets.items()
@@ -400,8 +400,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return policy
         state = self._state or query_state(self._options.state, offset)
         if isinstance(state, NotKnown):
-            if not self._is_doubt_told:
-                self._is_doubt_told = True
+            if not self._has_warned_of_state:
+                self._has_warned_of_state = True
                 _log.warning("%s: this query will end at a truncation despite onTruncation=rewind", state.because)
         elif not is_first:
             self._state = state
@@ -411,7 +411,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """What a batch reads, compared with the logs at both ends, because a replay starts here (S8)."""
         begin, snapshot, finish = self._compare_ends(first, last)
         self._last_batch = plan_batch(first, last, begin, finish, snapshot)
-        settle(self._last_batch.losses, policy)
+        apply_loss_policy(self._last_batch.losses, policy)
         return self._last_batch.ranges
 
     def _compare_ends(self, first: SourceOffset, last: SourceOffset) -> tuple[Comparison, Snapshot, Comparison]:
@@ -420,13 +420,13 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not last.is_of_connector:
             # The end has epochs, by which the beginning of an adopted query is compared as well.
             begins = replace(begins, is_of_connector=False)
-        _, begin = self._compare(begins, lambda: self._look_at(last))
+        _, begin = self._compare(begins, lambda: self._snapshot_at(last))
         # A replayed batch of Spark's source needs no proof of its end if its beginning is already lost.
         lost = {TopicPartition(loss.topic, loss.partition) for loss in begin.losses}
-        snapshot, finish = self._compare(last, lambda: self._look_at(last), lost)
+        snapshot, finish = self._compare(last, lambda: self._snapshot_at(last), lost)
         return begin, snapshot, finish
 
-    def _look_at(self, offset: SourceOffset) -> Snapshot:
+    def _snapshot_at(self, offset: SourceOffset) -> Snapshot:
         """The logs of those of an offset's partitions that exist."""
         topics = by_topic(offset.positions)
         existing = {
@@ -480,7 +480,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Tasks that deliver exactly the records between two offsets, including those lost since they were planned."""
         begin, _, finish = self._compare_ends(first, last)
         batch = plan_exact_batch(first, last, begin, finish)
-        settle(batch.losses, self._options.policy)
+        apply_loss_policy(batch.losses, self._options.policy)
         tasks = self._tasks(batch.ranges)
         read = [RangesPartition(task, last.topic_ids, last.cluster_id, BATCH_IS_EXACT) for task in tasks]
         again = self._retractor.pieces_again(batch.lost, batch.losses)
@@ -497,8 +497,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     # Connection -------------------------------------------------------------------------------------------------
 
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return with_retries(work, self._options.patience)
+    def _with_retries(self, work: Callable[[], T]) -> T:
+        return with_retries(work, self._options.retries)
 
     @property
     def _cluster(self) -> Cluster:
@@ -514,7 +514,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 cluster,
                 options.state,
                 lambda: known_losses(cluster, options.client),
-                lambda ranges: holding_records(options.client, ranges),
+                lambda ranges: partitions_with_records(options.client, ranges),
                 accepts_unproven=options.accepts_unproven,
             )
         return self._kept_adoption

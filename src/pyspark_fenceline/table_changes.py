@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COMMIT_VERSION: Final = "_commit_version"
 _KINDS: Final = {"add": "insert", "remove": "delete"}
-_MOST_TASKS: Final = 64
+_MAX_TASKS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ def changes(
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
-    from pyspark_fenceline.audit_work import the_session
+    from pyspark_fenceline.audit_executor import active_session
     from pyspark_fenceline.delta_commit import open_table
 
-    session = spark or the_session()
+    session = spark or active_session()
     options = DeltaOptions(table, storage=storage or None)
     opened = open_table(options)
     if opened is None:
@@ -113,22 +113,22 @@ def _rows(session: SparkSession, options: DeltaOptions, schema: Any, files: Sequ
     """All rows of the files, with change type and version."""
     from pyspark.sql.types import LongType, StringType, StructType
 
-    told = StructType([*schema.fields]).add(CHANGE_TYPE, StringType()).add(COMMIT_VERSION, LongType())
+    schema_with_change = StructType([*schema.fields]).add(CHANGE_TYPE, StringType()).add(COMMIT_VERSION, LongType())
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         from pyspark_fenceline.schema import arrow_schema
 
-        target = arrow_schema(told)
+        target = arrow_schema(schema_with_change)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 file = files[number]
                 same = {CHANGE_TYPE: pa.scalar(file.kind), COMMIT_VERSION: pa.scalar(file.version)}
                 yield from rows_of_file(options, file.path, file.partition_values, target, same)
 
-    numbers = session.range(0, len(files), 1, max(min(len(files), _MOST_TASKS), 1))
-    rows: DataFrame = numbers.mapInArrow(read, told)
+    numbers = session.range(0, len(files), 1, max(min(len(files), _MAX_TASKS), 1))
+    rows: DataFrame = numbers.mapInArrow(read, schema_with_change)
     return rows
 
 

@@ -16,11 +16,11 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_ranges import Range, common, runs_in
 from pyspark_fenceline.delta_commit import open_table
-from pyspark_fenceline.delta_index import LogColumns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_state import KEY
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
-from pyspark_fenceline.log_matching import LogView, held_interval
+from pyspark_fenceline.log_columns import LogColumns
+from pyspark_fenceline.log_matching import LogEpochs, held_interval
 from pyspark_fenceline.table_changes import ChangedFile, files_of_version
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ class Deletion(NamedTuple):
     ranges: list[Range]
     by: str
 
-    def of_records(self, view: LogView) -> list[Range]:
+    def of_records(self, log: LogEpochs) -> list[Range]:
         """Ranges of which the log may still hold the deleted records: not those of stale rows, at whose offsets the log
         has other records now.
         """
-        return common(self.ranges, [held_interval(view, self.epoch)])
+        return common(self.ranges, [held_interval(log, self.epoch)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,19 +29,19 @@ from pyspark_fenceline import connect, workers
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import Diverged, History, Holds, Verdict
 from pyspark_fenceline.offsets import Position
-from pyspark_fenceline.patience import USUAL, Attempts, Patience, with_retries
 from pyspark_fenceline.planning import OffsetRange, Task
-from pyspark_fenceline.policy import LossPolicy, settle
+from pyspark_fenceline.policy import LossPolicy, apply_loss_policy
+from pyspark_fenceline.retries import DEFAULT_RETRIES, Attempts, RetryPolicy, with_retries
 from pyspark_fenceline.schema import CHANGE_TYPE, arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TROUBLES_A_TASK: Final = 20
+_MAX_LOSSES_PER_TASK: Final = 20
 """Losses that one task tolerates; each removes records, so more of them mean that the log keeps changing."""
-_TRIES: Final = 3
-_WHILE_A_LEADER_CHANGES: Final = Patience(attempts=5, interval_ms=500)
-_NOT_AWAY: Final = (ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+_MAX_CHECKS: Final = 3
+_WHILE_A_LEADER_CHANGES: Final = RetryPolicy(attempts=5, interval_ms=500)
+_NOT_TEMPORARY: Final = (ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 """Errors that the client has already retried as long as that is useful."""
 
 
@@ -72,7 +72,7 @@ class ReadPlan:
     client: Mapping[str, str]
     schema: StructType
     policy: LossPolicy
-    patience: Patience = USUAL
+    retries: RetryPolicy = DEFAULT_RETRIES
 
 
 def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -83,7 +83,7 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
     plan = replace(plan, policy=plan.policy.without_rewind(partition.no_rewind))
     target = arrow_schema(plan.schema)
     columns = client_columns(target)
-    waiting, troubles, attempts = list(partition.task), 0, Attempts(plan.patience)
+    waiting, loss_count, attempts = list(partition.task), 0, Attempts(plan.retries)
     while waiting:
         now, later = _one_of_each_partition(waiting)
         begins = {one.topic_partition: one.start_offset for one in now}
@@ -97,21 +97,21 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
             connect.forget("reader", plan.client)
             left = [one.starting_at(read_to[one.topic_partition]) for one in now] + later
             if read_to != begins:
-                attempts.begin_anew()
-            if isinstance(error, BrokersUnreachable) or _is_away(error, left):
-                attempts.bear(error)
+                attempts.reset()
+            if isinstance(error, BrokersUnreachable) or _is_temporary(error, left):
+                attempts.wait_or_raise(error)
                 waiting = [one for one in left if one.record_count > 0]
             else:
-                troubles += 1
-                waiting = _after(error, left, plan, troubles, partition.cluster_id)
+                loss_count += 1
+                waiting = _remaining(error, left, plan, loss_count, partition.cluster_id)
         else:
             waiting = later
-    workers.settle()
+    workers.freeze_gc()
 
 
-def _is_away(error: PeerError, left: Sequence[OffsetRange]) -> bool:
+def _is_temporary(error: PeerError, left: Sequence[OffsetRange]) -> bool:
     """Whether the error is temporary and no loss: brokers do not answer, or a partition has no leader."""
-    return _loss_of(error, left) is None and error.code in RETRIABLE and error.code not in _NOT_AWAY
+    return _loss_of(error, left) is None and error.code in RETRIABLE and error.code not in _NOT_TEMPORARY
 
 
 def _one_of_each_partition(waiting: Sequence[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
@@ -121,29 +121,33 @@ def _one_of_each_partition(waiting: Sequence[OffsetRange]) -> tuple[list[OffsetR
     return list(now.values()), later
 
 
-def _after(
-    error: PeerError, left: list[OffsetRange], plan: ReadPlan, troubles: int, cluster_id: str | None
+def _remaining(
+    error: PeerError, left: list[OffsetRange], plan: ReadPlan, loss_count: int, cluster_id: str | None
 ) -> list[OffsetRange]:
-    """The rest of `left` to read after the task's `troubles`-th error. Raises `DataLossError`, or the error."""
+    """The rest of `left` to read after the task's `loss_count`-th error. Raises `DataLossError`, or the error."""
     loss = _loss_of(error, left)
-    if loss is None or troubles > _TROUBLES_A_TASK:
+    if loss is None or loss_count > _MAX_LOSSES_PER_TASK:
         raise error
     loss = replace(loss, cluster_id=cluster_id)
     if loss.kind is LossKind.TOPIC_RECREATED:
-        settle([loss], plan.policy)
+        apply_loss_policy([loss], plan.policy)
         return [one for one in left if one.topic_partition.topic != loss.topic]
     tp = TopicPartition(loss.topic, loss.partition)
     concerned = [one for one in left if one.topic_partition == tp]
     others = [one for one in left if one.topic_partition != tp]
     if loss.kind is LossKind.LOG_TRUNCATED:
         end = max(concerned, key=lambda one: one.end_offset_exclusive)
-        found = _where_parted(end, plan)
+        found = _find_divergence(end, plan)
         if isinstance(found, Holds) and end.end_epoch >= 0:
             # The leader has all planned records. Either another broker reported the loss, or the leader's batches have
             # other epochs than its epoch cache. A lagging high watermark is not handled here.
             if isinstance(error, OffsetOutOfRangeError) and not isinstance(error, LogTruncationError):
                 raise error
-            return concerned + others if troubles < _TRIES else [replace(one, epochs=()) for one in concerned] + others
+            return (
+                concerned + others
+                if loss_count < _MAX_CHECKS
+                else [replace(one, epochs=()) for one in concerned] + others
+            )
         if isinstance(found, Diverged):
             loss = replace(
                 loss,
@@ -160,20 +164,20 @@ def _after(
     else:
         at = loss.log_start_offset
         concerned = [one.starting_at(min(max(one.start_offset, at), one.end_offset_exclusive)) for one in concerned]
-    settle([loss], plan.policy)
+    apply_loss_policy([loss], plan.policy)
     return [one for one in concerned if one.record_count > 0] + others
 
 
-def _where_parted(one: OffsetRange, plan: ReadPlan) -> Verdict:
+def _find_divergence(one: OffsetRange, plan: ReadPlan) -> Verdict:
     """Whether the leader's log holds the records up to the range's end, and the point of divergence if not."""
     tp = one.topic_partition
     cluster = connect.connect(plan.client)
     end = Position(one.end_offset_exclusive, one.end_epoch, one.epochs)
 
-    def look() -> Verdict:
+    def check() -> Verdict:
         return History(cluster).check({tp: end}, cluster.log_ends([tp]))[tp]
 
-    return with_retries(look, _WHILE_A_LEADER_CHANGES)
+    return with_retries(check, _WHILE_A_LEADER_CHANGES)
 
 
 def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:

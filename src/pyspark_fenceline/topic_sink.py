@@ -69,7 +69,7 @@ class _TopicTask:
         self._options = options
         self._columns = tuple(name for name in _TYPES if name in schema.fieldNames())
         # The processes that plan and commit a batch have nothing more to do.
-        workers.settle()
+        workers.freeze_gc()
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> RecordsWritten:
         producer = connect.producer(self._options.client)
@@ -87,7 +87,7 @@ class _TopicTask:
             # After a failure the producer's sequence numbers may be wrong: the next task gets a new producer.
             connect.forget("producer", self._options.client)
             raise
-        workers.settle()
+        workers.freeze_gc()
         return RecordsWritten(count)
 
     def _send(self, producer: Any, topic: str, rows: pa.RecordBatch) -> Any:

@@ -14,20 +14,20 @@ from typing import Final
 from pyspark import TaskContext
 
 _DAEMON: Final = "pyspark.daemon"
-_settled = False
+_is_frozen = False
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """Exclude the current objects from later collections. Call at the end of a task or a commit; only the first call
     has an effect.
 
     Does nothing outside Spark's workers. Objects created later are collected as before; current ones that become
     cyclic garbage are never freed.
     """
-    global _settled
-    if _settled or not (TaskContext.get() is not None or _is_forked_by_spark()):
+    global _is_frozen
+    if _is_frozen or not (TaskContext.get() is not None or _is_forked_by_spark()):
         return
-    _settled = True
+    _is_frozen = True
     gc.collect()
     gc.freeze()
 

@@ -17,9 +17,9 @@ __all__ = ["DefaultSource"]
 def __getattr__(name: str) -> Any:
     if name != "DefaultSource" or importlib.util.find_spec("pyspark") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pyspark_fenceline.compatibility import stand_in
+    from pyspark_fenceline.compatibility import unsupported_source
 
-    too_old = stand_in("fenceline_segments")
+    too_old = unsupported_source("fenceline_segments")
     if too_old is not None:
         return too_old
     from pyspark_fenceline_segments.source import SegmentsDataSource

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BATCH_BYTES: Final = 8 << 20
 """Approximate size of the records in one record batch."""
-_GO_ON: Final = ". Set failOnDamage=false to skip it."
+_SKIP_HINT: Final = ". Set failOnDamage=false to skip it."
 _CLIENT_NAMES: Final = {"timestampType": "timestamp_type"}
 
 
@@ -73,7 +73,7 @@ def read_task(plan: SegmentPlan, partition: InputPartition) -> Iterator[pa.Recor
         for file in partition.files:
             read = _batches if plan.options.mode is Mode.BATCHES else _records
             yield from read(plan.options, file, target)
-    workers.settle()
+    workers.freeze_gc()
 
 
 def _batches(options: SegmentOptions, file: SegmentFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -96,7 +96,7 @@ def _records(options: SegmentOptions, file: SegmentFile, target: pa.Schema) -> I
                 decoder.append(file.topic or "", -1 if file.partition is None else file.partition, content)
             except PeerError as error:
                 if options.fail_on_damage:
-                    raise DamagedSegment(f"{file.path}: {error.message}{_GO_ON}") from error
+                    raise DamagedSegment(f"{file.path}: {error.message}{_SKIP_HINT}") from error
             if decoder.size_bytes >= BATCH_BYTES:
                 yield _to_spark(decoder.finish(), file, target)
     if decoder.row_count:
@@ -109,8 +109,8 @@ def _contents(options: SegmentOptions, file: SegmentFile, step: Rows | Flaw) -> 
         yield from map(step.content, range(step.count))
         return
     if options.fail_on_damage and _is_damage(file, step):
-        words = "; ".join(problem.message for problem in step.problems)
-        raise DamagedSegment(f"{file.path}: at byte {step.position}: {words}{_GO_ON}")
+        problems = "; ".join(problem.message for problem in step.problems)
+        raise DamagedSegment(f"{file.path}: at byte {step.position}: {problems}{_SKIP_HINT}")
     if step.content is not None:
         yield step.content
 

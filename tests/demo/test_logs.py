@@ -11,9 +11,9 @@ from fenceline.demo.leaders import Leaders
 from fenceline.demo.logs import Run, epochs_in, held_against, runs_of
 from fenceline.demo.loss import NOBODY, Leader
 from fenceline.demo.story import Rows, Span
-from pyspark_fenceline.log_matching import LogView
+from pyspark_fenceline.log_matching import LogEpochs
 
-CUT = LogView(2, 0, 100, (EpochStart(0, 0), EpochStart(2, 40)))
+CUT = LogEpochs(2, 0, 100, (EpochStart(0, 0), EpochStart(2, 40)))
 """Epoch 1 wrote from 40 on, too, and is gone."""
 
 
@@ -40,7 +40,7 @@ def test_rows_that_are_there_twice_are_one_run() -> None:
 
 def test_an_epoch_goes_up_to_the_next_one() -> None:
     assert epochs_in(CUT) == [(0, 0, 40), (2, 40, 100)]
-    assert epochs_in(LogView(0, 0, 0)) == []
+    assert epochs_in(LogEpochs(0, 0, 0)) == []
 
 
 def test_before_and_after_a_repair() -> None:
@@ -56,7 +56,7 @@ def test_before_and_after_a_repair() -> None:
 
 
 def test_a_run_may_be_right_in_its_middle_only() -> None:
-    view = LogView(3, 0, 30, (EpochStart(0, 0), EpochStart(1, 10), EpochStart(3, 20)))
+    view = LogEpochs(3, 0, 30, (EpochStart(0, 0), EpochStart(1, 10), EpochStart(3, 20)))
     found = held_against("now", [Run(0, 5, 25, 1)], {0: view})
     assert [span for span in found.spans if span.rows is not Rows.MISSING] == [
         Span(0, 5, 10, 1, Rows.STALE),
@@ -78,7 +78,7 @@ def test_every_row_is_right_where_the_log_has_its_epoch_there(
         epoch += 1 + step
         starts.append(EpochStart(epoch, at))
         at += length
-    view = LogView(epoch, 0, at, tuple(starts))
+    view = LogEpochs(epoch, 0, at, tuple(starts))
     table = rows(*((0, offset, of) for offset, of in sorted(held)))
     found = held_against("now", runs_of(table), {0: view})
     right = sum(view.epoch_at(offset) == of for offset, of in held)

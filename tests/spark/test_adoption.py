@@ -57,7 +57,7 @@ def gaps(monkeypatch: pytest.MonkeyPatch) -> list[range]:
             if any(not any(offset in gap for gap in taken) for offset in range(start, end))
         }
 
-    monkeypatch.setattr(stream, "holding_records", holding)
+    monkeypatch.setattr(stream, "partitions_with_records", holding)
     return taken
 
 

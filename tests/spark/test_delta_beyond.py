@@ -14,14 +14,14 @@ import pyspark_fenceline
 from fenceline.client.reader import RangeReader
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline import delta_exact
+from pyspark_fenceline import delta_plan
 from pyspark_fenceline.delta import _TaskWriter
 from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_options import DeltaOptions, delta_options
 from pyspark_fenceline.delta_state import read_state
 from tests.spark.conftest import Broker
 from tests.spark.fakes import FakeCluster, in_place_of_brokers
-from tests.spark.test_delta_exact import SCHEMA, Row, arrow, commit, records, table_rows, task, write
+from tests.spark.test_delta_plan import SCHEMA, Row, arrow, commit, records, table_rows, task, write
 
 BY_PARTITION = ["topic", "partition"]
 
@@ -172,7 +172,7 @@ def test_files_of_many_partitions_are_looked_into_once(
     def refuse(*_: Any) -> Any:
         raise AssertionError("looked at the table's files")
 
-    monkeypatch.setattr(delta_exact, "table_files", refuse)
+    monkeypatch.setattr(delta_plan, "table_files", refuse)
     cluster.log("t", 1).append(1)
     write(options, 1, records(cluster, 3, 4, 1))
     assert table_rows(options) == [*records(cluster, 0, 100), *records(cluster, 0, 4, 1)]

@@ -18,7 +18,7 @@ from pyspark_fenceline.delta_table_files import refuse_deletion_vectors
 from pyspark_fenceline.options import write_options
 from tests.spark.fakes import FakeCluster, in_place_of_brokers
 from tests.spark.test_audit import rewritten
-from tests.spark.test_delta_exact import SCHEMA, records, write
+from tests.spark.test_delta_plan import SCHEMA, records, write
 
 PATH = {"path": "/table"}
 

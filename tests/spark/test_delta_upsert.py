@@ -18,7 +18,7 @@ from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_
 from pyspark_fenceline.delta_schema import file_schema, new_shape
 from pyspark_fenceline.delta_upsert import check_keys
 from tests.spark.schemas import struct
-from tests.spark.test_delta_exact import Crash, after, before
+from tests.spark.test_delta_plan import Crash, after, before
 
 SCHEMA = struct("region string, id long, v string")
 Row = tuple[str | None, int | None, str]

@@ -21,7 +21,7 @@ from pyspark_fenceline.bounds import (
 from pyspark_fenceline.delta import DeltaDataSource
 from pyspark_fenceline.given_options import duration_ms
 from pyspark_fenceline.options import ReadOptions, check_general, read_options, write_options
-from pyspark_fenceline.patience import Patience
+from pyspark_fenceline.retries import RetryPolicy
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
 
@@ -44,7 +44,7 @@ def test_defaults_are_those_of_sparks_kafka_source() -> None:
     assert (stream.starting, batch.starting, batch.ending) == (Latest(), Earliest(), Latest())
     assert stream.fail_on_data_loss
     assert not stream.include_headers
-    assert (stream.patience, stream.max_trigger_delay_ms) == (Patience(3, 1000), 900_000)
+    assert (stream.retries, stream.max_trigger_delay_ms) == (RetryPolicy(3, 1000), 900_000)
     assert stream.client == {"bootstrap.servers": "localhost:9092"}
 
 

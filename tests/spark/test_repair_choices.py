@@ -70,7 +70,7 @@ def test_rows_of_one_record_are_no_duplicates(filled: Broker, topic: str, tmp_pa
     write_deltalake(table, rows.slice(101), mode="append")
     # Without a word on them they are no equal of the log, and nothing of them goes.
     found = audited(filled, table, topic)
-    assert (told(found), found.verdict.word) == ([("duplicate", 0, 100, 100)], "different")
+    assert (told(found), found.verdict.outcome) == ([("duplicate", 0, 100, 100)], "different")
     done = repaired(filled, table, topic, ("stale", "duplicate"))
     assert (done.version, done.removed_rows) == (None, 0)
     assert "row_key" in done.left[0]["detail"]

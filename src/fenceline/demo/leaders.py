@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from fenceline.demo.logs import epochs_in
 from fenceline.demo.loss import NOBODY, Leader
 from fenceline.demo.story import Reign
-from pyspark_fenceline.log_matching import LogView
+from pyspark_fenceline.log_matching import LogEpochs
 
 
 class Leaders:
@@ -26,7 +26,7 @@ class Leaders:
             if leader.node != NOBODY and (not elections or elections[-1][1].epoch < leader.epoch):
                 elections.append((at_s, leader))
 
-    def reigns(self, logs: Mapping[int, LogView], unclean: Collection[tuple[int, int]] = ()) -> list[Reign]:
+    def reigns(self, logs: Mapping[int, LogEpochs], unclean: Collection[tuple[int, int]] = ()) -> list[Reign]:
         """Every reign, by partition and epoch. `unclean`: partition and epoch of those that began so."""
         reigns: list[Reign] = []
         for partition, elections in sorted(self._elections.items()):

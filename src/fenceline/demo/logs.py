@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from fenceline.demo.story import Rows, Span, TableState
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.connect import connect
-from pyspark_fenceline.log_matching import LogView
-from pyspark_fenceline.log_view import Views, existing
+from pyspark_fenceline.log_epochs import LogEpochsCache, existing_partitions
+from pyspark_fenceline.log_matching import LogEpochs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,14 +29,14 @@ class Run(NamedTuple):
     epoch: int
 
 
-def look(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, LogView]:
+def look(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, LogEpochs]:
     """Each partition's log now. Raises FencelineError, also where leaders keep changing under the questions."""
     cluster = connect({"bootstrap.servers": bootstrap})
-    wanted = existing(cluster, [TopicPartition(topic, partition) for partition in partitions])
-    return {tp.partition: view for tp, view in Views(cluster).fresh(wanted).items()}
+    wanted = existing_partitions(cluster, [TopicPartition(topic, partition) for partition in partitions])
+    return {tp.partition: view for tp, view in LogEpochsCache(cluster).fresh(wanted).items()}
 
 
-def epochs_in(view: LogView) -> list[tuple[int, int, int]]:
+def epochs_in(view: LogEpochs) -> list[tuple[int, int, int]]:
     """Epoch, first offset and end of each range of a log that one epoch wrote, in order."""
     ends = [*(start.offset for start in view.epochs[1:]), view.end_offset]
     return [(start.epoch, start.offset, end) for start, end in zip(view.epochs, ends, strict=False)]
@@ -70,7 +70,7 @@ def runs_of(rows: pa.Table) -> list[Run]:
 
 
 def held_against(
-    name: str, runs: Sequence[Run], logs: Mapping[int, LogView], ends: Mapping[int, int] | None = None
+    name: str, runs: Sequence[Run], logs: Mapping[int, LogEpochs], ends: Mapping[int, int] | None = None
 ) -> TableState:
     """The rows of a table against the logs. `ends`: up to where the logs are looked at, where that is not their end."""
     spans: list[Span] = []

@@ -34,7 +34,7 @@ from fenceline.demo.terminal import Progress, summary
 from fenceline.demo.watcher import Watcher, lost_as_told
 from fenceline.demo.worker import Repeated, Worker
 from fenceline.errors import OperatorError
-from pyspark_fenceline.log_matching import LogView
+from pyspark_fenceline.log_matching import LogEpochs
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4
@@ -116,7 +116,7 @@ class _Demo:
             story.streaming_s = time.monotonic() - started
             print("Everybody has read everything. Comparing, then stopping Spark and the cluster ...", flush=True)
             watcher.stop()
-            audit = pipeline.audit().word
+            audit = pipeline.audit().outcome
             story.connector, story.connector_skipped = pipeline.connector(), "" if jars else WHY_NOT
             logs = look(cluster.bootstrap, TOPIC, range(PARTITIONS))
         story.produced, story.producing_s = feed.produced, feed.producing_s
@@ -196,7 +196,7 @@ class _Demo:
             self._repairs.append(repair)
             narration.tell(str(repair), narration.at_wall_s(repair.at_wall_s))
 
-    def _tell_of_tables(self, raw_table: Path, play: Play, logs: Mapping[int, LogView]) -> None:
+    def _tell_of_tables(self, raw_table: Path, play: Play, logs: Mapping[int, LogEpochs]) -> None:
         """Who led, and what the raw table held before its first repair and holds now, against the logs."""
         story, loss = self._story, play.loss
         assert loss is not None, "the play is over"

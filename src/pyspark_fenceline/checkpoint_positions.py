@@ -22,7 +22,7 @@ from pyspark_fenceline.offsets import SourceOffset, decode
 _log = logging.getLogger("pyspark_fenceline")
 
 
-class Place(NamedTuple):
+class SourcePosition(NamedTuple):
     """`offset`: the next one to read. `leader_epoch`: of the record before it (-1: none or unknown)."""
 
     offset: int
@@ -30,11 +30,11 @@ class Place(NamedTuple):
     topic_id: str | None = None
 
 
-Places = Mapping[TopicPartition, tuple[Place, ...]]
+SourcePositions = Mapping[TopicPartition, tuple[SourcePosition, ...]]
 """One position for each of the query's sources that reads the partition."""
 
 
-def places_after(options: DeltaOptions, query_id: str, batch_id: int) -> Places | None:
+def positions_after(options: DeltaOptions, query_id: str, batch_id: int) -> SourcePositions | None:
     """The positions after a batch; None if the checkpoint cannot be read, or has sources that are no logs."""
     if not options.checkpoint:
         return None
@@ -42,19 +42,19 @@ def places_after(options: DeltaOptions, query_id: str, batch_id: int) -> Places 
         root = open_checkpoint(options.checkpoint, options.storage)
         if json.loads(read_text(root, "metadata").split("\n")[0]).get("id") != query_id:
             return None
-        return parse(read_text(root, f"offsets/{batch_id}"))
+        return parse_positions(read_text(root, f"offsets/{batch_id}"))
     except Exception as error:
         # An object store, a moved directory, a newer Spark: in each case the positions are unknown.
         _log.info("the query's positions cannot be read from the checkpoint %s: %s", options.checkpoint, error)
         return None
 
 
-def parse(text: str) -> Places | None:
+def parse_positions(text: str) -> SourcePositions | None:
     """An entry of Spark's offset log: its version, a line about the batch, a line for each source."""
     lines = source_lines(text)
     if lines is None:
         return None
-    found: dict[TopicPartition, tuple[Place, ...]] = {}
+    found: dict[TopicPartition, tuple[SourcePosition, ...]] = {}
     for line in lines:
         if line == NO_OFFSET:
             # This source has not been read yet.
@@ -66,6 +66,6 @@ def parse(text: str) -> Places | None:
         if not isinstance(offset, SourceOffset):
             return None
         for tp, position in offset.positions.items():
-            place = Place(position.offset, position.leader_epoch, offset.topic_ids.get(tp.topic))
-            found[tp] = (*found.get(tp, ()), place)
+            after = SourcePosition(position.offset, position.leader_epoch, offset.topic_ids.get(tp.topic))
+            found[tp] = (*found.get(tp, ()), after)
     return found

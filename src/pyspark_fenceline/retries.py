@@ -26,33 +26,34 @@ _INT_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """At most `attempts` (at least 1), with `interval_ms` between them."""
 
     attempts: int = 3
     interval_ms: int = 1000
 
 
-USUAL: Final = Patience()
+DEFAULT_RETRIES: Final = RetryPolicy()
 
 
-def patience_of(given: GivenOptions) -> Patience:
+def retry_policy(given: GivenOptions) -> RetryPolicy:
     """Parse the options. Raises `OperatorError` with the option's name."""
     attempts = given.positive("fetchOffset.numRetries", _INT_MAX)
     interval_ms = given.positive("fetchOffset.retryIntervalMs", _INT_MAX, low=0)
-    return Patience(
-        USUAL.attempts if attempts is None else attempts, USUAL.interval_ms if interval_ms is None else interval_ms
+    return RetryPolicy(
+        DEFAULT_RETRIES.attempts if attempts is None else attempts,
+        DEFAULT_RETRIES.interval_ms if interval_ms is None else interval_ms,
     )
 
 
 class Attempts:
     """Counts consecutive failures of one operation."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, retries: RetryPolicy) -> None:
+        self._patience = retries
         self._failed = 0
 
-    def bear(self, error: BrokersUnreachable | PeerError) -> None:
+    def wait_or_raise(self, error: BrokersUnreachable | PeerError) -> None:
         """Wait before the next attempt. Raises `error` after the last one, and if it is not retriable."""
         from fenceline.client.errors import RETRIABLE, BrokersUnreachable
 
@@ -68,18 +69,18 @@ class Attempts:
         _log.warning("the brokers did not answer (attempt %d of %d): %s", self._failed, self._patience.attempts, error)
         time.sleep(self._patience.interval_ms / 1000)
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Reset the count after progress."""
         self._failed = 0
 
 
-def with_retries(work: Callable[[], T], patience: Patience) -> T:
+def with_retries(work: Callable[[], T], retries: RetryPolicy) -> T:
     """Repeat `work` while the cluster changes or cannot be reached. Raises the last attempt's error."""
     from fenceline.client.errors import BrokersUnreachable
 
-    attempts = Attempts(patience)
+    attempts = Attempts(retries)
     while True:
         try:
             return work()
         except (BrokersUnreachable, PeerError) as error:
-            attempts.bear(error)
+            attempts.wait_or_raise(error)

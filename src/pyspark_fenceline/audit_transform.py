@@ -18,9 +18,9 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_content import read_log
 from pyspark_fenceline.audit_ranges import Range, runs_in
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, RUNS_DDL, SAME_VALUES, runs_of
-from pyspark_fenceline.delta_index import LEADER_EPOCH, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
+from pyspark_fenceline.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.planning import OffsetRange, plan_tasks
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class RowMapping:
     """`transform`: from the source's columns (with headers and leader_epoch) to the table's; a record that it drops
     should not be in the table. `where`: a Spark SQL condition on its result, or on the source's columns without
     `transform`.
@@ -55,8 +55,8 @@ class Made:
         from pyspark.errors import PySparkException
 
         try:
-            made = records if self.transform is None else self.transform(records)
-            chosen = made if self.where is None else made.where(self.where)
+            mapping = records if self.transform is None else self.transform(records)
+            chosen = mapping if self.where is None else mapping.where(self.where)
             names = chosen.columns
         except PySparkException as error:
             raise OperatorError(
@@ -72,12 +72,12 @@ class Made:
         return chosen
 
 
-ALL: Final = Made()
+EVERY_RECORD: Final = RowMapping()
 """A row of every record, as the source returns it."""
 
 
 def source_schema() -> StructType:
-    """The columns that `Made` is applied to."""
+    """The columns that `RowMapping` is applied to."""
     from pyspark_fenceline.schema import spark_schema
 
     return spark_schema(include_headers=True, include_leader_epoch=True)
@@ -107,8 +107,8 @@ def records(
     return frame
 
 
-def naming_the_offset(
-    run: Callable[[], _T], session: SparkSession, client: Mapping[str, str], made: Made, ranges: LogRanges
+def with_failing_offset(
+    run: Callable[[], _T], session: SparkSession, client: Mapping[str, str], mapping: RowMapping, ranges: LogRanges
 ) -> _T:
     """`run()`, a job that makes rows of these ranges. If it fails at a record, the error names that record."""
     from pyspark.errors import PySparkException
@@ -116,7 +116,7 @@ def naming_the_offset(
     try:
         return run()
     except PySparkException as error:
-        found = _first_bad(session, client, made, sorted(ranges))
+        found = _first_failing(session, client, mapping, sorted(ranges))
         if found is None:
             raise
         tp, offset, reason = found
@@ -126,15 +126,18 @@ def naming_the_offset(
         ) from error
 
 
-def _first_bad(
-    session: SparkSession, client: Mapping[str, str], made: Made, ranges: Sequence[tuple[TopicPartition, int, int]]
+def _first_failing(
+    session: SparkSession,
+    client: Mapping[str, str],
+    mapping: RowMapping,
+    ranges: Sequence[tuple[TopicPartition, int, int]],
 ) -> tuple[TopicPartition, int, str] | None:
     """A record at which the job fails, by bisection; None if the job succeeds now."""
     from pyspark.errors import PySparkException
 
     def fails(some: LogRanges) -> str | None:
         try:
-            made.rows(records(session, client, some)).write.format("noop").mode("overwrite").save()
+            mapping.rows(records(session, client, some)).write.format("noop").mode("overwrite").save()
         except PySparkException as error:
             return _first_line(error)
         return None
@@ -179,8 +182,8 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def offsets_made(
-    session: SparkSession, client: Mapping[str, str], made: Made, ranges: LogRanges, isolation_level: str
+def expected_offsets(
+    session: SparkSession, client: Mapping[str, str], mapping: RowMapping, ranges: LogRanges, isolation_level: str
 ) -> dict[TopicPartition, list[Range]]:
     """The offsets of the ranges at which the log has a record that should have a row in the table."""
     import numpy as np
@@ -191,11 +194,11 @@ def offsets_made(
             yield runs_of(log_columns({**columns, LEADER_EPOCH: None}), _BUCKET)
 
     def run() -> pa.Table:
-        rows = made.rows(records(session, client, ranges, isolation_level)).select(*_PLACE)
+        rows = mapping.rows(records(session, client, ranges, isolation_level)).select(*_PLACE)
         found: pa.Table = rows.mapInArrow(to_runs, RUNS_DDL).toArrow()
         return found
 
-    runs = naming_the_offset(run, session, client, made, ranges)
+    runs = with_failing_offset(run, session, client, mapping, ranges)
     offsets: dict[TopicPartition, list[Any]] = {}
     for row in runs.to_pylist():
         if row["topic"] is not None:
@@ -208,7 +211,7 @@ def offsets_made(
 
 
 @dataclass(frozen=True, slots=True)
-class ByRows:
+class ByTransform:
     """Results for rows without an epoch, by file; sent to executors."""
 
     found: Mapping[str, bytes]
@@ -232,10 +235,10 @@ def compare_rows(
     options: DeltaOptions,
     files: Sequence[TableFile],
     schema: StructType,
-    made: Made,
+    mapping: RowMapping,
     readable: Mapping[TopicPartition, Range],
-) -> ByRows:
-    """Compare rows without an epoch of these files with the rows that `made` makes from the log. `schema`: of the
+) -> ByTransform:
+    """Compare rows without an epoch of these files with the rows that `mapping` makes from the log. `schema`: of the
     table. `readable`: the bounds of the logs. If a record becomes several rows, a row is compared with all of them.
     """
     from pyspark.sql import functions as f
@@ -251,7 +254,7 @@ def compare_rows(
         if start < end:
             ranges.append((tp, start, end))
     log = records(session, client, ranges)
-    rows = made.rows(log)
+    rows = mapping.rows(log)
     compared = [name for name in rows.columns if name in schema.names and name != LEADER_EPOCH]
     if set(compared) <= set(_PLACE):
         raise OperatorError(
@@ -275,15 +278,15 @@ def compare_rows(
             .alias("_epoch"),
         )
     )
-    packed = naming_the_offset(
+    packed = with_failing_offset(
         lambda: found.groupBy("_file").applyInArrow(_pack, "file int, packed binary").collect(),
         session,
         client,
-        made,
+        mapping,
         ranges,
     )
     ours.unpersist()
-    return ByRows({files[row["file"]].path: bytes(row["packed"]) for row in packed})
+    return ByTransform({files[row["file"]].path: bytes(row["packed"]) for row in packed})
 
 
 def _all(conditions: Sequence[Any]) -> Any:
@@ -310,7 +313,7 @@ def _rows_without_epoch(
     """Their columns, with the number of the file and of the row in it."""
     from pyspark.sql.types import IntegerType, LongType, StructType
 
-    told = StructType([*schema.fields]).add("_file", IntegerType()).add("_row", LongType())
+    schema_with_row = StructType([*schema.fields]).add("_file", IntegerType()).add("_row", LongType())
     concerned = [number for number, file in enumerate(files) if file.has_null_epochs]
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -320,7 +323,7 @@ def _rows_without_epoch(
         from pyspark_fenceline.schema import arrow_schema
         from pyspark_fenceline.table_changes import rows_of_file
 
-        target = arrow_schema(told)
+        target = arrow_schema(schema_with_row)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 file = files[concerned[number]]
@@ -338,5 +341,5 @@ def _rows_without_epoch(
                         yield whole.take(pa.array(chosen))
 
     numbers = session.range(0, len(concerned), 1, max(min(len(concerned), 64), 1))
-    frame: DataFrame = numbers.mapInArrow(read, told)
+    frame: DataFrame = numbers.mapInArrow(read, schema_with_row)
     return frame

@@ -19,9 +19,9 @@ from pyspark_fenceline.audit_content import ByValues
 from pyspark_fenceline.audit_judge import ORDER, Expected, Finding, Kind, as_columns, judge
 from pyspark_fenceline.audit_log import find_records
 from pyspark_fenceline.audit_runs import RUNS_DDL, Refine, runs_of_batches, runs_of_files, runs_schema
-from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile
+from pyspark_fenceline.log_columns import LEADER_EPOCH, LOG_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,23 +31,23 @@ FINDINGS_DDL: Final = (
     "topic string, partition int, kind string, start_offset long, end_offset_exclusive long, rows long, "
     "epochs array<int>, detail string"
 )
-BUCKETS_A_TASK: Final = 3
+BUCKETS_PER_TASK: Final = 3
 _LOCAL_TASKS: Final = 4
 FEW_RUNS: Final = 200_000
 """At most this many runs are judged in this process (about 50 bytes each)."""
 
 
-class _LogNeeded(Exception):
+class _NeedsLog(Exception):
     """A bucket cannot be judged without reading the log."""
 
 
-def the_session() -> SparkSession:
+def active_session() -> SparkSession:
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
-class Work:
+class AuditExecutor:
     """Executes the steps of an audit on the rows of a table."""
 
     task_count = _LOCAL_TASKS
@@ -62,7 +62,7 @@ class Work:
         """First step; its runs are kept for the second. Topic, partition, epoch, first offset, end, number of rows."""
         raise NotImplementedError
 
-    def findings(self, judging: Judging, stretches: Sequence[tuple[str, int, int]]) -> Any:
+    def findings(self, judging: BucketJudge, stretches: Sequence[tuple[str, int, int]]) -> Any:
         """Second step, on all runs and on these (topic, partition, bucket), which may have no rows."""
         raise NotImplementedError
 
@@ -80,18 +80,18 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Judging:
+class BucketJudge:
     """The second step's function; sent to executors."""
 
     client: Mapping[str, str]
     bucket_size: int
     expected: Mapping[TopicPartition, Expected]
     topics: tuple[str, ...] | None
-    look: str = field(default_factory=lambda: uuid4().hex)
+    audit_id: str = field(default_factory=lambda: uuid4().hex)
     """Unique to this audit: Spark reuses the cached result of an equal plan, and the log may have changed since."""
 
     def __call__(self, runs: pa.Table, *, may_read: bool = True) -> pa.Table:
-        """Findings about one bucket: all rows of `runs` have one topic, partition and bucket. Raises `_LogNeeded` if
+        """Findings about one bucket: all rows of `runs` have one topic, partition and bucket. Raises `_NeedsLog` if
         the log must be read and `may_read` is false.
         """
         import numpy as np
@@ -123,7 +123,7 @@ class Judging:
 
         def find(ranges: Sequence[tuple[int, int]], isolation_level: str) -> Any:
             if not may_read:
-                raise _LogNeeded
+                raise _NeedsLog
             return find_records(self.client, tp, ranges, isolation_level=isolation_level)
 
         return judge(expected, (start, start + self.bucket_size), firsts, ends, epochs, find)
@@ -146,7 +146,7 @@ def findings_schema() -> pa.Schema:
     )
 
 
-class LocalFiles(Work):
+class LocalFilesAudit(AuditExecutor):
     def __init__(self, options: DeltaOptions, files: Sequence[TableFile]) -> None:
         self._options = options
         self._files = files
@@ -166,7 +166,7 @@ class LocalFiles(Work):
         self._runs = pa.Table.from_batches(batches, schema=runs_schema())
         return _totals(self._runs)
 
-    def findings(self, judging: Judging, stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
+    def findings(self, judging: BucketJudge, stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
         with ThreadPoolExecutor(self.task_count) as pool:
             return _in_order(list(pool.map(judging, _buckets(self._runs, stretches))))
 
@@ -240,7 +240,7 @@ def _empty_runs(stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
     )
 
 
-class SparkWork(Work):
+class SparkAudit(AuditExecutor):
     _session: SparkSession
     _runs: Any = None
     _few: pa.Table | None = None
@@ -266,7 +266,7 @@ class SparkWork(Work):
         )
         return [tuple(row) for row in grouped.collect()]
 
-    def findings(self, judging: Judging, stretches: Sequence[tuple[str, int, int]]) -> DataFrame:
+    def findings(self, judging: BucketJudge, stretches: Sequence[tuple[str, int, int]]) -> DataFrame:
         if self._few is not None:
             return self._findings_of_few(self._few, judging, stretches)
 
@@ -286,7 +286,7 @@ class SparkWork(Work):
         return found
 
     def _findings_of_few(
-        self, runs: pa.Table, judging: Judging, stretches: Sequence[tuple[str, int, int]]
+        self, runs: pa.Table, judging: BucketJudge, stretches: Sequence[tuple[str, int, int]]
     ) -> DataFrame:
         """Judges in this process, except the buckets that need the log."""
         parts: list[pa.Table] = []
@@ -294,7 +294,7 @@ class SparkWork(Work):
         for bucket in _buckets(runs, stretches):
             try:
                 parts.append(judging(bucket, may_read=False))
-            except _LogNeeded:
+            except _NeedsLog:
                 unread.append(bucket)
         self._here = _in_order(parts)
         found = self._frame(self._here)
@@ -344,7 +344,7 @@ class SparkWork(Work):
         return [(kind, ranges, count) for kind, (ranges, count) in totals.items()]
 
 
-def _one(judging: Judging) -> Callable[[pa.Table], pa.Table]:
+def _one(judging: BucketJudge) -> Callable[[pa.Table], pa.Table]:
     """A plain function, as Spark requires."""
 
     def run(runs: pa.Table) -> pa.Table:
@@ -353,15 +353,15 @@ def _one(judging: Judging) -> Callable[[pa.Table], pa.Table]:
     return run
 
 
-class SparkFiles(SparkWork):
+class SparkFilesAudit(SparkAudit):
     def __init__(self, session: SparkSession, options: DeltaOptions, files: Sequence[TableFile]) -> None:
         self._session = session
         self._options = options
         self._files = files
-        self.task_count = parallelism(session) * BUCKETS_A_TASK
+        self.task_count = parallelism(session) * BUCKETS_PER_TASK
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
-        options, parts, refine = self._options, in_parts(self._files, self.task_count), self.refine
+        options, parts, refine = self._options, split_by_size(self._files, self.task_count), self.refine
 
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -374,7 +374,7 @@ class SparkFiles(SparkWork):
         return _topics_of(self._files)
 
 
-class SparkRows(SparkWork):
+class SparkRowsAudit(SparkAudit):
     """`by_values`: compare rows without an epoch with the log's. `row_key`: columns that identify rows of one record,
     None if a record is one row.
     """
@@ -398,7 +398,7 @@ class SparkRows(SparkWork):
             each = whole.groupBy(*apart).count()
             again = each.groupBy(*names).agg(f.sum(f.col("count") - 1).alias("_again"))
             self._rows = again.select(*names, f.explode(f.sequence(f.lit(0).cast("long"), "_again"))).select(*names)
-        self.task_count = parallelism(self._session) * BUCKETS_A_TASK
+        self.task_count = parallelism(self._session) * BUCKETS_PER_TASK
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
         by_values = self._by_values
@@ -418,7 +418,7 @@ def parallelism(session: SparkSession) -> int:
         return int(session.conf.get("spark.default.parallelism", None) or 8)
 
 
-def in_parts(files: Sequence[TableFile], count: int) -> list[list[TableFile]]:
+def split_by_size(files: Sequence[TableFile], count: int) -> list[list[TableFile]]:
     """Files in at most `count` parts of about the same size, largest first into the emptiest."""
     parts: list[list[TableFile]] = [[] for _ in range(min(count, len(files)))]
     loads = [0] * len(parts)

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
-from pyspark_fenceline.audit_made import naming_the_offset, records, source_schema
+from pyspark_fenceline.audit_executor import parallelism
 from pyspark_fenceline.audit_table import Settings
-from pyspark_fenceline.audit_work import parallelism
+from pyspark_fenceline.audit_transform import records, source_schema, with_failing_offset
 from pyspark_fenceline.delta_files import DataFile, FileWriter
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_rewrite import rewrite
 from pyspark_fenceline.delta_schema import TableShape, file_schema, fit, required_columns
 from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
-from pyspark_fenceline.repair_plan import Cut
+from pyspark_fenceline.repair_plan import FileRewrite
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,13 +97,13 @@ def _source_columns(table: DeltaTable) -> StructType:
     return StructType([one for one in source if one.name in names])
 
 
-class Hands:
+class RepairExecutor:
     session: SparkSession | None = None
 
     def collect(self, findings: Any) -> list[Mapping[str, Any]]:
         raise NotImplementedError
 
-    def rewrite(self, options: DeltaOptions, cuts: Sequence[Cut]) -> list[DataFile]:
+    def rewrite(self, options: DeltaOptions, cuts: Sequence[FileRewrite]) -> list[DataFile]:
         raise NotImplementedError
 
     def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent) -> list[DataFile]:
@@ -111,12 +111,12 @@ class Hands:
         raise NotImplementedError
 
 
-class OwnHands(Hands):
+class LocalExecutor(RepairExecutor):
     def collect(self, findings: Any) -> list[Mapping[str, Any]]:
         rows: list[Mapping[str, Any]] = findings.to_pylist()
         return rows
 
-    def rewrite(self, options: DeltaOptions, cuts: Sequence[Cut]) -> list[DataFile]:
+    def rewrite(self, options: DeltaOptions, cuts: Sequence[FileRewrite]) -> list[DataFile]:
         with ThreadPoolExecutor(_THREADS) as pool:
             return list(pool.map(lambda cut: _copy(options, cut), cuts))
 
@@ -127,7 +127,7 @@ class OwnHands(Hands):
         return [file for number in range(len(tasks)) for file in filler.write(filler.read(number), number)]
 
 
-def _copy(options: DeltaOptions, cut: Cut) -> DataFile:
+def _copy(options: DeltaOptions, cut: FileRewrite) -> DataFile:
     assert cut.keep is not None, "a file without rows is not written"
     return rewrite(options, cut.file.path, cut.file.partition_values, cut.keep)
 
@@ -149,7 +149,7 @@ def _reader_of(chosen: Settings) -> Mapping[str, str]:
     return {**chosen.client, "isolation.level": level}
 
 
-class SparkHands(Hands):
+class SparkExecutor(RepairExecutor):
     def __init__(self, session: SparkSession) -> None:
         self.session: SparkSession = session
 
@@ -158,9 +158,9 @@ class SparkHands(Hands):
         findings.unpersist()
         return rows
 
-    def rewrite(self, options: DeltaOptions, cuts: Sequence[Cut]) -> list[DataFile]:
+    def rewrite(self, options: DeltaOptions, cuts: Sequence[FileRewrite]) -> list[DataFile]:
         if len(cuts) <= _THREADS:
-            return OwnHands().rewrite(options, cuts)
+            return LocalExecutor().rewrite(options, cuts)
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -171,9 +171,9 @@ class SparkHands(Hands):
         return unpickled(numbers.mapInArrow(run, "files binary").collect())
 
     def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent) -> list[DataFile]:
-        made = chosen.made
-        source = None if made.transform is not None else _source_columns(table)
-        rows = made.rows(records(self.session, chosen.client, absent, chosen.isolation_level))
+        mapping = chosen.mapping
+        source = None if mapping.transform is not None else _source_columns(table)
+        rows = mapping.rows(records(self.session, chosen.client, absent, chosen.isolation_level))
         if source is not None:
             rows = rows.select(*source.names)
         filler = _filler(options, table, chosen, (), source_schema(), rows.schema)
@@ -184,11 +184,11 @@ class SparkHands(Hands):
             context = TaskContext.get()
             yield pickled(filler.write(batches, 0 if context is None else context.partitionId()))
 
-        return naming_the_offset(
+        return with_failing_offset(
             lambda: unpickled(rows.mapInArrow(write, "files binary").collect()),
             self.session,
             chosen.client,
-            made,
+            mapping,
             absent,
         )
 
