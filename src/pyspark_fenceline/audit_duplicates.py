@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-_STRETCH: Final = 1_000_000
+_CHUNK_OFFSETS: Final = 1_000_000
 """Offsets whose rows are in memory at a time."""
 
 
@@ -94,7 +94,7 @@ def repeated_rows(
     masks: dict[str, Mask] = {}
     names: list[str] | None = None if row_key is None else [name for name in row_key if name not in LOG_COLUMNS]
     ordered = sorted(files, key=lambda one: one.path)
-    for tp, start, end in _stretches(ranges):
+    for tp, start, end in _chunks(ranges):
         concerned = [file for file in ordered if file.may_hold(tp) and file.may_hold_offsets(start, end - 1)]
         seen: list[pa.Table] = []
         for number, file in enumerate(concerned):
@@ -115,13 +115,13 @@ def repeated_rows(
     return masks
 
 
-def _stretches(ranges: Mapping[TopicPartition, Sequence[Range]]) -> Iterator[tuple[TopicPartition, int, int]]:
+def _chunks(ranges: Mapping[TopicPartition, Sequence[Range]]) -> Iterator[tuple[TopicPartition, int, int]]:
     for tp, each in sorted(ranges.items()):
         reached = -1
         for start, end in sorted(each):
             position = max(start, reached)
             while position < end:
-                reached = position + _STRETCH
+                reached = position + _CHUNK_OFFSETS
                 yield tp, position, reached
                 position = reached
 

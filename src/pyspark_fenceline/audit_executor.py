@@ -62,7 +62,7 @@ class AuditExecutor:
         """First step; its runs are kept for the second. Topic, partition, epoch, first offset, end, number of rows."""
         raise NotImplementedError
 
-    def findings(self, judging: BucketJudge, stretches: Sequence[tuple[str, int, int]]) -> Any:
+    def findings(self, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]) -> Any:
         """Second step, on all runs and on these (topic, partition, bucket), which may have no rows."""
         raise NotImplementedError
 
@@ -166,9 +166,9 @@ class LocalFilesAudit(AuditExecutor):
         self._runs = pa.Table.from_batches(batches, schema=runs_schema())
         return _totals(self._runs)
 
-    def findings(self, judging: BucketJudge, stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
+    def findings(self, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]) -> pa.Table:
         with ThreadPoolExecutor(self.task_count) as pool:
-            return _in_order(list(pool.map(judging, _buckets(self._runs, stretches))))
+            return _in_order(list(pool.map(judging, _buckets(self._runs, buckets))))
 
     def counts(self, findings: pa.Table) -> list[tuple[str, int, int]]:
         return counts_of(findings)
@@ -193,12 +193,12 @@ def _totals(runs: pa.Table) -> list[tuple[str | None, int, int, int, int, int]]:
     return [tuple(row[name] for name in names) for row in grouped.to_pylist()]
 
 
-def _buckets(runs: pa.Table, stretches: Sequence[tuple[str, int, int]]) -> list[pa.Table]:
+def _buckets(runs: pa.Table, buckets: Sequence[tuple[str, int, int]]) -> list[pa.Table]:
     """The runs of each bucket, and of each stretch."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    ordered = pa.concat_tables([runs, _empty_runs(stretches)]).sort_by(
+    ordered = pa.concat_tables([runs, _empty_runs(buckets)]).sort_by(
         [("topic", "ascending"), ("partition", "ascending"), ("bucket", "ascending")]
     )
     keys = pc.binary_join_element_wise(
@@ -228,13 +228,13 @@ def _topics_of(files: Sequence[TableFile]) -> set[str] | None:
     return names if is_known else None
 
 
-def _empty_runs(stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
+def _empty_runs(buckets: Sequence[tuple[str, int, int]]) -> pa.Table:
     """A run without rows for each of (topic, partition, bucket)."""
     import pyarrow as pa
 
-    topics, partitions, buckets = zip(*stretches, strict=True) if stretches else ((), (), ())
-    zeros = [0] * len(stretches)
-    columns = [list(topics), list(partitions), list(buckets), zeros, zeros, [-1] * len(stretches)]
+    topics, partitions, buckets = zip(*buckets, strict=True) if buckets else ((), (), ())
+    zeros = [0] * len(buckets)
+    columns = [list(topics), list(partitions), list(buckets), zeros, zeros, [-1] * len(buckets)]
     return pa.table(
         [pa.array(column, one.type) for column, one in zip(columns, runs_schema(), strict=True)], runs_schema()
     )
@@ -245,9 +245,9 @@ class SparkAudit(AuditExecutor):
     _runs: Any = None
     _few: pa.Table | None = None
     """All runs, if they are few."""
-    _here: pa.Table
+    _local_findings: pa.Table
     """Findings of this process."""
-    _there: DataFrame | None = None
+    _spark_findings: DataFrame | None = None
     """Findings of Spark's tasks."""
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
@@ -266,18 +266,18 @@ class SparkAudit(AuditExecutor):
         )
         return [tuple(row) for row in grouped.collect()]
 
-    def findings(self, judging: BucketJudge, stretches: Sequence[tuple[str, int, int]]) -> DataFrame:
+    def findings(self, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]) -> DataFrame:
         if self._few is not None:
-            return self._findings_of_few(self._few, judging, stretches)
+            return self._findings_of_few(self._few, judging, buckets)
 
         def empty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                chosen = [stretches[number] for number in batch.column(0).to_pylist()]
+                chosen = [buckets[number] for number in batch.column(0).to_pylist()]
                 yield from _empty_runs(chosen).to_batches()
 
         runs = self._runs
-        if stretches:
-            numbers = self._session.range(0, len(stretches), 1, 1)
+        if buckets:
+            numbers = self._session.range(0, len(buckets), 1, 1)
             runs = runs.unionByName(numbers.mapInArrow(empty, RUNS_DDL))
         keys = ("topic", "partition", "bucket")
         # A fixed number of tasks: Spark would coalesce them, because they are small until they read the log.
@@ -286,21 +286,21 @@ class SparkAudit(AuditExecutor):
         return found
 
     def _findings_of_few(
-        self, runs: pa.Table, judging: BucketJudge, stretches: Sequence[tuple[str, int, int]]
+        self, runs: pa.Table, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]
     ) -> DataFrame:
         """Judges in this process, except the buckets that need the log."""
         parts: list[pa.Table] = []
         unread: list[pa.Table] = []
-        for bucket in _buckets(runs, stretches):
+        for bucket in _buckets(runs, buckets):
             try:
                 parts.append(judging(bucket, may_read=False))
             except _NeedsLog:
                 unread.append(bucket)
-        self._here = _in_order(parts)
-        found = self._frame(self._here)
-        if self._there is not None:
-            self._there.unpersist()
-            self._there = None
+        self._local_findings = _in_order(parts)
+        found = self._frame(self._local_findings)
+        if self._spark_findings is not None:
+            self._spark_findings.unpersist()
+            self._spark_findings = None
         if not unread:
             return found
 
@@ -310,8 +310,8 @@ class SparkAudit(AuditExecutor):
                     yield from judging(unread[number]).to_batches()
 
         numbers = self._session.range(0, len(unread), 1, min(len(unread), self.task_count))
-        self._there = numbers.mapInArrow(read, FINDINGS_DDL).persist()
-        return found.unionByName(self._there)
+        self._spark_findings = numbers.mapInArrow(read, FINDINGS_DDL).persist()
+        return found.unionByName(self._spark_findings)
 
     def collect(self, findings: DataFrame) -> pa.Table:
         return _in_order([findings.toArrow().cast(findings_schema())])
@@ -330,8 +330,8 @@ class SparkAudit(AuditExecutor):
     def counts(self, findings: DataFrame) -> list[tuple[str, int, int]]:
         from pyspark.sql import functions as f
 
-        spread = findings if self._few is None else self._there
-        counted: list[tuple[str, int, int]] = [] if self._few is None else counts_of(self._here)
+        spread = findings if self._few is None else self._spark_findings
+        counted: list[tuple[str, int, int]] = [] if self._few is None else counts_of(self._local_findings)
         if spread is not None:
             rows = spread.groupBy("kind").agg(f.count("*"), f.sum("rows")).collect()
             counted += [tuple(row) for row in rows]

@@ -137,9 +137,11 @@ def narrow_missing(
         still: list[Range] = [(one.start_offset, one.end_offset_exclusive)]
         if meant is not None:
             still = common(still, meant.get(tp, ()))
-        for gone, by in by_partition.get(tp, ()):
-            left += [(tp.topic, tp.partition, _part(one, *each, Kind.DELETED, by)) for each in common(still, gone)]
-            still = [part for each in still for part in outside(common([each], gone), *each)]
+        for removed_ranges, by in by_partition.get(tp, ()):
+            left += [
+                (tp.topic, tp.partition, _part(one, *each, Kind.DELETED, by)) for each in common(still, removed_ranges)
+            ]
+            still = [part for each in still for part in outside(common([each], removed_ranges), *each)]
         left += [(tp.topic, tp.partition, _part(one, *each, one.kind, one.detail)) for each in still]
     others = findings.filter(pc.invert(pc.is_in(findings["kind"], pa.array([str(kind) for kind in MISSING_KINDS]))))
     made = pa.table(as_columns(left), schema=findings.schema)

@@ -452,7 +452,7 @@ def _run(
             for tp, log in logs.items()
         }
         judging = BucketJudge(chosen.client, bucket_size, expected, chosen.topics)
-        findings = work.findings(judging, _stretches(expected, bucket_size))
+        findings = work.findings(judging, _all_buckets(expected, bucket_size))
         counted = work.counts(findings)
         now = readable_ends(cluster, there)
         is_still = all(now[tp].leader_epoch == log.leader_epoch for tp, log in logs.items()) and all(
@@ -561,8 +561,8 @@ def _check_again(
             assert session is not None, "a transform needs Spark"
             meant = expected_offsets(session, chosen.client, chosen.mapping, absent, chosen.isolation_level)
         by_table = Deletions() if table is None else deletions(table.options, {tp for tp, _, _ in absent})
-        gone = deleted_ranges(absent, by_table, logs, chosen.deleted, chosen.client, chosen.isolation_level)
-        found = narrow_missing(found, meant, gone)
+        deleted = deleted_ranges(absent, by_table, logs, chosen.deleted, chosen.client, chosen.isolation_level)
+        found = narrow_missing(found, meant, deleted)
         if missing_ranges(found):
             unknown = by_table.unknown
             notes += [f"the rows deleted by {one} are unknown: vacuum has removed its files" for one in unknown]
@@ -616,7 +616,7 @@ def _expected(totals: _Totals, tp: TopicPartition, chosen: Settings, bare: Expec
     )
 
 
-def _stretches(expected: Mapping[TopicPartition, Expected], bucket_size: int) -> list[tuple[str, int, int]]:
+def _all_buckets(expected: Mapping[TopicPartition, Expected], bucket_size: int) -> list[tuple[str, int, int]]:
     """Every bucket of every log, so that buckets without rows are judged too."""
     return [
         (tp.topic, tp.partition, bucket)

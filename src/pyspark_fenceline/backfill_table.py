@@ -220,12 +220,12 @@ def _backfill(
             refuse_other_columns(sum(one.stale_rows for one in found), known + others, table.what)
         if not copies:
             return _result(found, apply=apply, version=None)
-        gone = [file for file in files if any(one.path == file.path and one.copy is not None for one in found)]
+        replaced = [file for file in files if any(one.path == file.path and one.copy is not None for one in found)]
         try:
-            return _result(found, apply=apply, version=_commit(table, gone, copies, found))
-        except TableChanged as moved:
+            return _result(found, apply=apply, version=_commit(table, replaced, copies, found))
+        except TableChanged as changed:
             _log.warning("the table at %s was changed during the backfill, starting again", path)
-            if not moved.may_be_committed:
+            if not changed.may_be_committed:
                 delete_files(table.options, [copy.path for copy in copies])
     raise OperatorError(
         f"The table at {path} or the leaders of its topics changed during each of {_ATTEMPTS} attempts of the backfill",
@@ -296,7 +296,9 @@ def _compare_files(filler: _Filler, files: Sequence[TableFile], session: SparkSe
     return unpickled(numbers.mapInArrow(run, "files binary").collect())
 
 
-def _commit(table: OpenedTable, gone: Sequence[TableFile], copies: Sequence[DataFile], found: Sequence[_Found]) -> int:
+def _commit(
+    table: OpenedTable, replaced: Sequence[TableFile], copies: Sequence[DataFile], found: Sequence[_Found]
+) -> int:
     if LEADER_EPOCH not in table.schema.names:
         _add_column(table)
     rows = sum(one.proven_rows for one in found)
@@ -310,7 +312,9 @@ def _commit(table: OpenedTable, gone: Sequence[TableFile], copies: Sequence[Data
         }
     }
     # The stored state of the comparison with the log is dropped: rows are comparable now that were not before.
-    return commit_one(table.options, table.files, gone, copies, own_metadata, keeps_state=False, updated_row_count=rows)
+    return commit_one(
+        table.options, table.files, replaced, copies, own_metadata, keeps_state=False, updated_row_count=rows
+    )
 
 
 def _add_column(table: OpenedTable) -> None:

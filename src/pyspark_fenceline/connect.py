@@ -29,44 +29,44 @@ T = TypeVar("T")
 _READER_DEFAULTS: Final = {"max.partition.fetch.bytes": 8 * 1024 * 1024, "queued.max.bytes": 64 * 1024 * 1024}
 """Fetches large enough for record batches of 64k rows at 100 bytes a row, two in flight for each leader."""
 
-_kept: dict[tuple[Any, ...], Any] = {}
+_cache: dict[tuple[Any, ...], Any] = {}
 _lock = threading.Lock()
 
 
-def _keep(kind: str, properties: Mapping[str, str], make: Callable[[], T]) -> T:
+def _cached(kind: str, properties: Mapping[str, str], make: Callable[[], T]) -> T:
     key = (os.getpid(), kind, tuple(sorted(properties.items())))
     with _lock:
-        found = _kept.get(key)
+        found = _cache.get(key)
         if found is None:
-            found = _kept[key] = make()
+            found = _cache[key] = make()
         return cast(T, found)
 
 
 def forget(kind: str, properties: Mapping[str, str]) -> None:
     """Close and remove a cached client, so that the next use reconnects."""
     with _lock:
-        found = _kept.pop((os.getpid(), kind, tuple(sorted(properties.items()))), None)
+        found = _cache.pop((os.getpid(), kind, tuple(sorted(properties.items()))), None)
     if found is not None:
         found.close()
 
 
 def connect(properties: Mapping[str, str]) -> ClientCluster:
     """The process's cluster client for these properties, for planning."""
-    return _keep("cluster", properties, lambda: ClientCluster(properties))
+    return _cached("cluster", properties, lambda: ClientCluster(properties))
 
 
 def reader(properties: Mapping[str, str]) -> RangeReader:
     """The process's reader for these properties."""
     from fenceline.client.reader import RangeReader
 
-    return _keep("reader", properties, lambda: RangeReader({**_READER_DEFAULTS, **properties}))
+    return _cached("reader", properties, lambda: RangeReader({**_READER_DEFAULTS, **properties}))
 
 
 def producer(properties: Mapping[str, str]) -> Producer:
     """The process's producer for these properties."""
     from fenceline.client.producer import Producer
 
-    return _keep("producer", properties, lambda: Producer(dict(properties)))
+    return _cached("producer", properties, lambda: Producer(dict(properties)))
 
 
 def read_arrow(

@@ -59,13 +59,13 @@ class Change:
     repair: Repair | None = None
     removed: Sequence[Removed] = ()
     discard: Sequence[str] = ()
-    is_known: bool = False
+    is_unchanged: bool = False
     """The table has this state already."""
 
     @property
-    def is_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """A commit would change neither the table nor its state."""
-        return not self.add and self.repair is None and self.is_known
+        return not self.add and self.repair is None and self.is_unchanged
 
     @property
     def stale_row_count(self) -> int:

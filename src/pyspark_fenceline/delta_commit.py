@@ -195,7 +195,7 @@ def _commit_exactly(
         _with_option_retries(options, fetch_log_epochs),
     )
     change = plan_change(options, table, files, evidence, get_epochs, fetch_epochs, positions)
-    if change.is_nothing:
+    if change.is_empty:
         delete_files(options, change.discard)
         return
     if change.repair is not None:

@@ -119,8 +119,8 @@ class _Planner:
         add, discard = self._clean_batch(logs, present)
         if remove or overlapping:
             # A bound from the files may be lower now; that of a file with many partitions may be less exact.
-            gone = {file.path for file in remove}
-            remaining = [file for file in self._all_files() if file.path not in gone]
+            removed_paths = {file.path for file in remove}
+            remaining = [file for file in self._all_files() if file.path not in removed_paths]
             found = self._bounds_of(remaining, partly, {*ends})
             ends = {tp: min(end, found.get(tp, 0)) for tp, end in ends.items()}
         compared = {tp: rule.log for tp, rule in judged.items() if tp not in in_doubt}
@@ -137,7 +137,7 @@ class _Planner:
             repair=repair,
             removed=self._removed,
             discard=discard,
-            is_known=known == state,
+            is_unchanged=known == state,
         )
 
     # Affected partitions ----------------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ class _Planner:
 
         ends = end_offsets(files, wanted)
         for file, keep in partly:
-            staying = spans_of(self._read(file).rows(np.flatnonzero(keep)), complete=False)
-            for tp, (_, last) in bounds(staying).items():
+            remaining_spans = spans_of(self._read(file).rows(np.flatnonzero(keep)), complete=False)
+            for tp, (_, last) in bounds(remaining_spans).items():
                 ends[tp] = max(ends.get(tp, 0), last + 1)
         return ends
 

@@ -79,7 +79,7 @@ def find_in_table(
     _check_columns(table, options.path, schema)
     begin = newest if version is None else version
     spans: list[list[KeptSpan]] = [[] for _ in lost]
-    gone: list[str] = []
+    vacuumed: list[str] = []
     entries = table.history()
     since = [_first_own_version(entries, one) for one in lost]
     open_ranges = set(range(len(lost)))
@@ -92,12 +92,12 @@ def find_in_table(
             try:
                 found = _spans_in(options, file, lost[index])
             except FileNotFoundError:
-                gone.append(file.path)
+                vacuumed.append(file.path)
                 continue
             spans[index] += found
             if found and not cover(lost[index], spans[index]).missing:
                 open_ranges.remove(index)
-    notes = [f"{len(set(gone))} removed files of the table at {options.path} were vacuumed"] if gone else []
+    notes = [f"{len(set(vacuumed))} removed files of the table at {options.path} were vacuumed"] if vacuumed else []
     return TableFound(begin, spans, (*notes, f"the table at {options.path} has no such rows up to version {begin}"))
 
 

@@ -83,9 +83,9 @@ class LossesReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        told = self.receipts(partition)
-        if told:
-            yield pa.RecordBatch.from_pylist([_row(receipt) for receipt in told], schema=arrow_schema(SCHEMA))
+        receipts = self.receipts(partition)
+        if receipts:
+            yield pa.RecordBatch.from_pylist([_row(receipt) for receipt in receipts], schema=arrow_schema(SCHEMA))
         workers.freeze_gc()
 
     def receipts(self, partition: InputPartition) -> list[LossReceipt]:

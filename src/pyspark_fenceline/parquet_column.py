@@ -154,8 +154,8 @@ def _put_chunk(group: _Struct, chunk: _Struct, place: int | None, shift: int) ->
         before, chunks[place] = chunks[place].structure(_META_DATA), chunk
     for total, part in ((_TOTAL_BYTES, _UNCOMPRESSED), (_TOTAL_COMPRESSED, _COMPRESSED)):
         if total in group.fields:
-            gone = 0 if before is None else before.number(part)
-            group.put_number(total, group.number(total) - gone + meta.number(part))
+            old_size = 0 if before is None else before.number(part)
+            group.put_number(total, group.number(total) - old_size + meta.number(part))
 
 
 def _drop_writers_schemas(footer: _Struct) -> None:

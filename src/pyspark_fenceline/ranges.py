@@ -209,7 +209,7 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History, judge: Jud
     return Comparison(positions, losses, may_be_stale or bool(gone))
 
 
-def compare_patiently(
+def compare_with_retries(
     held: SourceOffset,
     take: Callable[[], Snapshot],
     history: History,

@@ -103,7 +103,7 @@ class RepairExecutor:
     def collect(self, findings: Any) -> list[Mapping[str, Any]]:
         raise NotImplementedError
 
-    def rewrite(self, options: DeltaOptions, cuts: Sequence[FileRewrite]) -> list[DataFile]:
+    def rewrite(self, options: DeltaOptions, rewrites: Sequence[FileRewrite]) -> list[DataFile]:
         raise NotImplementedError
 
     def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent) -> list[DataFile]:
@@ -116,9 +116,9 @@ class LocalExecutor(RepairExecutor):
         rows: list[Mapping[str, Any]] = findings.to_pylist()
         return rows
 
-    def rewrite(self, options: DeltaOptions, cuts: Sequence[FileRewrite]) -> list[DataFile]:
+    def rewrite(self, options: DeltaOptions, rewrites: Sequence[FileRewrite]) -> list[DataFile]:
         with ThreadPoolExecutor(_THREADS) as pool:
-            return list(pool.map(lambda cut: _copy(options, cut), cuts))
+            return list(pool.map(lambda one: _copy(options, one), rewrites))
 
     def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent) -> list[DataFile]:
         source = _source_columns(table)
@@ -127,9 +127,9 @@ class LocalExecutor(RepairExecutor):
         return [file for number in range(len(tasks)) for file in filler.write(filler.read(number), number)]
 
 
-def _copy(options: DeltaOptions, cut: FileRewrite) -> DataFile:
-    assert cut.keep is not None, "a file without rows is not written"
-    return rewrite(options, cut.file.path, cut.file.partition_values, cut.keep)
+def _copy(options: DeltaOptions, one: FileRewrite) -> DataFile:
+    assert one.keep is not None, "a file without rows is not written"
+    return rewrite(options, one.file.path, one.file.partition_values, one.keep)
 
 
 def _filler(
@@ -158,16 +158,16 @@ class SparkExecutor(RepairExecutor):
         findings.unpersist()
         return rows
 
-    def rewrite(self, options: DeltaOptions, cuts: Sequence[FileRewrite]) -> list[DataFile]:
-        if len(cuts) <= _THREADS:
-            return LocalExecutor().rewrite(options, cuts)
+    def rewrite(self, options: DeltaOptions, rewrites: Sequence[FileRewrite]) -> list[DataFile]:
+        if len(rewrites) <= _THREADS:
+            return LocalExecutor().rewrite(options, rewrites)
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    yield pickled([_copy(options, cuts[number])])
+                    yield pickled([_copy(options, rewrites[number])])
 
-        numbers = self.session.range(0, len(cuts), 1, min(len(cuts), parallelism(self.session) * 2))
+        numbers = self.session.range(0, len(rewrites), 1, min(len(rewrites), parallelism(self.session) * 2))
         return unpickled(numbers.mapInArrow(run, "files binary").collect())
 
     def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent) -> list[DataFile]:

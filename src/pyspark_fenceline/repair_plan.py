@@ -116,28 +116,28 @@ def file_rewrites(
     """Files to change, the removed ranges, and findings of duplicates that stay because their rows differ."""
     import numpy as np
 
-    twice = ranges_of(work.repeated)
-    repeated = repeated_rows(options, files, twice, row_key, refine) if twice else {}
-    cuts: list[FileRewrite] = []
+    duplicate_ranges = ranges_of(work.repeated)
+    repeated = repeated_rows(options, files, duplicate_ranges, row_key, refine) if duplicate_ranges else {}
+    rewrites: list[FileRewrite] = []
     removed: list[Removed] = []
-    gone_twice = 0
+    removed_duplicates = 0
     for file in sorted(files, key=lambda one: one.path):
-        again = repeated.get(file.path)
-        if (again is None or not again.any()) and not any(True for _ in _concerning(file, work.bad)):
+        duplicates = repeated.get(file.path)
+        if (duplicates is None or not duplicates.any()) and not any(True for _ in _concerning(file, work.bad)):
             continue
         columns = read_log_columns(options, file)
         columns = columns if refine is None else refine(file, columns)
-        gone = _rows_to_go(columns, work.bad, removed)
-        if again is not None:
-            again &= ~gone
-            gone_twice += int(again.sum())
+        to_remove = _rows_to_remove(columns, work.bad, removed)
+        if duplicates is not None:
+            duplicates &= ~to_remove
+            removed_duplicates += int(duplicates.sum())
             for code, tp in enumerate(columns.partitions):
-                _note(columns, again & (columns.codes == code), tp, Kind.DUPLICATE, removed)
-            gone |= again
-        if gone.any():
-            cuts.append(FileRewrite(file, None if gone.all() else np.asarray(~gone)))
-    differing = work.repeated if gone_twice < sum(one["rows"] for one in work.repeated) else []
-    return cuts, removed, list(differing)
+                _note(columns, duplicates & (columns.codes == code), tp, Kind.DUPLICATE, removed)
+            to_remove |= duplicates
+        if to_remove.any():
+            rewrites.append(FileRewrite(file, None if to_remove.all() else np.asarray(~to_remove)))
+    differing = work.repeated if removed_duplicates < sum(one["rows"] for one in work.repeated) else []
+    return rewrites, removed, list(differing)
 
 
 def _concerning(file: TableFile, bad: Mapping[TopicPartition, Sequence[BadRange]]) -> Iterator[BadRange]:
@@ -148,18 +148,20 @@ def _concerning(file: TableFile, bad: Mapping[TopicPartition, Sequence[BadRange]
                 yield one
 
 
-def _rows_to_go(columns: LogColumns, bad: Mapping[TopicPartition, Sequence[BadRange]], removed: list[Removed]) -> Mask:
+def _rows_to_remove(
+    columns: LogColumns, bad: Mapping[TopicPartition, Sequence[BadRange]], removed: list[Removed]
+) -> Mask:
     import numpy as np
 
-    gone = np.zeros(len(columns), dtype=np.bool_)
+    to_remove = np.zeros(len(columns), dtype=np.bool_)
     for code, tp in enumerate(columns.partitions):
         for one in bad.get(tp, ()):
-            inside = (columns.codes == code) & (columns.offsets >= one.start) & (columns.offsets < one.end) & ~gone
+            inside = (columns.codes == code) & (columns.offsets >= one.start) & (columns.offsets < one.end) & ~to_remove
             if one.epoch is not None:
                 inside &= columns.epochs == one.epoch
             _note(columns, inside, tp, one.kind, removed)
-            gone |= inside
-    return gone
+            to_remove |= inside
+    return to_remove
 
 
 def _note(columns: LogColumns, chosen: Mask, tp: TopicPartition, kind: Kind, removed: list[Removed]) -> None:

@@ -91,8 +91,8 @@ class Repair:
         by_kind: dict[str, int] = {}
         for one in self.removed:
             by_kind[str(one.reason)] = by_kind.get(str(one.reason), 0) + one.row_count
-        gone = ", ".join(f"{count} {kind}" for kind, count in sorted(by_kind.items()))
-        rows = f"{self.removed_rows} rows{f' ({gone})' if gone else ''}"
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(by_kind.items()))
+        rows = f"{self.removed_rows} rows{f' ({counts})' if counts else ''}"
         if not self.is_applied and (self.removed or self.added):
             what = (
                 f"Would remove {rows} and add {self.added_rows}: {self.files_removed} files would be removed; nothing"
@@ -222,15 +222,15 @@ def _repair(
         if work.is_empty:
             return done.result(before, work.left) if apply else Repair(before, left=work.left)
         try:
-            cuts, removed, differing = file_rewrites(table.options, table.files, work, chosen.row_key, found.refine)
+            rewrites, removed, differing = file_rewrites(table.options, table.files, work, chosen.row_key, found.refine)
         except FileNotFoundError:
             # Another writer has rewritten the table, and vacuum has removed the files.
             continue
         work.left += [{**one, "detail": f"{one['detail']}; {ROWS_DIFFER}"} for one in differing]
         if not apply:
-            return _planned(before, work, cuts, removed)
+            return _planned(before, work, rewrites, removed)
         try:
-            _apply(table, chosen, executor, work, cuts, removed, done)
+            _apply(table, chosen, executor, work, rewrites, removed, done)
         except TableChanged:
             _log.warning("the table at %s was changed during the repair, starting again", path)
             continue
@@ -241,10 +241,10 @@ def _repair(
     )
 
 
-def _planned(before: Verdict, work: RepairWork, cuts: Sequence[FileRewrite], removed: Sequence[Removed]) -> Repair:
+def _planned(before: Verdict, work: RepairWork, rewrites: Sequence[FileRewrite], removed: Sequence[Removed]) -> Repair:
     added = [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
     rows = sum(one.end_offset_exclusive - one.start_offset for one in added)
-    return Repair(before, False, None, removed, added, rows, len(cuts), 0, work.left)
+    return Repair(before, False, None, removed, added, rows, len(rewrites), 0, work.left)
 
 
 def _apply(
@@ -252,7 +252,7 @@ def _apply(
     chosen: Settings,
     executor: RepairExecutor,
     work: RepairWork,
-    cuts: Sequence[FileRewrite],
+    rewrites: Sequence[FileRewrite],
     removed: Sequence[Removed],
     done: _Progress,
 ) -> None:
@@ -262,26 +262,26 @@ def _apply(
     options = table.options
     opened = open_table(options)
     assert opened is not None, "the table was audited a moment ago"
-    if cuts:
+    if rewrites:
         refuse_append_only(opened, options.path)
     # This may fail at a record, so it comes first: then nothing is committed.
     filled = executor.fill(options, opened, chosen, work.absent) if work.absent else []
     written = list(filled)
     try:
         known = list(table.files)
-        if cuts:
-            copies = executor.rewrite(options, [cut for cut in cuts if cut.keep is not None])
+        if rewrites:
+            copies = executor.rewrite(options, [rewrite for rewrite in rewrites if rewrite.keep is not None])
             written += copies
-            gone = [cut.file for cut in cuts]
+            remove = [rewrite.file for rewrite in rewrites]
             deleted = sum(one.row_count for one in removed)
             done.version = commit_one(
-                options, known, gone, copies, {"repair": _commit_metadata(removed, [])}, deleted_row_count=deleted
+                options, known, remove, copies, {"repair": _commit_metadata(removed, [])}, deleted_row_count=deleted
             )
             done.removed += removed
-            done.files_removed += len(gone)
+            done.files_removed += len(remove)
             done.files_added += len(copies)
             written = list(filled)
-            paths = {file.path for file in gone}
+            paths = {file.path for file in remove}
             known = [file for file in known if file.path not in paths]
             known += [TableFile(file.path, file.size_bytes, file.partition_values) for file in copies]
         if filled:
@@ -292,8 +292,8 @@ def _apply(
             done.added += [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
             done.added_rows += sum(file.record_count for file in filled)
             done.files_added += len(filled)
-    except TableChanged as moved:
-        if not moved.may_be_committed:
+    except TableChanged as changed:
+        if not changed.may_be_committed:
             delete_files(options, [file.path for file in written])
         raise
 
@@ -301,7 +301,7 @@ def _apply(
 def commit_one(
     options: DeltaOptions,
     known: Sequence[TableFile],
-    gone: Sequence[TableFile],
+    remove: Sequence[TableFile],
     files: Sequence[DataFile],
     own_metadata: Mapping[str, Any],
     *,
@@ -310,7 +310,7 @@ def commit_one(
     deleted_row_count: int = 0,
     updated_row_count: int = 0,
 ) -> int:
-    """Replace `gone` by `files` in one commit to the current table; returns its version. `known`: the table's files
+    """Replace `remove` by `files` in one commit to the current table; returns its version. `known`: the table's files
     when the change was planned. `incoming`: bounds of the new rows; no file may have been added that may overlap them.
     Raises `TableChanged`.
     """
@@ -328,8 +328,8 @@ def commit_one(
         if attempt > 0 and files and all(file.path in now for file in files):
             # The last attempt has succeeded although it reported a failure.
             return int(table.version())
-        came = [file for path, file in now.items() if path not in paths]
-        if any(file.path not in now for file in gone) or any(_may_overlap(file, new) for file in came):
+        added_files = [file for path, file in now.items() if path not in paths]
+        if any(file.path not in now for file in remove) or any(_may_overlap(file, new) for file in added_files):
             raise TableChanged(may_be_committed=_is_named(options, files, since + 1, int(table.version())))
         state = read_state(table) if keeps_state else None
         try:
@@ -339,7 +339,7 @@ def commit_one(
                 table.metadata().partition_columns,
                 None,
                 overwrite=False,
-                remove=gone,
+                remove=remove,
                 own_metadata=own_metadata if state is None else {**own_metadata, "state": _raised(state, new).encode()},
                 only_next=True,
                 deleted_row_count=deleted_row_count,

@@ -48,7 +48,7 @@ from pyspark_fenceline.query_state import FIRST_BATCH, NotKnown, QueryState, que
 from pyspark_fenceline.ranges import (
     Comparison,
     Snapshot,
-    compare_patiently,
+    compare_with_retries,
     require_all,
     resolve,
     subscribed,
@@ -344,12 +344,12 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 )
 
     def _compare(
-        self, held: SourceOffset, look: Callable[[], Snapshot], lost: Collection[TopicPartition] = ()
+        self, held: SourceOffset, take: Callable[[], Snapshot], lost: Collection[TopicPartition] = ()
     ) -> tuple[Snapshot, Comparison]:
         """`lost`: partitions that need no proof, because their loss is known."""
-        return compare_patiently(
+        return compare_with_retries(
             held,
-            look,
+            take,
             self._history,
             attempts=self._options.retries.attempts,
             interval_ms=self._options.retries.interval_ms,

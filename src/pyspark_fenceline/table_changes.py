@@ -73,9 +73,11 @@ def changes(
         if not all(sides.values()):
             one_sided += files
             continue
-        came, went = (_rows(session, options, schema, sides[kind]).drop(CHANGE_TYPE) for kind in ("insert", "delete"))
-        parts.append(came.exceptAll(went).withColumn(CHANGE_TYPE, f.lit("insert")))
-        parts.append(went.exceptAll(came).withColumn(CHANGE_TYPE, f.lit("delete")))
+        inserted, deleted = (
+            _rows(session, options, schema, sides[kind]).drop(CHANGE_TYPE) for kind in ("insert", "delete")
+        )
+        parts.append(inserted.exceptAll(deleted).withColumn(CHANGE_TYPE, f.lit("insert")))
+        parts.append(deleted.exceptAll(inserted).withColumn(CHANGE_TYPE, f.lit("delete")))
     # Most versions only add: all of them are one job.
     found = _rows(session, options, schema, one_sided)
     for part in parts:

@@ -114,13 +114,13 @@ def _deleted(
     import numpy as np
 
     files = files_of_version(options, version)
-    went = [file for file in files if file.kind == "delete"]
-    came = [file for file in files if file.kind == "insert"]
-    if not went:
+    removed = [file for file in files if file.kind == "delete"]
+    added = [file for file in files if file.kind == "insert"]
+    if not removed:
         return {}
-    vectors = kept_rows(options, version) if any(file.has_vector for file in came) else {}
-    before = _offsets(options, went, {}, concerned)
-    after = _offsets(options, came, vectors, concerned)
+    vectors = kept_rows(options, version) if any(file.has_vector for file in added) else {}
+    before = _offsets(options, removed, {}, concerned)
+    after = _offsets(options, added, vectors, concerned)
     left: dict[TopicPartition, list[Offsets]] = {}
     for (tp, _), offsets in after.items():
         left.setdefault(tp, []).append(offsets)
@@ -187,5 +187,5 @@ def without_deleted(columns: LogColumns, kept: npt.NDArray[np.bool_]) -> LogColu
     """`kept` may be shorter than the file: the rows after it are not deleted."""
     import numpy as np
 
-    gone = np.flatnonzero(~kept)
-    return columns.rows(np.delete(np.arange(len(columns)), gone[gone < len(columns)]))
+    deleted_rows = np.flatnonzero(~kept)
+    return columns.rows(np.delete(np.arange(len(columns)), deleted_rows[deleted_rows < len(columns)]))
