@@ -140,9 +140,9 @@ def test_what_is_not_proven_has_a_word_and_an_exit_code_of_its_own(led_twice: tu
         (["--apply"], "Add --repair or --backfill"),
         (["--repair", "--backfill"], "two steps"),
         (["--backfill", "--where", "true"], "Leave it out"),
-        (["--repair", "--kind", "unproven"], "nothing about rows of the kind unproven"),
+        (["--repair", "--kind", "unproven"], "does not support findings of the kind unproven"),
         (["--row-key", "line"], "no column line"),
-        (["--deleted", "list.txt"], "no file of deleted rows"),
+        (["--deleted", "list.txt"], "format of the file of deleted rows"),
         (["--deleted", "list.csv"], "cannot be read"),
     ],
 )
