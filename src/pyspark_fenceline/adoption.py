@@ -28,8 +28,8 @@ from pyspark_fenceline.adoption_evidence import (
     Replaced,
     Times,
     Unproven,
-    begun_before,
-    facts,
+    describe_evidence,
+    epochs_begun_before,
     judge,
 )
 from pyspark_fenceline.adoption_times import times_of
@@ -133,7 +133,7 @@ class Adoption:
                     assert offset is not None, "the case above"
                     verdicts[tp] = Diverged(offset, log_epoch, offset)
                 case Unproven(because):
-                    unproven[tp] = f"{tp} at {evidence.offset}: {because} ({facts(evidence)})"
+                    unproven[tp] = f"{tp} at {evidence.offset}: {because} ({describe_evidence(evidence)})"
         if unproven and not self._accepts_unproven:
             raise UnprovenCheckpointError(unproven)
         self.accepted = {tp: inside[tp] for tp in unproven}
@@ -144,14 +144,14 @@ class Adoption:
     def _collect(
         self, inside: Mapping[TopicPartition, int], held: SourceOffset, snapshot: Snapshot
     ) -> dict[TopicPartition, CheckpointEvidence]:
-        logs = LogEpochsCache(self._cluster).fresh({tp: snapshot.topic_ids[tp.topic] for tp in inside})
+        logs = LogEpochsCache(self._cluster).fetch({tp: snapshot.topic_ids[tp.topic] for tp in inside})
         found = times_of(self._hint, held)
         receipts: dict[TopicPartition, list[LossReceipt]] = {}
         for one in self._read_receipts():
             receipts.setdefault(TopicPartition(one.topic, one.partition), []).append(one)
         times = dict.fromkeys(inside, found) if isinstance(found, str) else {tp: found[tp] for tp in inside}
         dates = self._dates({tp: each for tp, each in times.items() if isinstance(each, Times)})
-        leading = self._leading({tp: begun_before(logs[tp], each) for tp, each in dates.items()})
+        leading = self._leading({tp: epochs_begun_before(logs[tp], each) for tp, each in dates.items()})
         return {
             tp: CheckpointEvidence(
                 offset, logs[tp], times[tp], dates.get(tp, Dates()), leading.get(tp), receipts.get(tp, ())

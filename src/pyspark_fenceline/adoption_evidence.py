@@ -111,7 +111,7 @@ def judge(evidence: CheckpointEvidence) -> Proven | Replaced | Unproven:
     return held
 
 
-def begun_before(log: LogEpochs, dates: Dates) -> list[tuple[EpochStart, int]]:
+def epochs_begun_before(log: LogEpochs, dates: Dates) -> list[tuple[EpochStart, int]]:
     """The epochs that may have begun before the plan, newest first, each with the end of its records dated before the
     plan. Compaction may have left no such record, so the caller must check the log.
     """
@@ -129,18 +129,20 @@ def _held(evidence: CheckpointEvidence, offset: int, times: Times) -> Proven | U
     live_end = evidence.offset if dates.doubtful_from is None else min(dates.doubtful_from, evidence.offset)
     if dates.live_from is None or dates.live_from >= live_end:
         return Unproven(
-            f"no record below the position is dated within a day before {at(times.planned_ms)}, when the batch was "
-            "planned: the records' timestamps are not append times, or this is another log"
+            f"no record below the position is dated within a day before {format_time(times.planned_ms)}, when the "
+            "batch was planned: the records' timestamps are not append times, or this is another log"
         )
     leading = evidence.leading
     if leading is None:
-        return Unproven(f"no record of the log is dated before {at(times.planned_ms)}, when the batch was planned")
+        return Unproven(
+            f"no record of the log is dated before {format_time(times.planned_ms)}, when the batch was planned"
+        )
     later = [start for start in log.epochs if start.epoch > leading.epoch]
     if later and later[0].offset < offset:
         first = later[0]
         return Unproven(
             f"epoch {first.epoch} of the log begins at {first.offset}, below the position, and may have begun after "
-            f"{at(times.planned_ms)}, when the batch was planned"
+            f"{format_time(times.planned_ms)}, when the batch was planned"
         )
     known = {start.epoch for start in later}
     missing = [epoch for epoch in range(leading.epoch + 1, log.leader_epoch + 1) if epoch not in known]
@@ -180,19 +182,19 @@ def _contradicts(receipt: LossReceipt, evidence: CheckpointEvidence) -> bool:
 # Formatting -----------------------------------------------------------------------------------------------------------
 
 
-def at(time_ms: int) -> str:
+def format_time(time_ms: int) -> str:
     """A time as text, in UTC."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def facts(evidence: CheckpointEvidence) -> str:
+def describe_evidence(evidence: CheckpointEvidence) -> str:
     """The evidence as text, for the user who has to decide."""
     log, times = evidence.log, evidence.times
     epochs = ", ".join(f"{start.epoch} from {start.offset}" for start in log.epochs[-8:]) or "unknown"
     known = [f"the log starts at {log.start_offset} and ends at {log.end_offset}; its epochs: {epochs}"]
     if isinstance(times, Times):
-        committed = "not committed" if times.committed_ms is None else f"committed at {at(times.committed_ms)}"
-        known.append(f"the checkpoint's batch was planned at {at(times.planned_ms)}, {committed}")
+        committed = "not committed" if times.committed_ms is None else f"committed at {format_time(times.committed_ms)}"
+        known.append(f"the checkpoint's batch was planned at {format_time(times.planned_ms)}, {committed}")
     return "; ".join(known)
 
 

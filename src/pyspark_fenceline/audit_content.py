@@ -20,7 +20,7 @@ from pyspark_fenceline import connect
 from pyspark_fenceline.audit_log import join_near
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_table_files import TableFile, open_parquet, pieces_of
+from pyspark_fenceline.delta_table_files import TableFile, open_parquet, read_pieces
 from pyspark_fenceline.log_columns import LOG_COLUMNS, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.log_epochs import existing_partitions
 
@@ -66,7 +66,7 @@ class ByValues:
         epochs = columns.epochs.copy()
         parquet = open_parquet(options, file.path)
         there = [name for name in self.columns if name in parquet.schema_arrow.names]
-        for start, rows in pieces_of(parquet, there):
+        for start, rows in read_pieces(parquet, there):
             part = slice(start, start + rows.num_rows)
             epochs[part] = self.of_rows(rows, columns.rows(part)).epochs
         return LogColumns(columns.partitions, columns.codes, columns.offsets, np.asarray(epochs))

@@ -31,7 +31,7 @@ _CHUNK_OFFSETS: Final = 1_000_000
 """Offsets whose rows are in memory at a time."""
 
 
-def only_repeated(
+def duplicates_by_key(
     findings: pa.Table,
     options: DeltaOptions,
     files: Sequence[TableFile],
@@ -51,7 +51,7 @@ def only_repeated(
             "Rewrite its files first (in Delta: REORG TABLE ... APPLY (PURGE)), or pass a DataFrame to audit.",
         )
     is_twice = pc.equal(findings["kind"], str(Kind.DUPLICATE))
-    masks = repeated_rows(options, files, ranges_of(findings.filter(is_twice).to_pylist()), row_key, refine)
+    masks = repeated_rows(options, files, finding_ranges(findings.filter(is_twice).to_pylist()), row_key, refine)
     offsets: dict[TopicPartition, list[npt.NDArray[np.int64]]] = {}
     for file in files:
         if file.path in masks and masks[file.path].any():
@@ -69,7 +69,7 @@ def only_repeated(
     return pa.concat_tables([findings.filter(pc.invert(is_twice)), made]).sort_by(list(ORDER))
 
 
-def ranges_of(findings: Iterable[Mapping[str, Any]]) -> dict[TopicPartition, list[Range]]:
+def finding_ranges(findings: Iterable[Mapping[str, Any]]) -> dict[TopicPartition, list[Range]]:
     """The offsets of findings of one kind."""
     found: dict[TopicPartition, list[Range]] = {}
     for row in findings:

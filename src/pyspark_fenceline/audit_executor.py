@@ -74,7 +74,7 @@ class AuditExecutor:
         """All findings, in this process."""
         raise NotImplementedError
 
-    def spread(self, findings: pa.Table) -> Any:
+    def distribute(self, findings: pa.Table) -> Any:
         """The inverse of `collect`: findings in the form that `findings` returns."""
         raise NotImplementedError
 
@@ -176,7 +176,7 @@ class LocalFilesAudit(AuditExecutor):
     def collect(self, findings: pa.Table) -> pa.Table:
         return findings
 
-    def spread(self, findings: pa.Table) -> pa.Table:
+    def distribute(self, findings: pa.Table) -> pa.Table:
         return findings
 
 
@@ -316,7 +316,7 @@ class SparkAudit(AuditExecutor):
     def collect(self, findings: DataFrame) -> pa.Table:
         return _in_order([findings.toArrow().cast(findings_schema())])
 
-    def spread(self, findings: pa.Table) -> DataFrame:
+    def distribute(self, findings: pa.Table) -> DataFrame:
         return self._frame(findings)
 
     def _frame(self, findings: pa.Table) -> DataFrame:
@@ -330,10 +330,10 @@ class SparkAudit(AuditExecutor):
     def counts(self, findings: DataFrame) -> list[tuple[str, int, int]]:
         from pyspark.sql import functions as f
 
-        spread = findings if self._few is None else self._spark_findings
+        distributed = findings if self._few is None else self._spark_findings
         counted: list[tuple[str, int, int]] = [] if self._few is None else counts_of(self._local_findings)
-        if spread is not None:
-            rows = spread.groupBy("kind").agg(f.count("*"), f.sum("rows")).collect()
+        if distributed is not None:
+            rows = distributed.groupBy("kind").agg(f.count("*"), f.sum("rows")).collect()
             counted += [tuple(row) for row in rows]
         if self._few is None:
             self._runs.unpersist()

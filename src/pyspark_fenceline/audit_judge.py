@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pyspark_fenceline.audit_log import Found
+from pyspark_fenceline.audit_log import RecordRanges
 from pyspark_fenceline.audit_ranges import clip, common, coverage, covered, gaps, joined, outside
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
 from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogEpochs, held_interval, proven_without_epoch
@@ -116,7 +116,7 @@ class Expected:
     is_replaced: bool = False
 
 
-Find = Callable[[Sequence[tuple[int, int]], str], Found]
+Find = Callable[[Sequence[tuple[int, int]], str], RecordRanges]
 """`find(ranges, isolation_level)` returns where the log has records."""
 
 
@@ -230,7 +230,7 @@ def _not_in_batches(
     expected: Expected,
     wanted: tuple[int, int],
     held: Sequence[tuple[Offsets, Offsets]],
-    found: Found,
+    found: RecordRanges,
     find: Find,
 ) -> list[Finding]:
     """Rows of the right epoch at offsets where the log has no record (for this reader)."""

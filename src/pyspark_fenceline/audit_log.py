@@ -33,7 +33,7 @@ NEAR: Final = 20_000
 
 
 @dataclass(slots=True)
-class Found:
+class RecordRanges:
     """Ranges [start, end) at which the log has records, in ascending order, and those of unreadable batches."""
 
     present: list[tuple[int, int]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Found:
 
 def find_records(
     client: Mapping[str, str], tp: TopicPartition, ranges: Sequence[tuple[int, int]], *, isolation_level: str
-) -> Found:
+) -> RecordRanges:
     """Read the log between the given offsets. Raises the brokers' errors."""
     properties = {
         "max.partition.fetch.bytes": 8 * 1024 * 1024,
@@ -65,8 +65,10 @@ def find_records(
         loop.close()
 
 
-async def _find(properties: Mapping[str, object], tp: TopicPartition, ranges: Sequence[tuple[int, int]]) -> Found:
-    found = Found()
+async def _find(
+    properties: Mapping[str, object], tp: TopicPartition, ranges: Sequence[tuple[int, int]]
+) -> RecordRanges:
+    found = RecordRanges()
     async with AsyncRangeReader(properties) as reader:
         for start, end in ranges:
             position = start
@@ -85,7 +87,7 @@ async def _find(properties: Mapping[str, object], tp: TopicPartition, ranges: Se
     return found
 
 
-def note_records(found: Found, piece: Fetched) -> None:
+def note_records(found: RecordRanges, piece: Fetched) -> None:
     """Add the offsets of the records in a piece of the log."""
     for run in piece.runs:
         for header in iter_headers(run.records):
@@ -99,7 +101,7 @@ def note_records(found: Found, piece: Fetched) -> None:
                 _note_each(found, run.records, header, start, end)
 
 
-def _note_each(found: Found, records: memoryview, header: BatchHeader, start: int, end: int) -> None:
+def _note_each(found: RecordRanges, records: memoryview, header: BatchHeader, start: int, end: int) -> None:
     try:
         offsets = [record.offset for record in decode_batch(records, header)]
     except FencelineError:

@@ -67,7 +67,7 @@ def runs_of(columns: LogColumns, bucket_size: int) -> pa.RecordBatch:
         order = np.lexsort((epochs, offsets, codes))
         codes, offsets, epochs = codes[order], offsets[order], epochs[order]
     if bool(np.any((codes[1:] == codes[:-1]) & (offsets[1:] == offsets[:-1]))):
-        order = _one_after_another(codes, offsets, epochs)
+        order = _separate_duplicates(codes, offsets, epochs)
         codes, offsets, epochs = codes[order], offsets[order], epochs[order]
     breaks = (
         (codes[1:] != codes[:-1])
@@ -108,7 +108,7 @@ def runs_of(columns: LogColumns, bucket_size: int) -> pa.RecordBatch:
     return pa.Table.from_batches([batch, row]).combine_chunks().to_batches()[0]
 
 
-def _one_after_another(codes: Offsets, offsets: Offsets, epochs: Offsets) -> Offsets:
+def _separate_duplicates(codes: Offsets, offsets: Offsets, epochs: Offsets) -> Offsets:
     """An order that puts rows of one offset into separate runs, as when each record became several rows."""
     import numpy as np
 
@@ -133,13 +133,13 @@ def runs_of_batches(
     batches: Iterator[pa.RecordBatch], bucket_size: int, refine: RefineRows | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The runs of a DataFrame's rows. `batches` have the columns of `LOG_COLUMNS`, and those that `refine` uses."""
-    for rows in batches if refine is None else _larger(batches):
+    for rows in batches if refine is None else _merged_batches(batches):
         columns: dict[str, Any] = {name: rows.column(name) for name in LOG_COLUMNS}
         found = log_columns(columns)
         yield runs_of(found if refine is None else refine(rows, found), bucket_size)
 
 
-def _larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _merged_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Batches of at least `_ROWS_AT_ONCE` rows, so that the log is read in fewer requests."""
     import pyarrow as pa
 

@@ -22,7 +22,7 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
 from pyspark_fenceline.audit_content import ByValues, content_columns, refuse_other_columns
-from pyspark_fenceline.audit_duplicates import only_repeated
+from pyspark_fenceline.audit_duplicates import duplicates_by_key
 from pyspark_fenceline.audit_executor import (
     BUCKETS_PER_TASK,
     AuditExecutor,
@@ -444,7 +444,7 @@ def _run(
         facts = cluster.topics(names) if names else {}
         asked = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
         there = existing_partitions(cluster, asked)
-        logs = LogEpochsCache(cluster).fresh(there)
+        logs = LogEpochsCache(cluster).fetch(there)
         readable = readable_ends(cluster, there)
         receipts = _receipts(cluster, chosen, totals, logs)
         expected = {
@@ -550,7 +550,7 @@ def _check_again(
     found = work.collect(findings)
     if twice:
         assert table is not None, "only files are checked again"
-        found = only_repeated(
+        found = duplicates_by_key(
             found, table.options, table.files, chosen.row_key, work.refine, has_vectors=bool(table.kept)
         )
     unknown: tuple[str, ...] = ()
@@ -568,7 +568,7 @@ def _check_again(
             notes += [f"the rows deleted by {one} are unknown: vacuum has removed its files" for one in unknown]
             if by_table.first_version > 0:
                 notes.append(f"deletions before version {by_table.first_version} of the table are unknown")
-    return work.spread(found), counts_of(found), unknown
+    return work.distribute(found), counts_of(found), unknown
 
 
 def _bucket_size(total: int, task_count: int) -> int:

@@ -129,7 +129,7 @@ def backfill_here(
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FileResult:
     """The result for one file. `known_rows`: rows with an epoch. `copy`: the rewritten file, if there is one."""
 
     path: str
@@ -153,7 +153,7 @@ class _Filler:
     kind: str | None
     topics: frozenset[str] | None
 
-    def __call__(self, file: TableFile) -> _Found:
+    def __call__(self, file: TableFile) -> _FileResult:
         import numpy as np
 
         columns = read_log_columns(self.options, file)
@@ -166,7 +166,7 @@ class _Filler:
             found, copy = self._compare(file, columns, concerned)
         stale = concerned & (found == NOT_IN_LOG)
         proven = concerned & (found >= 0)
-        return _Found(
+        return _FileResult(
             file.path,
             int(proven.sum()),
             int((concerned & (found == SAME_VALUES)).sum()),
@@ -282,7 +282,7 @@ def _bounds(
     return {tp: (starts[tp], ends[tp].offset) for tp in every}, {tp: ends[tp].leader_epoch for tp in every}
 
 
-def _compare_files(filler: _Filler, files: Sequence[TableFile], session: SparkSession | None) -> list[_Found]:
+def _compare_files(filler: _Filler, files: Sequence[TableFile], session: SparkSession | None) -> list[_FileResult]:
     if session is None or len(files) <= 1:
         with ThreadPoolExecutor(_THREADS) as pool:
             return list(pool.map(filler, files))
@@ -297,7 +297,7 @@ def _compare_files(filler: _Filler, files: Sequence[TableFile], session: SparkSe
 
 
 def _commit(
-    table: OpenedTable, replaced: Sequence[TableFile], copies: Sequence[DataFile], found: Sequence[_Found]
+    table: OpenedTable, replaced: Sequence[TableFile], copies: Sequence[DataFile], found: Sequence[_FileResult]
 ) -> int:
     if LEADER_EPOCH not in table.schema.names:
         _add_column(table)
@@ -331,12 +331,12 @@ def _add_column(table: OpenedTable) -> None:
         raise TableChanged() from error
 
 
-def _stale(found: Iterable[_Found]) -> list[StaleRows]:
+def _stale(found: Iterable[_FileResult]) -> list[StaleRows]:
     ranges = sorted((tp, start, end) for one in found for tp, each in one.stale.items() for start, end in each)
     return [StaleRows(tp.topic, tp.partition, start, end) for tp, start, end in ranges]
 
 
-def _result(found: Sequence[_Found], *, apply: bool, version: int | None) -> Backfill:
+def _result(found: Sequence[_FileResult], *, apply: bool, version: int | None) -> Backfill:
     return Backfill(
         apply,
         sum(one.proven_rows for one in found),

@@ -167,7 +167,7 @@ def _reported_late(loss: Loss, held: SourceOffset) -> Loss:
     return replace(loss, resume_offset=min(loss.resume_offset, position.offset))
 
 
-def beginning(first: SourceOffset, last: SourceOffset) -> SourceOffset:
+def batch_start(first: SourceOffset, last: SourceOffset) -> SourceOffset:
     """Where the batch between two offsets begins: at `first`, moved by the losses before it was planned.
 
     Partitions that are not in the batch's end are dropped.
@@ -193,11 +193,11 @@ def beginning(first: SourceOffset, last: SourceOffset) -> SourceOffset:
 def plan_batch(
     first: SourceOffset, last: SourceOffset, begin: Comparison, finish: Comparison, snapshot: Snapshot
 ) -> PlannedBatch:
-    """What the batch between two offsets reads, by the comparisons of its `beginning` and of `last` with the logs.
+    """What the batch between two offsets reads, by the comparisons of its `batch_start` and of `last` with the logs.
 
     If its end is no longer in the log, it reads up to the point of divergence, and the next plan goes back to it.
     """
-    begins = beginning(first, last)
+    begins = batch_start(first, last)
     at_start = {TopicPartition(loss.topic, loss.partition): loss for loss in begin.losses}
     at_end = {
         TopicPartition(loss.topic, loss.partition): loss

@@ -121,10 +121,10 @@ class _TaskWriter:
 
     def __getstate__(self) -> dict[str, Any]:
         """For a task, which needs the epochs that the table was compared with, but cannot have the table handle."""
-        from pyspark_fenceline.delta_table_files import compared
+        from pyspark_fenceline.delta_table_files import compared_epochs
 
         if self.known is None and self.options.client is not None:
-            self.known = {} if self.seen is None else compared(self.options, self.seen.table, self.seen.state)
+            self.known = {} if self.seen is None else compared_epochs(self.options, self.seen.table, self.seen.state)
         # Pickling is the last step of the process that plans the write.
         workers.freeze_gc()
         return {**self.__dict__, "seen": None}

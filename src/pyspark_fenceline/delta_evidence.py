@@ -53,7 +53,7 @@ def cached_log_epochs(
     client: Mapping[str, str], partitions: Iterable[TopicPartition]
 ) -> Mapping[TopicPartition, LogEpochs]:
     """Cached epochs of those partitions that exist; bounds may be old. Raises the brokers' errors."""
-    return epochs_cache_of(client).of(existing_partitions(connect.connect(client), partitions))
+    return epochs_cache_of(client).get(existing_partitions(connect.connect(client), partitions))
 
 
 def fetch_log_epochs(
@@ -61,7 +61,7 @@ def fetch_log_epochs(
 ) -> dict[TopicPartition, LogEpochs]:
     """Epochs and current bounds of those partitions that exist. Raises the brokers' errors."""
     found = existing_partitions(connect.connect(client), partitions)
-    return epochs_cache_of(client).fresh(found) if found else {}
+    return epochs_cache_of(client).fetch(found) if found else {}
 
 
 def gather_evidence(
@@ -97,7 +97,7 @@ def _fetch(
     _warn_once(epochs)
     return TruncationEvidence(
         epochs,
-        epochs_cache_of(client).of(doubtful, ends) if doubtful else {},
+        epochs_cache_of(client).get(doubtful, ends) if doubtful else {},
         {tp.topic: topic_id for tp, topic_id in found.items()},
         {tp: end.offset for tp, end in ends.items()},
     )

@@ -165,7 +165,7 @@ class FileWriter:
         file.writer.write_table(rows)
         file.record_count += rows.num_rows
         file.spans = merged([*file.spans, *spans])
-        note_nan(file.columns_with_nan, rows)
+        add_nan_columns(file.columns_with_nan, rows)
         if file.sink.tell() >= self._options.target_file_size_bytes:
             self._close(key)
 
@@ -317,7 +317,7 @@ def dictionary_columns(rows: pa.Table) -> bool | list[str]:
     return found
 
 
-def note_nan(found: set[str], rows: pa.Table | pa.RecordBatch) -> None:
+def add_nan_columns(found: set[str], rows: pa.Table | pa.RecordBatch) -> None:
     """Add the names of the columns that contain NaN."""
     import pyarrow as pa
     import pyarrow.compute as pc

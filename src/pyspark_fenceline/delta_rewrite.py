@@ -13,9 +13,9 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyspark_fenceline.delta_files import DataFile, file_system, note_nan, statistics_of
+from pyspark_fenceline.delta_files import DataFile, add_nan_columns, file_system, statistics_of
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_table_files import open_file, open_parquet, pieces_of
+from pyspark_fenceline.delta_table_files import open_file, open_parquet, read_pieces
 from pyspark_fenceline.log_columns import LEADER_EPOCH, LOG_COLUMNS, Span, log_columns, merged, spans_of
 from pyspark_fenceline.parquet_column import with_column
 
@@ -38,7 +38,7 @@ def rewrite(
     source = open_parquet(options, path)
     schema = pa.schema([field.remove_metadata() for field in source.schema_arrow])
     codec = options.compression
-    target = _beside(path, codec)
+    target = _new_name(path, codec)
     sink = file_system(options).open_output_stream(target)
     metadata: list[Any] = []
     nan: set[str] = set()
@@ -56,14 +56,14 @@ def rewrite(
         use_dictionary=_with_dictionaries(source, schema),
     )
     kept = 0
-    for start, piece in pieces_of(source):
+    for start, piece in read_pieces(source):
         mask = keep[start : start + piece.num_rows]
         if not mask.any():
             continue
         rows = (piece if mask.all() else piece.filter(pa.array(mask))).cast(schema)
         writer.write_table(rows)
         kept += rows.num_rows
-        note_nan(nan, rows)
+        add_nan_columns(nan, rows)
         if is_tracked:
             columns = {n: rows.column(n) if n in schema.names else partition_values[n] for n in LOG_COLUMNS}
             if isinstance(columns["partition"], str):
@@ -91,14 +91,14 @@ def with_epochs(
     import pyarrow.parquet as pq
 
     codec = options.compression
-    target = _beside(path, codec)
+    target = _new_name(path, codec)
     root = file_system(options)
     source = open_parquet(options, path)
     floats = [one.name for one in source.schema_arrow if pa.types.is_floating(one.type)]
     # Bounds in nanoseconds would be truncated to microseconds.
     unbounded = {one.name for one in source.schema_arrow if pa.types.is_timestamp(one.type) and one.type.unit == "ns"}
-    for _, rows in pieces_of(source, floats) if floats else ():
-        note_nan(unbounded, rows)
+    for _, rows in read_pieces(source, floats) if floats else ():
+        add_nan_columns(unbounded, rows)
     with open_file(options, path) as file, root.open_output_stream(target) as sink:
         size_bytes = with_column(file, sink, LEADER_EPOCH, epochs, codec)
     written = pq.ParquetFile(root.open_input_file(target))
@@ -112,7 +112,7 @@ def with_epochs(
     )
 
 
-def _beside(path: str, codec: str) -> str:
+def _new_name(path: str, codec: str) -> str:
     """A new file's name in the folder of another."""
     folder = os.path.dirname(path)
     name = f"part-{uuid.uuid4()}-c000.{'parquet' if codec == 'none' else f'{codec}.parquet'}"

@@ -66,7 +66,7 @@ def table_files(table: DeltaTable, *, reads_vectors: bool = False) -> list[Table
     """
     import pyarrow as pa
 
-    _refuse_what_files_do_not_tell(table, reads_vectors=reads_vectors)
+    _refuse_unsupported_features(table, reads_vectors=reads_vectors)
     actions = pa.table(table.get_add_actions(flatten=True))
     names = set(actions.column_names)
     partition_by = tuple(table.metadata().partition_columns)
@@ -121,7 +121,7 @@ def _text(value: Any) -> str | None:
     return str(value)
 
 
-def _refuse_what_files_do_not_tell(table: DeltaTable, *, reads_vectors: bool) -> None:
+def _refuse_unsupported_features(table: DeltaTable, *, reads_vectors: bool) -> None:
     mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
         raise OperatorError(
@@ -174,7 +174,7 @@ def open_file(options: DeltaOptions, path: str) -> Any:
         return root.open_input_file(unquote(path))
 
 
-def pieces_of(parquet: Any, names: Sequence[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
+def read_pieces(parquet: Any, names: Sequence[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
     """The rows of an open file with the number of the first one, in pieces of whole row groups and limited size.
     `names`: the columns to read, None for all.
     """
@@ -204,7 +204,9 @@ def end_offsets(files: Iterable[TableFile], wanted: Collection[TopicPartition]) 
     return ends
 
 
-def compared(options: DeltaOptions, table: DeltaTable, state: TableState | None = None) -> dict[TopicPartition, int]:
+def compared_epochs(
+    options: DeltaOptions, table: DeltaTable, state: TableState | None = None
+) -> dict[TopicPartition, int]:
     """The partitions of the table's rows, each with the leader epoch that they were last compared with (-1: never, or
     another writer has committed since). `state`: of the table's newest commit, if known.
     """

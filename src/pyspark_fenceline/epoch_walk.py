@@ -23,13 +23,13 @@ class EpochWalk:
         """Newest first."""
         self._is_over = False
 
-    def question(self, log_start: int) -> int | None:
+    def next_epoch(self, log_start: int) -> int | None:
         """The epoch to request, under `leader_epoch`; None if all are known. `log_start`: current first offset of the
         log."""
         return self._candidate - 1 if self._candidate > 0 and self._has_older(log_start) else None
 
-    def learn(self, answer: EpochEnd) -> None:
-        """The leader's answer to `question`: that epoch, or the one before it in this log, ends where the next one
+    def add_answer(self, answer: EpochEnd) -> None:
+        """The leader's answer to `next_epoch`: that epoch, or the one before it in this log, ends where the next one
         begins."""
         is_undefined = answer.leader_epoch < 0 or answer.end_offset < 0
         # Below its first epoch a leader echoes the request with that epoch's start (E13 d): there is no older one.

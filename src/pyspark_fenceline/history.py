@@ -47,7 +47,7 @@ def _position_at(offset: int, walk: EpochWalk, log_start: int) -> Position | Non
     """The position at an offset above the log's start: without an epoch if the log does not have it, None while an
     older epoch must be requested."""
     below = tuple(start for start in walk.starts(log_start) if start.offset < offset)
-    if len(below) < EPOCHS_KEPT and walk.question(log_start) is not None:
+    if len(below) < EPOCHS_KEPT and walk.next_epoch(log_start) is not None:
         return None
     return Position(offset, below[-1].epoch if below else UNKNOWN_EPOCH, below[-EPOCHS_KEPT:])
 
@@ -86,13 +86,13 @@ class History:
             questions: dict[TopicPartition, tuple[int, int]] = {}
             for tp in pending:
                 walk = self._known[tp]
-                position, older = _position_at(offsets[tp], walk, starts[tp]), walk.question(starts[tp])
+                position, older = _position_at(offsets[tp], walk, starts[tp]), walk.next_epoch(starts[tp])
                 if position is not None:
                     tagged[tp] = position
                 elif older is not None:
                     questions[tp] = (older, walk.leader_epoch)
             for tp, answer in self._cluster.epoch_ends(questions).items() if questions else ():
-                self._known[tp].learn(answer)
+                self._known[tp].add_answer(answer)
             pending = list(questions)
         return tagged
 

@@ -53,7 +53,7 @@ class LogEpochsCache:
         self._cluster = cluster
         self._known: dict[TopicPartition, LogEpochs] = {}
 
-    def of(
+    def get(
         self, partitions: Mapping[TopicPartition, str | None], ends: Mapping[TopicPartition, LogEnd] | None = None
     ) -> dict[TopicPartition, LogEpochs]:
         """Epochs of `existing_partitions`. Cached epochs are exact; cached bounds may be old.
@@ -68,10 +68,10 @@ class LogEpochsCache:
                 logs[tp] = known
         missing = {tp: topic_id for tp, topic_id in partitions.items() if tp not in logs}
         if missing:
-            logs.update(self.fresh(missing))
+            logs.update(self.fetch(missing))
         return logs
 
-    def fresh(self, partitions: Mapping[TopicPartition, str | None]) -> dict[TopicPartition, LogEpochs]:
+    def fetch(self, partitions: Mapping[TopicPartition, str | None]) -> dict[TopicPartition, LogEpochs]:
         """Epochs and current bounds, never from the cache."""
         for attempt in range(1, _ATTEMPTS + 1):
             starts = self._cluster.log_starts(partitions) if partitions else {}
@@ -106,8 +106,8 @@ class LogEpochsCache:
         while questions := {
             tp: (older, walk.leader_epoch)
             for tp, walk in walks.items()
-            if (older := walk.question(logs[tp].start_offset)) is not None
+            if (older := walk.next_epoch(logs[tp].start_offset)) is not None
         }:
             for tp, answer in self._cluster.epoch_ends(questions).items():
-                walks[tp].learn(answer)
+                walks[tp].add_answer(answer)
         return logs | {tp: replace(logs[tp], epochs=walk.starts(logs[tp].start_offset)) for tp, walk in walks.items()}

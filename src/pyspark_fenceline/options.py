@@ -191,7 +191,7 @@ def _retraction_options(given: GivenOptions, policy: LossPolicy) -> RetractionOp
     )
 
 
-def check_general(options: Mapping[str, str]) -> ReadOptions:
+def check_common_options(options: Mapping[str, str]) -> ReadOptions:
     """Check the options that batch and stream have in common, before Spark chooses one; warn about unknown names.
 
     Returns the options without the bounds.

@@ -124,7 +124,7 @@ _ALTERNATIVES: Final = (
 )
 
 
-def refusal_to_rewind(state: QueryState) -> str | None:
+def why_no_rewind(state: QueryState) -> str | None:
     """Why a query in that state must not rewind after a truncation, and what to do; None if it may."""
     match state:
         case Stateless():

@@ -231,7 +231,7 @@ def compare_with_retries(
 def recreated_topics(held: SourceOffset, snapshot: Snapshot) -> set[str]:
     """Topics of the snapshot that are not those of `held`: their ids differ or, if brokers have no topic ids, the
     cluster does."""
-    is_elsewhere = _is_elsewhere(held, snapshot)
+    is_elsewhere = _is_other_cluster(held, snapshot)
     found = set()
     for topic, held_id in held.topic_ids.items():
         if topic not in snapshot.topics:
@@ -242,13 +242,13 @@ def recreated_topics(held: SourceOffset, snapshot: Snapshot) -> set[str]:
     return found
 
 
-def _is_elsewhere(held: SourceOffset, snapshot: Snapshot) -> bool:
+def _is_other_cluster(held: SourceOffset, snapshot: Snapshot) -> bool:
     return None not in (held.cluster_id, snapshot.cluster_id) and held.cluster_id != snapshot.cluster_id
 
 
 def _with_clusters(loss: Loss, held: SourceOffset, snapshot: Snapshot) -> Loss:
     """The loss with the cluster id of the position, and that of the current cluster if it differs."""
-    found = snapshot.cluster_id if _is_elsewhere(held, snapshot) else None
+    found = snapshot.cluster_id if _is_other_cluster(held, snapshot) else None
     return replace(loss, cluster_id=held.cluster_id, found_cluster_id=found)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.audit_duplicates import ranges_of, repeated_rows
+from pyspark_fenceline.audit_duplicates import finding_ranges, repeated_rows
 from pyspark_fenceline.audit_judge import FAULTS, Kind
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, Refine
 from pyspark_fenceline.delta_change import Removed
@@ -116,7 +116,7 @@ def file_rewrites(
     """Files to change, the removed ranges, and findings of duplicates that stay because their rows differ."""
     import numpy as np
 
-    duplicate_ranges = ranges_of(work.repeated)
+    duplicate_ranges = finding_ranges(work.repeated)
     repeated = repeated_rows(options, files, duplicate_ranges, row_key, refine) if duplicate_ranges else {}
     rewrites: list[FileRewrite] = []
     removed: list[Removed] = []

@@ -15,7 +15,7 @@ from typing import Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.batches import beginning
+from pyspark_fenceline.batches import batch_start
 from pyspark_fenceline.errors import DataLossError, Loss, LossKind
 from pyspark_fenceline.lost_ranges import LostRange
 from pyspark_fenceline.offsets import Position, SourceOffset
@@ -51,10 +51,10 @@ def lost_rows(held: SourceOffset, losses: Sequence[Loss]) -> tuple[LostRange, ..
             continue
         tp = TopicPartition(loss.topic, loss.partition)
         if loss.divergent_offset is None:
-            raise cannot(losses, f"it is not known which rows of {tp} were lost")
+            raise cannot_retract(losses, f"it is not known which rows of {tp} were lost")
         if loss.divergent_offset <= loss.log_start_offset and since[tp] < loss.log_start_offset:
             # A leader knows only the log that it still has: the logs may diverge anywhere below.
-            raise cannot(
+            raise cannot_retract(
                 losses,
                 f"the log of {tp} now starts at {loss.log_start_offset}, and it is not known which of the rows from "
                 f"{since[tp]} up to there were lost",
@@ -70,12 +70,14 @@ def _range_of(tp: TopicPartition, held: SourceOffset, start: int, losses: Sequen
     if start >= position.offset:
         return None
     if not position.epochs or position.epochs[0].offset > start:
-        raise cannot(losses, f"the leader epochs of offsets {start} to {position.offset - 1} of {tp} are not known")
+        raise cannot_retract(
+            losses, f"the leader epochs of offsets {start} to {position.offset - 1} of {tp} are not known"
+        )
     whole = LostRange(tp, start, position.offset, position.epochs, held.topic_ids.get(tp.topic))
     return whole.part(start, position.offset)
 
 
-def cannot(losses: Sequence[Loss], why: str, ways: Iterable[str] = ()) -> DataLossError:
+def cannot_retract(losses: Sequence[Loss], why: str, ways: Iterable[str] = ()) -> DataLossError:
     """The error of a query that must retract rows and cannot."""
     return DataLossError(losses, f"Rows cannot be retracted: {why}. Options: {'; '.join((*ways, _ANEW))}.")
 
@@ -103,9 +105,9 @@ class ExactBatch:
 
 
 def plan_exact_batch(first: SourceOffset, last: SourceOffset, begin: Comparison, finish: Comparison) -> ExactBatch:
-    """All records between two offsets as they were when the batch was planned, by the comparisons of its `beginning`
+    """All records between two offsets as they were when the batch was planned, by the comparisons of its `batch_start`
     and of `last` with the logs. Raises `DataLossError` if it is not known which of them are lost."""
-    begins = beginning(first, last)
+    begins = batch_start(first, last)
     found = {TopicPartition(loss.topic, loss.partition): loss for loss in begin.losses}
     found |= {
         TopicPartition(loss.topic, loss.partition): loss
@@ -123,7 +125,7 @@ def plan_exact_batch(first: SourceOffset, last: SourceOffset, begin: Comparison,
         cut = end.offset
         if loss is not None:
             if loss.divergent_offset is None:
-                raise cannot(losses, f"it is not known which rows of {tp} were lost")
+                raise cannot_retract(losses, f"it is not known which rows of {tp} were lost")
             cut = min(max(loss.divergent_offset, start.offset), end.offset)
         if cut > start.offset:
             ranges.append(range_between(tp, start, end.at(cut)))

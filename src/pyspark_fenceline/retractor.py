@@ -20,7 +20,7 @@ from pyspark_fenceline.kept_evidence import find_in_evidence
 from pyspark_fenceline.kept_rows import Cover, KeptSpan, cover, joined
 from pyspark_fenceline.lost_ranges import InEvidence, InTable, KeptIn, LostRange, Retraction
 from pyspark_fenceline.retraction_options import RetractionOptions
-from pyspark_fenceline.retractions import cannot
+from pyspark_fenceline.retractions import cannot_retract
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -125,7 +125,7 @@ class Retractor:
                 pieces += covered.pieces
         return pieces
 
-    def pieces_again(self, lost: Sequence[LostRange], losses: Sequence[Loss]) -> list[KeptSpan]:
+    def pieces_of_lost(self, lost: Sequence[LostRange], losses: Sequence[Loss]) -> list[KeptSpan]:
         """The files of rows that the log has lost since a batch was planned. Raises `DataLossError`."""
         found, _ = self._search(lost)
         self._require_all(found, losses)
@@ -191,7 +191,7 @@ class Retractor:
             "set the option retractionEvidence to its data directory, or a copy",
             "set the option retractionTable to a Delta table with these rows",
         )
-        raise cannot(losses, "; ".join(clauses), ways)
+        raise cannot_retract(losses, "; ".join(clauses), ways)
 
 
 def receipts_from(client: Mapping[str, str], cluster: Cluster) -> Receipts:

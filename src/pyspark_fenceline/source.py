@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSource
 
 from fenceline.errors import OperatorError
 from fenceline.ids import LOSSES_TOPIC
-from pyspark_fenceline.options import ReadOptions, check_general, read_options, wants_losses, write_options
+from pyspark_fenceline.options import ReadOptions, check_common_options, read_options, wants_losses, write_options
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -42,7 +42,7 @@ class FencelineDataSource(DataSource):
             from pyspark_fenceline import losses_table
 
             return losses_table.SCHEMA
-        common = check_general(self.options)
+        common = check_common_options(self.options)
         return spark_schema(
             include_headers=common.include_headers,
             include_leader_epoch=common.include_leader_epoch,

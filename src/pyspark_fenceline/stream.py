@@ -31,7 +31,7 @@ from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.admission import TriggerGate, limit_offsets
 from pyspark_fenceline.adoption import Adoption
-from pyspark_fenceline.batches import PlannedBatch, beginning, plan_batch
+from pyspark_fenceline.batches import PlannedBatch, batch_start, plan_batch
 from pyspark_fenceline.bounds import Assign
 from pyspark_fenceline.cluster import Cluster, TopicFacts
 from pyspark_fenceline.connect import connect, partitions_with_records
@@ -44,7 +44,7 @@ from pyspark_fenceline.offsets import Position, SourceOffset, Unresolved, by_top
 from pyspark_fenceline.options import ReadOptions
 from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
 from pyspark_fenceline.policy import LossPolicy, apply_loss_policy
-from pyspark_fenceline.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, refusal_to_rewind
+from pyspark_fenceline.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, why_no_rewind
 from pyspark_fenceline.ranges import (
     Comparison,
     Snapshot,
@@ -405,7 +405,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 _log.warning("%s: this query will end at a truncation despite onTruncation=rewind", state.because)
         elif not is_first:
             self._state = state
-        return policy.without_rewind(refusal_to_rewind(state))
+        return policy.without_rewind(why_no_rewind(state))
 
     def _ranges(self, first: SourceOffset, last: SourceOffset, policy: LossPolicy) -> list[OffsetRange]:
         """What a batch reads, compared with the logs at both ends, because a replay starts here (S8)."""
@@ -416,7 +416,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _compare_ends(self, first: SourceOffset, last: SourceOffset) -> tuple[Comparison, Snapshot, Comparison]:
         """The comparisons of a batch's beginning and end with the logs; the snapshot is that of the end."""
-        begins = beginning(first, last)
+        begins = batch_start(first, last)
         if not last.is_of_connector:
             # The end has epochs, by which the beginning of an adopted query is compared as well.
             begins = replace(begins, is_of_connector=False)
@@ -483,7 +483,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         apply_loss_policy(batch.losses, self._options.policy)
         tasks = self._tasks(batch.ranges)
         read = [RangesPartition(task, last.topic_ids, last.cluster_id, BATCH_IS_EXACT) for task in tasks]
-        again = self._retractor.pieces_again(batch.lost, batch.losses)
+        again = self._retractor.pieces_of_lost(batch.lost, batch.losses)
         back = self._retractor.pieces_of(last.retractions, last.losses)
         return [*read, *kept_partitions(again, "insert"), *kept_partitions(back, "delete")]
 

@@ -85,7 +85,7 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
     columns = client_columns(target)
     waiting, loss_count, attempts = list(partition.task), 0, Attempts(plan.retries)
     while waiting:
-        now, later = _one_of_each_partition(waiting)
+        now, later = _split_by_partition(waiting)
         begins = {one.topic_partition: one.start_offset for one in now}
         read_to = dict(begins)
         client = connect.reader(plan.client)
@@ -114,7 +114,7 @@ def _is_temporary(error: PeerError, left: Sequence[OffsetRange]) -> bool:
     return _loss_of(error, left) is None and error.code in RETRIABLE and error.code not in _NOT_TEMPORARY
 
 
-def _one_of_each_partition(waiting: Sequence[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
+def _split_by_partition(waiting: Sequence[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
     """The ranges to read now and later: ranges of one partition are read one after another."""
     now: dict[TopicPartition, OffsetRange] = {}
     later = [one for one in waiting if now.setdefault(one.topic_partition, one) is not one]

@@ -1,4 +1,4 @@
-"""Makes `format("fenceline_delta")` known to Spark, which looks modules named `pyspark_*` up for one source each.
+"""Registers `format("fenceline_delta")`: Spark searches modules named `pyspark_*` for one data source each.
 
 Owns nothing: the sink is `pyspark_fenceline.delta`.
 """

@@ -43,6 +43,6 @@ def judge_row(view: LogEpochs, offset: int, epoch: int) -> RowVerdict:
 def view_of(log: FakeLog) -> LogEpochs:
     """As the log's leader tells it."""
     walk = EpochWalk(log.leader_epoch)
-    while (epoch := walk.question(log.start)) is not None:
-        walk.learn(log.epoch_end(epoch))
+    while (epoch := walk.next_epoch(log.start)) is not None:
+        walk.add_answer(log.epoch_end(epoch))
     return LogEpochs(log.leader_epoch, log.start, len(log.epochs), walk.starts(log.start))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_judge import Expected, Finding, Kind, judge
-from pyspark_fenceline.audit_log import Found, join_near
+from pyspark_fenceline.audit_log import RecordRanges, join_near
 from pyspark_fenceline.audit_runs import runs_of
 from pyspark_fenceline.log_columns import LogColumns, log_columns
 from pyspark_fenceline.log_matching import LogEpochs
@@ -30,8 +30,8 @@ def columns(rows: list[tuple[int, int]]) -> LogColumns:
 
 
 def finder(present: set[int], hidden: set[int]) -> object:
-    def find(ranges: list[tuple[int, int]], isolation_level: str) -> Found:
-        found = Found()
+    def find(ranges: list[tuple[int, int]], isolation_level: str) -> RecordRanges:
+        found = RecordRanges()
         for start, end in join_near(ranges, near=2):
             for offset in range(start, end):
                 if offset in present or (isolation_level == "read_uncommitted" and offset in hidden):

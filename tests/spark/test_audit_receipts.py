@@ -14,7 +14,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import LOSSES_TOPIC, TopicPartition, encode_uuid
 from pyspark_fenceline import connect
 from pyspark_fenceline.audit_judge import Expected, Finding, Kind, LostRecords, judge
-from pyspark_fenceline.audit_log import Found
+from pyspark_fenceline.audit_log import RecordRanges
 from pyspark_fenceline.audit_receipts import read_receipts, receipts_of
 from pyspark_fenceline.log_columns import log_columns
 from pyspark_fenceline.log_matching import LogEpochs, proven_without_epoch
@@ -82,8 +82,8 @@ def judged(view: LogEpochs, rows: dict[int, int], **expected: Any) -> list[Findi
     offsets = np.array(sorted(rows), dtype=np.int64)
     epochs = np.array([rows[offset] for offset in sorted(rows)], dtype=np.int64)
 
-    def find(ranges: Any, level: str) -> Found:
-        return Found(present=list(ranges))
+    def find(ranges: Any, level: str) -> RecordRanges:
+        return RecordRanges(present=list(ranges))
 
     return judge(Expected(view, view.end_offset, **expected), (0, 100), offsets, offsets + 1, epochs, find)
 

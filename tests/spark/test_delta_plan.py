@@ -24,7 +24,7 @@ from pyspark_fenceline.delta_files import DataFile, FileWriter
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
 from pyspark_fenceline.delta_schema import file_schema, fit, new_shape
 from pyspark_fenceline.delta_state import read_state
-from pyspark_fenceline.delta_table_files import compared, table_files
+from pyspark_fenceline.delta_table_files import compared_epochs, table_files
 from pyspark_fenceline.log_matching import LogEpochs
 from tests.spark.fakes import FakeCluster, in_place_of_brokers
 from tests.spark.schemas import struct
@@ -86,7 +86,7 @@ def task(
     writer.write(batch)
     files = writer.finish()
     assert options.client is not None
-    known = {} if table is None else compared(options, table)
+    known = {} if table is None else compared_epochs(options, table)
     return files, gather_evidence(options.client, [span for file in files for span in file.spans], known)
 
 

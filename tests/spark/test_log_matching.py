@@ -194,16 +194,16 @@ def test_many_partitions_are_asked_in_rounds_and_kept_while_their_leaders_stay()
     views = LogEpochsCache(cluster)
     wanted = existing_partitions(cluster, [*cluster.logs, TopicPartition("t", 99), TopicPartition("nothing", 0)])
     assert len(wanted) == 41
-    found = views.of(wanted)
+    found = views.get(wanted)
     # One round for the log ends, and one for each epoch of the longest history.
     assert cluster.questions.count("epoch_ends") <= 5
     for index in range(40):
         assert found[TopicPartition("t", index)].epochs == view_of(cluster.log("t", index)).epochs
     cluster.questions.clear()
-    assert views.of(wanted) == found
+    assert views.get(wanted) == found
     assert "epoch_ends" not in cluster.questions
     cluster.log("t", 3).elect(9, keep=4)
-    assert views.of(wanted)[TopicPartition("t", 3)].leader_epoch == 9
+    assert views.get(wanted)[TopicPartition("t", 3)].leader_epoch == 9
 
 
 def test_an_election_between_two_questions_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +221,6 @@ def test_an_election_between_two_questions_is_asked_again(monkeypatch: pytest.Mo
         return real(epochs)
 
     monkeypatch.setattr(cluster, "epoch_ends", elect_first)
-    view = LogEpochsCache(cluster).of(existing_partitions(cluster, [TP]))[TP]
+    view = LogEpochsCache(cluster).get(existing_partitions(cluster, [TP]))[TP]
     assert view.leader_epoch == 2
     assert view.epochs == (EpochStart(0, 0), EpochStart(1, 5), EpochStart(2, 7))

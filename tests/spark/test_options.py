@@ -20,7 +20,7 @@ from pyspark_fenceline.bounds import (
 )
 from pyspark_fenceline.delta import DeltaDataSource
 from pyspark_fenceline.given_options import duration_ms
-from pyspark_fenceline.options import ReadOptions, check_general, read_options, write_options
+from pyspark_fenceline.options import ReadOptions, check_common_options, read_options, write_options
 from pyspark_fenceline.retries import RetryPolicy
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
@@ -81,7 +81,7 @@ def test_properties_that_spark_owns_are_refused(name: str) -> None:
     with pytest.raises(OperatorError, match=f"Kafka option '{name}' is not supported"):
         read_options({**BASE, f"kafka.{name}": "x"}, streaming=True)
     with pytest.raises(OperatorError, match="is not supported"):
-        check_general({**BASE, f"kafka.{name}": "x"})
+        check_common_options({**BASE, f"kafka.{name}": "x"})
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,13 @@ def test_properties_that_spark_owns_are_refused(name: str) -> None:
 )
 def test_wrong_values_are_refused_when_the_data_frame_is_made(name: str, value: str) -> None:
     with pytest.raises(OperatorError, match=name):
-        check_general({**BASE, name: value})
+        check_common_options({**BASE, name: value})
 
 
 def test_a_name_that_means_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    check_general({**BASE, "startingOffset": "earliest", "colour": "green", "groupIdPrefix": "g", "kafka.x": "y"})
+    check_common_options(
+        {**BASE, "startingOffset": "earliest", "colour": "green", "groupIdPrefix": "g", "kafka.x": "y"}
+    )
     assert caplog.messages == [
         "ignoring unknown option startingoffset; did you mean startingOffsets?",
         "ignoring unknown option colour",

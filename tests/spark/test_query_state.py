@@ -18,7 +18,7 @@ from pyspark_fenceline.query_state import (
     StateHint,
     Stateless,
     query_state,
-    refusal_to_rewind,
+    why_no_rewind,
 )
 from pyspark_fenceline.tasks import RangesPartition
 from tests.spark.checkpoints import entry, write_entry
@@ -111,13 +111,13 @@ def test_without_a_word_nothing_is_known() -> None:
 
 @pytest.mark.parametrize("state", [Stateful("It keeps state"), NotKnown("It is not known")])
 def test_a_refusal_names_the_ways_out(state: Stateful | NotKnown) -> None:
-    text = refusal_to_rewind(state)
+    text = why_no_rewind(state)
     assert text is not None
     assert text.startswith(state.because)
     assert len(text) < 500
     assert all(word in text for word in ("new checkpointLocation", "includeRetractions", "changes", "docs/spark.md"))
     assert ("statefulQuery" in text) is isinstance(state, NotKnown)
-    assert refusal_to_rewind(Stateless()) is None
+    assert why_no_rewind(Stateless()) is None
 
 
 # At a truncation ------------------------------------------------------------------------------------------------------

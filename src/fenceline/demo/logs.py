@@ -33,7 +33,7 @@ def look(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, Log
     """Each partition's log now. Raises FencelineError, also where leaders keep changing under the questions."""
     cluster = connect({"bootstrap.servers": bootstrap})
     wanted = existing_partitions(cluster, [TopicPartition(topic, partition) for partition in partitions])
-    return {tp.partition: view for tp, view in LogEpochsCache(cluster).fresh(wanted).items()}
+    return {tp.partition: view for tp, view in LogEpochsCache(cluster).fetch(wanted).items()}
 
 
 def epochs_in(view: LogEpochs) -> list[tuple[int, int, int]]:
