@@ -152,7 +152,7 @@ def adoptions(figures: Figures, repeats: int, spark: Any, node: EmbeddedNode, di
             found = way()
             elapsed = time.perf_counter() - started
             if name.startswith("audit"):
-                assert found.verdict.word == "unproven", str(found)
+                assert found.verdict.outcome == "unproven", str(found)
                 findings = found.findings.toArrow() if hasattr(found.findings, "toArrow") else found.findings
                 assert any("receipt" in detail for detail in findings["detail"].to_pylist()), str(found)
             else:

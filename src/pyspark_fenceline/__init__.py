@@ -1,10 +1,10 @@
 """Fenceline for PySpark: `format("fenceline")` for topics, `format("fenceline_delta")` for Delta tables.
 
-Spark 4.2 and newer find both by themselves, because the modules' names start with `pyspark_` and they offer a
-`DefaultSource`; nothing has to be registered. `audit` says whether a table holds what the log holds, `repair` makes it
-so, `backfill` gives the rows of a table the epochs that they lack, and `changes` tells whatever is derived from a table
-what came and went. `export_checkpoint` writes a checkpoint for Spark's own Kafka source, `lag_of` says how far a query
-is behind its logs. The message of a query that ended names its losses: `pyspark_fenceline.errors.parse(exception)`.
+Spark 4.2 and newer find both without registration, because the module names start with `pyspark_` and each module
+offers a `DefaultSource`. `audit` compares a table with the log, `repair` makes the table match the log, `backfill` adds
+missing leader epochs to the rows of a table, and `changes` returns the rows inserted and deleted between two versions.
+`export_checkpoint` writes a checkpoint for Spark's own Kafka source, and `lag_of` returns the lag of a query.
+`pyspark_fenceline.errors.parse(exception)` returns the losses that ended a query.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _FUNCTIONS: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    # Late, so that `pyspark_fenceline.errors` can be imported where there is no Spark.
+    # Lazy, so that `pyspark_fenceline.errors` can be imported without Spark.
     if name in _FUNCTIONS:
         return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     if name != "DefaultSource" or importlib.util.find_spec("pyspark") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pyspark_fenceline.compatibility import stand_in
+    from pyspark_fenceline.compatibility import unsupported_source
 
-    too_old = stand_in("fenceline")
+    too_old = unsupported_source("fenceline")
     if too_old is not None:
         return too_old
     from pyspark_fenceline.source import FencelineDataSource

@@ -1,7 +1,7 @@
-"""How much a micro-batch takes: `maxOffsetsPerTrigger`, `minOffsetsPerTrigger`, `maxTriggerDelay`.
+"""The size of a micro-batch: `maxOffsetsPerTrigger`, `minOffsetsPerTrigger`, `maxTriggerDelay`.
 
-Pure: time is a parameter. Spark has no composite limit for Python sources (`pyspark.md S3`), so the rules live here
-and not in a `ReadLimit`.
+Pure: time is a parameter. Spark has no composite limit for Python sources (`pyspark.md S3`), so these rules are not a
+`ReadLimit`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from fenceline.ids import TopicPartition
 def limit_offsets(
     limit: int, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """New ends that together take `limit` records, shared in proportion to what each partition has.
+    """End offsets that limit the batch to `limit` records, in proportion to what each partition has.
 
-    Every partition with records takes at least one, so a small partition never starves; with more such partitions than
-    `limit` the sum exceeds it. Partitions that went back or stand still keep their end.
+    Every partition with records contributes at least one, so that a small partition never starves; with more such
+    partitions than `limit` the sum exceeds it. Partitions without new records keep their end.
     """
     sizes = {tp: end - starts[tp] for tp, end in ends.items() if end > starts[tp]}
     total = sum(sizes.values())
     if total <= limit:
         return dict(ends)
     shares = {tp: max(1, limit * size // total) for tp, size in sizes.items()}
-    # What rounding down left over goes to those that lost most by it.
+    # The remainder of rounding down goes to the partitions that lost most by it.
     left = limit - sum(shares.values())
     for tp in sorted(sizes, key=lambda tp: (-(limit * sizes[tp] % total), tp)):
         if left <= 0:
@@ -38,7 +38,7 @@ def limit_offsets(
 
 @dataclass(slots=True)
 class TriggerGate:
-    """Holds a batch back until it is worth it. The first one always runs, as in Spark's Kafka source."""
+    """Delays a batch until it has enough records. The first one always runs, as in Spark's Kafka source."""
 
     min_offsets: int | None
     max_delay_ms: int

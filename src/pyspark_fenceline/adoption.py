@@ -1,11 +1,11 @@
-"""A query that goes on from a checkpoint of Spark's own Kafka source.
+"""Continuing a query from a checkpoint of Spark's own Kafka source.
 
-Owns what is asked before the first batch: such a checkpoint has offsets only, so a log that was cut below them and has
-grown again looks like one that was not. The log's epochs, the dates of its records, the checkpoint's times and the
-cluster's loss receipts are collected here; what they mean is `adoption_evidence`. What they do not decide ends the
-query, unless its options accept it. From the first batch on the checkpoint is the source's own and has epochs.
+Owns the checks before the first batch. Such a checkpoint has offsets only, so a log that was truncated below them and
+has grown again looks like one that was not. This module collects the log's epochs, the timestamps of its
+records, the times of the checkpoint and the cluster's loss receipts; `adoption_evidence` judges them. A position that
+they do not decide ends the query, unless its options accept it. After the first batch the checkpoint has epochs.
 
-Against Apache Kafka there are no receipts; the rest is the same.
+Apache Kafka has no loss receipts; the rest is the same.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.adoption_evidence import (
     CLOCKS_AGREE_MS,
     LIVE_MS,
+    CheckpointEvidence,
     Dates,
-    Evidence,
     Proven,
     Replaced,
     Times,
     Unproven,
-    begun_before,
-    facts,
+    describe_evidence,
+    epochs_begun_before,
     judge,
 )
 from pyspark_fenceline.adoption_times import times_of
 from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.history import Diverged, Holds, Verdict
-from pyspark_fenceline.log_view import Views
+from pyspark_fenceline.log_epochs import LogEpochsCache
 from pyspark_fenceline.offsets import SourceOffset
 from pyspark_fenceline.query_state import StateHint
 from pyspark_fenceline.ranges import Snapshot, recreated_topics
@@ -44,25 +44,25 @@ _log = logging.getLogger("pyspark_fenceline")
 CODE: Final = "CHECKPOINT_UNPROVEN"
 OPTION: Final = "onUnproven"
 _ADVICE: Final = (
-    "Give the source the query's checkpointLocation as an option as well, if it has none: then times can decide. "
-    "Compare what the query has written with the log (docs/audit.md). If it is right, set the option onUnproven to "
-    '"accept" for one start: the query goes on at these positions. Else start it from a new checkpoint.'
+    "If the source has no option checkpointLocation, set it to the query's checkpoint: its times may prove the "
+    "positions. Otherwise compare the query's output with the log (docs/audit.md). If it is correct, set the option "
+    'onUnproven to "accept" for one start: the query continues at these positions. If not, start with a new checkpoint.'
 )
-_ONE_WAY: Final = (
-    "the checkpoint is of Spark's own Kafka source. The first batch gives it leader epochs and topic ids, and Spark's "
-    "source cannot read it from then on; `fenceline checkpoint export` writes one that it can read "
+_NO_WAY_BACK: Final = (
+    "the checkpoint was written by Spark's own Kafka source. The first batch adds leader epochs and topic ids, and "
+    "then Spark's source can no longer read it. `fenceline checkpoint export` writes a checkpoint that it can read "
     '("Coming from Spark\'s Kafka connector" in docs/spark.md)'
 )
 
 
 FindRecords = Callable[[Mapping[TopicPartition, tuple[int, int]]], Collection[TopicPartition]]
-"""Those of some ranges of offsets, the end exclusive, that hold a record."""
-_LOOKED_AT: Final = 1000
-"""So many offsets of an epoch are looked at for a record; where compaction has left none there, it does not count."""
+"""Returns the partitions whose range of offsets (end exclusive) holds a record."""
+_SEARCHED_OFFSETS: Final = 1000
+"""Number of offsets of an epoch that are searched for a record; an epoch without one there (compaction) is skipped."""
 
 
 class UnprovenCheckpointError(OperatorError):
-    """Whether the log holds what the checkpoint's source has read is not known. `reasons`: why, of each partition."""
+    """It is unknown whether the log holds what the checkpoint's query has read. `reasons`: by partition."""
 
     def __init__(self, reasons: Mapping[TopicPartition, str]) -> None:
         self.reasons = dict(reasons)
@@ -76,11 +76,12 @@ def _describe(reasons: Mapping[TopicPartition, str]) -> str:
     shown = "; ".join(reason for _, reason in sorted(reasons.items())[:3])
     more = f"; and {len(reasons) - 3} more partitions" if len(reasons) > 3 else ""
     names = json.dumps({"partitions": [str(tp) for tp in sorted(reasons)]})
-    return f"What the checkpoint has read is not proven to be in the log: {shown}{more}. {CODE} {names}"
+    what = "The records before the checkpoint's positions are not proven to be in the log"
+    return f"{what}: {shown}{more}. {CODE} {names}"
 
 
 class Adoption:
-    """The judgement of one query's checkpoint, made when the query starts."""
+    """Judges one query's checkpoint when the query starts."""
 
     def __init__(
         self,
@@ -98,17 +99,17 @@ class Adoption:
         self._accepts_unproven = accepts_unproven
         self._is_announced = False
         self.accepted: dict[TopicPartition, int] = {}
-        """Positions that were last gone on from without a proof."""
+        """Positions that were accepted without proof at the last call."""
 
     def verdicts(
         self, held: SourceOffset, snapshot: Snapshot, lost: Collection[TopicPartition] = ()
     ) -> dict[TopicPartition, Verdict]:
-        """What is known of the positions of Spark's source; none for those that are `lost` as it is, and for those that
-        other rules decide: nothing was read, or they lie outside of the log. Raises `UnprovenCheckpointError`.
+        """Verdicts on the positions of Spark's source. None for partitions in `lost`, and for positions that other
+        rules decide: nothing was read, or they lie outside the log. Raises `UnprovenCheckpointError`.
         """
         if not self._is_announced:
             self._is_announced = True
-            _log.warning("%s", _ONE_WAY)
+            _log.warning("%s", _NO_WAY_BACK)
         recreated = recreated_topics(held, snapshot)
         inside = {
             tp: position.offset
@@ -132,27 +133,29 @@ class Adoption:
                     assert offset is not None, "the case above"
                     verdicts[tp] = Diverged(offset, log_epoch, offset)
                 case Unproven(because):
-                    unproven[tp] = f"{tp} at {evidence.offset}: {because} ({facts(evidence)})"
+                    unproven[tp] = f"{tp} at {evidence.offset}: {because} ({describe_evidence(evidence)})"
         if unproven and not self._accepts_unproven:
             raise UnprovenCheckpointError(unproven)
         self.accepted = {tp: inside[tp] for tp in unproven}
         if unproven:
-            _log.warning("going on, as the query's options say: %s", _describe(unproven))
+            _log.warning("continuing, because the query's options allow it: %s", _describe(unproven))
         return verdicts
 
     def _collect(
         self, inside: Mapping[TopicPartition, int], held: SourceOffset, snapshot: Snapshot
-    ) -> dict[TopicPartition, Evidence]:
-        views = Views(self._cluster).fresh({tp: snapshot.topic_ids[tp.topic] for tp in inside})
+    ) -> dict[TopicPartition, CheckpointEvidence]:
+        logs = LogEpochsCache(self._cluster).fetch({tp: snapshot.topic_ids[tp.topic] for tp in inside})
         found = times_of(self._hint, held)
         receipts: dict[TopicPartition, list[LossReceipt]] = {}
         for one in self._read_receipts():
             receipts.setdefault(TopicPartition(one.topic, one.partition), []).append(one)
         times = dict.fromkeys(inside, found) if isinstance(found, str) else {tp: found[tp] for tp in inside}
         dates = self._dates({tp: each for tp, each in times.items() if isinstance(each, Times)})
-        leading = self._leading({tp: begun_before(views[tp], each) for tp, each in dates.items()})
+        leading = self._leading({tp: epochs_begun_before(logs[tp], each) for tp, each in dates.items()})
         return {
-            tp: Evidence(offset, views[tp], times[tp], dates.get(tp, Dates()), leading.get(tp), receipts.get(tp, ()))
+            tp: CheckpointEvidence(
+                offset, logs[tp], times[tp], dates.get(tp, Dates()), leading.get(tp), receipts.get(tp, ())
+            )
             for tp, offset in inside.items()
         }
 
@@ -164,7 +167,9 @@ class Adoption:
         left = {tp: iter(each) for tp, each in epochs.items()}
         while left:
             asked = {tp: one for tp, each in left.items() if (one := next(each, None)) is not None}
-            ranges = {tp: (start.offset, min(end, start.offset + _LOOKED_AT)) for tp, (start, end) in asked.items()}
+            ranges = {
+                tp: (start.offset, min(end, start.offset + _SEARCHED_OFFSETS)) for tp, (start, end) in asked.items()
+            }
             found = self._find_records(ranges) if ranges else ()
             leading |= {tp: asked[tp][0] for tp in found}
             left = {tp: left[tp] for tp in asked if tp not in leading}
@@ -179,5 +184,5 @@ class Adoption:
         return {tp: Dates(live[tp], doubtful[tp], late.get(tp)) for tp in times}
 
     def _first_at(self, times_ms: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int | None]:
-        """Before 1970 a request would name something else than a time."""
+        """Negative timestamps have a special meaning in a request."""
         return self._cluster.offsets_at({tp: max(0, at) for tp, at in times_ms.items()}) if times_ms else {}

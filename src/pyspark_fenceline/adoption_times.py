@@ -1,8 +1,9 @@
-"""When a batch of Spark's Kafka source was planned and committed, as its checkpoint says.
+"""When a batch of Spark's Kafka source was planned and committed, according to its checkpoint.
 
-Owns the look for the batch that ended at a position first: the same position stays in the entries of later batches, in
-which nothing of the partition was read. The plan's time is in the entry, by the clock of Spark's driver; the commit's
-is that of the file `commits/<batch id>`, which a copy of a checkpoint makes later, never earlier. Never writes.
+Owns the search for the batch that first ended at a position: entries of later batches that read nothing of the
+partition have the same position. The planning time is in the entry, by the clock of Spark's driver. The commit time is
+the modification time of the file `commits/<batch id>`; copying a checkpoint makes it later, never earlier. Never
+writes.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ _log = logging.getLogger("pyspark_fenceline")
 
 
 def times_of(hint: StateHint, held: SourceOffset) -> dict[TopicPartition, Times] | str:
-    """For each partition of an offset that Spark's Kafka source wrote; a sentence where that is not known."""
+    """Times for each partition of an offset that Spark's Kafka source wrote, or a sentence if they are unknown."""
     place = hint.checkpoint
     if place is None:
-        return "the source does not know when the checkpoint was written, because it has no option checkpointLocation"
+        return "the times of the checkpoint are unknown, because the source has no option checkpointLocation"
     try:
         root = open_checkpoint(place, hint.storage)
         return _times(root, held) or f"checkpointLocation {place} has no batch that ends at these positions"
     except Exception as error:
-        # An object store, credentials, a newer Spark: whatever it is, nothing is known of the times.
+        # An object store, credentials, a newer Spark: in each case the times are unknown.
         _log.info("the checkpoint %s cannot be read", place, exc_info=True)
         return f"checkpointLocation {place} cannot be read ({type(error).__name__}: {error})"
 
@@ -62,12 +63,12 @@ def _times(root: Any, held: SourceOffset) -> dict[TopicPartition, Times]:
 
 
 def _entries(root: Any) -> Iterator[tuple[int, int, list[str]]]:
-    """Batch id, time of the plan and the sources' lines, newest first, as far as they are of a form that is known."""
+    """Batch id, planning time and the sources' lines, newest first. Raises ValueError for an unknown format."""
     for batch in reversed(numbered(root, "offsets")):
         text = read_text(root, f"offsets/{batch}")
         lines, planned_ms = source_lines(text), batch_timestamp_ms(text)
         if lines is None or planned_ms is None:
-            raise ValueError(f"offsets/{batch} is not of the format {FORMAT}, the only one that is known")
+            raise ValueError(f"offsets/{batch} is not in the supported format {FORMAT}")
         yield batch, planned_ms, lines
 
 

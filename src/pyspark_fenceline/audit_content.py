@@ -1,10 +1,10 @@
-"""Rows without an epoch, compared with the log's records by what they say.
+"""Compares rows without an epoch with the log's records by value.
 
-Owns one comparison: a row that names no epoch has the values of the log's record at its offset, or it has not. Equal
-values prove that the row is what the log holds, and it gets the record's epoch; other values prove that it is not.
-Where the log has no record there (compaction, a marker of a transaction, a batch that cannot be read) nothing is said.
-Columns are compared as they are kept: times by the microsecond, text by its bytes, null with null. Rows that have an
-epoch are never looked at. Changes nothing; works on Arrow and numpy, 64k rows at a time.
+Owns one comparison: whether a row without an epoch has the values of the log's record at its offset. Equal values prove
+that the row is in the log, and it gets the record's epoch; other values prove that it is not. Where the log has no
+record (compaction, a transaction marker, an unreadable batch) the row stays undecided. Timestamps are compared in
+microseconds, text as bytes, and null equals null. Rows with an epoch are never compared. Changes nothing; works on
+Arrow and numpy, 64k rows at a time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
 from pyspark_fenceline.audit_log import join_near
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
-from pyspark_fenceline.delta_index import LOG_COLUMNS, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_table_files import TableFile, open_parquet, pieces_of
-from pyspark_fenceline.log_view import existing
+from pyspark_fenceline.delta_table_files import TableFile, open_parquet, read_pieces
+from pyspark_fenceline.log_columns import LOG_COLUMNS, PARTITION, TOPIC, LogColumns, log_columns
+from pyspark_fenceline.log_epochs import existing_partitions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,8 +37,8 @@ _OWN_COLUMNS: Final = frozenset({*CONTENT, *LOG_COLUMNS})
 
 
 def content_columns(names: Iterable[str], what: str) -> tuple[str, ...]:
-    """The columns of a table by which its rows are compared. Raises `OperatorError` where they would prove nothing: a
-    table with columns of its own needs `value` among them, or the function that made its rows.
+    """The columns by which a table's rows are compared. Raises `OperatorError` if they would prove nothing: a table
+    with columns of its own also needs `value`, or the function that made its rows.
     """
     known = list(names)
     chosen = tuple(name for name in CONTENT if name in known)
@@ -46,19 +46,19 @@ def content_columns(names: Iterable[str], what: str) -> tuple[str, ...]:
         return chosen
     raise OperatorError(
         f"The rows of {what} cannot be compared with the log's records: it has no column value",
-        "Give the function that makes the table's rows of the source's columns, as transform=... (in Spark).",
+        "Pass the function that makes the table's rows from the source's columns as transform=... (in Spark).",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ByValues:
-    """Compares with the log's records unchanged. `columns`: of the table, from `content_columns`. Goes to executors."""
+    """Compares with the log's records unchanged. `columns`: from `content_columns`. Sent to executors."""
 
     client: Mapping[str, str]
     columns: tuple[str, ...]
 
     def of_file(self, options: DeltaOptions, file: TableFile, columns: LogColumns) -> LogColumns:
-        """The rows of a file, with what is found in place of the epochs that they lack."""
+        """The log columns of a file, with results in place of missing epochs."""
         import numpy as np
 
         if not (columns.epochs == -1).any():
@@ -66,13 +66,13 @@ class ByValues:
         epochs = columns.epochs.copy()
         parquet = open_parquet(options, file.path)
         there = [name for name in self.columns if name in parquet.schema_arrow.names]
-        for start, rows in pieces_of(parquet, there):
+        for start, rows in read_pieces(parquet, there):
             part = slice(start, start + rows.num_rows)
             epochs[part] = self.of_rows(rows, columns.rows(part)).epochs
         return LogColumns(columns.partitions, columns.codes, columns.offsets, np.asarray(epochs))
 
     def of_rows(self, rows: pa.Table, columns: LogColumns) -> LogColumns:
-        """The same for rows in memory. `rows`: the columns to compare; those that it lacks are null."""
+        """The same for rows in memory. `rows`: the columns to compare; missing columns are null."""
         import numpy as np
         import pyarrow as pa
 
@@ -89,7 +89,7 @@ class ByValues:
             for name in self.columns
         }
         ranges = _ranges_of(self.client, wanted)
-        # Names that are the same in every row need not be looked up in each.
+        # A name that is the same in every row is not looked up for each row.
         constant: dict[str, Any] = {}
         if len({tp.topic for tp in wanted}) == 1:
             constant[TOPIC] = next(iter(wanted)).topic
@@ -114,19 +114,19 @@ class ByValues:
 def _ranges_of(
     client: Mapping[str, str], wanted: Mapping[TopicPartition, tuple[Numbers, Numbers]]
 ) -> list[tuple[TopicPartition, int, int]]:
-    """Ranges of the log, as it is now, that have all of these offsets that it has."""
+    """Ranges of the current log that cover those of these offsets that it has."""
     import numpy as np
 
     if not wanted:
         return []
     cluster = connect.connect(client)
-    there = existing(cluster, wanted)
+    there = existing_partitions(cluster, wanted)
     if not there:
         return []
     starts, ends = cluster.log_starts(there), cluster.log_ends(there)
     found: list[tuple[TopicPartition, int, int]] = []
     for tp in there:
-        # They are in order, and may be there twice.
+        # Sorted, possibly with duplicates.
         offsets = wanted[tp][1]
         offsets = offsets[(offsets >= starts[tp]) & (offsets < ends[tp].offset)]
         if not len(offsets):
@@ -146,7 +146,7 @@ def read_log(
     *,
     include_headers: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Records of ranges in the client's columns, with epochs; what expires meanwhile is left out."""
+    """Records of ranges in the client's columns, with epochs, without records that expire meanwhile."""
     properties = {**client, "isolation.level": isolation_level}
     waiting = list(ranges)
     while waiting:
@@ -167,7 +167,7 @@ def read_log(
             moved = TopicPartition(error.topic, error.partition)
             if error.log_start_offset <= progress[moved]:
                 raise
-            # Retention went on meanwhile.
+            # Retention moved the log's start meanwhile.
             progress[moved] = error.log_start_offset
             waiting = [(tp, progress[tp], end) for tp, (_, end) in now.items() if progress[tp] < end] + waiting
 
@@ -175,7 +175,7 @@ def read_log(
 def _pairs(
     table_rows: Numbers, table_offsets: Numbers, log_rows: Numbers, log_offsets: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Rows of both that have the same offset. Both are in the order of their offsets, the log's without repetition."""
+    """Rows of both that have the same offset. Both are sorted by offset; the log's offsets are unique."""
     import numpy as np
 
     first = np.searchsorted(table_offsets, log_offsets[0])
@@ -189,14 +189,14 @@ def _pick(column: Any, rows: Numbers) -> Any:
     import numpy as np
     import pyarrow as pa
 
-    # Rows mostly stand together: then nothing is copied.
+    # Rows are mostly adjacent: then nothing is copied.
     if rows[-1] - rows[0] + 1 == len(rows) and bool(np.all(np.diff(rows) == 1)):
         return column.slice(int(rows[0]), len(rows))
     return column.take(pa.array(rows))
 
 
 def comparable(name: str, column: Any) -> Any:
-    """A column, whole or in chunks, in the form in which the table's and the log's are compared.
+    """A column (an array or chunked) in the form in which the table's and the log's are compared.
 
     Raises `OperatorError` for a type that cannot be compared.
     """
@@ -221,26 +221,26 @@ def comparable(name: str, column: Any) -> Any:
 
 
 def refuse_other_columns(differing_rows: int, other_rows: int, what: str) -> None:
-    """Raises `OperatorError` where rows differ from the log and no row of the table is the log's: then its columns say
-    something else than the log's of the same names, and nothing is proven of any row.
+    """Raises `OperatorError` if rows differ from the log and no row of the table matches it: then its columns hold
+    other data than the log's of the same names, and nothing is proven about any row.
     """
     if differing_rows and not other_rows:
         raise OperatorError(
-            f"None of the {differing_rows} rows of {what} has the values of the log's record at its offset: columns of"
-            " the names key, value and timestamp hold something else there, or it is a table of another topic",
-            "Give the function that makes the table's rows of the source's columns, as transform=... (in Spark).",
+            f"None of the {differing_rows} rows of {what} has the values of the log's record at its offset: its columns"
+            " key, value and timestamp hold other data, or it is a table of another topic",
+            "Pass the function that makes the table's rows from the source's columns as transform=... (in Spark).",
         )
 
 
 def _not_comparable(name: str, kind: Any) -> OperatorError:
     return OperatorError(
         f"Column {name} of the table is of type {kind}, which cannot be compared with the log's {name}",
-        "Give the function that makes the table's rows of the source's columns, as transform=... (in Spark).",
+        "Pass the function that makes the table's rows from the source's columns as transform=... (in Spark).",
     )
 
 
 def equal(ours: Any, theirs: Any) -> npt.NDArray[np.bool_]:
-    """Row by row of two columns, null being equal to null."""
+    """Row-wise comparison of two columns; null equals null."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,9 +1,9 @@
-"""Rows that a table has twice, told from rows that one record became.
+"""Distinguishes duplicate rows from several rows made from one record.
 
-Owns the second look at offsets that are in more than one row: with the columns that tell rows of one record apart
-(`row_key`) rows are repeated where these are equal, too; without them only rows that are equal in every column are.
-Of equal rows the first one counts, in the order of the files' names. Rows of different epochs are never the same.
-Works on the files in question, a stretch of offsets at a time. Changes nothing.
+Owns the second check of offsets that are in more than one row. With the columns that identify rows of one record
+(`row_key`), rows that are equal in them are duplicates; without them only rows that are equal in every column are. The
+first of equal rows is kept, in the order of file names. Rows of different epochs are never duplicates. Works on the
+affected files, one range of offsets at a time. Changes nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_judge import ORDER, Finding, Kind, as_columns
 from pyspark_fenceline.audit_ranges import Range, runs_in
 from pyspark_fenceline.audit_runs import Refine
-from pyspark_fenceline.delta_index import LOG_COLUMNS
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, open_parquet, read_log_columns
+from pyspark_fenceline.log_columns import LOG_COLUMNS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-_STRETCH: Final = 1_000_000
+_CHUNK_OFFSETS: Final = 1_000_000
 """Offsets whose rows are in memory at a time."""
 
 
-def only_repeated(
+def duplicates_by_key(
     findings: pa.Table,
     options: DeltaOptions,
     files: Sequence[TableFile],
@@ -40,18 +40,18 @@ def only_repeated(
     *,
     has_vectors: bool,
 ) -> pa.Table:
-    """`findings` with what is repeated by `row_key` in place of offsets that are in more than one row."""
+    """`findings` with duplicates by `row_key` in place of offsets that are in more than one row."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if has_vectors:
         raise OperatorError(
-            "A table with deletion vectors is not audited by row_key",
-            "Rewrite its files first (in Delta: REORG TABLE ... APPLY (PURGE)), or give audit a DataFrame.",
+            "A table with deletion vectors cannot be audited by row_key",
+            "Rewrite its files first (in Delta: REORG TABLE ... APPLY (PURGE)), or pass a DataFrame to audit.",
         )
     is_twice = pc.equal(findings["kind"], str(Kind.DUPLICATE))
-    masks = repeated_rows(options, files, ranges_of(findings.filter(is_twice).to_pylist()), row_key, refine)
+    masks = repeated_rows(options, files, finding_ranges(findings.filter(is_twice).to_pylist()), row_key, refine)
     offsets: dict[TopicPartition, list[npt.NDArray[np.int64]]] = {}
     for file in files:
         if file.path in masks and masks[file.path].any():
@@ -69,7 +69,7 @@ def only_repeated(
     return pa.concat_tables([findings.filter(pc.invert(is_twice)), made]).sort_by(list(ORDER))
 
 
-def ranges_of(findings: Iterable[Mapping[str, Any]]) -> dict[TopicPartition, list[Range]]:
+def finding_ranges(findings: Iterable[Mapping[str, Any]]) -> dict[TopicPartition, list[Range]]:
     """The offsets of findings of one kind."""
     found: dict[TopicPartition, list[Range]] = {}
     for row in findings:
@@ -85,16 +85,16 @@ def repeated_rows(
     row_key: Sequence[str] | None,
     refine: Refine | None = None,
 ) -> dict[str, Mask]:
-    """Which rows of each file repeat an earlier one, of those in these ranges. `row_key`: None for every column.
+    """Masks, by file, of the rows in these ranges that repeat an earlier one. `row_key`: None for every column.
 
-    Raises `OperatorError` for a column that the files have not.
+    Raises `OperatorError` for a column that the files do not have.
     """
     import numpy as np
 
     masks: dict[str, Mask] = {}
     names: list[str] | None = None if row_key is None else [name for name in row_key if name not in LOG_COLUMNS]
     ordered = sorted(files, key=lambda one: one.path)
-    for tp, start, end in _stretches(ranges):
+    for tp, start, end in _chunks(ranges):
         concerned = [file for file in ordered if file.may_hold(tp) and file.may_hold_offsets(start, end - 1)]
         seen: list[pa.Table] = []
         for number, file in enumerate(concerned):
@@ -115,13 +115,13 @@ def repeated_rows(
     return masks
 
 
-def _stretches(ranges: Mapping[TopicPartition, Sequence[Range]]) -> Iterator[tuple[TopicPartition, int, int]]:
+def _chunks(ranges: Mapping[TopicPartition, Sequence[Range]]) -> Iterator[tuple[TopicPartition, int, int]]:
     for tp, each in sorted(ranges.items()):
         reached = -1
         for start, end in sorted(each):
             position = max(start, reached)
             while position < end:
-                reached = position + _STRETCH
+                reached = position + _CHUNK_OFFSETS
                 yield tp, position, reached
                 position = reached
 
@@ -147,7 +147,7 @@ def _keys(
     rows: npt.NDArray[np.int64],
     number: int,
 ) -> pa.Table:
-    """What tells these rows apart, under names that are the same for all files."""
+    """The columns that identify these rows, under the same names for all files."""
     import pyarrow as pa
 
     parquet = open_parquet(options, file.path)
@@ -158,7 +158,7 @@ def _keys(
     if names is not None and lacking:
         raise OperatorError(
             f"The files of the Delta table at {options.path} have no column {', '.join(lacking)}",
-            "Name columns of the table that tell the rows of one record apart.",
+            "Name columns of the table that identify the rows of one record.",
         )
     table = parquet.read(columns=chosen).take(pa.array(rows))
     columns: dict[str, Any] = {"_offset": pa.array(offsets[rows]), "_epoch": pa.array(epochs[rows])}
@@ -182,7 +182,7 @@ def _hashable(column: Any) -> Any:
 
 
 def _repeated(parts: Sequence[pa.Table]) -> Iterable[tuple[int, int]]:
-    """Number of the file and row."""
+    """File number and row number of each repeated row."""
     import numpy as np
     import pyarrow as pa
 

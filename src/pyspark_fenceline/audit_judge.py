@@ -1,8 +1,8 @@
-"""What is wrong with one stretch of a table, given its runs and the log.
+"""The findings about one bucket of a table's offsets, given its runs and the log.
 
-Owns the second step of an audit: runs of one bucket against the log's epochs (`log_matching`) and, where the table has
-holes, against the log's batches. Ranges are computed with, never single rows. Talks to brokers only through the `find`
-that it is given.
+Owns the second step of an audit: compares the runs of one bucket with the log's epochs (`log_matching`) and, where the
+table has gaps, with the log's batches. Works on ranges, never on single rows. Talks to brokers only through the given
+`find`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pyspark_fenceline.audit_log import Found
+from pyspark_fenceline.audit_log import RecordRanges
 from pyspark_fenceline.audit_ranges import clip, common, coverage, covered, gaps, joined, outside
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
-from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogView, held_interval, proven_without_epoch
+from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogEpochs, held_interval, proven_without_epoch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,38 +26,36 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What a range of offsets is found to be."""
+    """The kinds of findings."""
 
     STALE = "stale"
-    """Rows that the log does not hold: it was truncated there. Without `epochs`: their values show it."""
+    """Rows that the log does not hold: it was truncated there. Without `epochs`: proven by their values."""
     BEYOND = "beyond"
-    """Rows above the end of the log: no log of this cluster has given them, or it was cut since."""
+    """Rows above the end of the log: they are from another cluster, or the log was truncated since."""
     NEWER = "newer"
     """Rows of an epoch that the log's leader does not know: of another cluster, or the leader was deposed."""
     DUPLICATE = "duplicate"
-    """Offsets that are in more than one row. `rows`: how many of them are too many."""
+    """Offsets that are in more than one row. `rows`: the number of surplus rows."""
     MISSING = "missing"
-    """Records of the log that no row has, before the last one that the table has."""
+    """Records of the log without a row, before the last record that the table has."""
     BEHIND = "behind"
     """Records of the log after the last one that the table has."""
     ABORTED = "aborted"
-    """Rows of aborted transactions, in a table that is to hold committed ones only."""
+    """Rows of aborted transactions, in a table that should hold committed records only."""
     FOREIGN = "foreign"
-    """Rows of a topic or partition that the cluster does not have, or that is not asked for."""
+    """Rows of a topic or partition that the cluster does not have."""
     INVALID = "invalid"
     """Rows without topic, partition or offset."""
     UNREADABLE = "unreadable"
-    """Batches of the log with a wrong checksum where the table has no rows: what is missing can not be told."""
+    """Batches of the log with a wrong checksum where the table has no rows: what is missing is unknown."""
     EXPIRED = "expired"
     """Below the log's start. `rows`: how many the table has there; with 0 they are in neither."""
     COMPACTED = "compacted"
-    """Rows whose records compaction has taken out of the log since."""
+    """Rows whose records compaction has removed from the log since."""
     UNPROVEN = "unproven"
-    """Rows that have no epoch, or of which the log does not know its own any more."""
+    """Rows without an epoch, or at offsets whose epochs in the log are unknown."""
     DELETED = "deleted"
-    """Records of the log that no row has since an entry of the table's own log took the rows out, or that the caller
-    has named as deleted.
-    """
+    """Records of the log whose rows an entry of the table's own log removed, or that the caller named as deleted."""
 
 
 FAULTS = frozenset(
@@ -73,7 +71,7 @@ FAULTS = frozenset(
         Kind.UNREADABLE,
     }
 )
-"""Kinds in which the table differs from the log."""
+"""Kinds that are differences between table and log."""
 
 
 class Finding(NamedTuple):
@@ -87,39 +85,39 @@ class Finding(NamedTuple):
     detail: str = ""
 
 
-class Lost(NamedTuple):
-    """Offsets [start_offset, end_offset_exclusive) that a replica lost, as a loss receipt says it. `epochs`: of the
-    lost records, empty where unknown. `told`: the receipt, for a person.
+class LostRecords(NamedTuple):
+    """Offsets [start_offset, end_offset_exclusive) that a replica lost, according to a loss receipt. `epochs`: of the
+    lost records, empty if unknown. `description`: the receipt as text.
     """
 
     start_offset: int
     end_offset_exclusive: int
     epochs: tuple[int, ...]
-    told: str
+    description: str
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the table is to hold of one partition.
+    """What the table should hold of one partition.
 
-    `readable_end`: high watermark or last stable offset. `from_offset`: below it nothing is missing. `rows_end`: behind
-    the last row of the table that is in the log. `everything`: look at the whole log, not only where rows are missing.
-    `lost`: what loss receipts tell of the partition. `is_replaced`: a topic of this name was deleted, and rows without
-    an epoch may be of it.
+    `readable_end`: high watermark or last stable offset. `from_offset`: below it nothing is missing. `rows_end`: end of
+    the table's rows that are in the log. `everything`: read the complete log, not only where rows are missing. `lost`:
+    losses of the partition by loss receipts. `is_replaced`: a topic of this name was deleted, and rows without an epoch
+    may be from it.
     """
 
-    view: LogView
+    log: LogEpochs
     readable_end: int
     from_offset: int = 0
     rows_end: int = 0
     everything: bool = False
     committed_only: bool = False
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostRecords, ...] = ()
     is_replaced: bool = False
 
 
-Find = Callable[[Sequence[tuple[int, int]], str], Found]
-"""`find(ranges, isolation_level)`: where the log has records."""
+Find = Callable[[Sequence[tuple[int, int]], str], RecordRanges]
+"""`find(ranges, isolation_level)` returns where the log has records."""
 
 
 def judge(
@@ -131,7 +129,7 @@ def judge(
     find: Find,
 ) -> list[Finding]:
     """Findings about the offsets of `bucket`, [start, end). `firsts`, `ends`, `row_epochs`: the table's runs in it."""
-    view = expected.view
+    log = expected.log
     findings: list[Finding] = []
     held: list[tuple[Offsets, Offsets]] = []
     expired: list[tuple[Offsets, Offsets]] = []
@@ -144,61 +142,65 @@ def judge(
                 findings.append(Finding(kind, start, stop, stop - start, epochs, detail))
 
         if epoch == NOT_IN_LOG:
-            note(Kind.STALE, BEFORE_ALL, AFTER_ALL, "the log's record there has other values")
+            note(Kind.STALE, BEFORE_ALL, AFTER_ALL, "the log's record at this offset has other values")
             continue
-        if 0 <= view.leader_epoch < epoch:
-            note(Kind.NEWER, BEFORE_ALL, AFTER_ALL, f"the log's leader is at epoch {view.leader_epoch}")
+        if 0 <= log.leader_epoch < epoch:
+            note(Kind.NEWER, BEFORE_ALL, AFTER_ALL, f"the log's leader is at epoch {log.leader_epoch}")
             continue
-        low, high = held_interval(view, epoch)
-        detail = _instead(view)
+        low, high = held_interval(log, epoch)
+        detail = _epochs_detail(log)
         note(Kind.STALE, BEFORE_ALL, low, detail)
         note(Kind.STALE, max(low, high), AFTER_ALL, detail)
-        note(Kind.BEYOND, max(low, view.end_offset), high, f"the log ends at {view.end_offset}")
-        note(Kind.EXPIRED, low, min(high, view.start_offset), f"the log starts at {view.start_offset}")
-        expired.append(clip(own_firsts, own_ends, low, min(high, view.start_offset)))
-        inside = max(low, view.start_offset), min(high, view.end_offset)
+        note(Kind.BEYOND, max(low, log.end_offset), high, f"the log ends at {log.end_offset}")
+        note(Kind.EXPIRED, low, min(high, log.start_offset), f"the log starts at {log.start_offset}")
+        expired.append(clip(own_firsts, own_ends, low, min(high, log.start_offset)))
+        inside = max(low, log.start_offset), min(high, log.end_offset)
         for low, high in _unproven(expected, epoch, *inside):
             for start, stop, why in _by_receipt(expected.lost, epoch, low, high):
-                note(Kind.UNPROVEN, start, stop, "; ".join((_why_unproven(view, epoch), *why)))
+                note(Kind.UNPROVEN, start, stop, "; ".join((_why_unproven(log, epoch), *why)))
         held.append(clip(own_firsts, own_ends, *inside))
     findings += _duplicates([*held, *expired])
     start, end = bucket
-    lost = gaps(expired, max(start, expected.from_offset), min(end, view.start_offset))
+    lost = gaps(expired, max(start, expected.from_offset), min(end, log.start_offset))
     findings += [
-        Finding(Kind.EXPIRED, a, b, 0, (), f"the log starts at {view.start_offset}, and the table has no rows there")
+        Finding(Kind.EXPIRED, a, b, 0, (), f"the log starts at {log.start_offset}, and the table has no rows there")
         for a, b in lost
     ]
-    wanted = max(start, view.start_offset, expected.from_offset), min(end, expected.readable_end)
-    findings += _against_the_log(expected, wanted, held, find)
+    wanted = max(start, log.start_offset, expected.from_offset), min(end, expected.readable_end)
+    findings += _compare_with_log(expected, wanted, held, find)
     return sorted(findings, key=lambda one: (one.start_offset, one.kind))
 
 
 def _unproven(expected: Expected, epoch: int, low: int, high: int) -> list[tuple[int, int]]:
     """Where in [low, high) nothing proves that a row of this epoch is the log's record."""
-    view = expected.view
+    log = expected.log
     if epoch == SAME_VALUES:
         return []
     if epoch < 0:
-        return outside([] if expected.is_replaced else [proven_without_epoch(view)], low, high)
-    known_from = view.epochs[0].offset if view.epochs else AFTER_ALL
+        return outside([] if expected.is_replaced else [proven_without_epoch(log)], low, high)
+    known_from = log.epochs[0].offset if log.epochs else AFTER_ALL
     return [(low, min(high, known_from))]
 
 
-def _by_receipt(lost: Sequence[Lost], epoch: int, low: int, high: int) -> Iterable[tuple[int, int, tuple[str, ...]]]:
-    """[low, high) in pieces, each with the receipts that tell of records of this epoch (-1: of any) in it."""
+def _by_receipt(
+    lost: Sequence[LostRecords], epoch: int, low: int, high: int
+) -> Iterable[tuple[int, int, tuple[str, ...]]]:
+    """[low, high) in pieces, each with the receipts that name records of this epoch (-1: of any) in it."""
     concerned = [one for one in lost if epoch < 0 or not one.epochs or epoch in one.epochs]
     edges = {edge for one in concerned for edge in one[:2] if low < edge < high}
     points = [low, *sorted(edges), high]
     for start, stop in itertools.pairwise(points):
         if start < stop:
-            told = [one.told for one in concerned if one.start_offset <= start and stop <= one.end_offset_exclusive]
-            yield start, stop, tuple(f"records there were lost: {each}" for each in told)
+            receipts = [
+                one.description for one in concerned if one.start_offset <= start and stop <= one.end_offset_exclusive
+            ]
+            yield start, stop, tuple(f"records at these offsets were lost: {each}" for each in receipts)
 
 
-def _against_the_log(
+def _compare_with_log(
     expected: Expected, wanted: tuple[int, int], held: Sequence[tuple[Offsets, Offsets]], find: Find
 ) -> list[Finding]:
-    """What the log has and the table has not, and where everything is looked at, the other way round."""
+    """Records that the table lacks and, if the complete log is read, rows without a record."""
     start, end = wanted
     if start >= end:
         return []
@@ -216,9 +218,9 @@ def _against_the_log(
     for a, b in common(found.present, holes):
         middle = min(max(a, expected.rows_end), b)
         if a < middle:
-            findings.append(Finding(Kind.MISSING, a, middle, middle - a, _epochs_between(expected.view, a, middle)))
+            findings.append(Finding(Kind.MISSING, a, middle, middle - a, _epochs_between(expected.log, a, middle)))
         if middle < b:
-            findings.append(Finding(Kind.BEHIND, middle, b, b - middle, _epochs_between(expected.view, middle, b)))
+            findings.append(Finding(Kind.BEHIND, middle, b, b - middle, _epochs_between(expected.log, middle, b)))
     if expected.everything:
         findings += _not_in_batches(expected, wanted, held, found, find)
     return findings
@@ -228,7 +230,7 @@ def _not_in_batches(
     expected: Expected,
     wanted: tuple[int, int],
     held: Sequence[tuple[Offsets, Offsets]],
-    found: Found,
+    found: RecordRanges,
     find: Find,
 ) -> list[Finding]:
     """Rows of the right epoch at offsets where the log has no record (for this reader)."""
@@ -236,13 +238,13 @@ def _not_in_batches(
     rows = common(covered(held), without)
     if not rows:
         return []
-    # Who reads uncommitted records too sees those of aborted transactions; what nobody sees was compacted away.
+    # read_uncommitted also returns records of aborted transactions; what it does not return was compacted away.
     aborted = find(rows, "read_uncommitted").present if expected.committed_only else []
     of_aborted = common(rows, aborted)
-    findings = [Finding(Kind.ABORTED, a, b, b - a, _epochs_between(expected.view, a, b)) for a, b in of_aborted]
+    findings = [Finding(Kind.ABORTED, a, b, b - a, _epochs_between(expected.log, a, b)) for a, b in of_aborted]
     for a, b in rows:
         for c, d in outside(of_aborted, a, b):
-            findings.append(Finding(Kind.COMPACTED, c, d, d - c, _epochs_between(expected.view, c, d)))
+            findings.append(Finding(Kind.COMPACTED, c, d, d - c, _epochs_between(expected.log, c, d)))
     return findings
 
 
@@ -274,24 +276,24 @@ ORDER: Final = (
 """Of the findings in a report."""
 
 
-# Words ----------------------------------------------------------------------------------------------------------------
+# Details --------------------------------------------------------------------------------------------------------------
 
 
-def _epochs_between(view: LogView, start: int, end: int) -> tuple[int, ...]:
-    known = [one.epoch for one in view.epochs if start < one.offset < end]
-    first = view.epoch_at(start)
+def _epochs_between(log: LogEpochs, start: int, end: int) -> tuple[int, ...]:
+    known = [one.epoch for one in log.epochs if start < one.offset < end]
+    first = log.epoch_at(start)
     return tuple(known) if first < 0 else (first, *known)
 
 
-def _instead(view: LogView) -> str:
-    shown = ", ".join(f"{one.epoch} from {one.offset}" for one in view.epochs[-4:])
-    return f"epochs of the log: {shown}; it ends at {view.end_offset}" if shown else f"it ends at {view.end_offset}"
+def _epochs_detail(log: LogEpochs) -> str:
+    shown = ", ".join(f"{one.epoch} from {one.offset}" for one in log.epochs[-4:])
+    return f"epochs of the log: {shown}; it ends at {log.end_offset}" if shown else f"it ends at {log.end_offset}"
 
 
-def _why_unproven(view: LogView, epoch: int) -> str:
+def _why_unproven(log: LogEpochs, epoch: int) -> str:
     if epoch < 0:
         return "the rows have no epoch"
-    return "the brokers keep no epochs" if view.leader_epoch < 0 else "the log's epochs there are not known"
+    return "the brokers keep no epochs" if log.leader_epoch < 0 else "the log's epochs at these offsets are unknown"
 
 
 def as_columns(findings: Iterable[tuple[Any, Any, Finding]]) -> dict[str, list[Any]]:

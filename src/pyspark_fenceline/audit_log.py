@@ -1,8 +1,8 @@
-"""Which offsets of a range the log has records at.
+"""The offsets of a range at which the log has records.
 
-Owns the reading of batch headers for an audit. A batch whose records leave no hole is not decoded: its header says
-which offsets it has. Control batches and, for read_committed, aborted transactions have none. Only batches that
-compaction has thinned out are decoded. A batch with a wrong checksum is named, not believed and no reason to stop.
+Owns the reading of batch headers for an audit. A batch without gaps is not decoded: its header contains its offsets.
+Control batches and, for read_committed, aborted transactions have none. Only batches that compaction has thinned out
+are decoded. A batch with a wrong checksum is reported as unreadable, and the reading continues after it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     Offsets = npt.NDArray[np.int64]
 
 NEAR: Final = 20_000
-"""Holes that are nearer to each other than so many offsets are read in one go."""
+"""Gaps that are at most this many offsets apart are read together."""
 
 
 @dataclass(slots=True)
-class Found:
-    """Ranges [start, end) at which the log has records, in rising order, and those of batches that can not be read."""
+class RecordRanges:
+    """Ranges [start, end) at which the log has records, in ascending order, and those of unreadable batches."""
 
     present: list[tuple[int, int]] = field(default_factory=list)
     unreadable: list[tuple[int, int]] = field(default_factory=list)
@@ -48,13 +48,13 @@ class Found:
 
 def find_records(
     client: Mapping[str, str], tp: TopicPartition, ranges: Sequence[tuple[int, int]], *, isolation_level: str
-) -> Found:
-    """Look at the log between the given offsets. Raises what the brokers refused."""
+) -> RecordRanges:
+    """Read the log between the given offsets. Raises the brokers' errors."""
     properties = {
         "max.partition.fetch.bytes": 8 * 1024 * 1024,
         **client,
         "isolation.level": isolation_level,
-        # A wrong checksum is told, and what lies behind is looked at all the same.
+        # A wrong checksum is reported here, and the reading continues after the batch.
         "check.crcs": "false",
     }
     loop = new_event_loop()
@@ -65,8 +65,10 @@ def find_records(
         loop.close()
 
 
-async def _find(properties: Mapping[str, object], tp: TopicPartition, ranges: Sequence[tuple[int, int]]) -> Found:
-    found = Found()
+async def _find(
+    properties: Mapping[str, object], tp: TopicPartition, ranges: Sequence[tuple[int, int]]
+) -> RecordRanges:
+    found = RecordRanges()
     async with AsyncRangeReader(properties) as reader:
         for start, end in ranges:
             position = start
@@ -78,15 +80,15 @@ async def _find(properties: Mapping[str, object], tp: TopicPartition, ranges: Se
                         await asyncio.sleep(0)
                     break
                 except OffsetOutOfRangeError as error:
-                    # Retention went on meanwhile.
+                    # Retention moved the log's start meanwhile.
                     if error.log_start_offset <= position:
                         raise
                     position = error.log_start_offset
     return found
 
 
-def note_records(found: Found, piece: Fetched) -> None:
-    """Add what a piece of the log has records at."""
+def note_records(found: RecordRanges, piece: Fetched) -> None:
+    """Add the offsets of the records in a piece of the log."""
     for run in piece.runs:
         for header in iter_headers(run.records):
             start = max(header.base_offset, run.start_offset)
@@ -99,7 +101,7 @@ def note_records(found: Found, piece: Fetched) -> None:
                 _note_each(found, run.records, header, start, end)
 
 
-def _note_each(found: Found, records: memoryview, header: BatchHeader, start: int, end: int) -> None:
+def _note_each(found: RecordRanges, records: memoryview, header: BatchHeader, start: int, end: int) -> None:
     try:
         offsets = [record.offset for record in decode_batch(records, header)]
     except FencelineError:

@@ -1,4 +1,4 @@
-"""Ranges of offsets [start, end), and what they have in common. Pure; never single rows."""
+"""Set operations on ranges of offsets [start, end). Pure; never single rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def clip(firsts: Offsets, ends: Offsets, low: int, high: int) -> tuple[Offsets, 
 
 
 def joined(starts: Offsets, stops: Offsets) -> list[tuple[int, int]]:
-    """Ranges in rising order, those that touch each other as one. Ranges that overlap stay apart."""
+    """Ranges in ascending order, adjacent ones merged. Ranges that overlap stay apart."""
     import numpy as np
 
     if not len(starts):
@@ -47,7 +47,7 @@ def coverage(ranges: Sequence[tuple[Offsets, Offsets]]) -> tuple[Offsets, Offset
     stops = np.concatenate([one[1] for one in ranges]) if ranges else starts
     points, inverse = np.unique(np.concatenate((starts, stops)), return_inverse=True)
     steps = np.bincount(inverse, np.concatenate((np.ones(len(starts)), -np.ones(len(stops)))), len(points))
-    # Where as many ranges end as begin, nothing changes.
+    # Where as many ranges end as begin, the count stays the same.
     points, steps = points[steps != 0], steps[steps != 0]
     counts = np.cumsum(steps).astype(np.int64)
     return points[:-1], points[1:], counts[:-1]
@@ -63,7 +63,7 @@ def gaps(ranges: Sequence[tuple[Offsets, Offsets]], start: int, end: int) -> lis
 
 
 def outside(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """What of [start, end) none of the ranges has."""
+    """The parts of [start, end) that no range covers."""
     left: list[tuple[int, int]] = []
     position = start
     for first, stop in sorted(ranges):
@@ -76,7 +76,7 @@ def outside(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tup
 
 
 def common(ranges: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What both have. Both in rising order, without overlaps."""
+    """The intersection. Both in ascending order, without overlaps."""
     both: list[tuple[int, int]] = []
     at = 0
     for start, end in ranges:
@@ -90,7 +90,7 @@ def common(ranges: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]])
 
 
 def runs_in(offsets: Offsets) -> list[Range]:
-    """Offsets, in any order and more than once each, as ranges in rising order."""
+    """Offsets, in any order and with duplicates, as ranges in ascending order."""
     import numpy as np
 
     found = offsets if bool(np.all(np.diff(offsets) >= 0)) else np.sort(offsets)

@@ -1,9 +1,8 @@
-"""What a cluster's loss receipts say of the partitions of an audit.
+"""A cluster's loss receipts for the partitions of an audit.
 
-Owns what receipts mean for rows that carry no epoch: where a receipt says that records were lost, such a row may be one
-of them. A receipt proves nothing of a single row, and that there is none proves nothing either (a node delivers it when
-it can): receipts only say where to look. A losses topic that cannot be read is a note in the verdict, and no reason to
-stop.
+Owns what receipts mean for rows without an epoch: where a receipt reports lost records, such a row may be one of them.
+A receipt proves nothing about a single row, and neither does its absence (a node may not have delivered it yet). If the
+losses topic cannot be read, the verdict gets a note and the audit continues.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from fenceline.client.errors import BrokersUnreachable, OffsetOutOfRangeError, T
 from fenceline.errors import PeerError
 from fenceline.ids import LOSSES_TOPIC, TopicPartition
 from pyspark_fenceline import connect
-from pyspark_fenceline.audit_judge import Lost
+from pyspark_fenceline.audit_judge import LostRecords
 from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.loss_ledger import Ledger, ledger_ranges, read_ledger
 
@@ -27,11 +26,11 @@ _TOPIC_DELETED: Final = "topic_deleted"
 
 @dataclass(frozen=True, slots=True)
 class Receipts:
-    """`lost`: of each partition. `replaced`: topics of which an earlier one of the same name was deleted or lost
-    records. `notes`: why not all receipts are known.
+    """`lost`: of each partition. `replaced`: topics for which an earlier topic of the same name was deleted or lost
+    records. `notes`: why receipts may be missing.
     """
 
-    lost: Mapping[TopicPartition, tuple[Lost, ...]] = field(default_factory=dict)
+    lost: Mapping[TopicPartition, tuple[LostRecords, ...]] = field(default_factory=dict)
     replaced: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
@@ -46,7 +45,7 @@ def read_receipts(
             ledger = read_ledger(client, found.ranges, found.topic_ids)
             return receipts_of(ledger, topic_ids, is_complete=found.is_complete)
         except OffsetOutOfRangeError as error:
-            # The ledger's start moved on meanwhile.
+            # Retention moved the topic's start meanwhile.
             trouble: Exception = error
         except (PeerError, BrokersUnreachable, TimedOut) as error:
             trouble = error
@@ -61,7 +60,7 @@ def receipts_of(
 ) -> Receipts:
     """Those of the partitions of `topic_ids`. `is_complete`: see `LedgerRanges`."""
     names = {tp.topic: id for tp, id in topic_ids.items()}
-    lost: dict[TopicPartition, list[Lost]] = {}
+    lost: dict[TopicPartition, list[LostRecords]] = {}
     replaced: set[str] = set()
     for one in ledger.receipts:
         if one.topic not in names:
@@ -73,11 +72,11 @@ def receipts_of(
         elif one.loss_class != _DELETED_ON_PURPOSE and one.start_offset < one.end_offset_exclusive:
             tp = TopicPartition(one.topic, one.partition)
             lost.setdefault(tp, []).append(
-                Lost(one.start_offset, one.end_offset_exclusive, one.leader_epochs, f"receipt {one}")
+                LostRecords(one.start_offset, one.end_offset_exclusive, one.leader_epochs, f"receipt {one}")
             )
     notes = []
     if ledger.unknown:
-        notes.append(f"{len(ledger.unknown)} records of {LOSSES_TOPIC} are of a form that is not known here")
+        notes.append(f"{len(ledger.unknown)} records of {LOSSES_TOPIC} have an unknown format")
     if not is_complete:
-        notes.append(f"{LOSSES_TOPIC} does not begin at its first receipt any more: older losses are not known")
+        notes.append(f"{LOSSES_TOPIC} has lost its first receipts to retention: older losses are not known")
     return Receipts({tp: tuple(each) for tp, each in lost.items()}, frozenset(replaced), tuple(notes))

@@ -1,8 +1,8 @@
-"""From rows to runs: what a table holds of a log, as ranges of offsets.
+"""From rows to runs: the offsets that a table holds, as ranges.
 
-Owns the first step of an audit. Rows become runs of consecutive offsets of one partition and epoch, cut at the borders
-of buckets, so that the second step can judge each bucket by itself, wherever it is. A table without holes is a handful
-of runs a file, whatever its size. Offsets that occur twice are in two runs. Works on Arrow and numpy alone.
+Owns the first step of an audit. Rows become runs of consecutive offsets of one partition and epoch, split at bucket
+boundaries, so that the second step can judge each bucket independently. A table without gaps has a few runs per file,
+whatever its size. Offsets that occur twice are in two runs. Uses Arrow and numpy only.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark_fenceline.delta_index import LOG_COLUMNS, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
+from pyspark_fenceline.log_columns import LOG_COLUMNS, LogColumns, log_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     Offsets = npt.NDArray[np.int64]
 
 NOT_IN_LOG: Final = -2
-"""In place of the epoch of a row that has none: the log's record at its offset has other values."""
+"""Instead of the epoch of a row without one: the log's record at its offset has other values."""
 SAME_VALUES: Final = -3
-"""In place of the epoch of a row that has none: the log's record has the same values, and the log tells no epochs."""
+"""Instead of the epoch of a row without one: the log's record has the same values, but the brokers keep no epochs."""
 Refine = Callable[[TableFile, LogColumns], LogColumns]
-"""What is known of a file's rows beyond its own columns: the epochs of rows without one, found by their values."""
+"""Completes the log columns of a file: adds the epochs found by value, and removes deleted rows."""
 RefineRows = Callable[["pa.Table", LogColumns], LogColumns]
 """The same for rows in memory."""
 _ROWS_AT_ONCE: Final = 500_000
@@ -53,7 +53,7 @@ def runs_schema() -> pa.Schema:
 
 
 def runs_of(columns: LogColumns, bucket_size: int) -> pa.RecordBatch:
-    """The runs of some rows, those of a partition in the order of their offsets."""
+    """The runs of some rows, sorted by offset within a partition."""
     import numpy as np
     import pyarrow as pa
 
@@ -67,7 +67,7 @@ def runs_of(columns: LogColumns, bucket_size: int) -> pa.RecordBatch:
         order = np.lexsort((epochs, offsets, codes))
         codes, offsets, epochs = codes[order], offsets[order], epochs[order]
     if bool(np.any((codes[1:] == codes[:-1]) & (offsets[1:] == offsets[:-1]))):
-        order = _one_after_another(codes, offsets, epochs)
+        order = _separate_duplicates(codes, offsets, epochs)
         codes, offsets, epochs = codes[order], offsets[order], epochs[order]
     breaks = (
         (codes[1:] != codes[:-1])
@@ -108,8 +108,8 @@ def runs_of(columns: LogColumns, bucket_size: int) -> pa.RecordBatch:
     return pa.Table.from_batches([batch, row]).combine_chunks().to_batches()[0]
 
 
-def _one_after_another(codes: Offsets, offsets: Offsets, epochs: Offsets) -> Offsets:
-    """An order in which rows of one offset stand in runs of their own, as where each record became several rows."""
+def _separate_duplicates(codes: Offsets, offsets: Offsets, epochs: Offsets) -> Offsets:
+    """An order that puts rows of one offset into separate runs, as when each record became several rows."""
     import numpy as np
 
     order = np.lexsort((offsets, epochs, codes))
@@ -123,7 +123,7 @@ def _one_after_another(codes: Offsets, offsets: Offsets, epochs: Offsets) -> Off
 def runs_of_files(
     options: DeltaOptions, files: Sequence[TableFile], bucket_size: int, refine: Refine | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The runs of whole files; four columns of each are read, two where the partition is in the file's bounds."""
+    """The runs of files; four columns of each are read, or two if the partition is in the file's bounds."""
     for file in files:
         columns = read_log_columns(options, file)
         yield runs_of(columns if refine is None else refine(file, columns), bucket_size)
@@ -132,15 +132,15 @@ def runs_of_files(
 def runs_of_batches(
     batches: Iterator[pa.RecordBatch], bucket_size: int, refine: RefineRows | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The runs of a DataFrame's rows. `batches` have the columns of `LOG_COLUMNS`, and those that `refine` looks at."""
-    for rows in batches if refine is None else _larger(batches):
+    """The runs of a DataFrame's rows. `batches` have the columns of `LOG_COLUMNS`, and those that `refine` uses."""
+    for rows in batches if refine is None else _merged_batches(batches):
         columns: dict[str, Any] = {name: rows.column(name) for name in LOG_COLUMNS}
         found = log_columns(columns)
         yield runs_of(found if refine is None else refine(rows, found), bucket_size)
 
 
-def _larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The log is read for so many rows at a time."""
+def _merged_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches of at least `_ROWS_AT_ONCE` rows, so that the log is read in fewer requests."""
     import pyarrow as pa
 
     waiting: list[pa.RecordBatch] = []

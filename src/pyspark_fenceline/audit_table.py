@@ -1,14 +1,14 @@
-"""`audit`: does a table hold exactly what the log holds?
+"""`audit`: whether a table matches the log.
 
-Owns the order of an audit and its report. The table is looked at first and the log afterwards, so that a stream that
-goes on writing is no finding. Two steps, both spread over Spark's tasks (or this process's threads, for the command
-line): rows become runs of offsets (`audit_runs`), and each bucket of a partition's offsets is judged by itself
-(`audit_judge`). The log is read only where the table has holes, and there only its batch headers.
+Owns the order of an audit and its report. The table is read first and the log afterwards, so that a stream that keeps
+writing causes no findings. Two steps, both distributed over Spark's tasks (or this process's threads, for the command
+line): rows become runs of offsets (`audit_runs`), and each bucket of a partition's offsets is judged independently
+(`audit_judge`). The log is read only where the table has gaps, and there only its batch headers.
 
-By log matching (`log_matching`) offset and epoch name a record: that the values are those of the log is not looked at.
-Rows without an epoch prove nothing, but in a log of one epoch: their values do, where that is asked for
-(`audit_content`, `audit_made`), and loss receipts say where they are doubtful (`audit_receipts`). Records that no row
-has are compared with what the table is meant to hold, and with what was deleted from it (`audit_absent`).
+By log matching (`log_matching`) offset and epoch identify a record, so values are not compared. Rows without an epoch
+prove nothing, except in a log of one epoch. On request their values are compared (`audit_content`, `audit_transform`),
+and loss receipts name the doubtful ones (`audit_receipts`). Records without a row are compared with what the table
+should hold, and with what was deleted from it (`audit_missing`).
 """
 
 from __future__ import annotations
@@ -21,30 +21,44 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
-from pyspark_fenceline.audit_absent import ABSENT, Named, absent_ranges, all_deleted, narrowed, read_named
 from pyspark_fenceline.audit_content import ByValues, content_columns, refuse_other_columns
-from pyspark_fenceline.audit_duplicates import only_repeated
+from pyspark_fenceline.audit_duplicates import duplicates_by_key
+from pyspark_fenceline.audit_executor import (
+    BUCKETS_PER_TASK,
+    AuditExecutor,
+    BucketJudge,
+    LocalFilesAudit,
+    SparkFilesAudit,
+    SparkRowsAudit,
+    active_session,
+    counts_of,
+)
 from pyspark_fenceline.audit_judge import FAULTS, Expected, Kind
-from pyspark_fenceline.audit_made import ALL, ByRows, Made, Transform, compare_rows, offsets_made
+from pyspark_fenceline.audit_missing import (
+    MISSING_KINDS,
+    DeletedRows,
+    deleted_ranges,
+    missing_ranges,
+    narrow_missing,
+    read_deleted_rows,
+)
 from pyspark_fenceline.audit_ranges import Range
 from pyspark_fenceline.audit_receipts import Receipts, read_receipts
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES, Refine
-from pyspark_fenceline.audit_work import (
-    BUCKETS_A_TASK,
-    Judging,
-    LocalFiles,
-    SparkFiles,
-    SparkRows,
-    Work,
-    counts_of,
-    the_session,
+from pyspark_fenceline.audit_transform import (
+    EVERY_RECORD,
+    ByTransform,
+    RowMapping,
+    Transform,
+    compare_rows,
+    expected_offsets,
 )
 from pyspark_fenceline.cluster import Cluster
-from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, LogColumns, missing_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, table_files
-from pyspark_fenceline.log_matching import LogView, held_interval, proven_without_epoch
-from pyspark_fenceline.log_view import CAN_NOT_SEE, Views, ends_of, existing
+from pyspark_fenceline.log_columns import LEADER_EPOCH, LOG_COLUMNS, LogColumns, missing_columns
+from pyspark_fenceline.log_epochs import NO_EPOCHS_WARNING, LogEpochsCache, existing_partitions, readable_ends
+from pyspark_fenceline.log_matching import LogEpochs, held_interval, proven_without_epoch
 from pyspark_fenceline.table_deletions import Deletions, deletions, vectors_of, without_deleted
 
 if TYPE_CHECKING:
@@ -53,26 +67,25 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Starting = Literal["earliest", "table"]
-Word = Literal["equal", "behind", "unproven", "different"]
+Outcome = Literal["equal", "behind", "unproven", "different"]
 _SMALLEST_BUCKET: Final = 250_000
 _USUAL_BUCKET: Final = 2_000_000
 _LARGEST_BUCKET: Final = 16_000_000
 _ATTEMPTS: Final = 3
 ONE_EPOCH: Final = (
-    "rows without an epoch are taken to be the log's because it has had one leader epoch only; that does not hold for"
-    " rows that were read before the topic was deleted and created anew"
+    "rows without an epoch count as records of the log because it has had only one leader epoch; this is wrong for rows"
+    " that were read before the topic was deleted and recreated"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an audit compares with. `topics`: None for those of the table. `client`: properties, with the brokers'
-    address. `starting`: from where on the table is to be complete: the log's start, or its own first row.
-    `committed_only`: the table is to hold committed records only. `everything`: read all of the log's batch headers,
-    which also tells rows that compaction has taken out of the log. `by_values`: compare rows without an epoch with the
-    log's records by what they say. `made`: which rows the table is to have of the log's records. `row_key`: columns
-    that tell rows of one record apart, None where a record is one row. `deleted`: what was deleted on purpose, beside
-    what the table's own log says.
+    """Settings of an audit. `topics`: None for those of the table. `client`: properties, with the brokers' address.
+    `starting`: from where on the table should be complete: the log's start, or its own first row. `committed_only`: the
+    table should hold committed records only. `everything`: read all batch headers of the log, which also finds rows
+    whose records compaction has removed. `by_values`: compare rows without an epoch with the log's records by value.
+    `mapping`: the rows that the table should have of the log's records. `row_key`: columns that identify rows of one
+    record, None if a record is one row. `deleted`: what was deleted on purpose, in addition to the table's own log.
     """
 
     client: Mapping[str, str]
@@ -81,9 +94,9 @@ class Settings:
     committed_only: bool = False
     everything: bool = False
     by_values: bool = False
-    made: Made = ALL
+    mapping: RowMapping = EVERY_RECORD
     row_key: tuple[str, ...] | None = None
-    deleted: Named | None = None
+    deleted: DeletedRows | None = None
 
     @property
     def isolation_level(self) -> str:
@@ -92,9 +105,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer of an audit. `ranges` and `rows`: by kind of finding. `is_equal`: all rows are proven to be the log's
-    records, and nothing differs. `unknown_deletions`: entries of the table's log of which it cannot be told any more
-    what they deleted, where records are missing.
+    """The result of an audit. `ranges` and `rows`: by kind of finding. `is_equal`: all rows are proven to be the log's
+    records, and nothing differs. `unknown_deletions`: if records are missing, the entries of the table's log whose
+    deleted rows are unknown.
     """
 
     ranges: Mapping[Kind, int]
@@ -106,7 +119,7 @@ class Verdict:
     unknown_deletions: tuple[str, ...] = ()
 
     @property
-    def word(self) -> Word:
+    def outcome(self) -> Outcome:
         if any(self.ranges.get(kind) for kind in FAULTS):
             return "different"
         if self.ranges.get(Kind.UNPROVEN):
@@ -115,49 +128,49 @@ class Verdict:
 
     @property
     def is_right(self) -> bool:
-        """The table holds a beginning of the log, and nothing else: what it lacks are the newest records."""
-        return self.word in ("equal", "behind")
+        """The table holds a prefix of the log and nothing else: it lacks only the newest records."""
+        return self.outcome in ("equal", "behind")
 
     @property
     def is_equal(self) -> bool:
-        return self.word == "equal"
+        return self.outcome == "equal"
 
     def sentence(self) -> str:
-        """The answer for a person."""
-        told = [
+        """The result as a sentence."""
+        counts = [
             f"{self.rows.get(kind, 0) or self.ranges[kind]} {kind}"
             for kind in (*sorted(FAULTS), Kind.UNPROVEN, Kind.BEHIND, Kind.DELETED)
             if self.ranges.get(kind)
         ]
         if self.rows.get(Kind.EXPIRED):
-            told.append(f"{self.rows[Kind.EXPIRED]} {Kind.EXPIRED}")
+            counts.append(f"{self.rows[Kind.EXPIRED]} {Kind.EXPIRED}")
         what = {
             "equal": "The table equals the log",
             "behind": "The table holds what the log holds, but not its newest records",
             "unproven": "The table is not proven to equal the log",
             "different": "The table differs from the log",
-        }[self.word]
-        if self.ranges.get(Kind.DELETED) and self.word == "equal":
-            what += " but for rows that were deleted on purpose"
+        }[self.outcome]
+        if self.ranges.get(Kind.DELETED) and self.outcome == "equal":
+            what += " except for rows that were deleted on purpose"
         about = f"{self.row_count} rows of {self.partition_count} partitions"
-        more = "".join(f"; {note}" for note in (*self._what_to_do(), *self.notes))
-        return f"{what} ({about}{': ' if told else ''}{', '.join(told)}){more}."
+        more = "".join(f"; {note}" for note in (*self._advice(), *self.notes))
+        return f"{what} ({about}{': ' if counts else ''}{', '.join(counts)}){more}."
 
-    def _what_to_do(self) -> list[str]:
+    def _advice(self) -> list[str]:
         unproven = self.rows.get(Kind.UNPROVEN, 0)
         if not unproven:
             return []
         return [
-            f"{unproven} of {self.row_count} rows have no epoch that the log knows, and nothing proves that they are"
-            " its records: compare their values (by_values, --by-values), and give them their epochs"
+            f"{unproven} of {self.row_count} rows have no epoch that the log knows, so they are not proven to be its"
+            " records: compare their values (by_values, --by-values), and add their epochs"
             " (pyspark_fenceline.backfill, --backfill)"
         ]
 
 
 @dataclass(slots=True)
 class Audit:
-    """`findings`: a DataFrame of `audit_work.FINDINGS_DDL` (from `audit`) or an Arrow table (from `audit_here`).
-    `refine`: what is known of the rows of a table's files beyond their columns.
+    """`findings`: a DataFrame of `audit_executor.FINDINGS_DDL` (from `audit`) or an Arrow table (from `audit_here`).
+    `refine`: as the audit used it.
     """
 
     findings: Any
@@ -187,17 +200,17 @@ def audit(
     """Compare a Delta table (its path) or any DataFrame with the log, as a Spark job.
 
     `bootstrap`: brokers, or a client's properties. `topics`: None for those that the rows name. `isolation_level`: what
-    the table was read with; with read_committed all of the log is looked at, else only where rows are missing
-    (`everything` chooses otherwise).
+    the table was read with; with read_committed the complete log is read, else only where rows are missing
+    (`everything` overrides this).
 
-    `by_values`: compare rows that have no epoch with the log's records by what they say: those of `transform`, where
-    one is given, else key, value and timestamp. `transform`: from the source's columns to the table's; `where`: a
-    condition in Spark's SQL on its result (or on the source's columns). Records of which they make no row are not
-    missing. `row_key`: columns that tell the rows of one record apart, where a record may become several. `deleted`:
-    what was deleted on purpose, as a file or a table with the columns of `audit_absent.named_in`.
+    `by_values`: compare rows without an epoch with the log's records by value: by the result of `transform`, if given,
+    else by key, value and timestamp. `transform`: from the source's columns to the table's; `where`: a Spark SQL
+    condition on its result (or on the source's columns). Records that they drop are not missing. `row_key`: columns
+    that identify the rows of one record, if a record may become several. `deleted`: what was deleted on purpose, as a
+    file or a table with the columns of `audit_missing.parse_deleted_rows`.
 
-    Raises `OperatorError` for a table that has not the columns topic, partition and offset, for a record of which
-    `transform` cannot make a row (with its offset), and what the brokers refused.
+    Raises `OperatorError` for a table without the columns topic, partition and offset, and for a record on which
+    `transform` fails (with its offset), and the brokers' errors.
     """
     chosen = settings(
         bootstrap,
@@ -206,22 +219,22 @@ def audit(
         isolation_level,
         everything,
         by_values=by_values,
-        made=Made(transform, where),
+        mapping=RowMapping(transform, where),
         row_key=row_key,
         deleted=deleted,
     )
     if isinstance(table, str):
-        return audit_files(open_for_audit(table, storage), chosen, spark or the_session())
+        return audit_files(open_for_audit(table, storage), chosen, spark or active_session())
     _require_columns(table.columns, "The DataFrame")
     _require_key(table.columns, chosen, "The DataFrame")
     compared = None
     if chosen.by_values:
-        if chosen.made.transform is not None:
+        if chosen.mapping.transform is not None:
             raise OperatorError(
-                "A DataFrame is not compared with what transform makes", "Give the path of a Delta table."
+                "by_values with transform requires a Delta table", "Pass the path of a Delta table, not a DataFrame."
             )
         compared = ByValues(chosen.client, content_columns(table.columns, "the DataFrame"))
-    findings, verdict = _run(SparkRows(table, compared, chosen.row_key), chosen, table.sparkSession, None)
+    findings, verdict = _run(SparkRowsAudit(table, compared, chosen.row_key), chosen, table.sparkSession, None)
     return Audit(findings, verdict)
 
 
@@ -231,13 +244,13 @@ def audit_here(
     *,
     storage: Mapping[str, str] | None = None,
 ) -> Audit:
-    """As `audit`, in this process, with Spark only where `chosen` has a predicate or a transform."""
+    """As `audit`, in this process, with Spark only if `chosen` has a predicate or a transform."""
     return audit_files(open_for_audit(table, storage), chosen, session_for(chosen))
 
 
 def session_for(chosen: Settings) -> SparkSession | None:
-    """A session where the work cannot be done without: predicates and transforms are Spark's."""
-    return None if chosen.made.is_all else the_session()
+    """A session if the work requires one: predicates and transforms run in Spark."""
+    return None if chosen.mapping.is_all else active_session()
 
 
 def settings(
@@ -248,18 +261,16 @@ def settings(
     everything: bool | None = None,
     *,
     by_values: bool = False,
-    made: Made | None = None,
+    mapping: RowMapping | None = None,
     row_key: Collection[str] | None = None,
     deleted: str | DataFrame | pa.Table | None = None,
 ) -> Settings:
-    """Check what was asked for. Raises `OperatorError`."""
+    """Check the arguments. Raises `OperatorError`."""
     client = {"bootstrap.servers": bootstrap} if isinstance(bootstrap, str) else dict(bootstrap)
     if isolation_level not in ("read_committed", "read_uncommitted"):
-        raise OperatorError(
-            f"There is no isolation level {isolation_level!r}", "Use read_committed or read_uncommitted."
-        )
+        raise OperatorError(f"Unknown isolation level {isolation_level!r}", "Use read_committed or read_uncommitted.")
     if starting not in ("earliest", "table"):
-        raise OperatorError(f"An audit can not start at {starting!r}", "Use earliest or table.")
+        raise OperatorError(f"Unknown value {starting!r} of starting", "Use earliest or table.")
     committed = isolation_level == "read_committed"
     names = (topics,) if isinstance(topics, str) else None if topics is None else tuple(topics)
     key = (row_key,) if isinstance(row_key, str) else None if row_key is None else tuple(row_key)
@@ -270,15 +281,15 @@ def settings(
         committed,
         committed if everything is None else everything,
         by_values,
-        made or ALL,
+        mapping or EVERY_RECORD,
         key,
-        None if deleted is None else read_named(deleted),
+        None if deleted is None else read_deleted_rows(deleted),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedTable:
-    """A Delta table as it is audited. `kept`: which rows of files with a deletion vector are not deleted."""
+    """A Delta table under audit. `kept`: masks of the rows that deletion vectors have not deleted, by file."""
 
     options: DeltaOptions
     files: Sequence[TableFile]
@@ -291,20 +302,22 @@ class OpenedTable:
 
 
 def audit_files(table: OpenedTable, chosen: Settings, session: SparkSession | None) -> Audit:
-    """Compare a table's files, by Spark where there is a session, else in this process."""
+    """Compare a table's files, with Spark if there is a session, else in this process."""
     _require_key(table.schema.names, chosen, f"The Delta table at {table.options.path}")
-    if chosen.by_values and chosen.made.transform is None:
+    if chosen.by_values and chosen.mapping.transform is None:
         content_columns(table.schema.names, table.what)
-    work: Work = (
-        LocalFiles(table.options, table.files) if session is None else SparkFiles(session, table.options, table.files)
+    work: AuditExecutor = (
+        LocalFilesAudit(table.options, table.files)
+        if session is None
+        else SparkFilesAudit(session, table.options, table.files)
     )
     findings, verdict = _run(work, chosen, session, table)
     return Audit(findings, verdict, work.refine)
 
 
 def open_for_audit(path: str, storage: Mapping[str, str] | None, *, to_write: bool = False) -> OpenedTable:
-    """The table's files. Raises `OperatorError` where there is no table, or one that can not be compared; `to_write`:
-    or whose files can not be written anew.
+    """The table's files. Raises `OperatorError` if there is no table, or it cannot be compared or, with `to_write`, its
+    files cannot be rewritten.
     """
     from pyspark.sql.types import StructType
 
@@ -325,15 +338,15 @@ def _require_columns(names: Iterable[str], what: str) -> None:
     missing = [name for name in missing_columns(known) if name != LEADER_EPOCH]
     if missing:
         raise OperatorError(
-            f"{what} can not be compared with a log: it has no column {', '.join(missing)}",
-            "Rows need topic, partition and offset, as format('fenceline') gives them, and leader_epoch where it is to"
-            " be proven that they are the log's (includeLeaderEpoch); rename columns in a DataFrame.",
+            f"{what} cannot be compared with the log: it has no column {', '.join(missing)}",
+            "Rows need topic, partition and offset as format('fenceline') returns them, and leader_epoch"
+            " (includeLeaderEpoch) to prove that they are in the log; rename columns in a DataFrame.",
         )
     twice = sorted({name for name in LOG_COLUMNS if sum(one.lower() == name for one in known) > 1})
     if twice:
         raise OperatorError(
-            f"{what} can not be compared with a log: it has more than one column {', '.join(twice)}",
-            "Names that differ only in case are one column for Spark: drop or rename all but one.",
+            f"{what} cannot be compared with the log: it has more than one column {', '.join(twice)}",
+            "Spark treats names that differ only in case as one column: drop or rename all but one.",
         )
 
 
@@ -342,24 +355,24 @@ def _require_key(names: Iterable[str], chosen: Settings, what: str) -> None:
     if missing:
         raise OperatorError(
             f"{what} has no column {', '.join(missing)}, which row_key names",
-            "Name columns of the table that tell the rows of one record apart.",
+            "Name columns of the table that identify the rows of one record.",
         )
 
 
 def comparison_of(
     table: OpenedTable, chosen: Settings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
-) -> ByValues | ByRows:
-    """How rows without an epoch are compared with the log. `readable`: where logs begin and end."""
-    if chosen.made.transform is None:
+) -> ByValues | ByTransform:
+    """The comparison of rows without an epoch with the log. `readable`: the bounds of the logs."""
+    if chosen.mapping.transform is None:
         return ByValues(chosen.client, content_columns(table.schema.names, table.what))
     assert session is not None, "a transform needs Spark"
-    return compare_rows(session, chosen.client, table.options, table.files, table.schema, chosen.made, readable)
+    return compare_rows(session, chosen.client, table.options, table.files, table.schema, chosen.mapping, readable)
 
 
 def refine_of(
     table: OpenedTable, chosen: Settings, session: SparkSession | None, readable: Mapping[TopicPartition, Range]
 ) -> Refine | None:
-    """What is to be known of the table's rows beyond their columns. `readable`: where logs begin and end."""
+    """What completes the log columns of the table's files, or None. `readable`: the bounds of the logs."""
     compared = comparison_of(table, chosen, session, readable) if chosen.by_values else None
     if compared is None and not table.kept:
         return None
@@ -368,10 +381,10 @@ def refine_of(
 
 @dataclass(frozen=True, slots=True)
 class _Refined:
-    """A `Refine`; goes to executors."""
+    """A `Refine`; sent to executors."""
 
     options: DeltaOptions
-    compared: ByValues | ByRows | None
+    compared: ByValues | ByTransform | None
     kept: Mapping[str, Any]
 
     def __call__(self, file: TableFile, columns: LogColumns) -> LogColumns:
@@ -384,14 +397,14 @@ class _Refined:
 
 @dataclass(slots=True)
 class _Totals:
-    """What the table has of each partition, by epoch: first offset, end, rows."""
+    """The rows of each partition by epoch: first offset, end, number of rows."""
 
     partitions: dict[TopicPartition, list[tuple[int, int, int]]] = field(default_factory=dict)
     epochs: dict[TopicPartition, list[int]] = field(default_factory=dict)
     row_count: int = 0
 
     def differing(self) -> tuple[int, int]:
-        """Rows whose values are not the log's, and rows of which an epoch or the values are known."""
+        """Number of rows whose values differ from the log's, and of rows with an epoch or with the log's values."""
         counts = [
             (epoch, count)
             for tp, each in self.partitions.items()
@@ -403,7 +416,9 @@ class _Totals:
         )
 
 
-def _run(work: Work, chosen: Settings, session: SparkSession | None, table: OpenedTable | None) -> tuple[Any, Verdict]:
+def _run(
+    work: AuditExecutor, chosen: Settings, session: SparkSession | None, table: OpenedTable | None
+) -> tuple[Any, Verdict]:
     cluster = connect.connect({**chosen.client, "isolation.level": chosen.isolation_level})
     known = list(chosen.topics) if chosen.topics is not None else []
     likely = known or sorted(work.topics() or ())
@@ -412,53 +427,53 @@ def _run(work: Work, chosen: Settings, session: SparkSession | None, table: Open
         facts = cluster.topics(likely)
         missing = [name for name in known if name not in facts]
         if missing:
-            raise OperatorError(f"There is no topic {', '.join(missing)}", "See what there is: fenceline topics list")
+            raise OperatorError(f"There is no topic {', '.join(missing)}", "List topics with: fenceline topics list")
         every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
-        total = sum(end.offset for end in ends_of(cluster, every).values())
+        total = sum(end.offset for end in readable_ends(cluster, every).values())
         bucket_size = _bucket_size(total, work.task_count)
     totals = _Totals()
     compared_under: Mapping[TopicPartition, int] = {}
     for attempt in range(1, _ATTEMPTS + 1):
         if attempt == 1 or chosen.by_values:
-            # Values are compared with the log of now: under other leaders they are compared again.
+            # Values are compared with the current log: after a leader change they are compared again.
             compared_under, work.refine = _refine(work, cluster, chosen, session, table, likely, bucket_size)
             totals = _totals(work.totals(bucket_size), chosen)
-            if chosen.by_values and chosen.made.transform is None:
+            if chosen.by_values and chosen.mapping.transform is None:
                 refuse_other_columns(*totals.differing(), "the table" if table is None else table.what)
         names = known or sorted({tp.topic for tp in totals.partitions})
         facts = cluster.topics(names) if names else {}
         asked = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
-        there = existing(cluster, asked)
-        views = Views(cluster).fresh(there)
-        readable = ends_of(cluster, there)
-        receipts = _receipts(cluster, chosen, totals, views)
+        there = existing_partitions(cluster, asked)
+        logs = LogEpochsCache(cluster).fetch(there)
+        readable = readable_ends(cluster, there)
+        receipts = _receipts(cluster, chosen, totals, logs)
         expected = {
-            tp: _expected(totals, tp, chosen, Expected(view, max(readable[tp].offset, 0)), receipts)
-            for tp, view in views.items()
+            tp: _expected(totals, tp, chosen, Expected(log, max(readable[tp].offset, 0)), receipts)
+            for tp, log in logs.items()
         }
-        judging = Judging(chosen.client, bucket_size, expected, chosen.topics)
-        findings = work.findings(judging, _stretches(expected, bucket_size))
+        judging = BucketJudge(chosen.client, bucket_size, expected, chosen.topics)
+        findings = work.findings(judging, _all_buckets(expected, bucket_size))
         counted = work.counts(findings)
-        now = ends_of(cluster, there)
-        is_still = all(now[tp].leader_epoch == view.leader_epoch for tp, view in views.items()) and all(
-            tp not in views or views[tp].leader_epoch == epoch for tp, epoch in compared_under.items()
+        now = readable_ends(cluster, there)
+        is_still = all(now[tp].leader_epoch == log.leader_epoch for tp, log in logs.items()) and all(
+            tp not in logs or logs[tp].leader_epoch == epoch for tp, epoch in compared_under.items()
         )
         if is_still or attempt == _ATTEMPTS:
             break
     if chosen.by_values and not is_still:
         raise OperatorError(
-            "Leaders of the topic changed while values were compared, again and again", "Run the audit again."
+            f"Leaders of the topic changed during each of {_ATTEMPTS} comparisons of values", "Run the audit again."
         )
     notes = list(receipts.notes)
-    if any(_rests_on_one_epoch(totals, tp, view, receipts) for tp, view in views.items()):
+    if any(_relies_on_one_epoch(totals, tp, log, receipts) for tp, log in logs.items()):
         notes.append(ONE_EPOCH)
-    findings, counted, unknown = _second_look(work, chosen, session, table, views, findings, counted, notes)
+    findings, counted, unknown = _check_again(work, chosen, session, table, logs, findings, counted, notes)
     kinds = {Kind(kind): (ranges, rows) for kind, ranges, rows in counted}
-    sees = all(view.leader_epoch >= 0 for view in views.values())
+    sees = all(log.leader_epoch >= 0 for log in logs.values())
     if not sees:
-        notes.insert(0, CAN_NOT_SEE)
+        notes.insert(0, NO_EPOCHS_WARNING)
     if not expected:
-        notes.append("nothing was compared: no topic is named, and the rows name none that the cluster has")
+        notes.append("nothing was compared: no topic was given, and the rows name no existing topic")
     verdict = Verdict(
         {kind: ranges for kind, (ranges, _) in kinds.items()},
         {kind: rows for kind, (_, rows) in kinds.items()},
@@ -472,7 +487,7 @@ def _run(work: Work, chosen: Settings, session: SparkSession | None, table: Open
 
 
 def _refine(
-    work: Work,
+    work: AuditExecutor,
     cluster: Cluster,
     chosen: Settings,
     session: SparkSession | None,
@@ -480,7 +495,7 @@ def _refine(
     likely: Sequence[str],
     bucket_size: int,
 ) -> tuple[Mapping[TopicPartition, int], Refine | None]:
-    """What is known of the rows beyond their columns, and the leader epochs under which values are compared."""
+    """The leader epochs under which values are compared, and what completes the log columns."""
     if not chosen.by_values:
         return {}, None if table is None else refine_of(table, chosen, session, {})
     names = list(likely)
@@ -489,73 +504,75 @@ def _refine(
         names = sorted({tp.topic for tp in _totals(work.totals(bucket_size), chosen).partitions})
     facts = cluster.topics(names) if names else {}
     every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
-    ends = ends_of(cluster, every)
+    ends = readable_ends(cluster, every)
     starts = cluster.log_starts(every) if every else {}
     readable = {tp: (starts[tp], ends[tp].offset) for tp in every}
     under = {tp: end.leader_epoch for tp, end in ends.items()}
     return under, None if table is None else refine_of(table, chosen, session, readable)
 
 
-def _receipts(cluster: Cluster, chosen: Settings, totals: _Totals, views: Mapping[TopicPartition, LogView]) -> Receipts:
-    """Receipts are asked for where rows are doubtful without them."""
+def _receipts(
+    cluster: Cluster, chosen: Settings, totals: _Totals, logs: Mapping[TopicPartition, LogEpochs]
+) -> Receipts:
+    """The receipts of partitions with rows that nothing else proves."""
     doubtful = {
-        tp: view.topic_id
-        for tp, view in views.items()
-        if any(epoch == -1 or not view.epochs for epoch in totals.epochs.get(tp, ()))
+        tp: log.topic_id
+        for tp, log in logs.items()
+        if any(epoch == -1 or not log.epochs for epoch in totals.epochs.get(tp, ()))
     }
     return read_receipts(cluster, chosen.client, doubtful) if doubtful else Receipts()
 
 
-def _rests_on_one_epoch(totals: _Totals, tp: TopicPartition, view: LogView, receipts: Receipts) -> bool:
-    """Whether rows of this partition are taken to be the log's because it has had one epoch only."""
-    low, high = proven_without_epoch(view)
+def _relies_on_one_epoch(totals: _Totals, tp: TopicPartition, log: LogEpochs, receipts: Receipts) -> bool:
+    """Whether rows of this partition count as records of the log because it has had only one epoch."""
+    low, high = proven_without_epoch(log)
     has_such_rows = -1 in totals.epochs.get(tp, ())
     return has_such_rows and low < high and tp.topic not in receipts.replaced
 
 
-def _second_look(
-    work: Work,
+def _check_again(
+    work: AuditExecutor,
     chosen: Settings,
     session: SparkSession | None,
     table: OpenedTable | None,
-    views: Mapping[TopicPartition, LogView],
+    logs: Mapping[TopicPartition, LogEpochs],
     findings: Any,
     counted: list[tuple[str, int, int]],
     notes: list[str],
 ) -> tuple[Any, list[tuple[str, int, int]], tuple[str, ...]]:
-    """The findings, their counts, and what is not known, after a look at what is absent and what is there twice."""
+    """The findings, their counts and unknown deletions, after checking missing and duplicate rows again."""
     kinds = {kind for kind, _, _ in counted}
     twice = chosen.row_key is not None and table is not None and Kind.DUPLICATE in kinds
-    if not twice and kinds.isdisjoint(ABSENT):
+    if not twice and kinds.isdisjoint(MISSING_KINDS):
         return findings, counted, ()
-    if not twice and table is None and chosen.made.is_all and chosen.deleted is None:
+    if not twice and table is None and chosen.mapping.is_all and chosen.deleted is None:
         return findings, counted, ()
     found = work.collect(findings)
     if twice:
-        assert table is not None, "only files are looked at again"
-        found = only_repeated(
+        assert table is not None, "only files are checked again"
+        found = duplicates_by_key(
             found, table.options, table.files, chosen.row_key, work.refine, has_vectors=bool(table.kept)
         )
     unknown: tuple[str, ...] = ()
-    absent = absent_ranges(found)
+    absent = missing_ranges(found)
     if absent:
         meant = None
-        if not chosen.made.is_all:
+        if not chosen.mapping.is_all:
             assert session is not None, "a transform needs Spark"
-            meant = offsets_made(session, chosen.client, chosen.made, absent, chosen.isolation_level)
+            meant = expected_offsets(session, chosen.client, chosen.mapping, absent, chosen.isolation_level)
         by_table = Deletions() if table is None else deletions(table.options, {tp for tp, _, _ in absent})
-        gone = all_deleted(absent, by_table, views, chosen.deleted, chosen.client, chosen.isolation_level)
-        found = narrowed(found, meant, gone)
-        if absent_ranges(found):
+        deleted = deleted_ranges(absent, by_table, logs, chosen.deleted, chosen.client, chosen.isolation_level)
+        found = narrow_missing(found, meant, deleted)
+        if missing_ranges(found):
             unknown = by_table.unknown
-            notes += [f"it cannot be told what {one} deleted: its files are gone" for one in unknown]
+            notes += [f"the rows deleted by {one} are unknown: vacuum has removed its files" for one in unknown]
             if by_table.first_version > 0:
-                notes.append(f"what was deleted before version {by_table.first_version} of the table is not known")
-    return work.spread(found), counts_of(found), unknown
+                notes.append(f"deletions before version {by_table.first_version} of the table are unknown")
+    return work.distribute(found), counts_of(found), unknown
 
 
 def _bucket_size(total: int, task_count: int) -> int:
-    return max(_SMALLEST_BUCKET, min(_LARGEST_BUCKET, total // (task_count * BUCKETS_A_TASK) + 1))
+    return max(_SMALLEST_BUCKET, min(_LARGEST_BUCKET, total // (task_count * BUCKETS_PER_TASK) + 1))
 
 
 def _totals(rows: Iterable[tuple[str | None, int, int, int, int, int]], chosen: Settings) -> _Totals:
@@ -574,14 +591,14 @@ def _totals(rows: Iterable[tuple[str | None, int, int, int, int, int]], chosen: 
 
 
 def _expected(totals: _Totals, tp: TopicPartition, chosen: Settings, bare: Expected, receipts: Receipts) -> Expected:
-    """What the table is to hold, given where its rows that are in the log begin and end."""
+    """What the table should hold, given the bounds of its rows that are in the log."""
     begins: list[int] = []
     ends: list[int] = []
     for (first, end, _), epoch in zip(totals.partitions.get(tp, ()), totals.epochs.get(tp, ()), strict=True):
         if epoch == NOT_IN_LOG:
             continue
-        low, high = held_interval(bare.view, epoch)
-        first, end = max(first, low), min(end, high, bare.view.end_offset)
+        low, high = held_interval(bare.log, epoch)
+        first, end = max(first, low), min(end, high, bare.log.end_offset)
         if first < end:
             begins.append(first)
             ends.append(end)
@@ -599,8 +616,8 @@ def _expected(totals: _Totals, tp: TopicPartition, chosen: Settings, bare: Expec
     )
 
 
-def _stretches(expected: Mapping[TopicPartition, Expected], bucket_size: int) -> list[tuple[str, int, int]]:
-    """Every bucket of every log, so that those in which the table has no rows are judged too."""
+def _all_buckets(expected: Mapping[TopicPartition, Expected], bucket_size: int) -> list[tuple[str, int, int]]:
+    """Every bucket of every log, so that buckets without rows are judged too."""
     return [
         (tp.topic, tp.partition, bucket)
         for tp, one in expected.items()

@@ -1,10 +1,10 @@
-"""`backfill`: gives the rows of a table the epochs that they lack.
+"""`backfill`: adds missing leader epochs to the rows of a table.
 
-Owns the way of a table that was written without `leader_epoch`, as Spark's own Kafka connector writes it, to one that
-can be compared with the log. A row gets the epoch of the log's record at its offset where its values are that record's
-(`audit_content`, `audit_made`), and only there. Rows whose values differ are stale; they keep no epoch and stay, for a
-repair that compares values. Changes nothing without `apply`; then files are written anew with the column, in one entry
-of the table's log, after one that adds the column where the table has none.
+Owns making a table that was written without `leader_epoch`, as with Spark's own Kafka connector, comparable with the
+log. A row gets the epoch of the log's record at its offset only if its values are that record's (`audit_content`,
+`audit_transform`). Rows whose values differ are stale; they get no epoch and stay, for a repair that compares values.
+With `apply` files are rewritten with the column, in one commit, after a commit that adds the column if the table lacks
+it; without it nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
 from pyspark_fenceline.audit_content import ByValues, refuse_other_columns
-from pyspark_fenceline.audit_made import ByRows, Made, Transform
+from pyspark_fenceline.audit_executor import active_session, parallelism
 from pyspark_fenceline.audit_ranges import Range, runs_in
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
 from pyspark_fenceline.audit_table import OpenedTable, Settings, comparison_of, open_for_audit, settings
-from pyspark_fenceline.audit_work import parallelism, the_session
+from pyspark_fenceline.audit_transform import ByTransform, RowMapping, Transform
 from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_files import DataFile, delete_files
-from pyspark_fenceline.delta_index import LEADER_EPOCH, LogColumns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_rewrite import with_epochs
 from pyspark_fenceline.delta_schema import fit
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
-from pyspark_fenceline.log_view import ends_of
-from pyspark_fenceline.repair_hands import pickled, unpickled
-from pyspark_fenceline.repair_table import Moved, commit_one
+from pyspark_fenceline.log_columns import LEADER_EPOCH, LogColumns
+from pyspark_fenceline.log_epochs import readable_ends
+from pyspark_fenceline.repair_executor import pickled, unpickled
+from pyspark_fenceline.repair_table import TableChanged, commit_one
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 5
 _THREADS: Final = 4
-_RANGES_TOLD: Final = 50
+_MAX_RANGES: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class StaleRows:
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """What a backfill did, or would do. `version`: of the table afterwards, None when nothing was changed.
+    """What a backfill did, or would do. `version`: of the table afterwards, None if nothing was changed.
 
-    `proven_rows` get their epochs. `same_rows` have the log's values too, but the log tells no epochs. Of
-    `unknown_rows` the log has no record any more, or never had: retention, compaction, another topic.
+    `proven_rows` get their epochs. `same_rows` have the log's values too, but the brokers keep no epochs. The log has
+    no records for `unknown_rows`: retention, compaction, another topic.
     """
 
     is_applied: bool
@@ -79,24 +79,24 @@ class Backfill:
     version: int | None = None
 
     def sentence(self) -> str:
-        """The answer for a person."""
+        """The result as a sentence."""
         if not self.proven_rows + self.same_rows + self.unknown_rows + self.stale_rows:
             return "Every row has an epoch."
         if self.version is not None:
-            what = (
-                f"{self.proven_rows} rows got their epochs, in version {self.version} ({self.files} files written anew)"
-            )
+            what = f"{self.proven_rows} rows got their epochs, in version {self.version} ({self.files} files rewritten)"
         elif self.is_applied:
             what = "No row got an epoch"
         else:
-            what = f"{self.proven_rows} rows would get their epochs; nothing was changed, apply=True (--apply) does it"
+            what = f"{self.proven_rows} rows would get their epochs; nothing was changed, use apply=True (--apply)"
         parts = [
             f"{self.stale_rows} rows are stale: the log's records at their offsets have other values"
-            " (repair with by_values takes them out)"
+            " (repair with by_values removes them)"
             if self.stale_rows
             else "",
-            f"{self.same_rows} rows have the log's values, but the log tells no epochs" if self.same_rows else "",
-            f"{self.unknown_rows} rows cannot be compared: the log has no record there" if self.unknown_rows else "",
+            f"{self.same_rows} rows have the log's values, but the brokers keep no epochs" if self.same_rows else "",
+            f"{self.unknown_rows} rows cannot be compared: the log has no record at their offsets"
+            if self.unknown_rows
+            else "",
         ]
         return "; ".join([what, *(part for part in parts if part)]) + "."
 
@@ -111,15 +111,14 @@ def backfill(
     storage: Mapping[str, str] | None = None,
     transform: Transform | None = None,
 ) -> Backfill:
-    """Compare the rows of a Delta table that have no epoch with the log, and with `apply` give them their epochs.
+    """Compare the rows of a Delta table that have no epoch with the log, and with `apply` write their epochs.
 
-    Rows are compared by key, value and timestamp, as far as the table has them, or by what `transform` makes of the
-    log's records (from the source's columns to the table's). Raises `OperatorError` for a table whose rows cannot be
-    compared, for a record of which `transform` cannot make a row (with its offset; nothing is written), and what the
-    brokers refused.
+    Rows are compared by those of key, value and timestamp that the table has, or by the result of `transform` (from the
+    source's columns to the table's). Raises `OperatorError` for a table whose rows cannot be compared and for a record
+    on which `transform` fails (with its offset; nothing is written), and the brokers' errors.
     """
-    chosen = settings(bootstrap, topics, by_values=True, made=Made(transform))
-    return _backfill(table, chosen, storage, spark or the_session(), apply=apply)
+    chosen = settings(bootstrap, topics, by_values=True, mapping=RowMapping(transform))
+    return _backfill(table, chosen, storage, spark or active_session(), apply=apply)
 
 
 def backfill_here(
@@ -130,8 +129,8 @@ def backfill_here(
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What was found of one file. `known_rows`: that have an epoch. `copy`: the file with its epochs, once written."""
+class _FileResult:
+    """The result for one file. `known_rows`: rows with an epoch. `copy`: the rewritten file, if there is one."""
 
     path: str
     proven_rows: int
@@ -145,16 +144,16 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Filler:
-    """Looks at one file, and writes it anew where that is asked for; goes to executors. `kind`: of the column, as in
-    `TableFile`'s schema; None: nothing is written. `topics`: None for all.
+    """Compares one file, and rewrites it with `kind`; sent to executors. `kind`: Arrow's name of the column's type;
+    None: nothing is written. `topics`: None for all.
     """
 
     options: DeltaOptions
-    compared: ByValues | ByRows
+    compared: ByValues | ByTransform
     kind: str | None
     topics: frozenset[str] | None
 
-    def __call__(self, file: TableFile) -> _Found:
+    def __call__(self, file: TableFile) -> _FileResult:
         import numpy as np
 
         columns = read_log_columns(self.options, file)
@@ -167,7 +166,7 @@ class _Filler:
             found, copy = self._compare(file, columns, concerned)
         stale = concerned & (found == NOT_IN_LOG)
         proven = concerned & (found >= 0)
-        return _Found(
+        return _FileResult(
             file.path,
             int(proven.sum()),
             int((concerned & (found == SAME_VALUES)).sum()),
@@ -183,7 +182,7 @@ class _Filler:
         )
 
     def _compare(self, file: TableFile, columns: LogColumns, concerned: Mask) -> tuple[Numbers, DataFile | None]:
-        """What is found in place of the rows' epochs, and the file with the epochs of rows that are `concerned`."""
+        """The results in place of the rows' epochs, and the file with the epochs of the `concerned` rows."""
         import numpy as np
         import pyarrow as pa
 
@@ -209,28 +208,28 @@ def _backfill(
         compared = comparison_of(table, chosen, session, readable)
         topics = None if chosen.topics is None else frozenset(chosen.topics)
         kind = _kind_of(table) if apply else None
-        found = _look(_Filler(table.options, compared, kind, topics), files, session)
+        found = _compare_files(_Filler(table.options, compared, kind, topics), files, session)
         copies = [one.copy for one in found if one.copy is not None]
-        if any(ends_of(cluster, under)[tp].leader_epoch != epoch for tp, epoch in under.items()):
-            _log.warning("leaders changed while %s was compared with the log, comparing again", path)
+        if any(readable_ends(cluster, under)[tp].leader_epoch != epoch for tp, epoch in under.items()):
+            _log.warning("leaders changed while the table at %s was compared with the log, comparing again", path)
             delete_files(table.options, [copy.path for copy in copies])
             continue
-        if chosen.made.transform is None:
+        if chosen.mapping.transform is None:
             others = len(files) < len(table.files)
             known = sum(one.proven_rows + one.same_rows + one.known_rows for one in found)
             refuse_other_columns(sum(one.stale_rows for one in found), known + others, table.what)
         if not copies:
-            return _told(found, apply=apply, version=None)
-        gone = [file for file in files if any(one.path == file.path and one.copy is not None for one in found)]
+            return _result(found, apply=apply, version=None)
+        replaced = [file for file in files if any(one.path == file.path and one.copy is not None for one in found)]
         try:
-            return _told(found, apply=apply, version=_commit(table, gone, copies, found))
-        except Moved as moved:
-            _log.warning("the table at %s was changed during its backfill, looking again", path)
-            if not moved.may_have_landed:
+            return _result(found, apply=apply, version=_commit(table, replaced, copies, found))
+        except TableChanged as changed:
+            _log.warning("the table at %s was changed during the backfill, starting again", path)
+            if not changed.may_be_committed:
                 delete_files(table.options, [copy.path for copy in copies])
     raise OperatorError(
-        f"The table at {path} or the leaders of its topics change all the time: {_ATTEMPTS} backfills were overtaken",
-        "Stop what rewrites the table (OPTIMIZE, deletes) during a backfill, and run it again.",
+        f"The table at {path} or the leaders of its topics changed during each of {_ATTEMPTS} attempts of the backfill",
+        "Stop jobs that rewrite the table (OPTIMIZE, deletes), and run the backfill again.",
     )
 
 
@@ -240,12 +239,12 @@ def _require_fillable(table: OpenedTable) -> None:
     fit(opened, table.schema, (), table.options.path)
     if opened.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
         raise OperatorError(
-            f"The files of {table.what} may not be written anew (delta.appendOnly)",
-            "Unset the table's property delta.appendOnly for as long as the backfill runs.",
+            f"The files of {table.what} cannot be rewritten, because delta.appendOnly is set",
+            "Unset the table property delta.appendOnly during the backfill.",
         )
     if LEADER_EPOCH in opened.metadata().partition_columns:
         raise OperatorError(
-            f"{table.what} is partitioned by {LEADER_EPOCH}: its files are not moved to other partitions here",
+            f"{table.what} is partitioned by {LEADER_EPOCH}: a backfill cannot move rows to other partitions",
             "Write the rows to a table with other partition columns.",
         )
 
@@ -258,7 +257,7 @@ def _kind_of(table: OpenedTable) -> str:
     known = {"integer": "int32", "long": "int64", "short": "int16"}
     if kind not in known:
         raise OperatorError(
-            f"Column {LEADER_EPOCH} of {table.what} is of type {kind}", "Let it be an integer, or rename it."
+            f"Column {LEADER_EPOCH} of {table.what} is of type {kind}", "Change it to an integer, or rename it."
         )
     return known[kind]
 
@@ -266,7 +265,7 @@ def _kind_of(table: OpenedTable) -> str:
 def _bounds(
     cluster: Cluster, table: OpenedTable, chosen: Settings, files: Iterable[TableFile]
 ) -> tuple[dict[TopicPartition, Range], dict[TopicPartition, int]]:
-    """Where logs begin and end, and their leaders' epochs, of the topics in question."""
+    """The bounds of the logs of the affected topics, and their leaders' epochs."""
     names = set(chosen.topics or ())
     if chosen.topics is None:
         for file in files:
@@ -276,14 +275,14 @@ def _bounds(
     facts = cluster.topics(names) if names else {}
     missing = sorted(set(chosen.topics or ()) - set(facts))
     if missing:
-        raise OperatorError(f"There is no topic {', '.join(missing)}", "See what there is: fenceline topics list")
+        raise OperatorError(f"There is no topic {', '.join(missing)}", "List topics with: fenceline topics list")
     every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
     starts = cluster.log_starts(every) if every else {}
-    ends = ends_of(cluster, every)
+    ends = readable_ends(cluster, every)
     return {tp: (starts[tp], ends[tp].offset) for tp in every}, {tp: ends[tp].leader_epoch for tp in every}
 
 
-def _look(filler: _Filler, files: Sequence[TableFile], session: SparkSession | None) -> list[_Found]:
+def _compare_files(filler: _Filler, files: Sequence[TableFile], session: SparkSession | None) -> list[_FileResult]:
     if session is None or len(files) <= 1:
         with ThreadPoolExecutor(_THREADS) as pool:
             return list(pool.map(filler, files))
@@ -297,21 +296,25 @@ def _look(filler: _Filler, files: Sequence[TableFile], session: SparkSession | N
     return unpickled(numbers.mapInArrow(run, "files binary").collect())
 
 
-def _commit(table: OpenedTable, gone: Sequence[TableFile], copies: Sequence[DataFile], found: Sequence[_Found]) -> int:
+def _commit(
+    table: OpenedTable, replaced: Sequence[TableFile], copies: Sequence[DataFile], found: Sequence[_FileResult]
+) -> int:
     if LEADER_EPOCH not in table.schema.names:
         _add_column(table)
     rows = sum(one.proven_rows for one in found)
     stale = _stale(found)
-    told: dict[str, Any] = {
+    own_metadata: dict[str, Any] = {
         "backfill": {
             "proven_rows": rows,
             "stale_rows": sum(one.stale_rows for one in found),
-            "stale_ranges": [{name: getattr(one, name) for name in one.__slots__} for one in stale[:_RANGES_TOLD]],
+            "stale_ranges": [{name: getattr(one, name) for name in one.__slots__} for one in stale[:_MAX_RANGES]],
             "stale_range_count": len(stale),
         }
     }
-    # What the table remembers of its comparison with the log goes: rows can be compared now that could not before.
-    return commit_one(table.options, table.files, gone, copies, told, keeps_state=False, updated_row_count=rows)
+    # The stored state of the comparison with the log is dropped: rows are comparable now that were not before.
+    return commit_one(
+        table.options, table.files, replaced, copies, own_metadata, keeps_state=False, updated_row_count=rows
+    )
 
 
 def _add_column(table: OpenedTable) -> None:
@@ -324,16 +327,16 @@ def _add_column(table: OpenedTable) -> None:
     try:
         opened.alter.add_columns([Field(LEADER_EPOCH, PrimitiveType("integer"), nullable=True)])
     except DeltaError as error:
-        # Others may have added it meanwhile.
-        raise Moved() from error
+        # Another writer may have added it meanwhile.
+        raise TableChanged() from error
 
 
-def _stale(found: Iterable[_Found]) -> list[StaleRows]:
+def _stale(found: Iterable[_FileResult]) -> list[StaleRows]:
     ranges = sorted((tp, start, end) for one in found for tp, each in one.stale.items() for start, end in each)
     return [StaleRows(tp.topic, tp.partition, start, end) for tp, start, end in ranges]
 
 
-def _told(found: Sequence[_Found], *, apply: bool, version: int | None) -> Backfill:
+def _result(found: Sequence[_FileResult], *, apply: bool, version: int | None) -> Backfill:
     return Backfill(
         apply,
         sum(one.proven_rows for one in found),

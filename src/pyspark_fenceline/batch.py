@@ -1,4 +1,4 @@
-"""One bounded read: `spark.read.format("fenceline")`.
+"""Batch reads: `spark.read.format("fenceline")`.
 
 Owns the resolution of both bounds when Spark plans the query, and the opt-in narrowing by pushed filters. Never reads
 records on the driver.
@@ -19,9 +19,8 @@ from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.filters import Narrowing, narrowing_of
 from pyspark_fenceline.history import History
 from pyspark_fenceline.options import ReadOptions
-from pyspark_fenceline.patience import with_retries
 from pyspark_fenceline.planning import OffsetRange, plan_tasks
-from pyspark_fenceline.policy import settle
+from pyspark_fenceline.policy import apply_loss_policy
 from pyspark_fenceline.ranges import (
     Snapshot,
     range_between,
@@ -30,6 +29,7 @@ from pyspark_fenceline.ranges import (
     subscribed,
     take_snapshot,
 )
+from pyspark_fenceline.retries import with_retries
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class FencelineReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         cluster = self._cluster or connect(options.client)
-        ranges, snapshot = with_retries(lambda: self._ranges(cluster), options.patience)
+        ranges, snapshot = with_retries(lambda: self._ranges(cluster), options.retries)
         tasks = plan_tasks(
             ranges,
             min_partitions=options.min_partitions,
@@ -82,13 +82,13 @@ class FencelineReader(DataSourceReader):
         return ranges, snapshot
 
     def _narrow(self, starts: Bounds, ends: Bounds, cluster: Cluster) -> tuple[Bounds, Bounds]:
-        """What pushed filters leave of the ranges; without pushdown, all of it."""
+        """The ranges after pushed filters; without pushdown, unchanged."""
         return starts, ends
 
     def _check(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], snapshot: Snapshot
     ) -> None:
-        """Refuse ranges that the log can not give; where the options say so they are cut to what it holds."""
+        """Raise for ranges outside the log, unless the options allow to clip them to the log."""
         losses = []
         beyond = []
         for tp, start in starts.items():
@@ -109,18 +109,17 @@ class FencelineReader(DataSourceReader):
             beyond += [f"{tp} {offset} (the log ends at {log_end})" for offset in {start, ends[tp]} if offset > log_end]
         if beyond and self._options.fail_on_data_loss:
             raise OperatorError(
-                f"Offsets beyond the end of the log were asked for: {', '.join(beyond)}",
-                'Choose offsets that exist, or set the option failOnDataLoss to "false" to read what there is.',
+                f"The requested offsets are beyond the end of the log: {', '.join(beyond)}",
+                'Choose existing offsets, or set the option failOnDataLoss to "false" to read up to the end.',
             )
-        settle(losses, self._options.policy)
+        apply_loss_policy(losses, self._options.policy)
 
 
 class FilteringReader(FencelineReader):
     """With the option filterPushdown: filters on topic, partition, offset and timestamp narrow the ranges.
 
-    Spark refuses any reader that offers this while `spark.sql.python.filterPushdown.enabled` is false (`pyspark.md
-    S2`), so it is a class of its own. Every filter stays with Spark too: ranges are only cut where no wanted row can
-    be.
+    Spark rejects a reader with `pushFilters` while `spark.sql.python.filterPushdown.enabled` is false (`pyspark.md
+    S2`), so this is a separate class. Spark applies every filter again: only ranges without matching rows are removed.
     """
 
     def __init__(self, options: ReadOptions, plan: ReadPlan, cluster: Cluster | None = None) -> None:

@@ -1,9 +1,9 @@
-"""What one micro-batch reads between two offsets, and what it may have left out.
+"""The ranges that one micro-batch reads between two offsets, and the losses that it must report later.
 
-Owns where a batch begins (its end says so, when a loss went before it), how far it is read when its end is not in the
-log any more, and the memory of that for the next plan. The end of a batch is fixed before Spark asks for its tasks
-(`pyspark.md` S8), so what is lost after that is told by the next plan's offset. Pure: comparisons with the logs come
-in. Never ends a query.
+Owns where a batch begins (after a loss, its end offset contains that), how far it is read if its end is no longer in
+the log, and the state that the next plan needs about this. The end of a batch is fixed before Spark asks for its tasks
+(`pyspark.md` S8), so a later loss is reported by the offset of the next batch. Pure: comparisons with the logs are
+parameters. Never ends a query.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pyspark_fenceline.planning import OffsetRange
 from pyspark_fenceline.ranges import Comparison, Snapshot, range_between
 
 _SKIPPED: Final = (LossKind.TOPIC_RECREATED, LossKind.PARTITIONS_GONE)
-"""Losses of which a batch leaves out all that it was to read of the partition."""
-_MET_BY_TASKS: Final = frozenset({LossKind.TOPIC_RECREATED, LossKind.OFFSETS_EXPIRED})
-"""Losses of which a task leaves out what it had not read yet."""
+"""Losses after which a batch skips the partition completely."""
+_SKIPPED_BY_TASKS: Final = frozenset({LossKind.TOPIC_RECREATED, LossKind.OFFSETS_EXPIRED})
+"""Losses after which a task skips the rest of what it had to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What one batch was to read of a partition: from `begin` to `end`, but no further than `read_to`. `leader_epoch`:
-    the leader's when it was planned."""
+    """A partition's part of a batch: planned from `begin` to `end`, read up to `read_to`. `leader_epoch`: of the leader
+    when the batch was planned."""
 
     begin: Position
     read_to: Position
@@ -36,28 +36,29 @@ class _Planned:
 
 @dataclass(slots=True)
 class PlannedBatch:
-    """`ranges`: what its tasks read. `losses`: what was found against its beginning or its end."""
+    """`ranges`: what its tasks read. `losses`: found at its beginning or its end."""
 
     ranges: list[OffsetRange]
     losses: list[Loss]
-    unsettled: dict[TopicPartition, _Planned]
-    """Partitions of which it is not known yet that all was read."""
+    in_doubt: dict[TopicPartition, _Planned]
+    """Partitions that may not have been read completely."""
     end: SourceOffset
-    untold: list[Loss] = field(default_factory=list)
-    """Those of `losses` that the next plan would not find, or not from where they begin."""
+    unreported: list[Loss] = field(default_factory=list)
+    """Those of `losses` that the next plan would not find, or not from their beginning."""
     being_read: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
-    """Ranges that had not all been read, as far as is known, when the logs were looked at last."""
+    """Ranges that may not have been read completely when the logs were last checked."""
 
-    def with_what_was_left_out(
+    def with_unread_ranges(
         self, held: SourceOffset, comparison: Comparison, snapshot: Snapshot, *, tasks_may_go_back: bool = True
     ) -> Comparison:
-        """The next plan's comparison; it goes back further where this batch was not read to its end, or may not have
-        been: after two unclean elections the log may be again what it was when the batch was planned, or more of that
-        than a task has met. A task that ends early says so to nobody but its log, so that two elections before the next
-        plan count as reason enough, where tasks may do that at all."""
+        """The next plan's comparison, moved further back for partitions that this batch may not have read to the end.
+
+        After two unclean elections the log may again be as it was when the batch was planned, or hold more of that than
+        when a task read it. A task cannot report to the driver that it ended a range early, so two elections before the
+        next plan count as proof, if tasks may end ranges early at all."""
         positions = dict(comparison.positions)
         losses = {TopicPartition(loss.topic, loss.partition): loss for loss in comparison.losses}
-        for tp, planned in list(self.unsettled.items()):
+        for tp, planned in list(self.in_doubt.items()):
             end, loss = planned.end, losses.get(tp)
             if held.positions.get(tp) != end or tp not in positions:
                 continue
@@ -67,8 +68,8 @@ class PlannedBatch:
             back_to = planned.begin if is_doubtful else planned.read_to
             if positions[tp].offset <= back_to.offset:
                 if loss is None:
-                    # All was read; later elections are the next batch's.
-                    del self.unsettled[tp]
+                    # Read completely; later elections concern the next batch.
+                    del self.in_doubt[tp]
                 continue
             positions[tp] = back_to
             losses[tp] = replace(
@@ -91,26 +92,26 @@ class PlannedBatch:
             )
         return Comparison(positions, list(losses.values()))
 
-    def with_what_is_untold(
+    def with_unreported_losses(
         self, held: SourceOffset, comparison: Comparison, snapshot: Snapshot, tolerated: frozenset[LossKind]
     ) -> Comparison:
-        """The next plan's comparison and what this batch was to read and could not, which no offset tells of yet.
+        """The next plan's comparison with the losses of this batch that no offset reports yet.
 
-        A task has no way to tell the driver what it has left out. But it leaves out nothing that the log still holds at
-        the first look after the batch: what has gone by then is told, as records that may have been read before.
+        A task cannot report to the driver what it skipped. But it skips nothing that the log still holds at the first
+        check after the batch: what is lost by then is reported, as records that may already have been read.
         """
         if held != self.end:
             return comparison
         positions = dict(comparison.positions)
         found = {TopicPartition(loss.topic, loss.partition): loss for loss in comparison.losses}
         late: list[Loss] = []
-        for loss in self.untold:
+        for loss in self.unreported:
             tp = TopicPartition(loss.topic, loss.partition)
             newer = found.get(tp)
-            if newer is not None and _is_one(loss, newer):
+            if newer is not None and _is_same_loss(loss, newer):
                 found[tp] = replace(newer, offset=loss.offset, leader_epoch=loss.leader_epoch)
             elif loss.kind in _SKIPPED and tp in positions:
-                # Brokers knew less of it than they do now, and nothing of it was read.
+                # The brokers' metadata was stale, and nothing of the partition was read.
                 begin = max(loss.offset, snapshot.starts[tp])
                 if begin < positions[tp].offset:
                     positions[tp] = held.positions[tp].at(begin)
@@ -118,11 +119,11 @@ class PlannedBatch:
                 if newer is not None:
                     found[tp] = replace(newer, resume_offset=positions[tp].offset)
             else:
-                late.append(_told_late(loss, held))
+                late.append(_reported_late(loss, held))
         for tp, planned in list(self.being_read.items()):
             newer = found.get(tp)
             has_expired = planned.start_offset < snapshot.starts.get(tp, 0)
-            if newer is not None and newer.kind in _MET_BY_TASKS & tolerated:
+            if newer is not None and newer.kind in _SKIPPED_BY_TASKS & tolerated:
                 found[tp] = replace(
                     newer,
                     offset=planned.start_offset,
@@ -146,30 +147,30 @@ class PlannedBatch:
                     current_leader_epoch=snapshot.ends[tp].leader_epoch,
                     maybe_read_to=min(start, planned.end_offset_exclusive),
                 )
-                late.append(_told_late(loss, held))
+                late.append(_reported_late(loss, held))
             else:
-                # What goes from now on was read before.
+                # Records lost from now on were read before.
                 del self.being_read[tp]
         return Comparison(positions, [*found.values(), *late])
 
 
-def _is_one(loss: Loss, newer: Loss) -> bool:
-    """Whether the next plan has found the rest of what a batch has lost."""
+def _is_same_loss(loss: Loss, newer: Loss) -> bool:
+    """Whether `newer`, found by the next plan, is the same loss."""
     if newer.kind is LossKind.OFFSETS_EXPIRED:
         return loss.kind is newer.kind and loss.log_start_offset >= newer.offset
     return loss.kind in _SKIPPED and newer.kind in _SKIPPED
 
 
-def _told_late(loss: Loss, held: SourceOffset) -> Loss:
-    """A loss below the position of the query, which stays where it is."""
+def _reported_late(loss: Loss, held: SourceOffset) -> Loss:
+    """A loss below the position of the query, which does not move."""
     position = held.positions[TopicPartition(loss.topic, loss.partition)]
     return replace(loss, resume_offset=min(loss.resume_offset, position.offset))
 
 
-def beginning(first: SourceOffset, last: SourceOffset) -> SourceOffset:
-    """Where the batch between two offsets begins: at `first`, but for what was lost before it was planned.
+def batch_start(first: SourceOffset, last: SourceOffset) -> SourceOffset:
+    """Where the batch between two offsets begins: at `first`, moved by the losses before it was planned.
 
-    The end of the batch says which partitions go on.
+    Partitions that are not in the batch's end are dropped.
     """
     kept = {tp: position for tp, position in first.positions.items() if tp in last.positions}
     ids = dict(first.topic_ids)
@@ -183,7 +184,7 @@ def beginning(first: SourceOffset, last: SourceOffset) -> SourceOffset:
         is_late = loss.kind is LossKind.OFFSETS_EXPIRED and before is not None and before.offset >= loss.resume_offset
         if tp in last.positions and not is_late:
             end = last.positions[tp]
-            # Where it stands still the end is the place itself.
+            # For a partition without new records this is its end.
             kept[tp] = end.at(min(loss.resume_offset, end.offset))
             ids[tp.topic] = last.topic_ids[tp.topic]
     return replace(first, positions=kept, topic_ids=ids, cluster_id=last.cluster_id or first.cluster_id)
@@ -192,28 +193,27 @@ def beginning(first: SourceOffset, last: SourceOffset) -> SourceOffset:
 def plan_batch(
     first: SourceOffset, last: SourceOffset, begin: Comparison, finish: Comparison, snapshot: Snapshot
 ) -> PlannedBatch:
-    """What the batch between two offsets reads, by the comparisons of its `beginning` and of `last` with the logs.
+    """What the batch between two offsets reads, by the comparisons of its `batch_start` and of `last` with the logs.
 
-    Where its end is not in the log any more it reads up to where the log parts from it, and the next plan goes back to
-    there.
+    If its end is no longer in the log, it reads up to the point of divergence, and the next plan goes back to it.
     """
-    begins = beginning(first, last)
+    begins = batch_start(first, last)
     at_start = {TopicPartition(loss.topic, loss.partition): loss for loss in begin.losses}
     at_end = {
         TopicPartition(loss.topic, loss.partition): loss
         for loss in finish.losses
         if loss.kind is not LossKind.OFFSETS_EXPIRED
     }
-    # What is lost below the start as well is told once.
+    # A loss found at both ends is reported once.
     losses = [*at_start.values()]
     for tp, loss in at_end.items():
         if tp not in at_start:
             place = begins.positions.get(tp, Position(0))
             is_skipped = loss.kind in _SKIPPED
             losses.append(replace(loss, offset=place.offset, leader_epoch=place.leader_epoch) if is_skipped else loss)
-    # A truncation is found again by the next plan, which goes back to it.
-    untold = [loss for loss in losses if loss.kind is not LossKind.LOG_TRUNCATED]
-    batch = PlannedBatch([], losses, {}, last, untold)
+    # The next plan finds a truncation again and goes back to it.
+    unreported = [loss for loss in losses if loss.kind is not LossKind.LOG_TRUNCATED]
+    batch = PlannedBatch([], losses, {}, last, unreported)
     skipped = {TopicPartition(loss.topic, loss.partition) for loss in losses if loss.kind in _SKIPPED}
     for tp, log_end in snapshot.ends.items():
         if tp in skipped:
@@ -224,12 +224,12 @@ def plan_batch(
         if tp in at_start:
             position = end.at(min(at_start[tp].resume_offset, end.offset))
             if at_start[tp].kind is not LossKind.OFFSETS_EXPIRED:
-                # All of the batch lies above: the next plan goes back.
+                # The complete batch lies above: the next plan goes back.
                 read_to = position
         if tp in at_end:
             read_to = end.at(min(at_end[tp].resume_offset, end.offset))
         if end.offset > position.offset:
-            batch.unsettled[tp] = _Planned(position, read_to, end, log_end.leader_epoch)
+            batch.in_doubt[tp] = _Planned(position, read_to, end, log_end.leader_epoch)
         if read_to.offset > position.offset:
             batch.ranges.append(range_between(tp, position, read_to))
             batch.being_read[tp] = batch.ranges[-1]

@@ -1,6 +1,6 @@
-"""Which partitions a read takes, where it begins and where it ends.
+"""The partitions of a read and its starting and ending offsets.
 
-Owns these values, how options say them, and the refusals in the words of Spark's Kafka source (`pyspark.md S27`).
+Owns these values, their options, and error messages worded as in Spark's Kafka source (`pyspark.md S27`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class SubscribePattern:
-    """Topics whose whole name matches; internal topics never do."""
+    """Topics whose complete name matches; internal topics never do."""
 
     pattern: str
 
@@ -183,7 +183,7 @@ def _names(partitions: Mapping[TopicPartition, int]) -> str:
 
 
 def bound_of(given: GivenOptions, side: str, default: Bound) -> Bound:
-    """Preference as in Spark's Kafka source: one timestamp for all, timestamps a partition, offsets."""
+    """Precedence as in Spark's Kafka source: one timestamp for all, timestamps per partition, offsets."""
     text = given.text("startingOffsetsByTimestampStrategy")
     try:
         no_match = NoMatch.ERROR if text is None else NoMatch(text.strip().lower())
@@ -214,5 +214,5 @@ def bound_of(given: GivenOptions, side: str, default: Bound) -> Bound:
     numbers = partition_numbers(offsets, option)
     for tp, offset in numbers.items():
         if offset < EARLIEST_OFFSET:
-            raise OperatorError(f"Option '{option}': {offset} is no offset for {tp} (-1 is latest, -2 earliest)")
+            raise OperatorError(f"Option '{option}': {offset} is no valid offset for {tp} (-1 is latest, -2 earliest)")
     return AtOffsets(numbers)

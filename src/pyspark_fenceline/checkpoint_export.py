@@ -1,9 +1,9 @@
-"""A checkpoint of `format("fenceline")` written anew as one that Spark's own Kafka source can read.
+"""Converts a checkpoint of `format("fenceline")` to one that Spark's own Kafka source can read.
 
-Owns the translation of Spark's offset log: each line of a Fenceline source becomes `{topic: {partition: offset}}`. What
-else is in the checkpoint (the query's id, commits, state, other sources) is copied unchanged, so that the query stays
-the same one to its sinks. Topic ids and leader epochs are lost by that. Never changes the checkpoint that it reads,
-never writes over anything. Local directories only: the copy takes its name when it is complete.
+Owns the conversion of Spark's offset log: each line of a Fenceline source becomes `{topic: {partition: offset}}`. The
+rest of the checkpoint (query id, commits, state, other sources) is copied unchanged, so that sinks see the same query.
+Topic ids and leader epochs are lost. Never changes the checkpoint that it reads, and never overwrites anything. Local
+directories only: the copy is renamed to its target when it is complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyspark_fenceline.checkpoint_files import (
 from pyspark_fenceline.offsets import SourceOffset, by_topic, decode
 
 _RUN_ONCE_MORE: Final = (
-    "Start the query with the source that wrote the checkpoint, let the batch end, and stop it. Then export."
+    "Start the query with the source that wrote the checkpoint, stop it after the batch, and export again."
 )
 
 
@@ -49,16 +49,16 @@ class ExportedCheckpoint:
 
 
 def export_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> ExportedCheckpoint:
-    """Write the checkpoint at `source` to `target` in the form of Spark's Kafka source. The query must not run.
+    """Write the checkpoint at `source` to `target` in the format of Spark's Kafka source. The query must not run.
 
-    Raises `OperatorError` where `target` is there already, where `source` is no checkpoint of a Fenceline source, and
-    where its newest batch is not committed and went back behind a loss, which the other form has no words for.
+    Raises `OperatorError` if `target` exists, if `source` is no checkpoint of a Fenceline source, and if its newest
+    batch is uncommitted and follows a loss, which the other format cannot express.
     """
     held, made = _directory(source), _directory(target)
     if made.exists() and (not made.is_dir() or any(made.iterdir())):
-        raise OperatorError(f"{made} is there already", "Name a directory that does not exist.")
+        raise OperatorError(f"{made} already exists", "Name a directory that does not exist.")
     if made.resolve().is_relative_to(held.resolve()):
-        raise OperatorError(f"{made} lies inside of the checkpoint {held}", "Name a directory outside of it.")
+        raise OperatorError(f"{made} is inside the checkpoint {held}", "Name a directory outside of it.")
     entries, positions, newest = _translated(held)
     staged = made.with_name(f".{made.name}.{os.getpid()}")
     try:
@@ -70,7 +70,7 @@ def export_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[
     except OSError as error:
         shutil.rmtree(staged, ignore_errors=True)
         raise OperatorError(
-            f"The checkpoint can not be written to {made}: {error}", "Check the directory and the room on its disk."
+            f"The checkpoint cannot be written to {made}: {error}", "Check the directory and its free disk space."
         ) from None
     return ExportedCheckpoint(str(made), newest, positions)
 
@@ -79,18 +79,18 @@ def _directory(place: str | os.PathLike[str]) -> Path:
     text = as_local(os.fspath(place))
     if "://" in text:
         raise OperatorError(
-            f"{text} is no local directory", "Copy the checkpoint to one, export it there, and copy the result back."
+            f"{text} is no local directory", "Copy the checkpoint to a local one, export it, and copy the result back."
         )
     return Path(text)
 
 
 def _offset_log(held: Path) -> Callable[[str, list[str]], list[str]]:
-    """For `copytree`: leaves the offset log out."""
+    """For `copytree`: excludes the offset log."""
     return lambda folder, names: [name for name in names if Path(folder) == held and name == "offsets"]
 
 
 def _translated(held: Path) -> tuple[dict[int, str], dict[TopicPartition, int], int]:
-    """The entries of the offset log in the other form, the positions after the newest one, and its batch's id."""
+    """The converted entries of the offset log, the positions after the newest one, and its batch id."""
     root = open_checkpoint(str(held))
     batches, committed = numbered(root, "offsets"), numbered(root, "commits")
     if not batches or not (held / "metadata").is_file():
@@ -104,27 +104,27 @@ def _translated(held: Path) -> tuple[dict[int, str], dict[TopicPartition, int], 
         text = read_text(root, f"offsets/{batch}")
         lines = source_lines(text)
         if lines is None:
-            raise OperatorError(f"{held}/offsets/{batch} is not of the format {FORMAT}, the only one that is known")
+            raise OperatorError(f"{held}/offsets/{batch} is not in the supported format {FORMAT}")
         found = [_decoded(line) for line in lines]
         ours = [each for each in found if each is not None]
         if batch == newest > committed[-1] and any(each.losses for each in ours):
             raise OperatorError(
-                f"Batch {batch} of the checkpoint {held} is not committed, and goes back behind a loss", _RUN_ONCE_MORE
+                f"Batch {batch} of the checkpoint {held} follows a loss and is not committed", _RUN_ONCE_MORE
             )
         head = text.strip().split("\n")[:2]
         own = [line if each is None else _kafka_form(each) for line, each in zip(lines, found, strict=True)]
         entries[batch] = "\n".join([*head, *own])
     if not ours:
         raise OperatorError(
-            f"The checkpoint {held} is of no query of format('fenceline')",
-            "One of Spark's own Kafka source can be used as it is.",
+            f"The checkpoint {held} has no source of format('fenceline')",
+            "A checkpoint of Spark's own Kafka source can be used unchanged.",
         )
     positions = {tp: position.offset for each in ours for tp, position in each.positions.items()}
     return entries, positions, newest
 
 
 def _decoded(line: str) -> SourceOffset | None:
-    """The offset of a Fenceline source; None for a line of another one."""
+    """The offset of a Fenceline source; None for another source."""
     if line == NO_OFFSET:
         return None
     try:

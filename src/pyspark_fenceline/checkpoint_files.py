@@ -1,8 +1,8 @@
 """Files of a streaming query's checkpoint, in a directory or in an object store.
 
-Owns how a `checkpointLocation` is opened, and the form of Spark's offset log: `offsets/<batch id>` holds a version, a
-line about the batch, and a line for each source. Spark writes an entry before the batch runs and does not change it
-(`pyspark.md` S8). Never writes to a checkpoint, and never decides what an entry means.
+Owns opening a `checkpointLocation`, and the format of Spark's offset log: `offsets/<batch id>` holds a version, a line
+about the batch, and a line for each source. Spark writes an entry before the batch runs and does not change it
+(`pyspark.md` S8). Never writes to a checkpoint, and never interprets an entry.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Final
 
 FORMAT: Final = "v1"
 NO_OFFSET: Final = "-"
-"""The line of a source of which nothing was read yet."""
+"""The line of a source that has not been read yet."""
 
 
 def as_local(location: str) -> str:
-    """A directory's address as its path; other addresses unchanged."""
+    """A `file:` URI as its path; other locations unchanged."""
     return "/" + location[len("file:") :].lstrip("/") if location.startswith("file:") else location
 
 
@@ -40,7 +40,7 @@ def read_text(root: Any, path: str) -> str:
 
 
 def numbered(root: Any, folder: str) -> list[int]:
-    """Batch ids of a metadata log (`offsets`, `commits`), in rising order; empty where there is none."""
+    """Batch ids of a metadata log (`offsets`, `commits`), ascending; empty if there is no log."""
     from pyarrow import fs
 
     found = root.get_file_info(fs.FileSelector(folder, allow_not_found=True))
@@ -48,7 +48,7 @@ def numbered(root: Any, folder: str) -> list[int]:
 
 
 def has_files_below(root: Any, folder: str) -> bool:
-    """Whether there is a file anywhere below a folder; looks no further than the first."""
+    """Whether there is a file anywhere below a folder; stops at the first one."""
     from pyarrow import fs
 
     folders = [folder]
@@ -61,7 +61,7 @@ def has_files_below(root: Any, folder: str) -> bool:
 
 
 def source_lines(text: str) -> list[str] | None:
-    """The sources' lines of an entry of the offset log; None where the entry is not of a form that is known."""
+    """The sources' lines of an entry of the offset log; None for an unknown format."""
     version, *lines = text.strip().split("\n")
     if version.strip() != FORMAT or len(lines) < 2:
         return None
@@ -69,7 +69,7 @@ def source_lines(text: str) -> list[str] | None:
 
 
 def batch_timestamp_ms(text: str) -> int | None:
-    """When the batch of an entry was planned, by the clock of Spark's driver (ms since 1970); None: not known."""
+    """When the batch of an entry was planned, by the clock of Spark's driver (ms since 1970); None if unknown."""
     lines = text.strip().split("\n")
     try:
         found = json.loads(lines[1])["batchTimestampMs"]

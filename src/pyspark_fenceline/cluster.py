@@ -1,4 +1,4 @@
-"""The narrow view of a cluster that planning needs, so that a fake can stand in for brokers in tests.
+"""The interface to a cluster that planning needs, so that tests can use a fake instead of brokers.
 
 Owns the `Cluster` protocol and its values. Never talks to a broker itself: `connect.py` does.
 """
@@ -25,17 +25,17 @@ class TopicFacts:
 
 
 class LogEnd(NamedTuple):
-    """End of what may be read (high watermark, or last stable offset) and the leader's current epoch (-1: unknown)."""
+    """Readable end (high watermark, or last stable offset) and the leader's current epoch (-1: unknown)."""
 
     offset: int
     leader_epoch: int
 
 
 class Cluster(Protocol):
-    """What the driver asks of a cluster. Every method raises a `FencelineError` when the cluster can not answer."""
+    """The driver's requests to a cluster. Every method raises a `FencelineError` if the cluster cannot answer."""
 
     def cluster_id(self) -> str | None:
-        """Of the cluster that answered `topics` last; None from brokers that do not tell."""
+        """Of the cluster that answered `topics` last; None from brokers that do not return one."""
         ...
 
     def topics(self, names: Collection[str] | None) -> Mapping[str, TopicFacts]:
@@ -47,7 +47,7 @@ class Cluster(Protocol):
         ...
 
     def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnd]:
-        """Where each partition's readable log ends now."""
+        """Current end of each partition's readable log."""
         ...
 
     def offsets_at(self, timestamps_ms: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int | None]:
@@ -55,14 +55,14 @@ class Cluster(Protocol):
         ...
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, EpochEnd]:
-        """OffsetForLeaderEpoch: partition -> (epoch asked for, current leader epoch) to what the leader knows of it."""
+        """OffsetForLeaderEpoch. `epochs`: (requested epoch, current leader epoch) by partition."""
         ...
 
     def cleanup_policies(self, topics: Collection[str]) -> Mapping[str, str]:
-        """`cleanup.policy` of topics that exist. Raises `PeerError` where the user may not ask for it."""
+        """`cleanup.policy` of existing topics. Raises `PeerError` if the user is not authorized."""
         ...
 
     def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
-        """Wait at the brokers until something changed for who reads at `positions` (next offset, epoch before it), or
-        the time is over: then False."""
+        """Wait at the brokers until something changes for a reader at `positions` (next offset, epoch before it). False
+        after the timeout."""
         ...

@@ -1,7 +1,7 @@
-"""Which Spark this works with.
+"""The supported Spark versions.
 
-Owns the one check. Spark looks for data sources in every session, so an old Spark must not be disturbed by the
-look-up: it gets a source that says what is wrong when somebody uses it.
+Owns the version check. Spark looks up data sources in every session, so the look-up must not fail in an old Spark: it
+gets a source that raises the error when it is used.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def is_supported(version: str) -> bool:
     )
 
 
-def stand_in(name: str) -> type[Any] | None:
-    """For a Spark that is too old, a source of that name whose use explains it; None where Spark is new enough."""
+def unsupported_source(name: str) -> type[Any] | None:
+    """For a Spark that is too old, a source of that name that raises an error; None if Spark is new enough."""
     import pyspark
 
     version = pyspark.__version__

@@ -2,8 +2,8 @@
 
 Owns the cache of clients and the translation between `fenceline.client` and the values this package plans with. Spark
 unpickles a reader for every task but reuses its worker processes, and a partition does not stick to a worker
-(`pyspark.md S12`): clients live in this module's globals, keyed by their settings, and are made when first needed. A
-client does not survive a fork, so the process id is part of the key. The client itself is imported when it is needed.
+(`pyspark.md S12`): clients are globals of this module, keyed by their settings, and created on first use. A client does
+not survive a fork, so the process id is part of the key. The client package is imported on first use.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _READER_DEFAULTS: Final = {"max.partition.fetch.bytes": 8 * 1024 * 1024, "queued.max.bytes": 64 * 1024 * 1024}
-"""Pieces that make record batches of 64k rows and more at 100 bytes a row, two of each leader in flight."""
+"""Fetches large enough for record batches of 64k rows at 100 bytes a row, two in flight for each leader."""
 
-_kept: dict[tuple[Any, ...], Any] = {}
+_cache: dict[tuple[Any, ...], Any] = {}
 _lock = threading.Lock()
 
 
-def _keep(kind: str, properties: Mapping[str, str], make: Callable[[], T]) -> T:
+def _cached(kind: str, properties: Mapping[str, str], make: Callable[[], T]) -> T:
     key = (os.getpid(), kind, tuple(sorted(properties.items())))
     with _lock:
-        found = _kept.get(key)
+        found = _cache.get(key)
         if found is None:
-            found = _kept[key] = make()
+            found = _cache[key] = make()
         return cast(T, found)
 
 
 def forget(kind: str, properties: Mapping[str, str]) -> None:
-    """Close a kept client and drop it, so that the next use connects anew."""
+    """Close and remove a cached client, so that the next use reconnects."""
     with _lock:
-        found = _kept.pop((os.getpid(), kind, tuple(sorted(properties.items()))), None)
+        found = _cache.pop((os.getpid(), kind, tuple(sorted(properties.items()))), None)
     if found is not None:
         found.close()
 
 
 def connect(properties: Mapping[str, str]) -> ClientCluster:
-    """The cluster that `kafka.*` properties name, for planning."""
-    return _keep("cluster", properties, lambda: ClientCluster(properties))
+    """The process's cluster client for these properties, for planning."""
+    return _cached("cluster", properties, lambda: ClientCluster(properties))
 
 
 def reader(properties: Mapping[str, str]) -> RangeReader:
     """The process's reader for these properties."""
     from fenceline.client.reader import RangeReader
 
-    return _keep("reader", properties, lambda: RangeReader({**_READER_DEFAULTS, **properties}))
+    return _cached("reader", properties, lambda: RangeReader({**_READER_DEFAULTS, **properties}))
 
 
 def producer(properties: Mapping[str, str]) -> Producer:
     """The process's producer for these properties."""
     from fenceline.client.producer import Producer
 
-    return _keep("producer", properties, lambda: Producer(dict(properties)))
+    return _cached("producer", properties, lambda: Producer(dict(properties)))
 
 
 def read_arrow(
@@ -76,8 +76,8 @@ def read_arrow(
     progress: dict[TopicPartition, int],
     **columns: Any,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of ranges, at most one of a partition. `progress` is told how far each was yielded, offset exclusive,
-    before the caller gets it."""
+    """The records of ranges, at most one of a partition. `progress` gets the end offset (exclusive) of each range's
+    records before they are yielded."""
     from fenceline.client.ranges import OffsetRange as ClientRange
 
     wanted = {}
@@ -95,8 +95,10 @@ def read_arrow(
     return client.read(wanted, progress=progress, **columns)
 
 
-def holding_records(client: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[int, int]]) -> set[TopicPartition]:
-    """Those of small ranges of offsets, the end exclusive, that hold a record."""
+def partitions_with_records(
+    client: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[int, int]]
+) -> set[TopicPartition]:
+    """The partitions whose small range of offsets (end exclusive) holds a record."""
     found: set[TopicPartition] = set()
     for tp, (start, end) in ranges.items():
         if any(batch.num_rows for batch in list(reader(client).read({tp: (start, end)}))):
@@ -114,9 +116,9 @@ class ClientCluster:
         self._isolation_level = str(properties.get("isolation.level", "read_uncommitted"))
         self._cluster_id: str | None = None
         self._doubtful: set[str] = set()
-        """Topics of which metadata tell no epochs."""
+        """Topics whose metadata has no leader epochs."""
         self._kept_epochs: set[TopicPartition] = set()
-        """Of these: their leaders were seen to tell where epochs end."""
+        """Partitions of these topics whose leaders answer OffsetForLeaderEpoch nevertheless."""
         self._properties = dict(properties)
         self._watcher: RangeReader | None = None
 
@@ -132,7 +134,7 @@ class ClientCluster:
         answer = self._admin.metadata(None if names is None else list(names))
         found, self._cluster_id = answer.topics, answer.cluster_id
         for name, topic in found.items():
-            # A topic that may not be seen, or not yet, is not one that does not exist.
+            # A topic that is unauthorized or not available yet may exist.
             if topic.error not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise broker_error(topic.error, f"topic {name}")
             if any(one.leader_epoch < 0 for one in topic.partitions.values()):
@@ -171,8 +173,8 @@ class ClientCluster:
         return {name: entries["cleanup.policy"].value or "" for (_, name), entries in found.items()}
 
     def _without_epochs(self, ends: Mapping[TopicPartition, LogEnd]) -> set[TopicPartition]:
-        """Those whose leaders, though they lead in an epoch, do not tell where one ends: the topic's message format has
-        none, or they are of Kafka 2.1 or 2.2 and tell only who has ClusterAction (`epochs.md` E22)."""
+        """Partitions whose leaders have an epoch but do not answer OffsetForLeaderEpoch: the topic's message format has
+        no epochs, or Kafka 2.1 and 2.2 require the ClusterAction permission (`epochs.md` E22)."""
         own = {
             tp: (end.leader_epoch, end.leader_epoch)
             for tp, end in ends.items()

@@ -1,9 +1,9 @@
-"""`format("fenceline_delta")`: an append-only or complete-mode sink into a Delta table, exactly once, without a JVM
-library. With the brokers' address it keeps the table equal to the log.
+"""`format("fenceline_delta")`: an append or complete-mode sink into a Delta table, exactly once, without a JVM library.
+With the brokers' address it keeps the table equal to the log.
 
-Owns the Spark side: writers for batch and stream, and the facts a task sends home. How files and commits work is in
-`delta_files` and `delta_commit`. A stream's batches are known by `(query id, batch id)`; the query id is in the
-application id because a new checkpoint starts batch ids anew (`pyspark.md` S15, S23).
+Owns the Spark side: writers for batch and stream, and the commit messages of tasks. Files and commits are in
+`delta_files` and `delta_commit`. A stream's batches are identified by `(query id, batch id)`; the query id is in the
+application id because a new checkpoint restarts batch ids (`pyspark.md` S15, S23).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from fenceline.ids import TopicPartition
-    from pyspark_fenceline.delta_evidence import Evidence
+    from pyspark_fenceline.delta_evidence import TruncationEvidence
     from pyspark_fenceline.delta_files import DataFile
     from pyspark_fenceline.delta_schema import TableShape
 
@@ -46,11 +46,11 @@ def app_id(query_id: str) -> str:
 
 @dataclass
 class FilesWritten(WriterCommitMessage):
-    """One task's files. `query_id` is None in batch writes; `evidence` where the table is not compared with the log."""
+    """One task's files. `query_id` is None in batch writes, `evidence` if the table is not compared with the log."""
 
     files: list[DataFile]
     query_id: str | None
-    evidence: Evidence | None = None
+    evidence: TruncationEvidence | None = None
 
 
 class DeltaDataSource(DataSource):
@@ -62,7 +62,7 @@ class DeltaDataSource(DataSource):
 
     def schema(self) -> StructType:
         raise OperatorError(
-            "format('fenceline_delta') only writes", "Read the table with deltalake.DeltaTable or Delta's own reader."
+            "format('fenceline_delta') is write-only", "Read the table with deltalake.DeltaTable or Delta's own reader."
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -72,7 +72,8 @@ class DeltaDataSource(DataSource):
         options = self._checked()
         if options.transaction is not None:
             raise OperatorError(
-                "txnAppId and txnVersion are for batch writes; a stream's batches are recorded by query and batch id",
+                "Options 'txnAppId' and 'txnVersion' are for batch writes only: a stream's batches are identified by "
+                "query id and batch id",
                 "Remove both options.",
             )
         return DeltaStreamWriter(_TaskWriter(options, schema, overwrite=overwrite), overwrite=overwrite)
@@ -85,16 +86,16 @@ class DeltaDataSource(DataSource):
 
 
 class _TaskWriter:
-    """What a task needs to write files: made on the driver, where the table is looked at once, then pickled. Another
-    one is made for the commit.
+    """Writes a task's files. Created on the driver, which reads the table's state, then pickled. The commit uses
+    another instance.
     """
 
     def __init__(self, options: DeltaOptions, schema: StructType, *, overwrite: bool) -> None:
-        from pyspark_fenceline.delta_beyond import check_opened
+        from pyspark_fenceline.delta_beyond import check_before_write
         from pyspark_fenceline.delta_commit import check_tracked, partition_columns
-        from pyspark_fenceline.delta_opened import glance
         from pyspark_fenceline.delta_properties import check_properties
         from pyspark_fenceline.delta_schema import delta_schema, fit, new_shape, required_columns
+        from pyspark_fenceline.delta_table_cache import table_summary
         from pyspark_fenceline.delta_table_files import refuse_deletion_vectors
         from pyspark_fenceline.delta_upsert import check_keys
 
@@ -104,7 +105,7 @@ class _TaskWriter:
         self.options = options
         self.schema = schema
         self.known: Mapping[TopicPartition, int] | None = None
-        self.seen = seen = glance(options)
+        self.seen = seen = table_summary(options)
         table = None if seen is None else seen.table
         self.shape: TableShape
         if table is None:
@@ -116,16 +117,16 @@ class _TaskWriter:
             if overwrite or options.loses_rows:
                 refuse_deletion_vectors(table, options.path)
             if not overwrite and seen is not None and seen.state is None:
-                check_opened(options, table)
+                check_before_write(options, table)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a task, which needs to know what the table was compared with, and can not have the table itself."""
-        from pyspark_fenceline.delta_table_files import compared
+        """For a task, which needs the epochs that the table was compared with, but cannot have the table handle."""
+        from pyspark_fenceline.delta_table_files import compared_epochs
 
         if self.known is None and self.options.client is not None:
-            self.known = {} if self.seen is None else compared(self.options, self.seen.table, self.seen.state)
-        # The last that the process which plans the write has to do with it.
-        workers.settle()
+            self.known = {} if self.seen is None else compared_epochs(self.options, self.seen.table, self.seen.state)
+        # Pickling is the last step of the process that plans the write.
+        workers.freeze_gc()
         return {**self.__dict__, "seen": None}
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> FilesWritten:
@@ -150,19 +151,19 @@ class _TaskWriter:
         except BaseException:
             writer.discard()
             raise
-        workers.settle()
+        workers.freeze_gc()
         return FilesWritten(files, context.getLocalProperty(_QUERY_ID), evidence)
 
-    def _evidence(self, files: Sequence[DataFile], *, is_first: bool) -> Evidence | None:
-        """What the log says now of the task's partitions; the first task asks for all others of the table too."""
+    def _evidence(self, files: Sequence[DataFile], *, is_first: bool) -> TruncationEvidence | None:
+        """The log's current state of the task's partitions; the first task also asks for the table's other ones."""
         if self.options.client is None:
             return None
-        from pyspark_fenceline.delta_evidence import gather
+        from pyspark_fenceline.delta_evidence import gather_evidence
 
         spans = [span for file in files for span in file.spans]
         own = {span.topic_partition for span in spans}
         known = {tp: epoch for tp, epoch in (self.known or {}).items() if is_first or tp in own}
-        return gather(self.options.client, spans, known, self.options.patience)
+        return gather_evidence(self.options.client, spans, known, self.options.retries)
 
     def commit(
         self,
@@ -173,8 +174,8 @@ class _TaskWriter:
         query_id: str | None = None,
     ) -> None:
         from pyspark_fenceline.delta_commit import commit_files
-        from pyspark_fenceline.delta_evidence import together
-        from pyspark_fenceline.delta_opened import look, refresh
+        from pyspark_fenceline.delta_evidence import merge_evidence
+        from pyspark_fenceline.delta_table_cache import cached_table, refresh
 
         written = _written(messages)
         files = [file for message in written for file in message.files]
@@ -185,12 +186,12 @@ class _TaskWriter:
             files,
             transaction=transaction,
             overwrite=overwrite,
-            evidence=together(parts) if parts else None,
-            opened=look(self.options),
+            evidence=merge_evidence(parts) if parts else None,
+            opened=cached_table(self.options),
             query_id=query_id,
         )
         refresh(self.options)
-        workers.settle()
+        workers.freeze_gc()
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[FilesWritten]:
@@ -198,7 +199,7 @@ def _written(messages: Sequence[WriterCommitMessage | None]) -> list[FilesWritte
 
 
 class DeltaWriter(DataSourceArrowWriter):
-    """One batch write; idempotent when `txnAppId` and `txnVersion` are given."""
+    """A batch write; idempotent with `txnAppId` and `txnVersion`."""
 
     def __init__(self, tasks: _TaskWriter, *, overwrite: bool) -> None:
         self._tasks = tasks
@@ -211,7 +212,7 @@ class DeltaWriter(DataSourceArrowWriter):
         self._tasks.commit(messages, transaction=self._tasks.options.transaction, overwrite=self._overwrite)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Spark also aborts after a failed commit, which may have landed: files are left to Delta's vacuum."""
+        """Spark also aborts after a failed commit, which may have succeeded: files are left to Delta's vacuum."""
 
 
 class DeltaStreamWriter(DataSourceStreamArrowWriter):
@@ -230,7 +231,7 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
             return
         query_id = query_ids.pop()
         if query_id is None or query_ids:
-            raise InternalError(f"the tasks of batch {batchId} do not agree on their query's id")
+            raise InternalError(f"the tasks of batch {batchId} have different query ids")
         self._tasks.commit(
             messages,
             transaction=AppTransaction(app_id(query_id), batchId),

@@ -1,8 +1,8 @@
-"""The entries of a table's log that a batch makes, planned: files that come and go, and what the entries say of it.
+"""The planned commits of a batch: files to add and remove, and the commits' metadata.
 
-Owns these values and their form in the entries' own metadata. A repair, which takes stale rows out, is an entry of its
-own before the one that adds the batch's rows: readers that skip or refuse changes lose no new row (decision 026). Made
-by `delta_exact`, committed by `delta_commit`.
+Owns these values and their form in the commit metadata. A repair, which removes stale rows, is a separate commit before
+the one that adds the batch's rows: readers that skip or reject changes lose no new row (decision 026). Planned by
+`delta_plan`, committed by `delta_commit`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pyspark_fenceline.delta_files import DataFile
 from pyspark_fenceline.delta_state import TableState
 from pyspark_fenceline.delta_table_files import TableFile
 
-RANGES_TOLD: Final = 50
+MAX_RANGES_SHOWN: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Rows of one partition and epoch that were taken out; both offsets are included. `reason`: stale, known."""
+    """Removed rows of one partition and epoch; both offsets are inclusive. `reason`: stale, lost, known, or the kind of
+    an audit's finding."""
 
     topic: str
     partition: int
@@ -30,27 +31,27 @@ class Removed:
     row_count: int
     reason: str
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The entry that takes stale rows out. `remove`: files that go, `copies`: what stays of them. `state`: what the
-    table remembers when this entry is its newest one.
+    """The commit that removes stale rows. `remove`: files to remove, `copies`: their remaining rows. `state`: the
+    table's state while this commit is its newest one.
     """
 
     remove: Sequence[TableFile]
     copies: Sequence[DataFile]
     state: TableState
     delete_where: str | None = None
-    """Instead of copies, where the table has a change data feed: the rows that go, in SQL."""
+    """Instead of copies, if the table has a change data feed: the rows to delete, in SQL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a batch changes. `repair`: the entry before the batch's own, None where no row goes. `add`: the batch's
-    files. `state`: what the table remembers afterwards. `discard`: written files that no entry names.
+    """What a batch changes. `repair`: the commit before the batch's own, None if no row is removed. `add`: the batch's
+    files. `state`: the table's state afterwards. `discard`: written files that no commit adds.
     """
 
     add: Sequence[DataFile]
@@ -58,30 +59,30 @@ class Change:
     repair: Repair | None = None
     removed: Sequence[Removed] = ()
     discard: Sequence[str] = ()
-    is_known: bool = False
-    """The table remembers this state already."""
+    is_unchanged: bool = False
+    """The table has this state already."""
 
     @property
-    def is_nothing(self) -> bool:
-        """An entry would tell nothing that the table does not know."""
-        return not self.add and self.repair is None and self.is_known
+    def is_empty(self) -> bool:
+        """A commit would change neither the table nor its state."""
+        return not self.add and self.repair is None and self.is_unchanged
 
     @property
     def stale_row_count(self) -> int:
         return sum(one.row_count for one in self.removed if one.reason == "stale")
 
     def append_metadata(self) -> dict[str, Any]:
-        """For the entry that adds the batch's rows: what the table remembers."""
+        """For the commit that adds the batch's rows: the table's state."""
         return {"state": self.state.encode()}
 
     def repair_metadata(self, state: TableState) -> dict[str, Any]:
-        """For the entry that takes rows out: what the table remembers, and what was repaired."""
-        stale = [one.told() for one in self.removed if one.reason == "stale"]
-        told: dict[str, Any] = {"state": state.encode()}
+        """For the commit that removes rows: the table's state, and what was removed."""
+        stale = [one.to_json() for one in self.removed if one.reason == "stale"]
+        metadata: dict[str, Any] = {"state": state.encode()}
         if stale:
-            told["repair"] = {
+            metadata["repair"] = {
                 "removed_rows": self.stale_row_count,
-                "ranges": stale[:RANGES_TOLD],
+                "ranges": stale[:MAX_RANGES_SHOWN],
                 "range_count": len(stale),
             }
-        return told
+        return metadata

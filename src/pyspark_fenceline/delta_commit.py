@@ -1,23 +1,22 @@
-"""Files into the table, once.
+"""Commits files to the table exactly once.
 
 Owns the driver's commit: one Delta transaction that adds a batch's files and records the batch under the query's id,
-so that a batch that Spark replays finds itself done (`pyspark.md` S21, S23). Every step may be the last one before a
-crash:
+so that a replayed batch is not added again (`pyspark.md` S21, S23). A crash may follow any step:
 
 1. tasks write files (not in the table yet; a replay writes others),
-2. the table is made when it is missing (empty; a replay finds it), or given new columns (a replay finds them),
-3. files without stale rows are written beside those that have some (not in the table yet; a replay writes others),
-4. where rows are stale, one log entry takes the old files out and adds these copies, or nothing (a replay finds no
-   stale rows; decision 026),
-5. one log entry adds the batch's files and the transaction id together, or nothing,
-6. Spark notes the batch as committed; when that is lost, the replay sees 5 and adds nothing. Where the table is
-   compared with the log, it adds what 5 did not: the log may have been cut when the batch was read first, and be
-   again what it was when the batch was planned (decision 016).
+2. a missing table is created (empty; a replay finds it), or new columns are added (a replay finds them),
+3. copies without stale rows are written for files that have some (not in the table yet; a replay writes others),
+4. if rows are stale, one commit atomically removes the old files and adds these copies (a replay finds no stale rows;
+   decision 026),
+5. one commit atomically adds the batch's files and the transaction id,
+6. Spark records the batch as committed; if that is lost, the replay finds 5 and adds nothing. If the table is compared
+   with the log, it adds what 5 did not: the log may have been truncated when the batch was first read, and may again be
+   as it was when the batch was planned (decision 016).
 
-delta-rs takes an older transaction version without a word, so the comparison is made here; a second driver of the
-same query that is between comparison and commit fails in delta-rs, because the table's log moved under the same
-application id. Where the table is compared with the log, each entry is only taken as the very next one: whatever
-anybody committed after the look at the table makes this driver look again, also between 4 and 5.
+delta-rs accepts an older transaction version without an error, so the versions are compared here. A second driver of
+the same query between comparison and commit fails in delta-rs, because the table has a newer transaction of the same
+application id. If the table is compared with the log, each commit must be the very next version: any other commit since
+the table was read makes this driver read it again, also between 4 and 5.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from pyspark.sql.types import StructType
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.delta_evidence import Evidence, fresh_views, known_views
+from pyspark_fenceline.delta_evidence import TruncationEvidence, cached_log_epochs, fetch_log_epochs
 from pyspark_fenceline.delta_files import DataFile, delete_files
-from pyspark_fenceline.delta_index import LOG_COLUMNS, PARTITION, TOPIC, missing_columns
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions
 from pyspark_fenceline.delta_schema import delta_schema, fit, new_columns, new_shape
 from pyspark_fenceline.delta_state import KEY
 from pyspark_fenceline.delta_table_files import table_files
 from pyspark_fenceline.delta_upsert import upsert
-from pyspark_fenceline.log_matching import LogView
-from pyspark_fenceline.patience import with_retries
+from pyspark_fenceline.log_columns import LOG_COLUMNS, PARTITION, TOPIC, missing_columns
+from pyspark_fenceline.log_matching import LogEpochs
+from pyspark_fenceline.retries import with_retries
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -56,41 +55,41 @@ _ATTEMPTS: Final = 10
 _EXACT_ATTEMPTS: Final = 40
 _LONGEST_PAUSE_S: Final = 0.2
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-"""delta-rs colours what an object store has answered."""
+"""delta-rs colours the answers of an object store."""
 
 
 def open_table(options: DeltaOptions) -> DeltaTable | None:
-    """The table at the path, or None when there is none. Raises `OperatorError` where it can not be opened."""
+    """The table at the path, or None if there is none. Raises `OperatorError` if it cannot be opened."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
     if os.path.isfile(options.path):
-        raise OperatorError(f"{options.path} is a file and no Delta table", "Choose the path of a directory.")
+        raise OperatorError(f"{options.path} is a file, not a Delta table", "Choose the path of a directory.")
     try:
         return DeltaTable(options.path, storage_options=dict(options.storage) if options.storage else None)
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:
         raise OperatorError(
-            f"The Delta table at {options.path} can not be opened: {_COLOURS.sub('', str(error)).strip()}",
-            "Check the path and, where it lies in an object store, the options storage.*.",
+            f"The Delta table at {options.path} cannot be opened: {_COLOURS.sub('', str(error)).strip()}",
+            "Check the path and, for an object store, the options storage.*.",
         ) from error
 
 
 def check_tracked(options: DeltaOptions, schema: StructType) -> None:
-    """Raises `OperatorError` where a table is to be compared with the log and the DataFrame has not the columns."""
+    """Raises `OperatorError` if the table is to be compared with the log and the DataFrame lacks the columns."""
     missing = missing_columns(field.name for field in schema) if options.client is not None else []
     if missing:
         raise OperatorError(
             f"To compare the Delta table at {options.path} with the log, the DataFrame needs the columns"
-            f" {', '.join(LOG_COLUMNS)}; it has not: {', '.join(missing)}",
-            "Read with option includeLeaderEpoch=true and keep these columns, or leave out kafka.bootstrap.servers.",
+            f" {', '.join(LOG_COLUMNS)}; missing: {', '.join(missing)}",
+            "Read with option includeLeaderEpoch=true and keep these columns, or remove kafka.bootstrap.servers.",
         )
 
 
 def partition_columns(options: DeltaOptions) -> tuple[str, ...]:
-    """How a new table is partitioned: by the log's partitions where it is compared with the log and nothing else is
-    asked for, so that a repair concerns the files of few partitions only.
+    """The partition columns of a new table. By default a table that is compared with the log is partitioned as the log,
+    so that a repair affects the files of few partitions only.
     """
     if options.is_partitioning_given or options.client is None:
         return options.partition_by
@@ -104,18 +103,18 @@ def commit_files(
     *,
     transaction: AppTransaction | None,
     overwrite: bool,
-    evidence: Evidence | None = None,
+    evidence: TruncationEvidence | None = None,
     opened: DeltaTable | None = None,
     query_id: str | None = None,
 ) -> bool:
-    """Add `files` in one transaction. False when `transaction` was committed before; its new files are removed then,
-    but for rows that are missing from a table that is compared with the log.
+    """Add `files` in one transaction. False if `transaction` was committed before; then its new files are removed,
+    except for rows that are missing from a table that is compared with the log.
 
-    `overwrite` replaces all rows; with the option upsertKeys rows take the place of those with equal keys. With
-    `evidence` the table's stale rows are taken out in an entry before, and rows that it has are not added again.
-    `opened`: the table as it was a moment ago, to be tried first. `query_id`: of a stream, whose batch `transaction`
-    names; its checkpoint tells where its sources stand. Raises `OperatorError` when the DataFrame does not fit the
-    table, or when others keep winning the commit.
+    `overwrite` replaces all rows; with the option upsertKeys rows replace those with equal keys. With `evidence` the
+    table's stale rows are removed in a commit before, and rows that it has are not added again. `opened`: a recent
+    handle of the table, to be tried first. `query_id`: of a stream, whose batch `transaction` names; its checkpoint has
+    the positions of its sources. Raises `OperatorError` if the DataFrame does not fit the table, or if concurrent
+    commits win every attempt.
     """
     from deltalake.exceptions import CommitFailedError
 
@@ -132,44 +131,44 @@ def commit_files(
         is_replay = transaction is not None and newest == transaction.version
         if transaction is not None and newest >= transaction.version and not (is_replay and is_exact):
             _log.warning(
-                "batch %d of %s is in the table already; nothing is added", transaction.version, transaction.app_id
+                "batch %d of %s is already in the table, nothing is added", transaction.version, transaction.app_id
             )
             if attempt == 0:
-                # After an own attempt the files may be in the table: a commit can land and still report a failure.
+                # After an own attempt the files may be in the table: a commit can succeed and still report a failure.
                 delete_files(options, [file.path for file in files])
             return False
         if not files and not overwrite and not is_exact:
             return True
         if is_replay and attempt > 0:
-            # An own attempt may have landed and still have reported a failure: these stay.
+            # An own attempt may have succeeded and still have reported a failure: its files stay.
             landed = {os.path.basename(file.path) for file in table_files(table)}
             files = [file for file in files if os.path.basename(file.path) not in landed]
         for file in files:
             if tuple(file.partition_values) != shape.partition_by:
                 raise OperatorError(
-                    f"The Delta table at {options.path} was made with other partition columns while files were written",
+                    f"The Delta table at {options.path} was created with other partition columns during the write",
                     "Run the write again.",
                 )
         try:
             if options.merge_schema:
-                table = _grow(options, table, schema)
+                table = _add_columns(options, table, schema)
             if is_exact:
                 assert evidence is not None
                 _commit_exactly(options, table, files, shape.partition_by, transaction, evidence, query_id)
             elif is_upsert:
                 upsert(options, table, files, _properties(transaction, None, None, only_next=True))
-                # Only read: their rows are in the merge's own files.
+                # The merge has written their rows to its own files.
                 delete_files(options, [file.path for file in files])
             else:
                 commit_entry(table, files, shape.partition_by, transaction, overwrite=overwrite)
         except CommitFailedError as error:
-            _log.warning("another writer was faster on %s, trying again: %s", options.path, error)
+            _log.warning("concurrent commit to the table at %s, retrying: %s", options.path, error)
             if must_be_next:
                 time.sleep(random.random() * min(_LONGEST_PAUSE_S, 0.01 * 2**attempt))
             continue
         return not is_replay
     raise OperatorError(
-        f"The Delta table at {options.path} is written by others all the time: {attempts} commits failed",
+        f"Concurrent writers changed the Delta table at {options.path} during each of {attempts} commits",
         "Check that no second run of this query is active.",
     )
 
@@ -180,20 +179,23 @@ def _commit_exactly(
     files: Sequence[DataFile],
     partition_by: Sequence[str],
     transaction: AppTransaction | None,
-    evidence: Evidence,
+    evidence: TruncationEvidence,
     query_id: str | None,
 ) -> None:
-    from pyspark_fenceline.checkpoint_places import Places, places_after
-    from pyspark_fenceline.delta_exact import plan_change
+    from pyspark_fenceline.checkpoint_positions import SourcePositions, positions_after
+    from pyspark_fenceline.delta_plan import plan_change
 
-    def places() -> Places | None:
+    def positions() -> SourcePositions | None:
         if query_id is None or transaction is None:
             return None
-        return places_after(options, query_id, transaction.version)
+        return positions_after(options, query_id, transaction.version)
 
-    ask, ask_anew = _asking(options, known_views), _asking(options, fresh_views)
-    change = plan_change(options, table, files, evidence, ask, ask_anew, places)
-    if change.is_nothing:
+    get_epochs, fetch_epochs = (
+        _with_option_retries(options, cached_log_epochs),
+        _with_option_retries(options, fetch_log_epochs),
+    )
+    change = plan_change(options, table, files, evidence, get_epochs, fetch_epochs, positions)
+    if change.is_empty:
         delete_files(options, change.discard)
         return
     if change.repair is not None:
@@ -202,8 +204,8 @@ def _commit_exactly(
         _commit_append(table, change, partition_by, transaction)
     known = sum(one.row_count for one in change.removed if one.reason != "stale")
     if known:
-        _log.info("%d rows of the batch are in %s already, or not in the log any more", known, options.path)
-    # They were written by tasks and are in no table.
+        _log.info("%d rows of the batch are already in %s, or no longer in the log", known, options.path)
+    # Written by tasks, and in no table.
     delete_files(options, change.discard)
 
 
@@ -215,14 +217,14 @@ def _commit_repair(
     partition_by: Sequence[str],
     transaction: AppTransaction | None,
 ) -> None:
-    """The entry that takes stale rows out, and `table` behind it. It is the batch's only one where no row is added."""
+    """The commit that removes stale rows; updates `table` to it. It is the batch's only commit if no row is added."""
     refuse_append_only(table, options.path)
     is_last = not change.add
-    told = change.repair_metadata(change.state if is_last else repair.state)
+    own_metadata = change.repair_metadata(change.state if is_last else repair.state)
     mark = transaction if is_last else None
     version = int(table.version()) + 1
     if repair.delete_where is not None:
-        delete_rows(table, repair.delete_where, mark, told=told)
+        delete_rows(table, repair.delete_where, mark, own_metadata=own_metadata)
     else:
         commit_entry(
             table,
@@ -231,27 +233,27 @@ def _commit_repair(
             mark,
             overwrite=False,
             remove=repair.remove,
-            told=told,
+            own_metadata=own_metadata,
             only_next=True,
             deleted_row_count=change.stale_row_count,
         )
-    _say_stale(options, change)
+    _log_stale_rows(options, change)
     if not is_last:
-        follow(table, version)
+        advance(table, version)
 
 
 def _commit_append(
     table: DeltaTable, change: Change, partition_by: Sequence[str], transaction: AppTransaction | None
 ) -> None:
-    """The entry that adds the batch's rows and its transaction id."""
-    told = change.append_metadata()
-    commit_entry(table, change.add, partition_by, transaction, overwrite=False, told=told, only_next=True)
+    """The commit that adds the batch's rows and its transaction id."""
+    own_metadata = change.append_metadata()
+    commit_entry(
+        table, change.add, partition_by, transaction, overwrite=False, own_metadata=own_metadata, only_next=True
+    )
 
 
-def follow(table: DeltaTable, version: int) -> None:
-    """Bring `table` up to the entry that was just committed. Raises CommitFailedError where it is not the table's
-    newest one any more.
-    """
+def advance(table: DeltaTable, version: int) -> None:
+    """Update `table` to the version that was just committed. Raises CommitFailedError if the table has a newer one."""
     from deltalake.exceptions import CommitFailedError
 
     table.update_incremental()
@@ -259,24 +261,24 @@ def follow(table: DeltaTable, version: int) -> None:
         raise CommitFailedError(f"version {version} was followed by {table.version()} of another writer")
 
 
-def _asking(
+def _with_option_retries(
     options: DeltaOptions,
-    look: Callable[[Mapping[str, str], Iterable[TopicPartition]], Mapping[TopicPartition, LogView]],
-) -> Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogView]]:
-    """Histories of those partitions that exist, by `look`, as patiently as the options say."""
+    fetch: Callable[[Mapping[str, str], Iterable[TopicPartition]], Mapping[TopicPartition, LogEpochs]],
+) -> Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogEpochs]]:
+    """Calls `fetch` for those partitions that exist, with the retries of the options."""
 
-    def ask(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogView]:
+    def get_epochs(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogEpochs]:
         client, wanted = options.client, set(partitions)
-        assert client is not None, "only a table that is compared with the log needs histories"
-        return with_retries(lambda: look(client, wanted), options.patience)
+        assert client is not None, "only a table that is compared with the log needs epochs"
+        return with_retries(lambda: fetch(client, wanted), options.retries)
 
-    return ask
+    return get_epochs
 
 
-def _say_stale(options: DeltaOptions, change: Change) -> None:
+def _log_stale_rows(options: DeltaOptions, change: Change) -> None:
     if change.stale_row_count:
         _log.warning(
-            "%d rows of %s were cut off the log and are taken out: %s",
+            "%d rows of the table at %s were truncated from the log and are removed: %s",
             change.stale_row_count,
             options.path,
             "; ".join(
@@ -290,13 +292,14 @@ def _say_stale(options: DeltaOptions, change: Change) -> None:
 def refuse_append_only(table: DeltaTable, path: str) -> None:
     if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
         raise OperatorError(
-            f"The Delta table at {path} has rows that were cut off the log, and may not lose any (delta.appendOnly)",
-            "Unset the table's property delta.appendOnly, or set the option repair to false.",
+            f"The Delta table at {path} has rows that were truncated from the log, which cannot be removed because "
+            "delta.appendOnly is set",
+            "Unset the table property delta.appendOnly, or set the option repair to false.",
         )
 
 
-def _grow(options: DeltaOptions, table: DeltaTable, schema: StructType) -> DeltaTable:
-    """Add columns that the table lacks, in an entry of its own, which a replay finds done."""
+def _add_columns(options: DeltaOptions, table: DeltaTable, schema: StructType) -> DeltaTable:
+    """Add columns that the table lacks, in a separate commit, which a replay finds."""
     fields = new_columns(table, schema)
     if not fields:
         return table
@@ -307,7 +310,7 @@ def _grow(options: DeltaOptions, table: DeltaTable, schema: StructType) -> Delta
 
 
 def _newest_batch(table: DeltaTable, app_id: str) -> int:
-    """That the table has of this application; -1 for none."""
+    """The table's newest batch of this application; -1 for none."""
     newest = table.transaction_version(app_id)
     return -1 if newest is None else newest
 
@@ -328,7 +331,7 @@ def _create(options: DeltaOptions, schema: StructType) -> DeltaTable:
             storage_options=storage,
         )
     except DeltaError:
-        # Somebody else may have made it meanwhile.
+        # Another writer may have created it meanwhile.
         table = open_table(options)
         if table is None:
             raise
@@ -343,15 +346,15 @@ def commit_entry(
     *,
     overwrite: bool,
     remove: Sequence[TableFile] = (),
-    told: Mapping[str, Any] | None = None,
+    own_metadata: Mapping[str, Any] | None = None,
     only_next: bool = False,
     deleted_row_count: int = 0,
     updated_row_count: int = 0,
 ) -> None:
-    """One log entry; `table` stays where it is. `told` goes into the entry's own metadata. With `only_next` it must
-    follow the version of `table`, else CommitFailedError is raised; without, it goes behind what others did that is no
-    conflict. For the table's history, of the rows of `remove`: `deleted_row_count` that are in none of `files`, and
-    `updated_row_count` that are there with other values.
+    """One commit; `table` is not updated. `own_metadata` becomes commit metadata. With `only_next` the commit must be
+    the next version after `table`, else CommitFailedError is raised; without, it may follow concurrent commits that do
+    not conflict. For the table's history: of the rows of `remove`, `deleted_row_count` are in none of `files`, and
+    `updated_row_count` are there with other values.
     """
     from deltalake.transaction import AddAction, RemoveAction
 
@@ -369,7 +372,7 @@ def commit_entry(
     ]
     actions += [RemoveAction(file.path, True, now_ms, file.size_bytes, dict(file.partition_values)) for file in remove]
     metrics = _change_metrics(files, remove, deleted_row_count, updated_row_count) if remove else _write_metrics(files)
-    properties = _properties(transaction, told, metrics, only_next=only_next)
+    properties = _properties(transaction, own_metadata, metrics, only_next=only_next)
     table.create_write_transaction(
         actions,
         mode="overwrite" if overwrite else "append",
@@ -380,25 +383,25 @@ def commit_entry(
 
 
 def delete_rows(
-    table: DeltaTable, condition: str, transaction: AppTransaction | None, *, told: Mapping[str, Any]
+    table: DeltaTable, condition: str, transaction: AppTransaction | None, *, own_metadata: Mapping[str, Any]
 ) -> None:
-    """One log entry, the very next one, without the rows of a condition; with what a change data feed needs. Raises
+    """One commit, the very next version, that deletes the rows of a condition and writes change data. Raises
     CommitFailedError as `commit_entry`.
     """
     # delta-rs writes its own metrics for a delete.
-    table.delete(condition, commit_properties=_properties(transaction, told, None, only_next=True))
+    table.delete(condition, commit_properties=_properties(transaction, own_metadata, None, only_next=True))
 
 
 def _properties(
     transaction: AppTransaction | None,
-    told: Mapping[str, Any] | None,
+    own_metadata: Mapping[str, Any] | None,
     metrics: Mapping[str, str] | None,
     *,
     only_next: bool,
 ) -> CommitProperties:
     from deltalake import CommitProperties, Transaction
 
-    metadata: dict[str, Any] = {} if told is None else {KEY: told}
+    metadata: dict[str, Any] = {} if own_metadata is None else {KEY: own_metadata}
     if metrics is not None:
         metadata["operationMetrics"] = metrics
     return CommitProperties(
@@ -409,7 +412,7 @@ def _properties(
 
 
 def _write_metrics(files: Sequence[DataFile]) -> dict[str, str]:
-    """As Delta's own writers name them, and as texts, for an entry that adds."""
+    """Metrics of a commit that adds files, with the names of Delta's own writers, as text."""
     return _texts(
         numFiles=len(files),
         numAddedFiles=len(files),
@@ -421,7 +424,7 @@ def _write_metrics(files: Sequence[DataFile]) -> dict[str, str]:
 def _change_metrics(
     files: Sequence[DataFile], remove: Sequence[TableFile], deleted_rows: int, updated_rows: int
 ) -> dict[str, str]:
-    """The same for an entry that takes rows out, or changes them."""
+    """The same for a commit that removes or changes rows."""
     updated = {"numUpdatedRows": updated_rows} if updated_rows else {}
     return _texts(
         numAddedFiles=len(files),

@@ -1,8 +1,8 @@
 """Parquet files of a Delta table, written by one task.
 
-Owns file names, the split by partition values, and the statistics that go into each AddAction (`pyspark.md S22`). A
-file that is written is not in the table yet: only the driver's commit puts it there, so a task may die at any point.
-Names are unique for every attempt; what a dead attempt leaves is removed by Delta's vacuum.
+Owns file names, the split by partition values, and the statistics of each AddAction (`pyspark.md S22`). A written file
+is not in the table yet: only the driver's commit adds it, so a task may die at any point. Names are unique for every
+attempt; Delta's vacuum removes the files of failed attempts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
-from pyspark_fenceline.delta_index import (
+from pyspark_fenceline.delta_options import DeltaOptions
+from pyspark_fenceline.delta_schema import TableShape
+from pyspark_fenceline.log_columns import (
     LOG_COLUMNS,
     LogColumns,
     Span,
@@ -27,8 +29,6 @@ from pyspark_fenceline.delta_index import (
     spans_of,
     tracked,
 )
-from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_schema import TableShape
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,16 +37,16 @@ _STATISTICS_COLUMNS: Final = 32
 _LONGEST_TEXT: Final = 256
 _OPEN_FILES: Final = 64
 _OPEN_LOCAL_FILES: Final = 512
-"""An upload to an object store keeps megabytes in memory, a local file next to nothing."""
+"""An upload to an object store buffers megabytes in memory, a local file almost nothing."""
 _SAMPLED_ROWS: Final = 256
 _ROWS_OF_A_RUN: Final = 256
-"""Runs of one partition's rows that are longer than this on average are sliced; shorter ones are gathered."""
+"""Runs of one partition's rows that are longer than this on average are sliced; shorter ones are copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A finished file. `path` is relative to the table; `statistics` is the AddAction's JSON; `spans` say which
-    records of a log the rows are, where the table tracks that.
+    """A finished file. `path` is relative to the table; `statistics` is the AddAction's JSON; `spans` are the log
+    records of its rows, if the table is tracked.
     """
 
     path: str
@@ -68,7 +68,7 @@ def file_system(options: DeltaOptions) -> Any:
             local.create_dir(options.path, recursive=True)
         except OSError as error:
             raise OperatorError(
-                f"The directory of the Delta table at {options.path} can not be made: {error}",
+                f"The directory of the Delta table at {options.path} cannot be created: {error}",
                 "Check the path; Spark's Python processes must be able to write there, on every machine.",
             ) from error
         return fs.SubTreeFileSystem(options.path, local)
@@ -90,7 +90,7 @@ class _OpenFile:
 
 
 class FileWriter:
-    """Takes record batches of one task, in any order of partition values."""
+    """Writes the record batches of one task, in any order of partition values."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class FileWriter:
         is_tracked: bool = False,
     ) -> None:
         """`schema`: of the files (see `delta_schema.file_schema`). `required`: columns that must not be null.
-        `is_tracked`: note which records of a log the rows are; every row must then say it.
+        `is_tracked`: record the log records of the rows; every row must then have the log's columns.
         """
         self._options = options
         self._shape = shape
@@ -139,13 +139,13 @@ class FileWriter:
             self._write_to(key, _pick(rows, chosen), [] if records is None else _spans(records, chosen))
 
     def finish(self) -> list[DataFile]:
-        """Close all files; what was written, in the order it was closed."""
+        """Close all files and return them, in the order they were closed."""
         for key in list(self._files):
             self._close(key)
         return self._finished
 
     def discard(self) -> None:
-        """Remove everything, as far as that works: the task has failed."""
+        """After a failure of the task: delete all files, ignoring errors."""
         for file in self._files.values():
             _quietly(file.writer.close)
             _quietly(file.sink.close)
@@ -165,7 +165,7 @@ class FileWriter:
         file.writer.write_table(rows)
         file.record_count += rows.num_rows
         file.spans = merged([*file.spans, *spans])
-        note_nan(file.columns_with_nan, rows)
+        add_nan_columns(file.columns_with_nan, rows)
         if file.sink.tell() >= self._options.target_file_size_bytes:
             self._close(key)
 
@@ -211,7 +211,7 @@ class FileWriter:
 
 
 def delete_files(options: DeltaOptions, paths: Iterable[str]) -> None:
-    """Remove files that no commit will name. What can not be removed stays for vacuum."""
+    """Delete files that no commit will add. Files that cannot be deleted are left to vacuum."""
     wanted = list(paths)
     if not wanted:
         return
@@ -228,7 +228,7 @@ def _quietly(work: Any) -> None:
 
 
 def _safe(text: str | None) -> str:
-    """A part of a path for people; the AddAction's partition values are what counts."""
+    """A readable part of a path; readers use the AddAction's partition values."""
     return "__HIVE_DEFAULT_PARTITION__" if text is None else re.sub(r"[^A-Za-z0-9_.\-]", "_", text)[:64]
 
 
@@ -254,7 +254,7 @@ _Rows = Any
 
 
 def _groups(columns: Sequence[pa.Array], row_count: int) -> Iterable[tuple[tuple[str | None, ...], _Rows]]:
-    """The rows of each combination of values. Rows of one partition mostly stand together: then they are slices."""
+    """The rows of each combination of values. Rows of one partition are mostly adjacent: then they are slices."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -301,8 +301,8 @@ def _spans(records: LogColumns, chosen: _Rows) -> list[Span]:
 
 
 def dictionary_columns(rows: pa.Table) -> bool | list[str]:
-    """Which columns are worth a dictionary, by the first of their rows: collecting one of values that are all different
-    takes half of the time of writing a file. True (all) where columns are nested, whose parts have other names.
+    """The columns that benefit from a dictionary, by their first rows: building one of distinct values takes half of
+    the time of writing a file. True (all) with nested columns, whose parts have other names.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -317,8 +317,8 @@ def dictionary_columns(rows: pa.Table) -> bool | list[str]:
     return found
 
 
-def note_nan(found: set[str], rows: pa.Table | pa.RecordBatch) -> None:
-    """Add the names of the columns in which a NaN occurs."""
+def add_nan_columns(found: set[str], rows: pa.Table | pa.RecordBatch) -> None:
+    """Add the names of the columns that contain NaN."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -328,10 +328,10 @@ def note_nan(found: set[str], rows: pa.Table | pa.RecordBatch) -> None:
 
 
 def statistics_of(metadata: Any, record_count: int, columns_with_nan: set[str], schema: pa.Schema) -> str:
-    """Delta's statistics out of the parquet footer: row count, nulls, smallest and largest value of plain columns.
+    """Delta's statistics from the Parquet footer: row count, nulls, smallest and largest value of plain columns.
 
-    A column with NaN has no bounds: Delta counts NaN above every number, parquet leaves it out. Nor has one that the
-    footer does not know of in each row group, as in files of other writers.
+    A column with NaN has no bounds: Delta orders NaN above every number, Parquet ignores it. Nor has a column without
+    statistics in some row group, as in files of other writers.
     """
     top_level = {field.name for field in schema}
     smallest: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""Which rows of some columns are stale, and which are in a table already.
+"""Masks of the rows that are stale, and of those that are already in a table.
 
-Owns the masks that `delta_exact` acts on: one boolean for each row. Pure; no Python object is made per row.
+Owns the masks that `delta_plan` uses: one boolean for each row. Pure; no Python object is created per row.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.delta_index import LogColumns
-from pyspark_fenceline.log_matching import BEFORE_ALL, LogView, stale_rows
+from pyspark_fenceline.log_columns import LogColumns
+from pyspark_fenceline.log_matching import BEFORE_ALL, LogEpochs, stale_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-NOTHING_OF_IT: Final = LogView(1 << 31, 0, -(1 << 62))
-"""The view of a topic that is another one now: no row of any epoch is in it."""
+EMPTY_LOG: Final = LogEpochs(1 << 31, 0, -(1 << 62))
+"""For a recreated topic: a log that holds no row of any epoch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """What is said of a partition's rows, and from which offset on the stale ones may go."""
+class StaleRule:
+    """The log that decides which rows of a partition are stale, and the offset from which on they may be removed."""
 
-    view: LogView
+    log: LogEpochs
     from_offset: int = BEFORE_ALL
 
 
-def stale_mask(columns: LogColumns, words: Mapping[TopicPartition, Word]) -> Mask:
+def stale_mask(columns: LogColumns, rules: Mapping[TopicPartition, StaleRule]) -> Mask:
     import numpy as np
 
     stale = np.zeros(len(columns), dtype=np.bool_)
     for run in columns.runs():
-        word = words.get(run.topic_partition)
-        if word is None:
+        rule = rules.get(run.topic_partition)
+        if rule is None:
             continue
         part = slice(run.start, run.end)
         offsets = columns.offsets[part]
-        found = word.view is NOTHING_OF_IT or stale_rows(word.view, offsets, columns.epochs[part])
-        stale[part] = found & (offsets >= word.from_offset)
+        found = rule.log is EMPTY_LOG or stale_rows(rule.log, offsets, columns.epochs[part])
+        stale[part] = found & (offsets >= rule.from_offset)
     return stale
 
 
 def known_mask(columns: LogColumns, present: Mapping[TopicPartition, Sequence[tuple[Any, Any]]]) -> Mask:
-    """Rows whose offset and epoch the table has."""
+    """Rows whose offset and epoch are in the table."""
     import numpy as np
 
     known = np.zeros(len(columns), dtype=np.bool_)

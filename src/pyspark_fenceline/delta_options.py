@@ -1,10 +1,10 @@
 """Options of the Delta sink.
 
-Owns names and refusals. `path` comes from `save(path)` and `start(path)`; `partitionBy`, `compression`,
-`targetFileSizeBytes` shape the files; `txnAppId` and `txnVersion` (Delta Lake's own names) make a batch write
-idempotent, for use in `foreachBatch`; `storage.*` goes to the object store. `kafka.*` names the brokers whose log the
-table is to equal: with it stale rows are removed and no record is written twice (`delta_exact`). `delta.*` are the
-properties of a new table (`delta_properties`), and `upsertKeys` makes a write replace rows of equal keys
+Owns their names and checks. `path` comes from `save(path)` and `start(path)`; `partitionBy`, `compression`,
+`targetFileSizeBytes` control the files; `txnAppId` and `txnVersion` (Delta Lake's own names) make a batch write
+idempotent, for use in `foreachBatch`; `storage.*` is passed to the object store. `kafka.*` names the brokers whose log
+the table must match: with it stale rows are removed and no record is written twice (`delta_plan`). `delta.*` are the
+properties of a new table (`delta_properties`), and with `upsertKeys` a write replaces rows of equal keys
 (`delta_upsert`). Pure.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 from fenceline.errors import OperatorError
 from pyspark_fenceline.delta_properties import PREFIX, table_properties
 from pyspark_fenceline.given_options import GivenOptions
-from pyspark_fenceline.patience import USUAL, Patience, patience_of
+from pyspark_fenceline.retries import DEFAULT_RETRIES, RetryPolicy, retry_policy
 
 CODECS: Final = ("snappy", "zstd", "gzip", "lz4", "none")
 _REFUSED: Final = {
@@ -33,7 +33,7 @@ _KNOWN: Final = {
         "fetchOffset.retryIntervalMs", "overwriteSchema", "replaceWhere", "partitionOverwriteMode",
     )
 }  # fmt: skip
-"""By their lower-case names; Spark adds the first three itself."""
+"""Options by lower-case name; Spark adds the first three itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +54,21 @@ class DeltaOptions:
     storage: Mapping[str, str] | None = None
     is_partitioning_given: bool = False
     client: Mapping[str, str] | None = None
-    """Properties of the client where the table is compared with the log, else None."""
+    """Client properties if the table is compared with the log, else None."""
     on_recreated: str = "fail"
     merge_schema: bool = False
-    patience: Patience = USUAL
-    """With brokers that are asked about the log and do not answer."""
+    retries: RetryPolicy = DEFAULT_RETRIES
+    """For requests to brokers about the log."""
     checkpoint: str | None = None
-    """Of the query that writes, where it has named one: its directory, or the address in an object store."""
+    """Of the query that writes, if it has named one: its directory, or its URI in an object store."""
     properties: Mapping[str, str] = field(default_factory=dict)
-    """Of the table where it is made: Delta's own `delta.*`."""
+    """Of a new table: Delta's own `delta.*`."""
     upsert_keys: tuple[str, ...] = ()
-    """Columns: a row takes the place of the table's row that is equal in them. Empty: rows are only added."""
+    """Columns: a row replaces the table's row that is equal in them. Empty: rows are only added."""
 
     @property
     def loses_rows(self) -> bool:
-        """Whether a write that does not replace the whole table may take rows out of it."""
+        """Whether a write that does not replace the complete table may remove rows from it."""
         return self.client is not None or bool(self.upsert_keys)
 
 
@@ -97,9 +97,9 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
     client = _client(given)
     if keys and client is not None:
         raise OperatorError(
-            "A table is either compared with the log or keeps one row a key: what a record has replaced can not be "
-            "brought back when the log is cut",
-            "Leave out 'upsertKeys', or set 'repair' to false.",
+            "Option 'upsertKeys' cannot be combined with a comparison with the log: a row that a record replaced "
+            "cannot be restored when the log is truncated",
+            "Remove 'upsertKeys', or set 'repair' to false.",
         )
     GivenOptions(options).warn_of_unknown(_KNOWN, ("storage.", "kafka.", PREFIX), "format('fenceline_delta')")
     return DeltaOptions(
@@ -113,7 +113,7 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
         client=client,
         on_recreated=on_recreated,
         merge_schema=_boolean(given, "mergeSchema", default=False),
-        patience=patience_of(GivenOptions(options)),
+        retries=retry_policy(GivenOptions(options)),
         checkpoint=_local(given.get("checkpointlocation", "").strip()) or None,
         properties=table_properties(given, loses_rows=client is not None or bool(keys)),
         upsert_keys=keys,
@@ -130,12 +130,12 @@ def _columns(given: Mapping[str, str], option: str) -> tuple[str, ...]:
 
 
 def _local(path: str) -> str:
-    """A directory's address as its path."""
+    """A `file:` URI as its path; other locations unchanged."""
     return "/" + path[len("file:") :].lstrip("/") if path.startswith("file:") else path
 
 
 def _client(given: Mapping[str, str]) -> Mapping[str, str] | None:
-    """What follows `kafka.`, where the table is to be compared with the log."""
+    """The `kafka.*` properties without prefix if the table is to be compared with the log, else None."""
     client = {key.removeprefix("kafka."): value for key, value in given.items() if key.startswith("kafka.")}
     has_brokers = bool(client.get("bootstrap.servers", "").strip())
     if not _boolean(given, "repair", default=has_brokers):
@@ -143,7 +143,7 @@ def _client(given: Mapping[str, str]) -> Mapping[str, str] | None:
     if not has_brokers:
         raise OperatorError(
             "To compare the table with the log, option 'kafka.bootstrap.servers' must name the brokers",
-            "Set it, or leave out 'repair' and the other options 'kafka.*'.",
+            "Set it, or remove 'repair' and the other options 'kafka.*'.",
         )
     return client
 

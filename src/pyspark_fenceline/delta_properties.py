@@ -1,8 +1,8 @@
-"""Properties of a new Delta table, given to the sink as options `delta.*`.
+"""Properties of a new Delta table, from the sink's options `delta.*`.
 
-Owns which of Delta's own properties may be set at creation, how their values look, and why others are refused: a
-property that this writer, or delta-rs below it, would not keep is worse than none. Spark hands options over in lower
-case, so the names are restored here. Pure but for the look at an existing table's properties.
+Owns which of Delta's own properties may be set at creation, the form of their values, and why others are rejected: this
+writer, or delta-rs below it, would not honour them. Spark passes options in lower case, so the names are restored here.
+Pure except for reading an existing table's properties.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _FORMS: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
 }
 _NAMES: Final = {name.lower(): name for name in _FORMS}
 _REFUSED: Final = {
-    "delta.columnmapping.mode": "this writer names the columns in its files as in the table",
-    "delta.enabledeletionvectors": "rows can not be taken out of files with deletion vectors here",
-    "delta.enablerowtracking": "this writer gives rows no ids",
-    "delta.enableincommittimestamps": "delta-rs writes no such timestamps",
-    "delta.settransactionretentionduration": "a query's batches are known by these transactions; without them a batch "
-    "that is replayed is written twice",
+    "delta.columnmapping.mode": "this writer uses the table's column names in its files",
+    "delta.enabledeletionvectors": "this writer cannot remove rows from files with deletion vectors",
+    "delta.enablerowtracking": "this writer assigns no row ids",
+    "delta.enableincommittimestamps": "delta-rs writes no in-commit timestamps",
+    "delta.settransactionretentionduration": "these transactions identify a query's batches; without them a replayed "
+    "batch is written twice",
     "delta.dataskippingnumindexedcols": "this writer keeps statistics of the first 32 columns and of the log's",
     "delta.dataskippingstatscolumns": "this writer keeps statistics of the first 32 columns and of the log's",
-    "delta.isolationlevel": "this writer always commits what it compares with the log as the next version",
+    "delta.isolationlevel": "this writer always commits a comparison with the log as the next version",
 }
 _REFUSED_PREFIXES: Final = {
     "delta.feature.": "features follow from the properties",
@@ -49,9 +49,9 @@ _REFUSED_PREFIXES: Final = {
 
 
 def table_properties(given: Mapping[str, str], *, loses_rows: bool) -> dict[str, str]:
-    """Delta's properties out of options with lower-case names. `loses_rows`: the sink takes rows out of the table.
+    """Delta's properties from options with lower-case names. `loses_rows`: the sink removes rows from the table.
 
-    Raises `OperatorError` for names that are not known or not kept, and for values that mean nothing.
+    Raises `OperatorError` for unknown or unsupported names, and for invalid values.
     """
     found: dict[str, str] = {}
     for lower, value in given.items():
@@ -62,15 +62,15 @@ def table_properties(given: Mapping[str, str], *, loses_rows: bool) -> dict[str,
         )
         if reason is not None:
             raise OperatorError(
-                f"The table property '{lower}' can not be set by format('fenceline_delta'): {reason}",
-                "Leave the option out.",
+                f"The table property '{lower}' cannot be set by format('fenceline_delta'): {reason}",
+                "Remove the option.",
             )
         name = _NAMES.get(lower)
         if name is None:
             close = difflib.get_close_matches(lower, _NAMES, n=1, cutoff=0.75)
             raise OperatorError(
-                f"The table property '{lower}' is not known",
-                f"Is '{_NAMES[close[0]]}' meant?" if close else f"Known are: {', '.join(_FORMS)}.",
+                f"Unknown table property '{lower}'",
+                f"Did you mean '{_NAMES[close[0]]}'?" if close else f"Supported properties: {', '.join(_FORMS)}.",
             )
         pattern, form = _FORMS[name]
         text = value.strip().lower()
@@ -79,20 +79,20 @@ def table_properties(given: Mapping[str, str], *, loses_rows: bool) -> dict[str,
         found[name] = text
     if found.get(APPEND_ONLY) == "true" and loses_rows:
         raise OperatorError(
-            f"The table property '{APPEND_ONLY}' forbids what this write has to do: it takes rows out of the table",
-            f"Leave out '{APPEND_ONLY}', or the options 'kafka.*' and 'upsertKeys'.",
+            f"The table property '{APPEND_ONLY}' forbids this write, which removes rows from the table",
+            f"Remove '{APPEND_ONLY}', or the options 'kafka.*' and 'upsertKeys'.",
         )
     return found
 
 
 def check_properties(table: DeltaTable, wanted: Mapping[str, str], path: str) -> None:
-    """Raises `OperatorError` where a table that exists has other properties than those asked for."""
+    """Raises `OperatorError` if an existing table has other properties than the requested ones."""
     held = table.metadata().configuration
     other = sorted(name for name, value in wanted.items() if held.get(name, "").strip().lower() != value)
     if other:
         raise OperatorError(
             f"The Delta table at {path} exists and has other properties: "
             + "; ".join(f"{name} is {held.get(name, 'not set')}, not {wanted[name]}" for name in other),
-            "Options delta.* count where the table is created. Change the table's properties "
-            "(DeltaTable.alter.set_table_properties, ALTER TABLE ... SET TBLPROPERTIES), or leave the options out.",
+            "Options delta.* apply only when the table is created. Change the table's properties "
+            "(DeltaTable.alter.set_table_properties, ALTER TABLE ... SET TBLPROPERTIES), or remove the options.",
         )

@@ -1,8 +1,8 @@
-"""A file of a Delta table without some of its rows, or with the epochs that its rows lack.
+"""Copies a file of a Delta table without some of its rows, or with missing epochs added.
 
-Owns the copy: the same columns, the same partition values, a new name, new statistics. Rows are gone through some row
-groups at a time, so memory does not grow with the file; where only epochs are new, its pages are copied
-(`parquet_column`). The old file is left unchanged: only a commit takes it out of the table, and vacuum from the disk.
+Owns the copy: the same columns, the same partition values, a new name, new statistics. It reads some row groups at a
+time, so memory does not grow with the file; if only epochs are added, pages are copied unchanged (`parquet_column`).
+The old file is not changed: only a commit removes it from the table, and vacuum from the disk.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyspark_fenceline.delta_files import DataFile, file_system, note_nan, statistics_of
-from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, Span, log_columns, merged, spans_of
+from pyspark_fenceline.delta_files import DataFile, add_nan_columns, file_system, statistics_of
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_table_files import open_file, open_parquet, pieces_of
+from pyspark_fenceline.delta_table_files import open_file, open_parquet, read_pieces
+from pyspark_fenceline.log_columns import LEADER_EPOCH, LOG_COLUMNS, Span, log_columns, merged, spans_of
 from pyspark_fenceline.parquet_column import with_column
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def rewrite(
     source = open_parquet(options, path)
     schema = pa.schema([field.remove_metadata() for field in source.schema_arrow])
     codec = options.compression
-    target = _beside(path, codec)
+    target = _new_name(path, codec)
     sink = file_system(options).open_output_stream(target)
     metadata: list[Any] = []
     nan: set[str] = set()
@@ -56,14 +56,14 @@ def rewrite(
         use_dictionary=_with_dictionaries(source, schema),
     )
     kept = 0
-    for start, piece in pieces_of(source):
+    for start, piece in read_pieces(source):
         mask = keep[start : start + piece.num_rows]
         if not mask.any():
             continue
         rows = (piece if mask.all() else piece.filter(pa.array(mask))).cast(schema)
         writer.write_table(rows)
         kept += rows.num_rows
-        note_nan(nan, rows)
+        add_nan_columns(nan, rows)
         if is_tracked:
             columns = {n: rows.column(n) if n in schema.names else partition_values[n] for n in LOG_COLUMNS}
             if isinstance(columns["partition"], str):
@@ -91,14 +91,14 @@ def with_epochs(
     import pyarrow.parquet as pq
 
     codec = options.compression
-    target = _beside(path, codec)
+    target = _new_name(path, codec)
     root = file_system(options)
     source = open_parquet(options, path)
     floats = [one.name for one in source.schema_arrow if pa.types.is_floating(one.type)]
-    # Bounds of nanoseconds would be cut to microseconds.
+    # Bounds in nanoseconds would be truncated to microseconds.
     unbounded = {one.name for one in source.schema_arrow if pa.types.is_timestamp(one.type) and one.type.unit == "ns"}
-    for _, rows in pieces_of(source, floats) if floats else ():
-        note_nan(unbounded, rows)
+    for _, rows in read_pieces(source, floats) if floats else ():
+        add_nan_columns(unbounded, rows)
     with open_file(options, path) as file, root.open_output_stream(target) as sink:
         size_bytes = with_column(file, sink, LEADER_EPOCH, epochs, codec)
     written = pq.ParquetFile(root.open_input_file(target))
@@ -112,7 +112,7 @@ def with_epochs(
     )
 
 
-def _beside(path: str, codec: str) -> str:
+def _new_name(path: str, codec: str) -> str:
     """A new file's name in the folder of another."""
     folder = os.path.dirname(path)
     name = f"part-{uuid.uuid4()}-c000.{'parquet' if codec == 'none' else f'{codec}.parquet'}"
@@ -120,7 +120,7 @@ def _beside(path: str, codec: str) -> str:
 
 
 def _with_dictionaries(source: Any, schema: pa.Schema) -> list[str]:
-    """Columns that have a dictionary in the file: one of values that are all different costs more than it saves."""
+    """Columns with a dictionary in the file: for distinct values a dictionary costs more than it saves."""
     if not source.num_row_groups:
         return []
     group = source.metadata.row_group(0)

@@ -1,8 +1,8 @@
-"""Whether a DataFrame fits a Delta table, said in words.
+"""Whether a DataFrame fits a Delta table, and the error if it does not.
 
-Owns the translation of Spark's schema to Delta's (they share a JSON form) and the comparison with a table that
-exists: columns, types, partitioning, and features that a writer would have to know. Types must be equal; columns that
-a table has and the DataFrame lacks become null.
+Owns the translation of Spark's schema to Delta's (they share a JSON form) and the comparison with an existing table:
+columns, types, partitioning, and writer features. Types must be equal; columns of the table that the DataFrame lacks
+become null.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ WRITER_FEATURES: Final = frozenset(
         "vacuumProtocolCheck",
     }
 )
-"""Features whose tables an append keeps right. Constraints and invariants only while a table has none (checked
+"""Features that an append of this writer honours. Constraints and invariants only while a table has none (checked
 below).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """What a table's files look like: partition columns (spelled as in the table) and the names of all columns."""
+    """The columns of a table's files: partition columns (spelled as in the table) and the names of all columns."""
 
     partition_by: tuple[str, ...]
     column_names: tuple[str, ...]
@@ -79,7 +79,7 @@ def nullable(data_type: Any) -> Any:
 
 
 def delta_schema(schema: StructType) -> Schema:
-    """Delta's schema for a DataFrame's. Raises `OperatorError` for a type that Delta has not."""
+    """Delta's schema for a DataFrame's. Raises `OperatorError` for a type that Delta does not have."""
     from deltalake import Schema
 
     plain = nullable(schema)
@@ -102,13 +102,13 @@ def _require_known(name: str, data_type: DataType) -> None:
             text = data_type.typeName()
             if text not in _PLAIN_TYPES and text != "decimal":
                 raise OperatorError(
-                    f"Column {name} has type {data_type.simpleString()}, which a Delta table can not hold",
+                    f"Column {name} has type {data_type.simpleString()}, which a Delta table cannot hold",
                     "Cast the column to a string, a number or another plain type.",
                 )
 
 
 def new_shape(schema: StructType, partition_by: Sequence[str]) -> TableShape:
-    """The shape of a table to be created. Raises `OperatorError` for partition columns that can not be."""
+    """The shape of a new table. Raises `OperatorError` for invalid partition columns."""
     names = {field.name.lower(): field for field in schema}
     if len(names) != len(schema):
         raise OperatorError("The DataFrame has two columns whose names differ only in case", "Rename one of them.")
@@ -119,11 +119,11 @@ def new_shape(schema: StructType, partition_by: Sequence[str]) -> TableShape:
         field = names.get(name.lower())
         if field is None:
             raise OperatorError(
-                f"partitionBy names column {name}, which the DataFrame has not",
-                f"It has: {', '.join(field.name for field in schema)}.",
+                f"partitionBy names column {name}, which the DataFrame does not have",
+                f"Its columns: {', '.join(field.name for field in schema)}.",
             )
         if isinstance(field.dataType, StructType | ArrayType | MapType | BinaryType):
-            raise OperatorError(f"Column {name} of type {field.dataType.simpleString()} can not be a partition column")
+            raise OperatorError(f"Column {name} of type {field.dataType.simpleString()} cannot be a partition column")
         chosen.append(field.name)
     if len(chosen) == len(schema):
         raise OperatorError("All columns are partition columns", "Leave at least one column for the files.")
@@ -133,8 +133,8 @@ def new_shape(schema: StructType, partition_by: Sequence[str]) -> TableShape:
 def fit(
     table: DeltaTable, schema: StructType, partition_by: Sequence[str], path: str, *, may_grow: bool = False
 ) -> TableShape:
-    """The shape in which a DataFrame goes into an existing table. Raises `OperatorError` that lists what does not
-    fit. With `may_grow` columns that the table lacks are no misfit: the commit adds them (`new_columns`).
+    """The shape for writing a DataFrame into an existing table. Raises `OperatorError` that lists what does not fit.
+    With `may_grow` columns that the table lacks are allowed: the commit adds them (`new_columns`).
     """
     _require_writable(table, path)
     own = {field["name"].lower(): field for field in json.loads(table.schema().to_json())["fields"]}
@@ -174,7 +174,7 @@ def fit(
 
 
 def new_columns(table: DeltaTable, schema: StructType) -> list[Any]:
-    """Delta's fields for the columns of a DataFrame that the table has not."""
+    """Delta's fields for the columns of a DataFrame that the table lacks."""
     known = {field.name.lower() for field in table.schema().fields}
     return [field for field in delta_schema(schema).fields if field.name.lower() not in known]
 
@@ -210,7 +210,7 @@ def _require_writable(table: DeltaTable, path: str) -> None:
         reasons.append(f"its columns are mapped by {mapping}")
     if reasons:
         raise OperatorError(
-            f"The Delta table at {path} can not be written here: {'; '.join(reasons)}",
+            f"format('fenceline_delta') cannot write to the Delta table at {path}: {'; '.join(reasons)}",
             "Write to a table without these, or use Delta's own writer.",
         )
 

@@ -1,9 +1,8 @@
-"""What the table itself remembers of its comparison with the log.
+"""The state of a table's comparison with the log, stored in the table.
 
-Owns a small object in the commit's own metadata: for each partition the leader epoch under which all rows were last
-found in the log, and an offset above all rows. It saves looking at the file list with every batch, and it is only
-believed while the commit that holds it is the table's newest one: after a commit of anybody else it is made anew from
-the files.
+Owns a small object in the commit metadata: for each partition the leader epoch under which all rows were last found in
+the log, and an offset above all rows. It saves reading the file list with every batch. It is valid only while its
+commit is the table's newest one: after a commit of another writer it is rebuilt from the files.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionState:
+class PartitionProgress:
     """`leader_epoch`: all rows of the table were compared with the log of this leader (-1: never). `end_offset`: no row
     is at or above it.
     """
@@ -33,7 +32,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    partitions: Mapping[TopicPartition, PartitionState] = field(default_factory=dict)
+    partitions: Mapping[TopicPartition, PartitionProgress] = field(default_factory=dict)
     topic_ids: Mapping[str, str | None] = field(default_factory=dict)
 
     def encode(self) -> dict[str, Any]:
@@ -45,30 +44,30 @@ class TableState:
 
 
 def read_state(table: DeltaTable) -> TableState | None:
-    """The state as of the table's version, None when its newest commit does not hold one."""
+    """The state in the table's newest commit, None if that has none."""
     history = table.history(1)
     newest = history[0] if history else {}
     return decode_state(newest.get(KEY)) if newest.get("version") == table.version() else None
 
 
 def decode_state(encoded: object) -> TableState | None:
-    """The state in an entry's own metadata; None where there is none, or one of another form."""
+    """The state in a commit's metadata; None if there is none, or its format is unknown."""
     if not isinstance(encoded, Mapping):
         return None
     state = encoded.get("state")
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         return None
-    partitions: dict[TopicPartition, PartitionState] = {}
+    partitions: dict[TopicPartition, PartitionProgress] = {}
     ids: dict[str, str | None] = {}
     for topic, content in state["topics"].items():
         ids[topic] = content["id"]
         for index, (leader_epoch, end_offset) in content["partitions"].items():
-            partitions[TopicPartition(topic, int(index))] = PartitionState(leader_epoch, end_offset)
+            partitions[TopicPartition(topic, int(index))] = PartitionProgress(leader_epoch, end_offset)
     return TableState(partitions, ids)
 
 
 def last_topic_ids(table: DeltaTable, limit: int = 100) -> dict[str, str | None]:
-    """Topic ids out of the newest of the last `limit` commits that tells them."""
+    """Topic ids from the newest of the last `limit` commits that has a state."""
     for entry in table.history(limit):
         encoded = entry.get(KEY)
         if isinstance(encoded, Mapping) and isinstance(encoded.get("state"), Mapping):

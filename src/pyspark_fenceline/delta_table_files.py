@@ -1,7 +1,7 @@
-"""The files that a Delta table consists of, with the bounds that say which of them a question concerns.
+"""The files of a Delta table, with bounds to select the relevant ones.
 
-Owns the reading of the table's file list and of single columns out of files. Bounds come from the partition values and
-from the statistics in the table's log; a file without them may hold anything. Never changes anything.
+Owns the reading of the table's file list and of single columns of files. Bounds come from the partition values and from
+the statistics in the table's log; a file without them may hold anything. Never changes anything.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from urllib.parse import unquote
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.delta_files import file_system
-from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_state import TableState, read_state
+from pyspark_fenceline.log_columns import LEADER_EPOCH, LOG_COLUMNS, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.log_matching import AFTER_ALL
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Bounds = tuple[Any, Any] | None
 PIECE_ROWS: Final = 500_000
 PIECE_BYTES: Final = 64 << 20
-"""Of a piece of a file, uncompressed, where that is more than one row group."""
+"""Limit of a piece with more than one row group, uncompressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TableFile:
 
     @property
     def only_partition(self) -> TopicPartition | None:
-        """The partition whose rows are all that the file holds, where its bounds say so."""
+        """The only partition of the file's rows, None if its bounds do not prove that there is only one."""
         if self.topics is None or self.partitions is None:
             return None
         is_one = self.topics[0] == self.topics[1] and self.partitions[0] == self.partitions[1]
@@ -61,12 +61,12 @@ class TableFile:
 
 
 def table_files(table: DeltaTable, *, reads_vectors: bool = False) -> list[TableFile]:
-    """All files of the table's version. Raises `OperatorError` for a table whose files are not all there is to read;
-    with `reads_vectors` the caller knows of its deletion vectors.
+    """All files of the table's version. Raises `OperatorError` for column mapping and, without `reads_vectors`, for
+    deletion vectors.
     """
     import pyarrow as pa
 
-    _refuse_what_files_do_not_tell(table, reads_vectors=reads_vectors)
+    _refuse_unsupported_features(table, reads_vectors=reads_vectors)
     actions = pa.table(table.get_add_actions(flatten=True))
     names = set(actions.column_names)
     partition_by = tuple(table.metadata().partition_columns)
@@ -89,12 +89,12 @@ def _file(row: Mapping[str, Any], partition_by: Iterable[str]) -> TableFile:
         if column in values:
             return None if values[column] is None else (values[column], values[column])
         low, high = row.get(f"min.{column}"), row.get(f"max.{column}")
-        # A column that has no value at all has no bounds either, and then there is nothing to find.
+        # A column with nulls only has no bounds either; then any bounds are correct.
         return None if low is None or high is None else (low, high)
 
     nulls = row.get(f"null_count.{LEADER_EPOCH}")
     return TableFile(
-        # The log has it as a URI; what is written to the log is encoded again.
+        # A URI in the table's log; a commit encodes it again.
         path=unquote(row["path"]),
         size_bytes=int(row["size_bytes"]),
         partition_values={name: _text(value) for name, value in values.items()},
@@ -121,17 +121,17 @@ def _text(value: Any) -> str | None:
     return str(value)
 
 
-def _refuse_what_files_do_not_tell(table: DeltaTable, *, reads_vectors: bool) -> None:
+def _refuse_unsupported_features(table: DeltaTable, *, reads_vectors: bool) -> None:
     mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
         raise OperatorError(
-            f"The table's columns are mapped by {mapping}: its files have other names for them, which is not read here",
-            "Give audit a DataFrame.",
+            f"The table's columns are mapped by {mapping}: files with other column names are not supported",
+            "Pass a DataFrame to audit.",
         )
     if not reads_vectors and _has_deletion_vectors(table):
         raise OperatorError(
-            "The table has deletion vectors: some rows of its files are deleted, which is not read here",
-            "Rewrite the files first (in Delta: REORG TABLE ... APPLY (PURGE)), or give audit a DataFrame.",
+            "The table has deletion vectors, which are not supported here",
+            "Rewrite the files first (in Delta: REORG TABLE ... APPLY (PURGE)), or pass a DataFrame to audit.",
         )
 
 
@@ -142,15 +142,15 @@ def _has_deletion_vectors(table: DeltaTable) -> bool:
 
 
 def refuse_deletion_vectors(table: DeltaTable, path: str) -> None:
-    """For a write that has to take rows out of the table. Raises `OperatorError` where files have deletion vectors, or
-    may get some while a query runs: an entry that takes such a file out must name its vector, which delta-rs can not.
+    """For a write that removes rows from the table. Raises `OperatorError` if files have deletion vectors, or may get
+    some while a query runs: a commit that removes such a file must name its vector, which delta-rs cannot do.
     """
     is_on = table.metadata().configuration.get("delta.enableDeletionVectors", "false").lower() == "true"
     if not is_on and not _has_deletion_vectors(table):
         return
-    what = "makes deletion vectors (delta.enableDeletionVectors)" if is_on else "has deletion vectors"
+    what = "writes deletion vectors (delta.enableDeletionVectors)" if is_on else "has deletion vectors"
     raise OperatorError(
-        f"The Delta table at {path} {what}, and this write has to take rows out of it, which can not be done there",
+        f"The Delta table at {path} {what}, so this write cannot remove rows from it",
         "Set the table's property delta.enableDeletionVectors to false and run REORG TABLE ... APPLY (PURGE) with "
         "Delta's own writer, or write without comparison: without 'kafka.*', 'upsertKeys' and overwriting.",
     )
@@ -164,7 +164,7 @@ def open_parquet(options: DeltaOptions, path: str) -> Any:
 
 
 def open_file(options: DeltaOptions, path: str) -> Any:
-    """A file of the table, to be read at any place. Its path may be escaped in the table's log."""
+    """A file of the table, opened for random access. Its path may be escaped in the table's log."""
     root = file_system(options)
     try:
         return root.open_input_file(path)
@@ -174,9 +174,9 @@ def open_file(options: DeltaOptions, path: str) -> Any:
         return root.open_input_file(unquote(path))
 
 
-def pieces_of(parquet: Any, names: Sequence[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of an open file with the number of the first one, some row groups at a time: at least one, at most so
-    many that memory does not grow with the file. `names`: the columns to read, None for all.
+def read_pieces(parquet: Any, names: Sequence[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of an open file with the number of the first one, in pieces of whole row groups and limited size.
+    `names`: the columns to read, None for all.
     """
     start, groups, size, size_bytes = 0, list[int](), 0, 0
     for group in range(parquet.num_row_groups):
@@ -192,8 +192,8 @@ def pieces_of(parquet: Any, names: Sequence[str] | None = None) -> Iterator[tupl
 
 
 def end_offsets(files: Iterable[TableFile], wanted: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """An offset above all rows, by the files' bounds: of the partitions that have files of their own, and of those of
-    `wanted` that other files may hold.
+    """An offset above all rows, by the files' bounds: for partitions with their own files, and for those of `wanted`
+    that other files may hold.
     """
     ends: dict[TopicPartition, int] = {}
     for file in files:
@@ -204,9 +204,11 @@ def end_offsets(files: Iterable[TableFile], wanted: Collection[TopicPartition]) 
     return ends
 
 
-def compared(options: DeltaOptions, table: DeltaTable, state: TableState | None = None) -> dict[TopicPartition, int]:
-    """The partitions of which the table has rows, each with the leader epoch that they were last compared with (-1:
-    never, or somebody else has committed since). `state`: of the table's newest entry, where it is known.
+def compared_epochs(
+    options: DeltaOptions, table: DeltaTable, state: TableState | None = None
+) -> dict[TopicPartition, int]:
+    """The partitions of the table's rows, each with the leader epoch that they were last compared with (-1: never, or
+    another writer has committed since). `state`: of the table's newest commit, if known.
     """
     state = state or read_state(table)
     if state is not None:
@@ -222,7 +224,7 @@ _NUMBERS: Final = (PARTITION, OFFSET, LEADER_EPOCH)
 
 
 def read_log_columns(options: DeltaOptions, file: TableFile) -> LogColumns:
-    """The four columns of one file; nothing else of it is read."""
+    """The log columns of one file; no other column is read."""
     parquet = open_parquet(options, file.path)
     inside = set(parquet.schema_arrow.names)
     wanted = [name for name in LOG_COLUMNS if name in inside]

@@ -1,10 +1,10 @@
 """A write that replaces rows of equal keys (`upsertKeys`).
 
-Owns the check of the key columns and the merge itself: one entry of the table's log with the batch's transaction id, so
-a batch that is replayed changes nothing (it finds its number) and a crash before the entry leaves the table unchanged.
-The tasks' files are only read here and never become part of the table. Nulls are equal to nulls. A batch with two rows
-of one key is refused: Spark does not say which of them is the newer one. The merge is delta-rs': it reads the files
-that may have the keys, in the process that commits, and writes change data where the table has a feed.
+Owns the check of the key columns and the merge itself: one commit with the batch's transaction id, so a replayed batch
+changes nothing (it finds its id) and a crash before the commit leaves the table unchanged. The tasks' files are only
+read here and never become part of the table. Null equals null. A batch with two rows of one key is rejected: Spark does
+not define which of them is newer. The merge is delta-rs': it reads the files that may have the keys, in the process
+that commits, and writes change data if the table has a change data feed.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
     from pyspark.sql.types import StructType
 
-_TOLD: Final = 3
+_MAX_SHOWN: Final = 3
 
 
 def check_keys(options: DeltaOptions, schema: StructType, *, overwrite: bool) -> None:
-    """Raises `OperatorError` where the DataFrame has no such column, or one that can not be compared."""
+    """Raises `OperatorError` if the DataFrame has no such column, or one that cannot be compared."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if not options.upsert_keys:
         return
     if overwrite:
         raise OperatorError(
-            "Option 'upsertKeys' is for writes that append: complete mode and overwriting replace all rows",
-            "Leave the option out, or write with outputMode('append') or mode('append').",
+            "Option 'upsertKeys' requires append mode: complete mode and overwrite replace all rows",
+            "Remove the option, or write with outputMode('append') or mode('append').",
         )
     known = {field.name.lower(): field for field in schema}
     for name in options.upsert_keys:
         field = known.get(name.lower())
         if field is None:
             raise OperatorError(
-                f"Option 'upsertKeys' names column {name}, which the DataFrame has not",
-                f"It has: {', '.join(field.name for field in schema)}.",
+                f"Option 'upsertKeys' names column {name}, which the DataFrame does not have",
+                f"Its columns: {', '.join(field.name for field in schema)}.",
             )
         if isinstance(field.dataType, ArrayType | MapType | StructType):
-            raise OperatorError(f"Column {name} of type {field.dataType.simpleString()} can not be a key")
+            raise OperatorError(f"Column {name} of type {field.dataType.simpleString()} cannot be a key")
 
 
 def upsert(options: DeltaOptions, table: DeltaTable, files: Sequence[DataFile], properties: CommitProperties) -> None:
-    """Commit the rows of `files` as one entry. Raises `OperatorError` where two of them have one key, and
+    """Merge the rows of `files` in one commit. Raises `OperatorError` if two of them have the same key, and
     CommitFailedError as `commit_entry`.
     """
     import pyarrow as pa
@@ -108,10 +108,10 @@ def _refuse_duplicates(options: DeltaOptions, files: Sequence[DataFile], keys: p
     counts = rows.group_by(keys.names).aggregate([([], "count_all")])
     twice = counts.filter(pc.greater(counts["count_all"], 1))
     if twice.num_rows:
-        found: list[dict[str, Any]] = twice.slice(0, _TOLD).select(keys.names).to_pylist()
+        found: list[dict[str, Any]] = twice.slice(0, _MAX_SHOWN).select(keys.names).to_pylist()
         raise OperatorError(
-            f"{twice.num_rows} keys ({', '.join(keys.names)}) have several rows in one batch, and which of them counts "
-            f"is not known: {'; '.join(map(str, found))}",
-            "Reduce the batch to one row a key first: aggregate, or in foreachBatch take the row with the highest "
+            f"{twice.num_rows} keys ({', '.join(keys.names)}) have several rows in one batch, and their order is "
+            f"undefined: {'; '.join(map(str, found))}",
+            "Reduce the batch to one row per key first: aggregate, or in foreachBatch keep the row with the highest "
             "offset of each key.",
         )

@@ -1,12 +1,11 @@
-"""What the Spark side refuses to go on from, in words that survive the way to the user.
+"""Losses of a query, as errors and in the query's progress.
 
-Owns the four ways in which a log can lose what a query still needs, and the forms they travel in: the message of an
-exception, and the query's progress. Spark keeps only the message of a Python exception (`pyspark.md S14`), so each
-message holds a code and a JSON object; `parse` finds them again in whatever Spark made of it. A query that goes on puts
-them into its offset, which progress shows (S5); `losses_of` finds them there. Never decides whether something is a
+Owns the four kinds of loss and their two encodings. Spark keeps only the message of a Python exception (`pyspark.md
+S14`), so each message contains a code and a JSON object, which `parse` extracts again. A query that continues after a
+loss stores it in its offset, which progress shows (S5); `losses_of` extracts it. Never decides whether something is a
 loss.
 
-Shape of a message: `sentence for a person. advice LOG_TRUNCATED {"partitions": [...]}`.
+Form of a message: `sentence. advice LOG_TRUNCATED {"partitions": [...]}`.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from fenceline.errors import FencelineError
 
 
 class LossKind(StrEnum):
-    """How records that a query has read, or was about to read, went away."""
+    """How records that a query has read, or was about to read, were lost."""
 
     LOG_TRUNCATED = "LOG_TRUNCATED"
-    """The log was cut below the query's position and went on with other records (KIP-320)."""
+    """The log was truncated below the query's position (KIP-320)."""
     TOPIC_RECREATED = "TOPIC_RECREATED"
-    """A topic of the same name, but with another id: offsets of the old one mean nothing."""
+    """A topic of the same name has another id: offsets of the old one are invalid."""
     OFFSETS_EXPIRED = "OFFSETS_EXPIRED"
     """Retention or DeleteRecords removed records that the query had not read yet."""
     PARTITIONS_GONE = "PARTITIONS_GONE"
@@ -39,14 +38,13 @@ class Loss:
     """One partition's loss.
 
     `offset` is the query's position: the next offset to read; `leader_epoch` the epoch of the record before it (-1:
-    unknown). `divergent_offset`: first offset whose record is not the one read before (None: somewhere at or before
-    `offset - 1`). `log_epoch`: the log's own epoch at that place. `log_start_offset`, `log_end_offset`: what the log
-    holds now. `resume_offset`: where a query that is told to go on does so, never above the first record that it has
-    not read as the log holds it (-1: nowhere). `cluster_id`: of the cluster that the position is of, None where the
-    checkpoint does not know it; `found_cluster_id`: of the one that was asked, where it is another one.
-    `current_leader_epoch`: the leader's own when the loss was found; offsets that tell of two losses at one place
-    differ by it (S4). `maybe_read_to`: it happened while a batch was being read, so that records from `offset` up to
-    here (exclusive) may have been read before (-1: none of them).
+    unknown). `divergent_offset`: first offset whose record is not the one read before (None: unknown, at or before
+    `offset - 1`). `log_epoch`: the log's epoch at that offset. `log_start_offset`, `log_end_offset`: the log's bounds
+    now. `resume_offset`: where the query continues if its options allow it, never above the first record of the log
+    that it has not read (-1: nowhere). `cluster_id`: the cluster of the position, None if the checkpoint does not have
+    it; `found_cluster_id`: the current cluster, if it is another one. `current_leader_epoch`: the leader's epoch when
+    the loss was found, which makes the offsets of two losses at one position differ (S4). `maybe_read_to`: the loss
+    happened while a batch was being read, which may have read records from `offset` up to here, exclusive (-1: none).
     """
 
     kind: LossKind
@@ -67,9 +65,9 @@ class Loss:
     maybe_read_to: int = -1
 
     def sentence(self) -> str:
-        """What happened to this partition, for a person."""
+        """A description of the loss for the user."""
         doubt = (
-            f"; it happened while a batch was being read, which may have read those below {self.maybe_read_to} before"
+            f"; it happened while a batch was being read, which may already have read those below {self.maybe_read_to}"
         )
         return self._sentence() + (doubt if self.maybe_read_to > self.offset else "")
 
@@ -79,34 +77,33 @@ class Loss:
             case LossKind.LOG_TRUNCATED:
                 read_in = f"leader epoch {self.leader_epoch}" if self.leader_epoch >= 0 else "an unknown leader epoch"
                 if self.divergent_offset is None:
-                    where = f"the histories part at or before offset {self.offset - 1}"
+                    where = f"the logs diverge at or before offset {self.offset - 1}"
                 else:
                     last = self.offset - 1
-                    where = f"offsets {self.divergent_offset} to {last} as read before are no longer in the log"
+                    where = f"the records read at offsets {self.divergent_offset} to {last} are no longer in the log"
                 return (
-                    f"{name} was truncated under the query: position {self.offset} was read in {read_in}, {where} "
-                    f"(the log is now in epoch {self.log_epoch} there and ends at {self.log_end_offset})"
+                    f"{name} was truncated below position {self.offset}, which was read in {read_in}: {where} "
+                    f"(the log now has epoch {self.log_epoch} there and ends at {self.log_end_offset})"
                 )
             case LossKind.TOPIC_RECREATED if self.found_cluster_id is not None:
                 return (
-                    f"topic {self.topic} is of another cluster: the checkpoint is of cluster {self.cluster_id}, "
+                    f"topic {self.topic} is on another cluster: the checkpoint is of cluster {self.cluster_id}, "
                     f"kafka.bootstrap.servers leads to cluster {self.found_cluster_id}; position {self.offset} of "
-                    f"{name} means nothing there"
+                    f"{name} is invalid there"
                 )
             case LossKind.TOPIC_RECREATED:
                 return (
-                    f"topic {self.topic} was deleted and created anew: the checkpoint is of id {self.topic_id}, "
-                    f"the cluster has {self.found_topic_id}; position {self.offset} of {name} means nothing there"
+                    f"topic {self.topic} was deleted and recreated: the checkpoint has topic id {self.topic_id}, "
+                    f"the cluster has {self.found_topic_id}; position {self.offset} of {name} is invalid there"
                 )
             case LossKind.OFFSETS_EXPIRED:
                 return (
-                    f"{name}: offsets {self.offset} to {self.log_start_offset - 1} are gone "
-                    "(retention or DeleteRecords); "
-                    f"the log starts at {self.log_start_offset}"
+                    f"{name}: offsets {self.offset} to {self.log_start_offset - 1} were deleted "
+                    f"(retention or DeleteRecords); the log starts at {self.log_start_offset}"
                 )
             case LossKind.PARTITIONS_GONE:
                 return (
-                    f"{name} is gone, or is not what the query subscribes to any more; it had been read up to offset "
+                    f"{name} no longer exists or no longer matches the subscription; it had been read up to offset "
                     f"{self.offset}"
                     + (
                         f" in cluster {self.cluster_id}; kafka.bootstrap.servers leads to cluster "
@@ -120,21 +117,20 @@ class Loss:
 _ADVICE: Final[Mapping[LossKind, str]] = {
     LossKind.LOG_TRUNCATED: (
         'Rows of the lost range are still in the sink. Set the option onTruncation to "rewind" (or failOnDataLoss to '
-        '"false"), and statefulQuery to "false" where the query keeps no state, to go back to where the histories part '
-        "and read what the log holds from there on; a sink that knows leader epochs then removes the stale rows, as "
-        "fenceline_delta does. A query with state needs includeRetractions from its beginning. Or remove the rows and "
-        "start from a new checkpoint."
+        '"false"), and statefulQuery to "false" if the query keeps no state, to read the log again from the point of '
+        "divergence; a sink that uses leader epochs, such as fenceline_delta, then removes the stale rows. A stateful "
+        "query needs includeRetractions from its start. Or remove the rows and start with a new checkpoint."
     ),
     LossKind.TOPIC_RECREATED: (
         'Use a new checkpointLocation for the new topic, or set the option onRecreated to "restart" (or failOnDataLoss '
         'to "false") to read it from its start.'
     ),
     LossKind.OFFSETS_EXPIRED: (
-        'Raise the topic\'s retention, or set the option onExpired to "continue" (or failOnDataLoss to "false") to go '
-        "on from the log's start."
+        'Raise the topic\'s retention, or set the option onExpired to "continue" (or failOnDataLoss to "false") to '
+        "continue at the log's start."
     ),
     LossKind.PARTITIONS_GONE: (
-        "A query that reads other topics needs a checkpointLocation of its own; to go on without these partitions, set "
+        "A query that reads other topics needs its own checkpointLocation. To continue without these partitions, set "
         'the option failOnDataLoss to "false".'
     ),
 }
@@ -147,8 +143,8 @@ _SEVERITY: Final = (
 
 
 class DataLossError(FencelineError):
-    """The log no longer holds what the query read or was to read. `losses` is never empty; its most serious kind
-    leads. `advice`: None for what the kind's options offer.
+    """The log no longer holds what the query read or was to read. `losses` is never empty; the most serious kind is
+    first. `advice`: None for the default advice of that kind.
     """
 
     def __init__(self, losses: Sequence[Loss], advice: str | None = None) -> None:
@@ -182,7 +178,7 @@ _NAMES: Final[Mapping[LossKind, str]] = {
 
 
 def losses_by_name(losses: Sequence[Loss]) -> dict[str, list[dict[str, Any]]]:
-    """As an offset shows them: each kind under a name of its own, what is not known left out."""
+    """The form in an offset: each kind under its own name, without unknown fields."""
     named: dict[str, list[dict[str, Any]]] = {}
     for loss in losses:
         facts = {key: value for key, value in sorted(asdict(loss).items()) if key != "kind" and value not in (-1, None)}
@@ -191,13 +187,13 @@ def losses_by_name(losses: Sequence[Loss]) -> dict[str, list[dict[str, Any]]]:
 
 
 def losses_named(encoded: Mapping[str, Any]) -> tuple[Loss, ...]:
-    """Inverse of `losses_by_name`, for the whole object that they were put into. Raises TypeError for other things."""
+    """Inverse of `losses_by_name`, for the object that contains them. Raises TypeError for anything else."""
     return tuple(Loss(kind=kind, **facts) for kind, name in _NAMES.items() for facts in encoded.get(name, ()))
 
 
 def losses_of(progress: Any) -> tuple[Loss, ...]:
-    """The losses that a query went on from, as one of its progress reports (`query.lastProgress`, or that of a
-    listener's event) tells them. Empty where there was none, and for sources of other kinds."""
+    """The losses that a query continued after, from a progress report (`query.lastProgress`, or that of a listener's
+    event). Empty without losses, and for other kinds of sources."""
     sources = progress["sources"] if isinstance(progress, Mapping) else progress.sources
     found: list[Loss] = []
     for source in sources:
@@ -216,10 +212,9 @@ _MARK: Final = re.compile(r"\b(" + "|".join(LossKind) + r") (?=\{)")
 
 
 def parse(error: object) -> tuple[Loss, ...] | None:
-    """The losses that an exception (or its text) tells of, or None when it is about something else.
+    """The losses in an exception or its text, or None for any other error.
 
-    Takes a `DataLossError`, Spark's `StreamingQueryException` or any other exception, or text; causes are looked at
-    too.
+    Accepts a `DataLossError`, Spark's `StreamingQueryException` or any other exception with its causes, or text.
     """
     if isinstance(error, DataLossError):
         return error.losses

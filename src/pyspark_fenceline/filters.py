@@ -1,7 +1,7 @@
-"""What pushed-down filters say about offset ranges.
+"""Narrows offset ranges by pushed-down filters.
 
-Owns the reading of Spark's filters on `topic`, `partition`, `offset` and `timestamp`. Only ever leaves out ranges in
-which no row can pass; Spark applies every filter again. Pure but for the look-up of times.
+Owns the interpretation of Spark's filters on `topic`, `partition`, `offset` and `timestamp`. Removes only ranges
+without matching rows; Spark applies every filter again. Pure except for the look-up of timestamps.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _FAR: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """Bounds that every wanted row keeps. None: no bound.
+    """Bounds that every matching row satisfies. None: no bound.
 
-    Times only move starts: an offset is the first record that is not older, but later records may be older again, so no
-    end follows from a latest time. Starts by time need create times in order; see `apply`.
+    Timestamps only move starts: the offset for a timestamp is the first record that is not older, but later records may
+    be older again, so no end follows from an upper bound.
     """
 
     topics: frozenset[str] | None = None
@@ -45,10 +45,10 @@ class Narrowing:
     def apply(
         self, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int], cluster: Cluster
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """Narrower starts and ends of the partitions that can hold wanted rows.
+        """Narrower starts and ends of the partitions that can hold matching rows.
 
-        The broker's answer for a time is the first record at or after it, so every record before that offset is older:
-        cutting there loses nothing, in whatever order times are.
+        The broker's offset for a timestamp is that of the first record at or after it, so every record before it is
+        older: starting there loses nothing, whatever the order of timestamps.
         """
         kept = [
             tp

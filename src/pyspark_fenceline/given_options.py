@@ -1,6 +1,6 @@
-"""Options as they are given, and the values in their text.
+"""Options as Spark passes them, and the parsing of their values.
 
-Owns what a text means (numbers, times, JSON of partitions) and the words of its refusal. Knows no option by name.
+Owns the parsing of texts (numbers, durations, JSON of partitions) and its errors. Knows no option by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 class GivenOptions:
-    """Case-insensitive view with typed getters; every refusal names the option."""
+    """Case-insensitive options with typed getters; every error names the option."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values = {str(key).lower(): str(value) for key, value in options.items()}
@@ -62,15 +62,15 @@ class GivenOptions:
 
     def warn_of_unknown(self, known: Mapping[str, str], prefixes: tuple[str, ...], what: str) -> None:
         """Log a warning for each name that is neither in `known` (by lower-case names) nor begins with one of
-        `prefixes`, with the name that may be meant; once in a process, as Spark makes a writer for every batch.
+        `prefixes`, with a suggestion; once per process, because Spark creates a writer for every batch.
         """
         for name in self._values:
             if name in known or name.startswith(prefixes) or (what, name) in _warned:
                 continue
             _warned.add((what, name))
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            hint = f"; is {known[close[0]]} meant?" if close else ""
-            _log.warning("option %s is not known to %s and is ignored%s", name, what, hint)
+            hint = f"; did you mean {known[close[0]]}?" if close else ""
+            _log.warning("ignoring unknown option %s of %s%s", name, what, hint)
 
     def prefixed(self, prefix: str) -> dict[str, str]:
         return {key[len(prefix) :]: value for key, value in self._values.items() if key.startswith(prefix)}

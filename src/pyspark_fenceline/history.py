@@ -1,10 +1,10 @@
-"""Which leader epoch a position belongs to, and whether the log still holds what was read there.
+"""The leader epoch of a position, and whether the log still holds the records that were read before it.
 
-Owns the two questions that make a checkpoint notice truncation. A position is tagged with the epoch of the record
-before it (as a fetching replica tags its own log end), never with the leader's current epoch: only the exact epoch
-tells every divergence, because then "the log has no such epoch" and "that epoch ends earlier" are both proof
-(`epochs.md E10`). It is tagged with the epochs before that one too: with them the point where another log parts from it
-is found exactly, over any number of elections that it remembers (`gaps.md G6`).
+Owns the two steps by which a checkpoint detects truncation. A position is tagged with the epoch of the record before it
+(as a fetching replica tags its own log end), never with the leader's current epoch: only the exact epoch detects every
+divergence, because then "the log has no such epoch" and "that epoch ends earlier" are both proof (`epochs.md E10`). It
+is also tagged with earlier epochs: with them the point of divergence is found exactly, over as many elections as it has
+epochs (`gaps.md G6`).
 
 Never decides what happens after a loss. Rules: `epochs.md` E5, E8-E13, E21; KIP-101, KIP-279, KIP-320.
 """
@@ -23,16 +23,16 @@ from pyspark_fenceline.offsets import EPOCHS_KEPT, UNKNOWN_EPOCH, Position
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """The log holds what was read before the position, or nothing is known against it."""
+    """The log holds what was read before the position, or nothing proves otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diverged:
     """The log was truncated below the position.
 
-    `offset`: where the histories part, exactly; None when only "below the position" is known. `log_epoch`: the log's
-    epoch before that place (-1: it knows none). `resume_offset`: where to go on from, so that nothing of the log is
-    left out: `offset`, or else the beginning of all.
+    `offset`: the exact point of divergence; None if only "below the position" is known. `log_epoch`: the log's epoch
+    before that offset (-1: unknown). `resume_offset`: where to continue so that no record of the log is skipped:
+    `offset`, or else 0.
     """
 
     offset: int | None
@@ -44,16 +44,16 @@ Verdict = Holds | Diverged
 
 
 def _position_at(offset: int, walk: EpochWalk, log_start: int) -> Position | None:
-    """The position at an offset above the log's start: without an epoch when the log can not tell, None while an older
-    epoch must be asked for."""
+    """The position at an offset above the log's start: without an epoch if the log does not have it, None while an
+    older epoch must be requested."""
     below = tuple(start for start in walk.starts(log_start) if start.offset < offset)
-    if len(below) < EPOCHS_KEPT and walk.question(log_start) is not None:
+    if len(below) < EPOCHS_KEPT and walk.next_epoch(log_start) is not None:
         return None
     return Position(offset, below[-1].epoch if below else UNKNOWN_EPOCH, below[-EPOCHS_KEPT:])
 
 
 class History:
-    """Epoch boundaries of partitions, kept while their leader's epoch stays (a leader only appends)."""
+    """Epoch boundaries of partitions, cached while their leader's epoch is current (a leader only appends)."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -68,8 +68,8 @@ class History:
     ) -> dict[TopicPartition, Position]:
         """Positions at `offsets` with the epoch of the record before each, and the epochs before that.
 
-        -1 where that record is not in the log (nothing was read, or it expired) and where the broker keeps no epochs.
-        `starts` and `ends`: the logs' bounds now.
+        -1 if that record is not in the log (nothing was read, or it expired) or the broker keeps no epochs. `starts`
+        and `ends`: the logs' current bounds.
         """
         tagged: dict[TopicPartition, Position] = {}
         pending: list[TopicPartition] = []
@@ -86,18 +86,18 @@ class History:
             questions: dict[TopicPartition, tuple[int, int]] = {}
             for tp in pending:
                 walk = self._known[tp]
-                position, older = _position_at(offsets[tp], walk, starts[tp]), walk.question(starts[tp])
+                position, older = _position_at(offsets[tp], walk, starts[tp]), walk.next_epoch(starts[tp])
                 if position is not None:
                     tagged[tp] = position
                 elif older is not None:
                     questions[tp] = (older, walk.leader_epoch)
             for tp, answer in self._cluster.epoch_ends(questions).items() if questions else ():
-                self._known[tp].learn(answer)
+                self._known[tp].add_answer(answer)
             pending = list(questions)
         return tagged
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """These belong to another topic now, whose epochs begin anew."""
+        """For partitions of a recreated topic, whose epochs restart."""
         for tp in partitions:
             self._known.pop(tp, None)
             self._held.pop(tp, None)
@@ -105,9 +105,9 @@ class History:
     def check(
         self, positions: Mapping[TopicPartition, Position], ends: Mapping[TopicPartition, LogEnd]
     ) -> dict[TopicPartition, Verdict]:
-        """Compare positions with the leaders' logs. Untagged positions can not be compared and count as held.
+        """Compare positions with the leaders' logs. Untagged positions cannot be compared and count as held.
 
-        A position that was held under a leader's epoch stays held under it and is not asked for again (E46).
+        A position that was held under a leader's epoch stays held under it and is not checked again (E46).
         """
         verdicts: dict[TopicPartition, Verdict] = dict.fromkeys(positions, Holds())
         questions = {

@@ -1,9 +1,9 @@
-"""Lost rows in the files of logs: the evidence that receipts name, and the directories of nodes.
+"""Finds lost rows in segment files: in the evidence that receipts name, and in data directories of nodes.
 
-Owns which files may hold them, and which of their batches do: those of the very offsets and leader epochs. Evidence
-lies on the disk of the node that cut its log, or in a copy of its data directory; nothing is fetched over the network.
-Where batches do not follow each other (in a compacted log) the gap counts as missing, because what was read there is
-not known. Never changes a file.
+Owns which files may hold them, and which of their batches do: those of exactly these offsets and leader epochs.
+Evidence is on the disk of the node that truncated its log, or in a copy of its data directory; nothing is fetched over
+the network. A gap between batches (in a compacted log) counts as missing, because it is unknown what the query read
+there. Never changes a file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fenceline.log.disk import OsDisk
 from fenceline.log.file_names import METADATA_FILE
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.scan import BadBatch, next_complete_batch, scan
-from pyspark_fenceline.kept_rows import KeptSpan, SegmentPlace
+from pyspark_fenceline.kept_rows import KeptSpan, SegmentLocation
 from pyspark_fenceline.lost_ranges import EpochSpan, LostRange
 
 _OFFSET_DIGITS: Final = 20
@@ -28,7 +28,7 @@ _OFFSET_DIGITS: Final = 20
 
 @dataclass(slots=True)
 class EvidenceFound:
-    """`notes`: why there is not more, each a clause for a person."""
+    """`notes`: why rows are missing, each a clause of a message."""
 
     spans: list[KeptSpan] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -37,8 +37,8 @@ class EvidenceFound:
 def find_in_evidence(
     lost: LostRange, receipts: Sequence[LossReceipt], directories: Sequence[str], *, committed_only: bool
 ) -> EvidenceFound:
-    """What files of logs hold of a range. `directories`: data directories of nodes, or copies. `committed_only`: the
-    query has left out aborted transactions, and lost files do not always tell which these are."""
+    """Find the rows of a range in segment files. `directories`: data directories of nodes, or copies. `committed_only`:
+    the query has not read aborted transactions, which lost files do not always identify."""
     found = EvidenceFound()
     paths = dict.fromkeys(_named_by_receipts(lost, receipts, directories, found.notes))
     for directory in directories:
@@ -54,18 +54,18 @@ def find_in_evidence(
 def _named_by_receipts(
     lost: LostRange, receipts: Sequence[LossReceipt], directories: Sequence[str], notes: list[str]
 ) -> Iterator[str]:
-    telling = [
+    matching = [
         receipt
         for receipt in receipts
         if (receipt.topic, receipt.partition) == lost.topic_partition
         and lost.topic_id in (None, receipt.topic_id or lost.topic_id)
         and receipt.overlaps(lost.start_offset, lost.end_offset_exclusive, [start.epoch for start in lost.epochs])
     ]
-    if not telling:
-        notes.append("no receipt tells of the loss: a replica writes it when it is back and cuts its log")
-    for receipt in telling:
+    if not matching:
+        notes.append("there is no receipt of the loss: a replica writes it after a restart, when it truncates its log")
+    for receipt in matching:
         if not receipt.evidence:
-            notes.append(f"receipt {receipt.id[:12]} has no evidence ({receipt.evidence_note or 'nothing was kept'})")
+            notes.append(f"receipt {receipt.id[:12]} has no evidence ({receipt.evidence_note or 'none was kept'})")
         for path in receipt.evidence:
             # In a copy, the path below the data directory is the same.
             copies = ["/".join((directory.rstrip("/"), *path.split("/")[-3:])) for directory in directories]
@@ -77,7 +77,7 @@ def _named_by_receipts(
 
 
 def _files_below(lost: LostRange, directory: str, notes: list[str]) -> Iterator[str]:
-    """Segments and evidence of the partition's directories, also of those that were put away."""
+    """Segments and evidence of the partition's directories, including those that were set aside."""
     name = str(lost.topic_partition)
     try:
         children = sorted(os.listdir(directory))
@@ -89,7 +89,7 @@ def _files_below(lost: LostRange, directory: str, notes: list[str]) -> Iterator[
         if (child != name and not child.startswith(f"{name}.")) or not os.path.isdir(folder):
             continue
         if not _is_of_topic(folder, lost.topic_id):
-            notes.append(f"{folder} is of another topic of that name")
+            notes.append(f"{folder} belongs to another topic of that name")
             continue
         yield from _segments_in(folder)
         yield from _segments_in(f"{folder}/{EVIDENCE_DIR}")
@@ -114,7 +114,7 @@ def _segments_in(folder: str) -> Iterator[str]:
 
 
 def _spans_in(path: str, lost: LostRange, notes: list[str], *, committed_only: bool) -> list[KeptSpan]:
-    """Offsets of the range in one file, in their epochs; batches with a wrong checksum are none. Raises OSError."""
+    """Offsets of the range in one file, by epoch; batches with a wrong checksum are ignored. Raises OSError."""
     base = os.path.basename(path)[:_OFFSET_DIGITS]
     if base.isdigit() and int(base) >= lost.end_offset_exclusive:
         return []
@@ -128,17 +128,17 @@ def _spans_in(path: str, lost: LostRange, notes: list[str], *, committed_only: b
         ):
             continue
         if committed_only and is_undecided:
-            notes.append(f"{path} has records of transactions, and does not tell which were aborted")
+            notes.append(f"{path} has records of transactions, and which of them were aborted is unknown")
             return []
         if spans and (spans[-1][0].leader_epoch, spans[-1][0].end_offset_exclusive) == (epoch, start):
             spans[-1] = (spans[-1][0]._replace(end_offset_exclusive=end), spans[-1][1])
         else:
             spans.append((EpochSpan(start, end, epoch), position))
-    return [KeptSpan(lost.topic_partition, span, SegmentPlace(path, position)) for span, position in spans]
+    return [KeptSpan(lost.topic_partition, span, SegmentLocation(path, position)) for span, position in spans]
 
 
 def _batches(path: str, from_offset: int) -> Iterator[tuple[int, int, int, int, bool]]:
-    """Position, first offset, end offset, epoch, and whether a transaction decides about it: of each whole batch."""
+    """Position, first offset, end offset, epoch and whether it is transactional, of each complete batch."""
     disk = OsDisk()
     found = disk.stat(path)
     if found is None:

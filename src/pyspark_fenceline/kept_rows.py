@@ -1,8 +1,8 @@
-"""Rows that a log lost, where they are still kept: pieces of files, and how a Spark task reads them.
+"""Files that still hold rows that a log lost, and how a Spark task reads them.
 
-Owns the cover of ranges by pieces, each offset once, and the reading of pieces into Spark's exact form. A task delivers
-every offset of its pieces or fails: files are moved and deleted, and then the batch is planned anew. Never looks for
-files (`kept_evidence`, `kept_table`).
+Owns the selection of pieces of files that cover a range, each offset once, and the reading of pieces in Spark's exact
+form. A task returns every offset of its pieces or fails: if a file was moved or deleted, the batch is planned again.
+Never searches for files (`kept_evidence`, `kept_table`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fenceline.log.disk import OsDisk
 from fenceline.log.scan import BadBatch, scan
 from fenceline.records.batch import BatchHeader
 from pyspark_fenceline import workers
-from pyspark_fenceline.delta_index import LEADER_EPOCH, OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import open_parquet
+from pyspark_fenceline.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.lost_ranges import EpochSpan, LostRange
 from pyspark_fenceline.schema import CHANGE_TYPE, arrow_schema
 from pyspark_fenceline.table_changes import partition_value
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 ChangeType = Literal["insert", "delete"]
 _BATCH_BYTES: Final = 8 << 20
 _RECORDS_A_TASK: Final = 250_000
-_AGAIN: Final = "Start the query again: it looks for them anew."
+_AGAIN: Final = "Start the query again: it searches for them again."
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentPlace:
-    """From a batch of a segment file on. `position`: where the first batch of the rows begins."""
+class SegmentLocation:
+    """A segment file. `position`: where the first batch of the rows begins."""
 
     path: str
     position: int
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetPlace:
+class ParquetLocation:
     """A file of a Delta table. `path`: relative to the table."""
 
     table: str
@@ -54,28 +54,28 @@ class ParquetPlace:
     partition_values: Mapping[str, str | None]
 
 
-Place = SegmentPlace | ParquetPlace
+Location = SegmentLocation | ParquetLocation
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSpan:
-    """Offsets of one epoch without a gap, in one file."""
+    """Contiguous offsets of one epoch, in one file."""
 
     topic_partition: TopicPartition
     span: EpochSpan
-    place: Place
+    place: Location
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """`pieces`: each offset once, in order. `missing`: [start, end) offsets that no span holds."""
+    """`pieces`: each offset once, in order. `missing`: [start, end) offsets that are in no span."""
 
     pieces: tuple[KeptSpan, ...]
     missing: tuple[tuple[int, int], ...]
 
 
 def cover(lost: LostRange, spans: Iterable[KeptSpan]) -> Cover:
-    """Choose from what is kept of a range."""
+    """Select pieces of `spans` that cover a range."""
     own = sorted((one for one in spans if one.topic_partition == lost.topic_partition), key=lambda one: one.span)
     pieces: list[KeptSpan] = []
     missing: list[tuple[int, int]] = []
@@ -104,7 +104,7 @@ def _add(ranges: list[tuple[int, int]], start: int, end: int) -> None:
 
 
 def joined(pieces: Sequence[KeptSpan]) -> list[tuple[int, int]]:
-    """The [start, end) offsets of pieces, those that follow each other as one."""
+    """The [start, end) offsets of pieces, adjacent ones merged."""
     found: list[tuple[int, int]] = []
     for piece in pieces:
         _add(found, piece.span.start_offset, piece.span.end_offset_exclusive)
@@ -115,7 +115,7 @@ def joined(pieces: Sequence[KeptSpan]) -> list[tuple[int, int]]:
 
 
 class KeptPartition(InputPartition):
-    """One Spark task's pieces, and what becomes of their rows."""
+    """One Spark task's pieces, and the change type of their rows."""
 
     def __init__(self, pieces: tuple[KeptSpan, ...], change_type: ChangeType) -> None:
         super().__init__(pieces)
@@ -124,7 +124,7 @@ class KeptPartition(InputPartition):
 
 
 def kept_partitions(pieces: Iterable[KeptSpan], change_type: ChangeType) -> list[KeptPartition]:
-    """Tasks of about equal work, small pieces together."""
+    """Pieces as tasks of about equal size."""
     tasks: list[list[KeptSpan]] = []
     room = 0
     for piece in pieces:
@@ -137,25 +137,25 @@ def kept_partitions(pieces: Iterable[KeptSpan], change_type: ChangeType) -> list
 
 
 def read_kept(plan: ReadPlan, partition: KeptPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one task. Raises `OperatorError` where a file does not hold any more what was planned."""
+    """Yield the rows of one task. Raises `OperatorError` if a file no longer holds what was planned."""
     target = arrow_schema(plan.schema)
     for piece in partition.pieces:
         match piece.place:
-            case SegmentPlace() as place:
+            case SegmentLocation() as place:
                 rows = _segment_rows(piece, place, target)
                 yield from (to_spark(batch, target, partition.change_type) for batch in rows)
-            case ParquetPlace() as place:
+            case ParquetLocation() as place:
                 yield _table_rows(piece, place, target, partition.change_type)
-    workers.settle()
+    workers.freeze_gc()
 
 
-def _segment_rows(piece: KeptSpan, place: SegmentPlace, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _segment_rows(piece: KeptSpan, place: SegmentLocation, target: pa.Schema) -> Iterator[pa.RecordBatch]:
     from fenceline.records.arrow import ArrowDecoder
 
     tp, span = piece.topic_partition, piece.span
     decoder = ArrowDecoder(**client_columns(target))
     at = span.start_offset
-    for header, content in whole_batches(place.path, place.position):
+    for header, content in complete_batches(place.path, place.position):
         if at >= span.end_offset_exclusive:
             break
         if header.next_offset <= at:
@@ -167,33 +167,33 @@ def _segment_rows(piece: KeptSpan, place: SegmentPlace, target: pa.Schema) -> It
         if decoder.size_bytes >= _BATCH_BYTES:
             yield decoder.finish()
     if at < span.end_offset_exclusive:
-        raise OperatorError(f"{place.path} does not hold {_named(piece)} any more", _AGAIN)
+        raise OperatorError(f"{place.path} no longer holds {_named(piece)}", _AGAIN)
     if decoder.row_count:
         yield decoder.finish()
 
 
-def whole_batches(path: str, position: int) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """The batches of a segment file from a batch on, up to the first bytes that are none. Raises `OperatorError`."""
+def complete_batches(path: str, position: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """The batches of a segment file from a position up to the first invalid bytes. Raises `OperatorError`."""
     disk = OsDisk()
     found = disk.stat(path)
     if found is None:
         raise OperatorError(
-            f"{path} is not there for this Spark task",
-            f"Every worker must see it under the path that the driver sees. {_AGAIN}",
+            f"This Spark task does not find {path}",
+            f"Every worker must have the file at the same path as the driver. {_AGAIN}",
         )
     fd = disk.open_read(path)
     try:
         for one in scan(disk, fd, position, found.size_bytes, next_offset=0, crc_from_offset=0, full_content=True):
             yield one.header, one.content
     except BadBatch:
-        # What is missing then, the reader says.
+        # The caller reports what is missing.
         return
     finally:
         disk.close(fd)
 
 
-def _table_rows(piece: KeptSpan, place: ParquetPlace, target: pa.Schema, change_type: ChangeType) -> pa.RecordBatch:
-    """The piece's rows; of several with one offset the first."""
+def _table_rows(piece: KeptSpan, place: ParquetLocation, target: pa.Schema, change_type: ChangeType) -> pa.RecordBatch:
+    """The piece's rows; the first one of duplicates."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -201,7 +201,7 @@ def _table_rows(piece: KeptSpan, place: ParquetPlace, target: pa.Schema, change_
     try:
         parquet = open_parquet(DeltaOptions(place.table, storage=place.storage), place.path)
     except FileNotFoundError:
-        raise OperatorError(f"{place.path} of the table {place.table} is not there any more", _AGAIN) from None
+        raise OperatorError(f"{place.path} of the table {place.table} no longer exists", _AGAIN) from None
     inside = set(parquet.schema_arrow.names)
     names = dict.fromkeys([*(name for name in target.names if name != CHANGE_TYPE), *_IDENTITY])
     table = parquet.read(columns=[name for name in names if name in inside])
@@ -260,7 +260,7 @@ _IDENTITY: Final = {TOPIC: _string, PARTITION: _int32, OFFSET: _int64, LEADER_EP
 
 
 def first_rows(offsets: pa.ChunkedArray) -> pa.Array:
-    """Which rows to take so that each offset comes once, in rising order."""
+    """Indexes of the first row of each offset, in ascending order of offsets."""
     import numpy as np
     import pyarrow as pa
 

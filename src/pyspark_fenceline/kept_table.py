@@ -1,8 +1,8 @@
-"""Lost rows in a Delta table that the query's rows are in as well, and in files that the table has taken out.
+"""Finds lost rows in a Delta table that holds the query's rows, and in files that were removed from it.
 
-Owns the walk from a version of the table back through its log, which a repair does not empty: the files that it took
-out are there until they are vacuumed. A row counts if its topic, partition, offset and leader epoch are those of the
-lost record; its other columns must be the source's own. Never changes a table.
+Owns the walk from a version of the table back through its log: files that a repair removed exist until they are
+vacuumed. A row counts if its topic, partition, offset and leader epoch are those of the lost record; its other columns
+must be the source's own. Never changes a table.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from pyspark_fenceline.delta_commit import open_table
-from pyspark_fenceline.delta_index import LEADER_EPOCH, OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_state import KEY, decode_state
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns, table_files
-from pyspark_fenceline.kept_rows import KeptSpan, ParquetPlace, cover
+from pyspark_fenceline.kept_rows import KeptSpan, ParquetLocation, cover
+from pyspark_fenceline.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.lost_ranges import EpochSpan, LostRange
 from pyspark_fenceline.schema import CHANGE_TYPE, spark_schema
 from pyspark_fenceline.table_changes import files_of_version
@@ -33,7 +33,7 @@ _IDENTITY: Final = (TOPIC, PARTITION, OFFSET, LEADER_EPOCH)
 
 @dataclass(frozen=True, slots=True)
 class TableFound:
-    """What a table holds of each range, in their order, and why it has not more."""
+    """The spans of each range that the table holds, in their order, and why rows are missing."""
 
     version: int
     spans: list[list[KeptSpan]]
@@ -41,7 +41,7 @@ class TableFound:
 
 
 def check_columns(options: DeltaOptions, schema: StructType) -> None:
-    """Raises `OperatorError` where the table is there and its rows cannot be those of a stream with `schema`."""
+    """Raises `OperatorError` if the table exists and its rows cannot be those of a stream with `schema`."""
     table = open_table(options)
     if table is not None:
         _check_columns(table, options.path, schema)
@@ -61,15 +61,15 @@ def _check_columns(table: DeltaTable, path: str, schema: StructType) -> None:
     ]
     if missing:
         raise OperatorError(
-            f"Rows cannot be taken back from the table at {path}: it has no column {', no column '.join(missing)}",
-            "Name a table that keeps the source's columns as they are, or read fewer columns with .schema(...).",
+            f"Rows cannot be retracted from the table at {path}: it has no column {', no column '.join(missing)}",
+            "Name a table with the source's columns unchanged, or read fewer columns with .schema(...).",
         )
 
 
 def find_in_table(
     options: DeltaOptions, version: int | None, lost: Sequence[LostRange], schema: StructType
 ) -> TableFound:
-    """What the table holds of ranges. `version`: where the walk begins, None for the newest. Raises `OperatorError`."""
+    """Find the rows of ranges. `version`: where the walk begins, None for the newest. Raises `OperatorError`."""
     table = open_table(options)
     if table is None:
         return TableFound(-1, [[] for _ in lost], (f"there is no table at {options.path}",))
@@ -79,7 +79,7 @@ def find_in_table(
     _check_columns(table, options.path, schema)
     begin = newest if version is None else version
     spans: list[list[KeptSpan]] = [[] for _ in lost]
-    gone: list[str] = []
+    vacuumed: list[str] = []
     entries = table.history()
     since = [_first_own_version(entries, one) for one in lost]
     open_ranges = set(range(len(lost)))
@@ -92,12 +92,12 @@ def find_in_table(
             try:
                 found = _spans_in(options, file, lost[index])
             except FileNotFoundError:
-                gone.append(file.path)
+                vacuumed.append(file.path)
                 continue
             spans[index] += found
             if found and not cover(lost[index], spans[index]).missing:
                 open_ranges.remove(index)
-    notes = [f"{len(set(gone))} files that the table at {options.path} took out are vacuumed"] if gone else []
+    notes = [f"{len(set(vacuumed))} removed files of the table at {options.path} were vacuumed"] if vacuumed else []
     return TableFound(begin, spans, (*notes, f"the table at {options.path} has no such rows up to version {begin}"))
 
 
@@ -108,31 +108,31 @@ def _at(table: DeltaTable, path: str, version: int) -> DeltaTable:
         table.load_as_version(version)
     except (DeltaError, OSError) as error:
         raise OperatorError(
-            f"The table at {path} does not know its version {version} any more",
-            "Rows that the batch takes back were to be read from there: start the query with a new checkpointLocation.",
+            f"Version {version} of the table at {path} no longer exists",
+            "The batch must read retracted rows from it: start the query with a new checkpointLocation.",
         ) from error
     return table
 
 
 def _first_own_version(entries: Sequence[Mapping[str, Any]], lost: LostRange) -> int:
-    """The first version with rows of the range's own topic, as far as the entries tell the topic's id; what that entry
-    took out is an older topic's of that name."""
+    """The first version with rows of the range's own topic, by the topic ids in commits; rows that this commit removed
+    belong to an older topic of that name."""
     for entry in entries:
         state = decode_state(entry.get(KEY))
-        told = state.topic_ids.get(lost.topic_partition.topic) if state is not None else None
-        if None not in (told, lost.topic_id) and told != lost.topic_id:
+        known_id = state.topic_ids.get(lost.topic_partition.topic) if state is not None else None
+        if None not in (known_id, lost.topic_id) and known_id != lost.topic_id:
             return int(entry["version"]) + 1
     return 0
 
 
 def _files(options: DeltaOptions, table: DeltaTable, version: int) -> Iterator[tuple[TableFile, float]]:
-    """The files of the version, then those that were taken out before, newest first; with the version that did so."""
+    """The files of the version, then those removed before, newest first, each with the version that removed it."""
     yield from ((file, math.inf) for file in table_files(table))
     for earlier in range(version, -1, -1):
         try:
             changed = files_of_version(options, earlier)
         except OperatorError:
-            # The table's log begins later.
+            # The table's log starts later.
             return
         for file in changed:
             if file.kind == "delete":
@@ -140,7 +140,7 @@ def _files(options: DeltaOptions, table: DeltaTable, version: int) -> Iterator[t
 
 
 def _bare(path: str, values: Mapping[str, str | None]) -> TableFile:
-    """A file of which only the partition is known."""
+    """A file without statistics: only its partition values are known."""
     topic, partition = values.get(TOPIC), values.get(PARTITION)
     return TableFile(
         path,
@@ -158,14 +158,14 @@ def _may_hold(file: TableFile, lost: LostRange) -> bool:
 
 
 def _spans_in(options: DeltaOptions, file: TableFile, lost: LostRange) -> list[KeptSpan]:
-    """Offsets of the range in one file, in their epochs. Raises FileNotFoundError."""
+    """Offsets of the range in one file, by epoch. Raises FileNotFoundError."""
     import numpy as np
 
     columns = read_log_columns(options, file)
     if lost.topic_partition not in columns.partitions:
         return []
     own = columns.codes == columns.partitions.index(lost.topic_partition)
-    place = ParquetPlace(options.path, options.storage, file.path, file.partition_values)
+    place = ParquetLocation(options.path, options.storage, file.path, file.partition_values)
     found: list[KeptSpan] = []
     for wanted in lost.spans():
         inside = (columns.offsets >= wanted.start_offset) & (columns.offsets < wanted.end_offset_exclusive)

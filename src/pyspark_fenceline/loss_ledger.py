@@ -1,8 +1,7 @@
 """The cluster's loss receipts, read from its losses topic.
 
-Owns which offsets of the topic are read, and which record of a receipt counts: the last one that was written of it.
-Never says what a loss means for a query or a table. A cluster without the topic, such as one of Apache Kafka, has no
-receipts.
+Owns which offsets of the topic are read, and which record of a receipt counts: the last one written. Never decides
+what a loss means for a query or a table. A cluster without the topic, such as Apache Kafka, has no receipts.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pyspark_fenceline.ranges import take_snapshot
 
 
 class LedgerRanges(NamedTuple):
-    """What the topic holds at one moment. `is_complete`: its first receipt has not been deleted."""
+    """The topic's bounds at one moment. `is_complete`: its first receipt has not been deleted."""
 
     ranges: tuple[OffsetRange, ...]
     topic_ids: Mapping[str, str | None]
@@ -27,14 +26,14 @@ class LedgerRanges(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """`receipts`: oldest loss first. `unknown`: values of records that are no receipts of a known form."""
+    """`receipts`: oldest loss first. `unknown`: values of records that are no receipts of a known format."""
 
     receipts: list[LossReceipt]
     unknown: list[bytes]
 
 
 def ledger_ranges(cluster: Cluster) -> LedgerRanges:
-    """Raises the client's errors where the brokers do not answer."""
+    """Raises the client's errors if the brokers do not answer."""
     snapshot = take_snapshot(cluster, cluster.topics([LOSSES_TOPIC]))
     ranges = [OffsetRange(tp, start, snapshot.ends[tp].offset) for tp, start in snapshot.starts.items()]
     return LedgerRanges(
@@ -47,7 +46,7 @@ def ledger_ranges(cluster: Cluster) -> LedgerRanges:
 def read_ledger(
     client: Mapping[str, str], ranges: tuple[OffsetRange, ...], topic_ids: Mapping[str, str | None]
 ) -> Ledger:
-    """`client`: properties of the client. Raises its errors, also where the records expired meanwhile."""
+    """`client`: properties of the client. Raises its errors, also if the records expired meanwhile."""
     if not ranges:
         return Ledger([], [])
     batches = connect.read_arrow(connect.reader(client), ranges, topic_ids, {})

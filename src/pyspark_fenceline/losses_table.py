@@ -1,7 +1,7 @@
-"""What logs have lost, as a table: `spark.read.format("fenceline").option("losses", True)`.
+"""The table of losses: `spark.read.format("fenceline").option("losses", True)`.
 
-Owns the table's columns and how loss receipts (`loss_ledger`) become rows. Reads all of the losses topic in one task:
-it is as long as the list of losses. Apache Kafka has no such topic: its table is empty.
+Owns the table's columns and how loss receipts (`loss_ledger`) become rows. Reads the complete losses topic in one task:
+it has only one record per update of a loss. Apache Kafka has no such topic: its table is empty.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.given_options import GivenOptions
 from pyspark_fenceline.loss_ledger import ledger_ranges, read_ledger
 from pyspark_fenceline.options import client_properties
-from pyspark_fenceline.patience import USUAL, with_retries
 from pyspark_fenceline.planning import OffsetRange
+from pyspark_fenceline.retries import DEFAULT_RETRIES, with_retries
 from pyspark_fenceline.schema import arrow_schema
 from pyspark_fenceline.tasks import RangesPartition
 
@@ -63,7 +63,7 @@ SCHEMA: Final = StructType(
 
 
 class LossesReader(DataSourceReader):
-    """All receipts that the ledger holds when the query is planned, oldest loss first."""
+    """All receipts in the losses topic when the query is planned, oldest loss first."""
 
     def __init__(
         self, client: Mapping[str, str], topics: frozenset[str] | None, cluster: Cluster | None = None
@@ -77,19 +77,19 @@ class LossesReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         cluster = self._cluster or connect.connect(self._client)
-        ledger = with_retries(lambda: ledger_ranges(cluster), USUAL)
+        ledger = with_retries(lambda: ledger_ranges(cluster), DEFAULT_RETRIES)
         return [RangesPartition(ledger.ranges, ledger.topic_ids)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        told = self.receipts(partition)
-        if told:
-            yield pa.RecordBatch.from_pylist([_row(receipt) for receipt in told], schema=arrow_schema(SCHEMA))
-        workers.settle()
+        receipts = self.receipts(partition)
+        if receipts:
+            yield pa.RecordBatch.from_pylist([_row(receipt) for receipt in receipts], schema=arrow_schema(SCHEMA))
+        workers.freeze_gc()
 
     def receipts(self, partition: InputPartition) -> list[LossReceipt]:
-        """Those of one task, each as it was last written, oldest loss first."""
+        """The receipts of one task, each in its last version, oldest loss first."""
         if not isinstance(partition, RangesPartition):
             return []
         found = _receipts(self._client, partition.task, partition.topic_ids)
@@ -103,11 +103,11 @@ def known_losses(cluster: Cluster, client: Mapping[str, str]) -> list[LossReceip
 
 
 def losses_reader(options: Mapping[str, str]) -> LossesReader:
-    """The reader that the options ask for; `subscribe` keeps the losses of these topics only."""
+    """The reader for these options; `subscribe` selects the losses of these topics."""
     given = GivenOptions(options)
     for name in ("subscribePattern", "assign", "startingOffsets", "endingOffsets"):
         if name in given:
-            raise OperatorError(f"Option '{name}' means nothing with 'losses'", "Filter the table's rows instead.")
+            raise OperatorError(f"Option '{name}' cannot be used with 'losses'", "Filter the table's rows instead.")
     names = given.text("subscribe")
     topics = None if names is None else frozenset(name.strip() for name in names.split(",")) - {""}
     return LossesReader(client_properties(options), topics)
@@ -118,7 +118,7 @@ def _receipts(
 ) -> list[LossReceipt]:
     ledger = read_ledger(client, ranges, topic_ids)
     if ledger.unknown:
-        raise InternalError(f"{LOSSES_TOPIC} holds what is no loss receipt: {ledger.unknown[0][:200]!r}")
+        raise InternalError(f"{LOSSES_TOPIC} contains a record that is no loss receipt: {ledger.unknown[0][:200]!r}")
     return ledger.receipts
 
 

@@ -1,7 +1,7 @@
-"""Rows that a stream delivered and that the log lost, as a batch's offset names them.
+"""Rows that a stream delivered and that the log lost, as a batch's offset identifies them.
 
-Owns the identity of such rows and its JSON form. By log matching a topic's id, a partition, an offset and a leader
-epoch name one record, so that a batch that is replayed takes the very same rows back wherever they are read from. Pure.
+Owns the identity of such rows and its JSON form. By log matching a topic id, a partition, an offset and a leader epoch
+identify one record, so a replayed batch retracts exactly the same rows, wherever they are read from. Pure.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class EpochSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Offsets of a partition, as a query has read them. `epochs`: of the log that was read, oldest first; the first one
-    begins at or before `start_offset`. `topic_id`: None where the broker has no ids."""
+    """Offsets of a partition that a query has read. `epochs`: of the log that was read, oldest first; the first one
+    begins at or before `start_offset`. `topic_id`: None if the broker has no ids."""
 
     topic_partition: TopicPartition
     start_offset: int
@@ -35,7 +35,7 @@ class LostRange:
 
     def __post_init__(self) -> None:
         if self.start_offset >= self.end_offset_exclusive:
-            raise ValueError("a range without offsets")
+            raise ValueError("the range has no offsets")
         if not self.epochs or self.epochs[0].offset > self.start_offset:
             raise ValueError(f"the epoch of offset {self.start_offset} is not known")
 
@@ -43,7 +43,7 @@ class LostRange:
         return f"offsets {self.start_offset} to {self.end_offset_exclusive - 1} of {self.topic_partition}"
 
     def spans(self) -> list[EpochSpan]:
-        """The range cut at its epochs, in the order of offsets."""
+        """The range split by epoch, in the order of offsets."""
         ends = [*(start.offset for start in self.epochs[1:]), self.end_offset_exclusive]
         cut = [
             EpochSpan(max(start.offset, self.start_offset), min(end, self.end_offset_exclusive), start.epoch)
@@ -52,7 +52,7 @@ class LostRange:
         return [span for span in cut if span.start_offset < span.end_offset_exclusive]
 
     def part(self, start_offset: int, end_offset_exclusive: int) -> LostRange:
-        """Some of the range, with the epochs that it needs."""
+        """A part of the range, with the epochs that it needs."""
         first = max(index for index, start in enumerate(self.epochs) if start.offset <= start_offset)
         epochs = tuple(start for start in self.epochs[first:] if start.offset < end_offset_exclusive)
         return replace(self, start_offset=start_offset, end_offset_exclusive=end_offset_exclusive, epochs=epochs)
@@ -60,12 +60,12 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class InEvidence:
-    """The rows are read from files of logs: evidence that a replica kept, or its log."""
+    """The rows are read from segment files: evidence that a replica kept, or its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class InTable:
-    """The rows are read from a Delta table, as it was in a version and before."""
+    """The rows are read from a Delta table at a version, or from files removed before it."""
 
     path: str
     version: int
@@ -76,7 +76,7 @@ KeptIn = InEvidence | InTable
 
 @dataclass(frozen=True, slots=True)
 class Retraction:
-    """Rows that a batch takes back, and where they are read."""
+    """Rows that a batch retracts, and where they are read."""
 
     rows: LostRange
     kept_in: KeptIn

@@ -1,20 +1,20 @@
-"""Positions in topics as Spark's checkpoint keeps them.
+"""Source offsets in Spark's checkpoint.
 
-Owns the JSON forms: the source's own offsets (one JSON object a batch, compared by Spark as text, `pyspark.md S4`)
-and the offsets that Spark's Kafka source writes, which are read too so that a query can change its format word and
-keep its checkpoint. Never talks to a broker.
+Owns the JSON forms: the source's own offsets (one JSON object per batch, compared by Spark as text, `pyspark.md S4`)
+and the offsets of Spark's Kafka source, which are read too so that a query can change its format name and keep its
+checkpoint. Never talks to a broker.
 
 Form: `{"cluster": id, "topics": {topic: {"id": id, "partitions": {index: {"epochs": [[e, o], ...], "leader_epoch": e,
 "offset": o}}}}, "version": 1}`. `offset` is the next one to read, `leader_epoch` the epoch of the record before it (-1:
-none or unknown), `id` the topic's id or null. `epochs` are the newest epochs of the log that was read, oldest first,
-each with its first offset there, so that the point where another log parts from it can be found over several elections
-(`gaps.md G6`). The first offset of a query carries its resolved start as `"from"`, because Spark stores only the end of
-batch 0 and asks for the start again when it replays that batch (S9). A batch that a loss went before names it, under
-`"truncations"`, `"recreated"`, `"expired"` or `"gone"`. `"added"` (`{topic: {index: offset}}`) says where a partition
-begins that the query read nothing of before, unless at 0; `"unproven"`, of the same form, has positions of Spark's own
-source that the query's options accept without a proof. `"query"` is an id that a query gives itself with its first
-batch, so that two queries at one place can be told apart. Where rows are taken back (`includeRetractions`),
-`"retractions"` names those of the batch, and `"since"` has for each partition the first offset that was delivered.
+none or unknown), `id` the topic id or null. `epochs` are the newest epochs of the log that was read, oldest first, each
+with its first offset, so that the point of divergence from another log can be found over several elections (`gaps.md
+G6`). The first offset of a query has its resolved start as `"from"`, because Spark stores only the end of batch 0 and
+requests the start again when it replays that batch (S9). A batch after a loss contains it, under `"truncations"`,
+`"recreated"`, `"expired"` or `"gone"`. `"added"` (`{topic: {index: offset}}`) has the start offset of partitions that
+the query reads for the first time, unless it is 0; `"unproven"`, of the same form, has positions of Spark's own source
+that the query's options accept without proof. `"query"` is an id that a query chooses with its first batch, to
+distinguish two queries at the same position. With `includeRetractions`, `"retractions"` identifies the rows that the
+batch retracts, and `"since"` has for each partition the first offset that was delivered.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from pyspark_fenceline.query_state import QUERY
 VERSION: Final = 1
 UNKNOWN_EPOCH: Final = -1
 EPOCHS_KEPT: Final = 8
-"""Of each partition. With a truncation that reaches over more elections the query goes back to the log's start."""
+"""Per partition. After a truncation over more elections the query goes back to the log's start."""
 
 
 class Position(NamedTuple):
-    """Where a reader of one partition stands: next offset, and the epoch of the record before it (-1: none or
+    """The position of a reader of one partition: next offset, and the epoch of the record before it (-1: none or
     unknown).
 
     `epochs`: the newest ones below the offset, oldest first, each with its first offset in the log that was read. Empty
-    when only the last one is known, as in checkpoints of older releases.
+    if only the last one is known, as in checkpoints of older releases.
     """
 
     offset: int
@@ -67,11 +67,10 @@ class Position(NamedTuple):
 class SourceOffset:
     """Positions of a query in all its partitions. `topic_ids` has every topic of `positions` (None: broker has no
     ids). `losses` were found when the batch that ends here was planned: it begins at their `resume_offset`. `query`:
-    the id that the query gave itself when it began (None: an older release's, or Spark's own). `retractions`: rows that
-    the batch that ends here takes back. `since`: from which offset on the query has delivered all up to its position,
-    for each partition; None where it cannot take rows back. `added`: where partitions begin that are read for the first
-    time, unless at 0. `unproven`: positions that were gone on from without a proof. `is_of_connector`: Spark's own
-    source wrote it.
+    the query's id (None: of an older release, or Spark's own). `retractions`: rows that the batch that ends here
+    retracts. `since`: the offset from which on the query has delivered all records up to its position, for each
+    partition; None if it cannot retract rows. `added`: start offsets of partitions that are read for the first time,
+    unless 0. `unproven`: positions that were accepted without proof. `is_of_connector`: Spark's own source wrote it.
     """
 
     positions: Mapping[TopicPartition, Position]
@@ -121,14 +120,14 @@ class SourceOffset:
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """The start of a query before its first batch: still to be looked up as its options say."""
+    """The start of a query before its first batch, not yet resolved from its options."""
 
     def encode(self) -> dict[str, Any]:
         return {"unresolved": True, "version": VERSION}
 
 
 def decode(encoded: Any) -> SourceOffset | Unresolved:
-    """Read an offset from the checkpoint. Raises `OperatorError` on anything that neither this source nor Spark's Kafka
+    """Parse an offset of the checkpoint. Raises `OperatorError` for anything that neither this source nor Spark's Kafka
     source wrote."""
     if not isinstance(encoded, Mapping):
         raise _unreadable(encoded)
@@ -163,7 +162,7 @@ def decode(encoded: Any) -> SourceOffset | Unresolved:
 def _query_of(encoded: Mapping[str, Any]) -> str | None:
     found = encoded.get(QUERY)
     if found is not None and not isinstance(found, str):
-        raise TypeError(f"{found!r} is no query's id")
+        raise TypeError(f"{found!r} is no query id")
     return found
 
 
@@ -191,7 +190,7 @@ def _decode_topics(topics: Mapping[str, Any], cluster_id: str | None) -> SourceO
 
 
 def _decode_kafka(encoded: Mapping[str, Any]) -> SourceOffset:
-    """`{topic: {partition: offset}}`: no ids, no epochs, so what lies before it has to be proven (`adoption`)."""
+    """`{topic: {partition: offset}}`: no ids and no epochs, so its positions must be proven (`adoption`)."""
     try:
         positions = {tp: Position(offset) for tp, offset in _decode_numbers(encoded).items()}
     except (TypeError, ValueError, AttributeError) as error:
@@ -216,7 +215,7 @@ def _whole(value: object) -> int:
 
 def _unreadable(encoded: object) -> OperatorError:
     return OperatorError(
-        f"The checkpoint holds an offset that this source can not read: {str(encoded)[:200]}",
+        f"The checkpoint contains an offset that this source cannot read: {str(encoded)[:200]}",
         "The checkpointLocation belongs to another kind of source; use a new one.",
     )
 

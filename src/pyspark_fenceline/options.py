@@ -1,6 +1,6 @@
-"""The options of the source and of the topic sink: Spark's Kafka source's names, parsed and checked.
+"""The options of the source and of the topic sink: the names of Spark's Kafka source, parsed and checked.
 
-Owns names, defaults and refusals (`pyspark.md S27`), so that a notebook works after changing `format("kafka")` to
+Owns names, defaults and checks (`pyspark.md S27`), so that a notebook works after changing `format("kafka")` to
 `format("fenceline")`. Pure: no broker, no Spark. Keys are case-insensitive, as everywhere in Spark.
 
 Options beyond the Kafka source's: `onTruncation`, `onExpired`, `onRecreated`, `onUnproven`, `statefulQuery`,
@@ -30,10 +30,10 @@ from pyspark_fenceline.bounds import (
 from pyspark_fenceline.checkpoint_files import as_local
 from pyspark_fenceline.errors import LossKind
 from pyspark_fenceline.given_options import GivenOptions, duration_ms
-from pyspark_fenceline.patience import USUAL, Patience, patience_of
 from pyspark_fenceline.policy import STRICT, LossPolicy, policy_of
-from pyspark_fenceline.query_state import SAYS_NOTHING, StateHint
+from pyspark_fenceline.query_state import NO_HINT, StateHint
 from pyspark_fenceline.retraction_options import RetractionOptions
+from pyspark_fenceline.retries import DEFAULT_RETRIES, RetryPolicy, retry_policy
 
 _log = logging.getLogger("pyspark_fenceline")
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
@@ -59,11 +59,11 @@ class ReadOptions:
     max_offsets_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
-    patience: Patience = USUAL
+    retries: RetryPolicy = DEFAULT_RETRIES
     filter_pushdown: bool = False
-    state: StateHint = SAYS_NOTHING
+    state: StateHint = NO_HINT
     accepts_unproven: bool = False
-    """Whether to go on from a checkpoint of Spark's own source where nothing proves it."""
+    """Whether to accept unproven positions of a checkpoint of Spark's own source."""
     retractions: RetractionOptions | None = None
 
 
@@ -87,30 +87,31 @@ _KNOWN: Final = {
         "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
     )
 }  # fmt: skip
-"""Options of a read by their lower-case name. The last two are taken for the sake of notebooks, and have no effect."""
+"""Options of a read by lower-case name. The last two are accepted for compatibility, and have no effect."""
 _KNOWN_TO_WRITES: Final = {name.lower(): name for name in ("topic", "checkpointLocation", "queryName", "path")}
-"""Options of a write; Spark adds all but the first itself."""
+"""Options of a write; Spark adds all except the first itself."""
 
 
 # Parsing ------------------------------------------------------------------------------------------------------------
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Parse and check the options of a read. Raises `OperatorError` in the words of Spark's Kafka source where it has
-    some.
+    """Parse and check the options of a read. Raises `OperatorError`, with the message of Spark's Kafka source if it has
+    one.
     """
     given = GivenOptions(options)
     common = _without_bounds(given)
     if common.retractions is not None and not streaming:
         raise OperatorError(
-            "includeRetractions is for streams: a batch reads what the log holds", "Leave the option out, or stream."
+            "Option 'includeRetractions' is for streams only: a batch read returns what the log holds",
+            "Remove the option, or use readStream.",
         )
     starting, ending = stream_bounds(given) if streaming else batch_bounds(given)
     return replace(common, starting=starting, ending=ending)
 
 
 def _without_bounds(given: GivenOptions) -> ReadOptions:
-    """All that does not depend on whether the read is a batch or a stream."""
+    """The options that batch and stream have in common."""
     subscription = subscription_of(given)
     _refuse_consumer_properties(given)
     min_offsets = given.positive("minOffsetsPerTrigger", _LONG_MAX)
@@ -141,7 +142,7 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
         max_offsets_per_trigger=max_offsets,
         min_offsets_per_trigger=min_offsets,
         max_trigger_delay_ms=DEFAULT_MAX_TRIGGER_DELAY_MS if delay is None else duration_ms(delay, "maxTriggerDelay"),
-        patience=patience_of(given),
+        retries=retry_policy(given),
         filter_pushdown=given.boolean("filterPushdown"),
         state=_state_hint(given),
         accepts_unproven=_accepts_unproven(given, fail_on_data_loss=fail_on_data_loss),
@@ -150,15 +151,15 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
 
 
 def _accepts_unproven(given: GivenOptions, *, fail_on_data_loss: bool) -> bool:
-    word = given.text("onUnproven")
-    match word.strip().lower() if word is not None else None:
+    value = given.text("onUnproven")
+    match value.strip().lower() if value is not None else None:
         case None:
             return not fail_on_data_loss
         case "fail":
             return False
         case "accept":
             return True
-    raise OperatorError(f"Option 'onUnproven' must be fail or accept, not '{word}'")
+    raise OperatorError(f"Option 'onUnproven' must be fail or accept, not '{value}'")
 
 
 def _state_hint(given: GivenOptions) -> StateHint:
@@ -174,15 +175,13 @@ def _retraction_options(given: GivenOptions, policy: LossPolicy) -> RetractionOp
     if not given.boolean("includeRetractions"):
         for name in ("retractionEvidence", "retractionTable"):
             if name in given:
-                raise OperatorError(
-                    f"Option '{name}' means nothing without includeRetractions", "Set includeRetractions to true."
-                )
+                raise OperatorError(f"Option '{name}' requires includeRetractions", "Set includeRetractions to true.")
         return None
     if policy.tolerated != {LossKind.LOG_TRUNCATED}:
         raise OperatorError(
-            "includeRetractions needs onTruncation=rewind, and onExpired, onRecreated and failOnDataLoss that end the "
-            "query: of records that were left out it is not known whether they are to be taken back",
-            "Set onTruncation to rewind, and leave the other three options out.",
+            "includeRetractions needs onTruncation=rewind, and the defaults of onExpired, onRecreated and "
+            "failOnDataLoss, which end the query: skipped records could not be retracted",
+            "Set onTruncation to rewind, and remove the other three options.",
         )
     directories = (given.text("retractionEvidence") or "").split(",")
     return RetractionOptions(
@@ -192,10 +191,10 @@ def _retraction_options(given: GivenOptions, policy: LossPolicy) -> RetractionOp
     )
 
 
-def check_general(options: Mapping[str, str]) -> ReadOptions:
-    """Check what batch and stream have in common, before Spark has said which it is; warn of names that mean nothing.
+def check_common_options(options: Mapping[str, str]) -> ReadOptions:
+    """Check the options that batch and stream have in common, before Spark chooses one; warn about unknown names.
 
-    Returns the options, all but the bounds.
+    Returns the options without the bounds.
     """
     given = GivenOptions(options)
     common = _without_bounds(given)
@@ -205,13 +204,13 @@ def check_general(options: Mapping[str, str]) -> ReadOptions:
         if name in _KNOWN or name.startswith(("kafka.", "storage.")):
             continue
         close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.75)
-        hint = f"; is {_KNOWN[close[0]]} meant?" if close else ""
-        _log.warning("option %s is not known and is ignored%s", name, hint)
+        hint = f"; did you mean {_KNOWN[close[0]]}?" if close else ""
+        _log.warning("ignoring unknown option %s%s", name, hint)
     return common
 
 
 def wants_losses(options: Mapping[str, str]) -> bool:
-    """Whether the read is of what logs have lost, not of what they hold."""
+    """Whether to read the table of losses instead of topics."""
     return GivenOptions(options).boolean("losses")
 
 
@@ -227,7 +226,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     given = GivenOptions(options)
     for name, what in (("key.serializer", "keys"), ("value.serializer", "values")):
         if f"kafka.{name}" in given:
-            raise OperatorError(f"Kafka option '{name}' is not supported as {what} are written as the bytes they are")
+            raise OperatorError(f"Kafka option '{name}' is not supported as {what} are written as bytes")
     _require_bootstrap(given, "producer")
     given.warn_of_unknown(_KNOWN_TO_WRITES, ("kafka.",), "a write to topics")
     topic = given.text("topic")
@@ -236,14 +235,14 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 _REFUSED_CONSUMER_PROPERTIES: Final = {
     "auto.offset.reset": (
-        "Instead set the source option 'startingOffsets' to 'earliest' or 'latest' to say where to start. Spark keeps "
-        "the offsets that were consumed; 'startingOffsets' only counts when a new query starts, resuming goes on where "
-        "it left off"
+        "Instead set the source option 'startingOffsets' to 'earliest' or 'latest' to specify where to start. Spark "
+        "keeps the consumed offsets; 'startingOffsets' only applies when a new query starts, and resuming always "
+        "continues where the query left off"
     ),
-    "key.deserializer": "Keys are read as the bytes they are. Use DataFrame operations to decode them",
-    "value.deserializer": "Values are read as the bytes they are. Use DataFrame operations to decode them",
+    "key.deserializer": "Keys are read as byte arrays. Use DataFrame operations to decode them",
+    "value.deserializer": "Values are read as byte arrays. Use DataFrame operations to decode them",
     "enable.auto.commit": "Spark's checkpoint keeps the offsets",
-    "interceptor.classes": "Interceptors could change what is read",
+    "interceptor.classes": "Interceptors could change the data that is read",
 }
 
 
@@ -262,7 +261,7 @@ def _require_bootstrap(given: GivenOptions, kind: str) -> None:
 
 
 def check_addresses(servers: str) -> None:
-    """Raises `OperatorError` for a text of `kafka.bootstrap.servers` that names what is no address."""
+    """Raises `OperatorError` for an invalid address in `kafka.bootstrap.servers`."""
     from fenceline.client.config import addresses
 
     try:
@@ -272,7 +271,7 @@ def check_addresses(servers: str) -> None:
 
 
 def _reader_properties(given: GivenOptions) -> dict[str, str]:
-    """`kafka.*` for the reader. Group settings are taken and have no effect: ranges are read without a group."""
+    """`kafka.*` for the reader. Group settings are accepted and have no effect: ranges are read without a group."""
     properties = given.prefixed("kafka.")
     for unused in (
         "group.id",

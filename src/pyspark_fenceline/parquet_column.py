@@ -1,11 +1,11 @@
-"""A Parquet file with one column more, or with other values in it, whose other columns are not decoded.
+"""Adds or replaces one column of a Parquet file without decoding the other columns.
 
-Owns the copy of a file's bytes with another footer: pages stay where they are, those of the new column follow them, and
-the footer names them. A backfill changes one small column of files that are full of others; to decode, encode and
-compress these is most of what a copy costs otherwise. The footer is Thrift in its compact protocol, which says of each
-field its number and type: fields that are not known here are kept. Must never change what is read of other columns.
+Owns the copy of a file's bytes with another footer: existing pages keep their position, those of the new column follow
+them, and the footer references both. A backfill changes one small column of wide files; decoding, encoding and
+compressing the others would be most of the work. The footer is Thrift in its compact protocol, in which each field has
+a number and a type, so unknown fields are preserved. Must never change the content of other columns.
 
-Numbers of fields are those of parquet-format's `parquet.thrift`.
+Field numbers are those of parquet-format's `parquet.thrift`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _PAGE_OFFSETS: Final = (9, 10, 11, 14)
 # KeyValue
 _KEY: Final = 1
 _SCHEMAS_OF_WRITERS: Final = (b"ARROW:schema", b"org.apache.spark.sql.parquet.row.metadata")
-"""They would not know of the column."""
+"""Schemas of writers, which would not contain the column."""
 
 
 def with_column(source: Any, target: Any, name: str, column: pa.ChunkedArray, codec: str) -> int:
-    """Copy a file to `target`, a stream, with `column` in place of its top-level column of this name, or behind its
-    last one; the number of bytes written. `source`: opened for reading at any place. `column`: of a flat type, as many
-    values as the file has rows. Raises `OperatorError` for a file whose footer is encrypted or is none.
+    """Copy a file to the stream `target` with `column` in place of its top-level column of this name, or after its last
+    one; returns the number of bytes written. `source`: opened for random access. `column`: of a flat type, with as many
+    values as the file has rows. Raises `OperatorError` for a file without a plain footer.
     """
     footer, end = _read_footer(source)
     groups = footer.rows(_ROW_GROUPS)
@@ -92,7 +92,7 @@ def _read_footer(file: Any) -> tuple[_Struct, int]:
     if len(tail) < _TAIL_BYTES or tail[4:] != _MAGIC:
         raise OperatorError(
             "A file of the table is no Parquet file with a plain footer",
-            "Encrypted files are not written anew here: write the table to another one, with the column.",
+            "Encrypted files cannot be rewritten: copy the table to another one with the column.",
         )
     (length,) = struct.unpack("<I", tail[:4])
     begin = size - _TAIL_BYTES - length
@@ -113,9 +113,9 @@ def _copy(source: Any, target: Any, size: int) -> None:
 
 
 def _put_schema(footer: _Struct, other: _Struct, name: str) -> int | None:
-    """Name the column in the schema; its number among the columns with values, None for one behind the last."""
+    """Put the column into the schema; returns its index among the leaf columns, None if it was appended."""
     elements, element = footer.rows(_SCHEMA), other.rows(_SCHEMA)[1]
-    # Columns with values are leaves of the tree; what a leaf of that name lies in has to be the root.
+    # The schema is a tree in preorder; the column must be a leaf whose parent is the root.
     left, leaf = [elements[0].number(_NUM_CHILDREN)], 0
     for place, known in enumerate(elements[1:], 1):
         depth = len(left)
@@ -145,7 +145,7 @@ def _put_chunk(group: _Struct, chunk: _Struct, place: int | None, shift: int) ->
             if number in where.fields:
                 where.put_number(number, where.number(number) + shift)
     if chunk.number(_FILE_OFFSET):
-        # Deprecated, and 0 by newer writers.
+        # Deprecated; newer writers set it to 0.
         chunk.put_number(_FILE_OFFSET, chunk.number(_FILE_OFFSET) + shift)
     chunks, before = group.rows(_COLUMNS), None
     if place is None:
@@ -154,8 +154,8 @@ def _put_chunk(group: _Struct, chunk: _Struct, place: int | None, shift: int) ->
         before, chunks[place] = chunks[place].structure(_META_DATA), chunk
     for total, part in ((_TOTAL_BYTES, _UNCOMPRESSED), (_TOTAL_COMPRESSED, _COMPRESSED)):
         if total in group.fields:
-            gone = 0 if before is None else before.number(part)
-            group.put_number(total, group.number(total) - gone + meta.number(part))
+            old_size = 0 if before is None else before.number(part)
+            group.put_number(total, group.number(total) - old_size + meta.number(part))
 
 
 def _drop_writers_schemas(footer: _Struct) -> None:
@@ -205,15 +205,13 @@ class _Map:
 
 @dataclass(slots=True)
 class _Struct:
-    """Fields by their number: type and value. `raw`: as it was read, until what it consists of is handed out to be
-    changed.
-    """
+    """Type and value of fields by number. `raw`: the original bytes, until a field is returned for modification."""
 
     fields: dict[int, tuple[int, Any]] = field(default_factory=dict)
     raw: bytes | None = None
 
     def number(self, id: int) -> int:
-        """0 where it is not there."""
+        """0 if the field is missing."""
         return int(self.fields[id][1]) if id in self.fields else 0
 
     def put_number(self, id: int, value: int) -> None:
@@ -224,13 +222,13 @@ class _Struct:
         return bytes(self.fields[id][1])
 
     def rows(self, id: int) -> list[_Struct]:
-        """The structs of a list, to be changed in place."""
+        """The structs of a list, to be modified in place."""
         self.raw = None
         values: list[_Struct] = self.fields[id][1].values
         return values
 
     def structure(self, id: int) -> _Struct:
-        """A struct in this one, to be changed in place."""
+        """A nested struct, to be modified in place."""
         self.raw = None
         found: _Struct = self.fields[id][1]
         return found
@@ -288,7 +286,7 @@ class _Reader:
                 return self.structure()
         raise OperatorError(
             f"The footer of a Parquet file has a value of type {kind}, which Thrift does not have",
-            "The file is damaged: restore it, or take it out of the table.",
+            "The file is damaged: restore it, or remove it from the table.",
         )
 
     def _byte(self) -> int:

@@ -1,9 +1,8 @@
-"""The Python process in which Spark plans a stream's batches ends when the Java process that started it is gone.
+"""Ends the Python process in which Spark plans a stream's batches when its Java parent process has ended.
 
-Owns the watch over that process. Spark does not notify its planner when it ends, and a planner that waits for brokers
-does so for minutes (`default.api.timeout.ms`, `fetchOffset.numRetries`): it would hold connections and memory of a
-query that no longer exists. Ending it loses nothing, because a planner writes nothing. Never used in a process that the
-user started.
+Owns watching the parent process. Spark does not notify its planner when it ends, and a planner may wait for brokers for
+minutes (`default.api.timeout.ms`, `fetchOffset.numRetries`): it would keep connections and memory of a query that no
+longer exists. Ending it loses nothing, because a planner writes nothing. Never used in a process that the user started.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _is_watched = False
 
 
 def end_with_spark() -> None:
-    """Watch the parent process, once, where this is Spark's planner process; elsewhere nothing happens."""
+    """In Spark's planner process, watch the parent process, once; elsewhere do nothing."""
     global _is_watched
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if not _is_watched and spec is not None and spec.name == _RUNNER:
@@ -38,7 +37,7 @@ def _await_end(parent: int) -> None:
     if hasattr(os, "pidfd_open"):
         try:
             handle = os.pidfd_open(parent)
-            # Readable when the process has ended. The id may have been another's, if it ended before.
+            # Readable when the process has ended. If it ended before, the id may belong to another process.
             while os.getppid() == parent and not select.select([handle], [], [], 3600)[0]:
                 pass
         except OSError:
@@ -49,6 +48,6 @@ def _await_end(parent: int) -> None:
 
 
 def _poll(parent: int) -> None:
-    """Where processes have no handles that can be waited for."""
+    """For systems without process handles that can be waited for."""
     while os.getppid() == parent:
         time.sleep(_CHECK_S)

@@ -23,8 +23,8 @@ class OffsetRange:
     """Records `start_offset <= offset < end_offset_exclusive` of one partition.
 
     `start_epoch`: epoch of the record before the range, `end_epoch`: of the last one in it (-1: unknown). `epochs`: of
-    the log when it was planned, below the range's end, oldest first (empty: unknown); what is read is held against
-    them.
+    the log when it was planned, below the range's end, oldest first (empty: unknown); fetched records are checked
+    against them.
     """
 
     topic_partition: TopicPartition
@@ -36,22 +36,22 @@ class OffsetRange:
 
     @property
     def record_count(self) -> int:
-        """Upper bound: compaction and transaction markers leave holes."""
+        """Upper bound: compaction and transaction markers leave gaps."""
         return self.end_offset_exclusive - self.start_offset
 
     def starting_at(self, offset: int) -> OffsetRange:
-        """What is left of the range from an offset on."""
+        """The rest of the range from an offset on."""
         if offset == self.start_offset:
             return self
         before = [start.epoch for start in self.epochs if start.offset < offset]
         return replace(self, start_offset=offset, start_epoch=before[-1] if before else -1)
 
     def ending_at(self, offset: int) -> OffsetRange:
-        """What is left of the range up to an offset (exclusive)."""
+        """The range up to an offset (exclusive)."""
         if offset == self.end_offset_exclusive:
             return self
         below = tuple(start for start in self.epochs if start.offset < offset)
-        # Where no epochs are known the last one is still the newest that a record may have.
+        # Without known epochs the last one is still an upper bound.
         epoch = below[-1].epoch if below else -1 if self.epochs else self.end_epoch
         return replace(self, end_offset_exclusive=offset, end_epoch=epoch, epochs=below)
 
@@ -66,7 +66,7 @@ def plan_tasks(
     max_partitions: int | None = None,
     max_records_per_partition: int | None = None,
 ) -> list[Task]:
-    """Cut and pack ranges into tasks. Every record of `ranges` is in exactly one task; empty ranges are dropped."""
+    """Split and pack ranges into tasks. Every record of `ranges` is in exactly one task; empty ranges are dropped."""
     wanted = [one for one in ranges if one.record_count > 0]
     if not wanted:
         return []
@@ -78,7 +78,7 @@ def plan_tasks(
 
 
 def split(one: OffsetRange, parts: int) -> list[OffsetRange]:
-    """Cut a range into `parts` pieces of nearly equal size (fewer when it has fewer records)."""
+    """Split a range into `parts` pieces of nearly equal size (fewer if it has fewer records)."""
     parts = max(1, min(parts, one.record_count))
     pieces: list[OffsetRange] = []
     start = one.start_offset

@@ -1,8 +1,8 @@
-"""How far a query is behind the logs that it reads, from its progress reports.
+"""The lag of a query, from its progress reports.
 
 Owns the figures that Spark's Kafka source reports as metrics (`minOffsetsBehindLatest`, `avgOffsetsBehindLatest`,
-`maxOffsetsBehindLatest`). Spark takes metrics of a source from the JVM only, none from a source in Python (`pyspark.md`
-S13); but a progress report has both ends, `endOffset` and `latestOffset`, from which they are counted here.
+`maxOffsetsBehindLatest`). Spark accepts source metrics only from the JVM, not from a source in Python (`pyspark.md`
+S13); they are computed here from `endOffset` and `latestOffset` of a progress report.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Lag:
         return sum(self.partitions.values()) / len(self.partitions) if self.partitions else 0.0
 
     def metrics(self) -> dict[str, str]:
-        """Under the names and in the form of Spark's Kafka source."""
+        """With the names and in the form of Spark's Kafka source."""
         return {
             "minOffsetsBehindLatest": str(self.minimum),
             "avgOffsetsBehindLatest": str(self.average),
@@ -52,8 +52,8 @@ class Lag:
 
 
 def lag_of(progress: Any) -> Lag:
-    """The lag that a progress report (`query.lastProgress`, or that of a listener's event) shows. Sources of other
-    kinds are left out; of a partition that the query has not read from yet, offsets count from 0.
+    """The lag in a progress report (`query.lastProgress`, or that of a listener's event). Other kinds of sources are
+    ignored; for a partition that the query has not read yet, offsets count from 0.
     """
     sources = progress["sources"] if isinstance(progress, Mapping) else progress.sources
     found: dict[TopicPartition, int] = {}

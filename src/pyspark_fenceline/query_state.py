@@ -1,11 +1,11 @@
 """Whether a streaming query keeps state, as far as its source can know.
 
-Owns the one question that decides whether a stream may go back: state that Spark keeps (an aggregation, a join,
-deduplication) has taken in the records that a log lost, and a source cannot take them out again. A Python source sees
-neither the query's plan nor the place of its checkpoint (`pyspark.md` S9). So the option `statefulQuery` says it, or
-the option `checkpointLocation` names the checkpoint, where Spark has a folder `state` as soon as a stateful query has
-run a batch. A checkpoint counts only if its newest entry holds the very offset of this query, with the id that a query
-gives its offsets: another query's, which may stand at the same place, says nothing. What is not known counts as state.
+Owns the decision whether a stream may rewind: Spark's state (an aggregation, a join, deduplication) contains the
+records that a log lost, and a source cannot remove them from it. A Python source sees neither the query's plan nor its
+checkpoint location (`pyspark.md` S9). So the option `statefulQuery` states it, or the option `checkpointLocation` names
+the checkpoint, which has a folder `state` once a stateful query has run a batch. A checkpoint counts only if its newest
+entry contains exactly this query's offset, including the query's id: that of another query at the same position proves
+nothing. An unknown query counts as stateful.
 
 Never writes to a checkpoint, and never decides what a loss means (`policy`).
 """
@@ -29,37 +29,37 @@ from pyspark_fenceline.checkpoint_files import (
 
 _log = logging.getLogger("pyspark_fenceline")
 QUERY: Final = "query"
-"""Of an offset's JSON: the id that the query gave itself when it began."""
+"""Key in an offset's JSON: the id that the query chose at its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateHint:
-    """What the options say. `is_stateful`: the option `statefulQuery`, None where it is not given. `checkpoint`: the
-    option `checkpointLocation`; `storage`: settings of the object store that it is in."""
+    """The options about state. `is_stateful`: the option `statefulQuery`, None if not given. `checkpoint`: the option
+    `checkpointLocation`; `storage`: settings of its object store."""
 
     is_stateful: bool | None = None
     checkpoint: str | None = None
     storage: Mapping[str, str] | None = None
 
 
-SAYS_NOTHING: Final = StateHint()
+NO_HINT: Final = StateHint()
 
 
 @dataclass(frozen=True, slots=True)
 class Stateless:
-    """The query keeps no state, or has not kept any until now."""
+    """The query keeps no state, or has not kept any so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stateful:
-    """The query keeps state. `because`: how that is known, as the beginning of a sentence."""
+    """The query keeps state. `because`: how this is known, as the start of a sentence."""
 
     because: str
 
 
 @dataclass(frozen=True, slots=True)
 class NotKnown:
-    """`because`: why, as the beginning of a sentence."""
+    """`because`: why, as the start of a sentence."""
 
     because: str
 
@@ -68,7 +68,7 @@ QueryState = Stateless | Stateful | NotKnown
 
 
 def query_state(hint: StateHint, offset: Mapping[str, Any]) -> QueryState:
-    """Whether the query whose newest planned batch ends at `offset` (as the checkpoint has it) keeps state."""
+    """Whether the query whose newest planned batch ends at `offset` (in its checkpoint form) keeps state."""
     found = _in_checkpoint(hint, offset) if hint.checkpoint else None
     match found, hint.is_stateful:
         case Stateful(), _:
@@ -78,7 +78,7 @@ def query_state(hint: StateHint, offset: Mapping[str, Any]) -> QueryState:
         case _, False:
             return Stateless()
         case None, None:
-            return NotKnown("Whether the query keeps state is not known")
+            return NotKnown("It is not known whether the query keeps state")
     assert found is not None, "the other cases are above"
     return found
 
@@ -90,19 +90,19 @@ def _in_checkpoint(hint: StateHint, offset: Mapping[str, Any]) -> QueryState:
         root = open_checkpoint(place, hint.storage)
         batches = numbered(root, "offsets")
         if not batches:
-            return NotKnown(f"checkpointLocation {place} holds no checkpoint that this source can read")
+            return NotKnown(f"checkpointLocation {place} has no checkpoint that this source can read")
         lines = source_lines(read_text(root, f"offsets/{batches[-1]}"))
         if lines is None:
-            return NotKnown(f"The checkpoint {place} is not of the format {FORMAT}, the only one that is known")
+            return NotKnown(f"The checkpoint {place} is not in the supported format {FORMAT}")
         if not any(_is_same(line, offset) for line in lines):
-            return NotKnown(f"checkpointLocation {place} is another query's checkpoint, or is not up to date")
+            return NotKnown(f"checkpointLocation {place} is another query's checkpoint, or is out of date")
         if has_files_below(root, "state"):
             return Stateful(f"The query keeps state ({place}/state)")
         if QUERY not in offset:
-            return NotKnown(f"The newest batch in {place} is of a source that writes no id of the query")
+            return NotKnown(f"The newest batch in {place} has no query id")
         return Stateless()
     except Exception as error:
-        # An object store, credentials, a newer Spark: whatever it is, the checkpoint says nothing.
+        # An object store, credentials, a newer Spark: in each case the state is unknown.
         _log.info("the checkpoint %s cannot be read", place, exc_info=True)
         return NotKnown(f"checkpointLocation {place} cannot be read ({type(error).__name__}: {error})")
 
@@ -115,28 +115,28 @@ def _is_same(line: str, offset: Mapping[str, Any]) -> bool:
 
 
 FIRST_BATCH: Final = (
-    "It happened while the query's first batch read it, before it is known whether the query keeps state. Nothing of "
-    "the batch is committed: start the query again."
+    "It happened while the query's first batch was being read, before it is known whether the query keeps state. "
+    "Nothing of the batch is committed: start the query again."
 )
-_WAYS_OUT: Final = (
-    "start it with a new checkpointLocation and an empty sink, and with includeRetractions, so that it takes lost rows "
-    'back the next time; or derive its result from the changes of a table. See "State" in docs/spark.md.'
+_ALTERNATIVES: Final = (
+    "start it with a new checkpointLocation, an empty sink and includeRetractions, so that it retracts lost rows in "
+    'future; or derive its result from the changes of a table. See "State" in docs/spark.md.'
 )
 
 
-def refusal_to_rewind(state: QueryState) -> str | None:
-    """Why a query in that state may not go back behind a truncation, and the ways out; None where it may."""
+def why_no_rewind(state: QueryState) -> str | None:
+    """Why a query in that state must not rewind after a truncation, and what to do; None if it may."""
     match state:
         case Stateless():
             return None
         case Stateful(because):
             return (
-                f"{because}, which has taken the lost records in and would stay wrong, so onTruncation=rewind does not "
-                f"apply. Ways out: {_WAYS_OUT}"
+                f"{because}, which includes the lost records and would stay wrong, so onTruncation=rewind does not "
+                f"apply. Options: {_ALTERNATIVES}"
             )
         case NotKnown(because):
             return (
                 f"{because}, and state would stay wrong, so onTruncation=rewind does not apply. If the query keeps no "
-                'state, add the source option statefulQuery="false" and start it again: it goes back. If it does, '
-                f"{_WAYS_OUT}"
+                'state, add the source option statefulQuery="false" and start it again: it rewinds. If it does, '
+                f"{_ALTERNATIVES}"
             )

@@ -1,8 +1,8 @@
-"""Which partitions a query reads, from where to where, and what the log has lost of that.
+"""The partitions and offsets that a query reads, and what the logs have lost of them.
 
-Owns subscription, the meaning of `startingOffsets` and its kin, and the comparison of a query's positions with the
-logs as they are now. Every question goes through `cluster.Cluster`; nothing here knows Spark. Whether a loss ends the
-query is decided elsewhere (`policy.settle`).
+Owns subscription, the meaning of `startingOffsets` and related options, and the comparison of a query's positions with
+the current logs. Every request goes through `cluster.Cluster`; nothing here knows Spark. `policy.apply_loss_policy`
+decides whether a loss ends the query.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from pyspark_fenceline.planning import OffsetRange
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The logs of a set of partitions at one moment. The first three maps name the same partitions. `added`: where
-    those are read from that a query knows only now, unless from 0."""
+    """The logs of a set of partitions at one moment. `topics`, `starts` and `ends` have the same partitions. `added`:
+    start offsets of partitions that the query reads for the first time, unless 0."""
 
     topics: Mapping[str, TopicFacts]
     starts: Mapping[TopicPartition, int]
@@ -53,7 +53,7 @@ class Snapshot:
 
 
 def subscribed(cluster: Cluster, subscription: Subscription) -> dict[str, TopicFacts]:
-    """The topics a subscription means now, each with the partitions that it wants. A named topic may be missing."""
+    """The topics that a subscription matches now, with the selected partitions. A named topic may be missing."""
     match subscription:
         case Subscribe(names):
             return dict(cluster.topics(names))
@@ -71,7 +71,7 @@ def subscribed(cluster: Cluster, subscription: Subscription) -> dict[str, TopicF
 
 
 def require_all(subscription: Subscription, found: Mapping[str, TopicFacts]) -> None:
-    """Raises `OperatorError` when a topic or partition that was named does not exist."""
+    """Raises `OperatorError` if a named topic or partition does not exist."""
     match subscription:
         case Subscribe(names):
             missing = [name for name in names if name not in found]
@@ -88,7 +88,7 @@ def require_all(subscription: Subscription, found: Mapping[str, TopicFacts]) -> 
 
 
 def take_snapshot(cluster: Cluster, topics: Mapping[str, TopicFacts]) -> Snapshot:
-    """Bounds of all partitions of `topics`. Ends are asked for last, so that no start lies above its end."""
+    """Bounds of all partitions of `topics`. Ends are fetched last, so that no start lies above its end."""
     partitions = [TopicPartition(name, index) for name, facts in topics.items() for index in facts.partitions]
     if not partitions:
         return Snapshot(topics, {}, {}, cluster.cluster_id())
@@ -97,10 +97,10 @@ def take_snapshot(cluster: Cluster, topics: Mapping[str, TopicFacts]) -> Snapsho
 
 
 def resolve(bound: Bound, snapshot: Snapshot, cluster: Cluster, *, side: str) -> dict[TopicPartition, int]:
-    """What `bound` means in the logs of `snapshot`: an offset for each partition.
+    """Resolve `bound` in the logs of `snapshot` to an offset for each partition.
 
-    `side` is "starting" or "ending": a timestamp after the last record is an error or the end for a start (by the
-    option's strategy) and the end for an end.
+    `side` is "starting" or "ending". A timestamp after the last record resolves to the log's end; for a start it is an
+    error if the option's strategy says so.
     """
     match bound:
         case Earliest():
@@ -149,9 +149,9 @@ def range_between(tp: TopicPartition, begin: Position, end: Position) -> OffsetR
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Where a query can go on in each partition of a snapshot, and what it lost on the way there.
+    """Where a query continues in each partition of a snapshot, and its losses.
 
-    `may_be_stale`: a loss may be the answer of a broker that has not heard of the newest leader or partition yet.
+    `may_be_stale`: a loss may come from a broker that does not know the newest leader or partition yet.
     """
 
     positions: Mapping[TopicPartition, Position]
@@ -160,15 +160,15 @@ class Comparison:
 
 
 Judge = Callable[[SourceOffset, Snapshot], Mapping[TopicPartition, Verdict]]
-"""Verdicts on positions that have no epoch to be compared by; may end the query."""
+"""Verdicts on positions without an epoch; may end the query."""
 
 
 def compare(held: SourceOffset, snapshot: Snapshot, history: History, judge: Judge | None = None) -> Comparison:
     """Compare a query's positions with the logs.
 
-    A partition that the query does not know yet is read from offset 0, or from where the snapshot says. A position
-    above the readable end is no loss when its epoch still matches: a new leader's high watermark may lag for a moment.
-    Where a loss was found the position is the one to go on from, with its epochs.
+    A new partition is read from offset 0, or from `snapshot.added`. A position above the readable end is no loss if its
+    epoch still matches: a new leader's high watermark may lag for a moment. After a loss the position is the one to
+    continue from, with its epochs.
     """
     recreated = recreated_topics(held, snapshot)
     history.forget(tp for tp in snapshot.ends if tp.topic in recreated)
@@ -209,18 +209,18 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History, judge: Jud
     return Comparison(positions, losses, may_be_stale or bool(gone))
 
 
-def compare_patiently(
+def compare_with_retries(
     held: SourceOffset,
-    look: Callable[[], Snapshot],
+    take: Callable[[], Snapshot],
     history: History,
     *,
     attempts: int,
     interval_ms: int,
     judge: Judge | None = None,
 ) -> tuple[Snapshot, Comparison]:
-    """Snapshot and comparison. A loss that a broker's stale answer may show is looked at again first."""
+    """Snapshot and comparison. A loss that may come from a broker's stale answer is checked again first."""
     for attempt in range(1, attempts + 1):
-        snapshot = look()
+        snapshot = take()
         comparison = compare(held, snapshot, history, judge)
         if attempt == attempts or not comparison.may_be_stale:
             break
@@ -229,9 +229,9 @@ def compare_patiently(
 
 
 def recreated_topics(held: SourceOffset, snapshot: Snapshot) -> set[str]:
-    """Topics of the snapshot that are not those of which `held` tells: their ids differ, or, where brokers give topics
-    no ids, the cluster is another one."""
-    is_elsewhere = _is_elsewhere(held, snapshot)
+    """Topics of the snapshot that are not those of `held`: their ids differ or, if brokers have no topic ids, the
+    cluster does."""
+    is_elsewhere = _is_other_cluster(held, snapshot)
     found = set()
     for topic, held_id in held.topic_ids.items():
         if topic not in snapshot.topics:
@@ -242,13 +242,13 @@ def recreated_topics(held: SourceOffset, snapshot: Snapshot) -> set[str]:
     return found
 
 
-def _is_elsewhere(held: SourceOffset, snapshot: Snapshot) -> bool:
+def _is_other_cluster(held: SourceOffset, snapshot: Snapshot) -> bool:
     return None not in (held.cluster_id, snapshot.cluster_id) and held.cluster_id != snapshot.cluster_id
 
 
 def _with_clusters(loss: Loss, held: SourceOffset, snapshot: Snapshot) -> Loss:
-    """The loss with the id of the cluster that the position is of, and of the one that was asked where they differ."""
-    found = snapshot.cluster_id if _is_elsewhere(held, snapshot) else None
+    """The loss with the cluster id of the position, and that of the current cluster if it differs."""
+    found = snapshot.cluster_id if _is_other_cluster(held, snapshot) else None
     return replace(loss, cluster_id=held.cluster_id, found_cluster_id=found)
 
 
@@ -290,7 +290,7 @@ def _loss(
             log_epoch=verdict.log_epoch,
         )
     if position.leader_epoch < 0 and position.offset > end.offset:
-        # That the log ends before the position does not say where it parts from what was read: S35's rows are above.
+        # The log ends before the position, but the point of divergence is unknown: S35's rows are above.
         return loss(LossKind.LOG_TRUNCATED, start, log_epoch=end.leader_epoch)
     if position.offset < start:
         return loss(LossKind.OFFSETS_EXPIRED, start)

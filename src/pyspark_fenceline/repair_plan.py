@@ -1,8 +1,8 @@
-"""What a repair does: which findings it acts on, and which rows of which files it takes out.
+"""Plans a repair: which findings it acts on, and which rows of which files it removes.
 
-Owns the step from an audit's findings to masks over files. Only what the caller has chosen is acted on, and a row goes
-only where the audit has proven that it is wrong: by its epoch or its values, or because an equal row stays. Files are
-chosen by their bounds, then their log columns are read. Changes nothing.
+Owns the step from an audit's findings to masks over files. It acts only on the kinds that the caller has chosen, and
+removes a row only if the audit has proven that it is wrong: by its epoch or its values, or because an equal row stays.
+Files are selected by their bounds, then their log columns are read. Changes nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.audit_duplicates import ranges_of, repeated_rows
+from pyspark_fenceline.audit_duplicates import finding_ranges, repeated_rows
 from pyspark_fenceline.audit_judge import FAULTS, Kind
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, Refine
 from pyspark_fenceline.delta_change import Removed
-from pyspark_fenceline.delta_index import LogColumns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
+from pyspark_fenceline.log_columns import LogColumns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 PROVEN_WRONG: Final = frozenset({Kind.STALE, Kind.BEYOND})
-"""What a repair acts on unless other kinds are chosen: rows that the log proves to be none of its records."""
+"""The default kinds of a repair: rows that the log proves to be none of its records."""
 TAKEN_OUT: Final = frozenset({*PROVEN_WRONG, Kind.ABORTED, Kind.DUPLICATE, Kind.FOREIGN, Kind.NEWER})
 ADDED: Final = frozenset({Kind.MISSING, Kind.BEHIND, Kind.DELETED})
 REPAIRABLE: Final = TAKEN_OUT | ADDED
@@ -44,7 +44,7 @@ def chosen_kinds(names: Collection[str] | None) -> frozenset[Kind]:
     unknown = sorted(str(name) for name in given if str(name) not in known)
     if unknown:
         raise OperatorError(
-            f"A repair does nothing about rows of the kind {', '.join(unknown)}",
+            f"A repair does not support findings of the kind {', '.join(unknown)}",
             f"Choose from: {', '.join(sorted(known))}.",
         )
     return frozenset(known[str(name)] for name in given)
@@ -52,7 +52,7 @@ def chosen_kinds(names: Collection[str] | None) -> frozenset[Kind]:
 
 @dataclass(frozen=True, slots=True)
 class BadRange:
-    """Rows of [start, end) that are to go; of one epoch, where `epoch` is given."""
+    """Rows of [start, end) to remove; only those of `epoch`, if given."""
 
     kind: Kind
     start: int
@@ -61,8 +61,8 @@ class BadRange:
 
 
 @dataclass(slots=True)
-class Work:
-    """What the findings ask for. `left`: differences that this repair leaves unchanged."""
+class RepairWork:
+    """The work that the findings require. `left`: differences that this repair leaves unchanged."""
 
     bad: dict[TopicPartition, list[BadRange]] = field(default_factory=dict)
     repeated: list[Mapping[str, Any]] = field(default_factory=list)
@@ -74,9 +74,9 @@ class Work:
         return not self.bad and not self.absent and not self.repeated
 
 
-def work_of(findings: Iterable[Mapping[str, Any]], kinds: Collection[Kind], *, may_add: bool = True) -> Work:
-    """`findings`: rows of a report. `may_add`: without it nothing is added that might have been deleted on purpose."""
-    work = Work()
+def repair_work(findings: Iterable[Mapping[str, Any]], kinds: Collection[Kind], *, may_add: bool = True) -> RepairWork:
+    """`findings`: rows of a report. Without `may_add` no record is added that may have been deleted on purpose."""
+    work = RepairWork()
     for one in findings:
         kind = Kind(one["kind"])
         is_held_back = kind in (Kind.MISSING, Kind.BEHIND) and not may_add
@@ -91,7 +91,7 @@ def work_of(findings: Iterable[Mapping[str, Any]], kinds: Collection[Kind], *, m
         else:
             epoch = None
             if kind in _OF_ONE_EPOCH:
-                # A finding without an epoch is about rows that their values have proven stale.
+                # A finding without an epoch is about rows whose values prove that they are stale.
                 epoch = one["epochs"][0] if len(one["epochs"]) else NOT_IN_LOG
             tp = TopicPartition(one["topic"], one["partition"])
             work.bad.setdefault(tp, []).append(BadRange(kind, one["start_offset"], one["end_offset_exclusive"], epoch))
@@ -99,45 +99,45 @@ def work_of(findings: Iterable[Mapping[str, Any]], kinds: Collection[Kind], *, m
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """A file with rows that go. `keep`: which rows stay; None when none does."""
+class FileRewrite:
+    """A file with rows to remove. `keep`: the mask of the rows that stay; None if no row stays."""
 
     file: TableFile
     keep: Mask | None
 
 
-def cuts_of(
+def file_rewrites(
     options: DeltaOptions,
     files: Sequence[TableFile],
-    work: Work,
+    work: RepairWork,
     row_key: Sequence[str] | None = None,
     refine: Refine | None = None,
-) -> tuple[list[Cut], list[Removed], list[Mapping[str, Any]]]:
-    """Files that change, the ranges that go with them, and findings of duplicates that stay: their rows differ."""
+) -> tuple[list[FileRewrite], list[Removed], list[Mapping[str, Any]]]:
+    """Files to change, the removed ranges, and findings of duplicates that stay because their rows differ."""
     import numpy as np
 
-    twice = ranges_of(work.repeated)
-    repeated = repeated_rows(options, files, twice, row_key, refine) if twice else {}
-    cuts: list[Cut] = []
+    duplicate_ranges = finding_ranges(work.repeated)
+    repeated = repeated_rows(options, files, duplicate_ranges, row_key, refine) if duplicate_ranges else {}
+    rewrites: list[FileRewrite] = []
     removed: list[Removed] = []
-    gone_twice = 0
+    removed_duplicates = 0
     for file in sorted(files, key=lambda one: one.path):
-        again = repeated.get(file.path)
-        if (again is None or not again.any()) and not any(True for _ in _concerning(file, work.bad)):
+        duplicates = repeated.get(file.path)
+        if (duplicates is None or not duplicates.any()) and not any(True for _ in _concerning(file, work.bad)):
             continue
         columns = read_log_columns(options, file)
         columns = columns if refine is None else refine(file, columns)
-        gone = _rows_to_go(columns, work.bad, removed)
-        if again is not None:
-            again &= ~gone
-            gone_twice += int(again.sum())
+        to_remove = _rows_to_remove(columns, work.bad, removed)
+        if duplicates is not None:
+            duplicates &= ~to_remove
+            removed_duplicates += int(duplicates.sum())
             for code, tp in enumerate(columns.partitions):
-                _note(columns, again & (columns.codes == code), tp, Kind.DUPLICATE, removed)
-            gone |= again
-        if gone.any():
-            cuts.append(Cut(file, None if gone.all() else np.asarray(~gone)))
-    differing = work.repeated if gone_twice < sum(one["rows"] for one in work.repeated) else []
-    return cuts, removed, list(differing)
+                _note(columns, duplicates & (columns.codes == code), tp, Kind.DUPLICATE, removed)
+            to_remove |= duplicates
+        if to_remove.any():
+            rewrites.append(FileRewrite(file, None if to_remove.all() else np.asarray(~to_remove)))
+    differing = work.repeated if removed_duplicates < sum(one["rows"] for one in work.repeated) else []
+    return rewrites, removed, list(differing)
 
 
 def _concerning(file: TableFile, bad: Mapping[TopicPartition, Sequence[BadRange]]) -> Iterator[BadRange]:
@@ -148,18 +148,20 @@ def _concerning(file: TableFile, bad: Mapping[TopicPartition, Sequence[BadRange]
                 yield one
 
 
-def _rows_to_go(columns: LogColumns, bad: Mapping[TopicPartition, Sequence[BadRange]], removed: list[Removed]) -> Mask:
+def _rows_to_remove(
+    columns: LogColumns, bad: Mapping[TopicPartition, Sequence[BadRange]], removed: list[Removed]
+) -> Mask:
     import numpy as np
 
-    gone = np.zeros(len(columns), dtype=np.bool_)
+    to_remove = np.zeros(len(columns), dtype=np.bool_)
     for code, tp in enumerate(columns.partitions):
         for one in bad.get(tp, ()):
-            inside = (columns.codes == code) & (columns.offsets >= one.start) & (columns.offsets < one.end) & ~gone
+            inside = (columns.codes == code) & (columns.offsets >= one.start) & (columns.offsets < one.end) & ~to_remove
             if one.epoch is not None:
                 inside &= columns.epochs == one.epoch
             _note(columns, inside, tp, one.kind, removed)
-            gone |= inside
-    return gone
+            to_remove |= inside
+    return to_remove
 
 
 def _note(columns: LogColumns, chosen: Mask, tp: TopicPartition, kind: Kind, removed: list[Removed]) -> None:
@@ -167,8 +169,8 @@ def _note(columns: LogColumns, chosen: Mask, tp: TopicPartition, kind: Kind, rem
 
     for epoch in np.unique(columns.epochs[chosen]).tolist():
         offsets = columns.offsets[chosen & (columns.epochs == epoch)]
-        # A row that its values have proven stale has no epoch.
-        told = -1 if epoch <= NOT_IN_LOG else epoch
+        # A row that is stale by its values has no epoch.
+        epoch_or_none = -1 if epoch <= NOT_IN_LOG else epoch
         removed.append(
-            Removed(tp.topic, tp.partition, told, int(offsets.min()), int(offsets.max()), len(offsets), kind)
+            Removed(tp.topic, tp.partition, epoch_or_none, int(offsets.min()), int(offsets.max()), len(offsets), kind)
         )

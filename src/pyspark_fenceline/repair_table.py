@@ -1,12 +1,12 @@
-"""`repair`: says what would make a table equal to the log, and does it where that is asked for.
+"""`repair`: reports the changes that make a table match the log, and applies them on request.
 
-Owns the order of a repair: audit, then one entry of the table's log that takes out what the log does not hold, and one
-that adds what the table lacks, read from the log (two entries, so that readers that skip changes get the new rows:
-decision 026). Without `apply` nothing is changed. Only kinds that the caller has chosen are acted on; rows that were
-deleted on purpose only come back where that is asked for by name. Only files with rows that go are written anew, and
-only the missing ranges are read. A second repair finds nothing to do, and one that ended between its two entries is
-completed by the next one. Other writers are no trouble, as long as the files in question stay and the missing ranges
-are not added by them; else the repair looks again.
+Owns the order of a repair: audit, then one commit that removes rows that the log does not hold, and one that adds
+missing records, read from the log (two commits, so that readers that skip changes get the new rows: decision 026).
+Without `apply` nothing is changed. Acts only on the kinds that the caller has chosen; rows that were deleted on purpose
+are restored only if the caller names that kind. Only files with rows to remove are rewritten, and only the missing
+ranges are read. A second repair finds nothing to do, and completes one that ended between its two commits. Concurrent
+writers are allowed, as long as the affected files stay and they do not add the missing ranges; else the repair starts
+again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from urllib.parse import unquote
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+from pyspark_fenceline.audit_executor import active_session
 from pyspark_fenceline.audit_judge import Kind
-from pyspark_fenceline.audit_made import Made, Transform
 from pyspark_fenceline.audit_table import (
     OpenedTable,
     Settings,
@@ -33,16 +33,16 @@ from pyspark_fenceline.audit_table import (
     session_for,
     settings,
 )
-from pyspark_fenceline.audit_work import the_session
-from pyspark_fenceline.delta_change import RANGES_TOLD, Removed
+from pyspark_fenceline.audit_transform import RowMapping, Transform
+from pyspark_fenceline.delta_change import MAX_RANGES_SHOWN, Removed
 from pyspark_fenceline.delta_commit import commit_entry, open_table, refuse_append_only
 from pyspark_fenceline.delta_files import DataFile, delete_files
-from pyspark_fenceline.delta_index import bounds
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_state import PartitionState, TableState, read_state
+from pyspark_fenceline.delta_state import PartitionProgress, TableState, read_state
 from pyspark_fenceline.delta_table_files import TableFile, table_files
-from pyspark_fenceline.repair_hands import Hands, OwnHands, SparkHands
-from pyspark_fenceline.repair_plan import Cut, Work, chosen_kinds, cuts_of, work_of
+from pyspark_fenceline.log_columns import bounds
+from pyspark_fenceline.repair_executor import LocalExecutor, RepairExecutor, SparkExecutor
+from pyspark_fenceline.repair_plan import FileRewrite, RepairWork, chosen_kinds, file_rewrites, repair_work
 from pyspark_fenceline.table_changes import files_of_version
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 5
 _COMMIT_ATTEMPTS: Final = 40
-ROWS_DIFFER: Final = "rows that differ stay: name the columns that tell rows of one record apart (row_key)"
+ROWS_DIFFER: Final = "rows that differ are kept: name the columns that identify rows of one record (row_key)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Added:
 
 @dataclass(slots=True)
 class Repair:
-    """What a repair did, or would do. `version`: of the table afterwards, None when nothing was changed. `is_applied`:
-    it was to change the table. `left`: differences that it leaves unchanged: of kinds that were not chosen, or because
-    nothing proves that the rows are wrong. Without `is_applied` the files that come are not known.
+    """What a repair did, or would do. `version`: of the table afterwards, None if nothing was changed. `is_applied`:
+    called with `apply`. `left`: differences that it leaves unchanged: of kinds that were not chosen, or because nothing
+    proves that the rows are wrong. Without `is_applied` the number of added files is unknown.
     """
 
     before: Verdict
@@ -87,28 +87,28 @@ class Repair:
         return sum(one.row_count for one in self.removed)
 
     def sentence(self) -> str:
-        """What was changed or would be, for a person."""
+        """The result as a sentence."""
         by_kind: dict[str, int] = {}
         for one in self.removed:
             by_kind[str(one.reason)] = by_kind.get(str(one.reason), 0) + one.row_count
-        gone = ", ".join(f"{count} {kind}" for kind, count in sorted(by_kind.items()))
-        rows = f"{self.removed_rows} rows{f' ({gone})' if gone else ''}"
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(by_kind.items()))
+        rows = f"{self.removed_rows} rows{f' ({counts})' if counts else ''}"
         if not self.is_applied and (self.removed or self.added):
             what = (
-                f"Would take out {rows} and add {self.added_rows}: {self.files_removed} files would go; nothing was"
-                " changed, apply=True (--apply) does it"
+                f"Would remove {rows} and add {self.added_rows}: {self.files_removed} files would be removed; nothing"
+                " was changed, use apply=True (--apply)"
             )
         elif self.version is None:
             what = "Nothing was changed" if self.is_applied or not self.left else "Nothing would be changed"
         else:
             what = (
-                f"Took out {rows} and added {self.added_rows}, "
-                f"in version {self.version}: {self.files_removed} files went, {self.files_added} came"
+                f"Removed {rows} and added {self.added_rows}, in version {self.version}: {self.files_removed} files"
+                f" removed, {self.files_added} files added"
             )
         kinds = sorted({str(one["kind"]) for one in self.left})
         more = f"; {len(self.left)} findings are left unchanged ({', '.join(kinds)})" if kinds else ""
         unknown = "; ".join(self.before.unknown_deletions)
-        held = f"; what is missing may have been deleted on purpose by {unknown}" if unknown else ""
+        held = f"; missing rows may have been deleted on purpose by {unknown}" if unknown else ""
         notes = "".join(f"; {note}" for note in self.before.notes) if self.added else ""
         return f"{what}{more}{held}{notes}."
 
@@ -131,13 +131,13 @@ def repair(
     row_key: Collection[str] | None = None,
     deleted: str | DataFrame | pa.Table | None = None,
 ) -> Repair:
-    """Say what would make the Delta table at a path equal to the log, and do it with `apply`, as Spark jobs.
+    """Report the changes that make the Delta table at a path match the log, and with `apply` make them, as Spark jobs.
 
-    `kinds`: of the findings to act on; None for what is proven wrong (stale, beyond). To be named: missing, behind
-    (records that the table has not reached yet: leave it out while a sink that may add them twice is writing),
-    duplicate, aborted, foreign, newer, and deleted (which brings back what was deleted on purpose). `transform`: from
-    the source's columns (with headers and leader_epoch) to the table's, where it has others. Of duplicates rows go that
-    are equal in every column, or in `row_key`. The other arguments and errors are those of `audit`.
+    `kinds`: of the findings to act on; None for proven errors (stale, beyond). Others: missing, behind (records that
+    the table has not reached yet: do not use it while a sink that may add them too is writing), duplicate, aborted,
+    foreign, newer, and deleted (which restores rows that were deleted on purpose). `transform`: from the source's
+    columns (with headers and leader_epoch) to the table's, if they differ. Of duplicates, rows are removed that are
+    equal in every column, or in `row_key`. The other arguments and errors are those of `audit`.
     """
     chosen = settings(
         bootstrap,
@@ -146,11 +146,11 @@ def repair(
         isolation_level,
         everything,
         by_values=by_values,
-        made=Made(transform, where),
+        mapping=RowMapping(transform, where),
         row_key=row_key,
         deleted=deleted,
     )
-    return _repair(table, chosen, storage, SparkHands(spark or the_session()), chosen_kinds(kinds), apply=apply)
+    return _repair(table, chosen, storage, SparkExecutor(spark or active_session()), chosen_kinds(kinds), apply=apply)
 
 
 def repair_here(
@@ -161,25 +161,25 @@ def repair_here(
     kinds: Collection[str] | None = None,
     storage: Mapping[str, str] | None = None,
 ) -> Repair:
-    """As `repair`, in this process, with Spark only where `chosen` has a predicate or a transform."""
+    """As `repair`, in this process, with Spark only if `chosen` has a predicate or a transform."""
     session = session_for(chosen)
-    hands = OwnHands() if session is None else SparkHands(session)
-    return _repair(table, chosen, storage, hands, chosen_kinds(kinds), apply=apply)
+    executor = LocalExecutor() if session is None else SparkExecutor(session)
+    return _repair(table, chosen, storage, executor, chosen_kinds(kinds), apply=apply)
 
 
-class Moved(Exception):
-    """The table is not any more what the repair was planned for. `may_have_landed`: an own commit, which failed, may be
-    in the table all the same; then its files must stay.
+class TableChanged(Exception):
+    """The table has changed since the repair was planned. `may_be_committed`: a failed own commit may be in the table
+    nevertheless; then its files must stay.
     """
 
-    def __init__(self, *, may_have_landed: bool = False) -> None:
+    def __init__(self, *, may_be_committed: bool = False) -> None:
         super().__init__()
-        self.may_have_landed = may_have_landed
+        self.may_be_committed = may_be_committed
 
 
 @dataclass(slots=True)
-class _Done:
-    """Entries of this repair that the table has, also those of attempts that were overtaken behind them."""
+class _Progress:
+    """The changes that this repair has committed, including those of earlier attempts."""
 
     version: int | None = None
     removed: list[Removed] = field(default_factory=list)
@@ -188,7 +188,7 @@ class _Done:
     files_removed: int = 0
     files_added: int = 0
 
-    def told(self, before: Verdict, left: Sequence[Mapping[str, Any]]) -> Repair:
+    def result(self, before: Verdict, left: Sequence[Mapping[str, Any]]) -> Repair:
         return Repair(
             before,
             True,
@@ -206,92 +206,94 @@ def _repair(
     path: str,
     chosen: Settings,
     storage: Mapping[str, str] | None,
-    hands: Hands,
+    executor: RepairExecutor,
     kinds: Collection[Kind],
     *,
     apply: bool,
 ) -> Repair:
-    done = _Done()
+    done = _Progress()
     before: Verdict | None = None
     for _ in range(_ATTEMPTS):
         table = open_for_audit(path, storage, to_write=True)
-        found = audit_files(table, chosen, hands.session)
+        found = audit_files(table, chosen, executor.session)
         before = before or found.verdict
         may_add = not found.verdict.unknown_deletions or Kind.DELETED in kinds
-        work = work_of(hands.collect(found.findings), kinds, may_add=may_add)
+        work = repair_work(executor.collect(found.findings), kinds, may_add=may_add)
         if work.is_empty:
-            return done.told(before, work.left) if apply else Repair(before, left=work.left)
+            return done.result(before, work.left) if apply else Repair(before, left=work.left)
         try:
-            cuts, removed, differing = cuts_of(table.options, table.files, work, chosen.row_key, found.refine)
+            rewrites, removed, differing = file_rewrites(table.options, table.files, work, chosen.row_key, found.refine)
         except FileNotFoundError:
-            # Others have rewritten the table, and vacuum was quick.
+            # Another writer has rewritten the table, and vacuum has removed the files.
             continue
         work.left += [{**one, "detail": f"{one['detail']}; {ROWS_DIFFER}"} for one in differing]
         if not apply:
-            return _planned(before, work, cuts, removed)
+            return _planned(before, work, rewrites, removed)
         try:
-            _apply(table, chosen, hands, work, cuts, removed, done)
-        except Moved:
-            _log.warning("the table at %s was changed during its repair, looking again", path)
+            _apply(table, chosen, executor, work, rewrites, removed, done)
+        except TableChanged:
+            _log.warning("the table at %s was changed during the repair, starting again", path)
             continue
-        return done.told(before, work.left)
+        return done.result(before, work.left)
     raise OperatorError(
-        f"The Delta table at {path} is changed by others all the time: {_ATTEMPTS} repairs were overtaken",
-        "Stop what rewrites the table (OPTIMIZE, deletes) during a repair.",
+        f"The Delta table at {path} was changed during each of {_ATTEMPTS} attempts of the repair",
+        "Stop jobs that rewrite the table (OPTIMIZE, deletes) during a repair.",
     )
 
 
-def _planned(before: Verdict, work: Work, cuts: Sequence[Cut], removed: Sequence[Removed]) -> Repair:
+def _planned(before: Verdict, work: RepairWork, rewrites: Sequence[FileRewrite], removed: Sequence[Removed]) -> Repair:
     added = [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
     rows = sum(one.end_offset_exclusive - one.start_offset for one in added)
-    return Repair(before, False, None, removed, added, rows, len(cuts), 0, work.left)
+    return Repair(before, False, None, removed, added, rows, len(rewrites), 0, work.left)
 
 
 def _apply(
     table: OpenedTable,
     chosen: Settings,
-    hands: Hands,
-    work: Work,
-    cuts: Sequence[Cut],
+    executor: RepairExecutor,
+    work: RepairWork,
+    rewrites: Sequence[FileRewrite],
     removed: Sequence[Removed],
-    done: _Done,
+    done: _Progress,
 ) -> None:
-    """Two entries, or the one of them that is needed. Raises `Moved` where the table is not what was planned for; what
-    the first entry did stays right, and is in `done`.
+    """One or two commits. Raises `TableChanged` for a concurrent change; the result of the first commit stays valid and
+    is in `done`.
     """
     options = table.options
     opened = open_table(options)
     assert opened is not None, "the table was audited a moment ago"
-    if cuts:
+    if rewrites:
         refuse_append_only(opened, options.path)
-    # What may fail at a record comes first: then nothing is written.
-    filled = hands.fill(options, opened, chosen, work.absent) if work.absent else []
+    # This may fail at a record, so it comes first: then nothing is committed.
+    filled = executor.fill(options, opened, chosen, work.absent) if work.absent else []
     written = list(filled)
     try:
         known = list(table.files)
-        if cuts:
-            copies = hands.rewrite(options, [cut for cut in cuts if cut.keep is not None])
+        if rewrites:
+            copies = executor.rewrite(options, [rewrite for rewrite in rewrites if rewrite.keep is not None])
             written += copies
-            gone = [cut.file for cut in cuts]
+            remove = [rewrite.file for rewrite in rewrites]
             deleted = sum(one.row_count for one in removed)
             done.version = commit_one(
-                options, known, gone, copies, {"repair": _told(removed, [])}, deleted_row_count=deleted
+                options, known, remove, copies, {"repair": _commit_metadata(removed, [])}, deleted_row_count=deleted
             )
             done.removed += removed
-            done.files_removed += len(gone)
+            done.files_removed += len(remove)
             done.files_added += len(copies)
             written = list(filled)
-            paths = {file.path for file in gone}
+            paths = {file.path for file in remove}
             known = [file for file in known if file.path not in paths]
             known += [TableFile(file.path, file.size_bytes, file.partition_values) for file in copies]
         if filled:
             incoming = bounds(span for file in filled for span in file.spans)
-            done.version = commit_one(options, known, [], filled, {"repair": _told([], filled)}, incoming=incoming)
+            done.version = commit_one(
+                options, known, [], filled, {"repair": _commit_metadata([], filled)}, incoming=incoming
+            )
             done.added += [Added(tp.topic, tp.partition, start, end) for tp, start, end in work.absent]
             done.added_rows += sum(file.record_count for file in filled)
             done.files_added += len(filled)
-    except Moved as moved:
-        if not moved.may_have_landed:
+    except TableChanged as changed:
+        if not changed.may_be_committed:
             delete_files(options, [file.path for file in written])
         raise
 
@@ -299,18 +301,18 @@ def _apply(
 def commit_one(
     options: DeltaOptions,
     known: Sequence[TableFile],
-    gone: Sequence[TableFile],
+    remove: Sequence[TableFile],
     files: Sequence[DataFile],
-    told: Mapping[str, Any],
+    own_metadata: Mapping[str, Any],
     *,
     incoming: Mapping[TopicPartition, tuple[int, int]] | None = None,
     keeps_state: bool = True,
     deleted_row_count: int = 0,
     updated_row_count: int = 0,
 ) -> int:
-    """One entry with `files` in place of `gone`, on the table as it is now; its version. `known`: the table's files as
-    they were planned for. `incoming`: bounds of the rows that are new; no file may have come that may have some of
-    them. Raises `Moved`.
+    """Replace `remove` by `files` in one commit to the current table; returns its version. `known`: the table's files
+    when the change was planned. `incoming`: bounds of the new rows; no file may have been added that may overlap them.
+    Raises `TableChanged`.
     """
     from deltalake.exceptions import CommitFailedError
 
@@ -320,15 +322,15 @@ def commit_one(
     for attempt in range(_COMMIT_ATTEMPTS):
         table = open_table(options)
         if table is None:
-            raise Moved(may_have_landed=attempt > 0)
+            raise TableChanged(may_be_committed=attempt > 0)
         since = int(table.version()) if since is None else since
         now = {file.path: file for file in table_files(table)}
         if attempt > 0 and files and all(file.path in now for file in files):
-            # It has landed, and failed all the same.
+            # The last attempt has succeeded although it reported a failure.
             return int(table.version())
-        came = [file for path, file in now.items() if path not in paths]
-        if any(file.path not in now for file in gone) or any(_may_overlap(file, new) for file in came):
-            raise Moved(may_have_landed=_is_named(options, files, since + 1, int(table.version())))
+        added_files = [file for path, file in now.items() if path not in paths]
+        if any(file.path not in now for file in remove) or any(_may_overlap(file, new) for file in added_files):
+            raise TableChanged(may_be_committed=_is_named(options, files, since + 1, int(table.version())))
         state = read_state(table) if keeps_state else None
         try:
             commit_entry(
@@ -337,8 +339,8 @@ def commit_one(
                 table.metadata().partition_columns,
                 None,
                 overwrite=False,
-                remove=gone,
-                told=told if state is None else {**told, "state": _raised(state, new).encode()},
+                remove=remove,
+                own_metadata=own_metadata if state is None else {**own_metadata, "state": _raised(state, new).encode()},
                 only_next=True,
                 deleted_row_count=deleted_row_count,
                 updated_row_count=updated_row_count,
@@ -347,11 +349,11 @@ def commit_one(
             time.sleep(random.random() * min(0.2, 0.01 * 2**attempt))
             continue
         return int(table.version()) + 1
-    raise Moved(may_have_landed=True)
+    raise TableChanged(may_be_committed=True)
 
 
 def _is_named(options: DeltaOptions, files: Sequence[DataFile], first_version: int, last_version: int) -> bool:
-    """Whether an entry of these versions has one of the files, or cannot be read."""
+    """Whether a commit of these versions has one of the files, or cannot be read."""
     paths = {file.path for file in files}
     try:
         return any(
@@ -370,15 +372,15 @@ def _may_overlap(file: TableFile, incoming: Mapping[TopicPartition, tuple[int, i
 def _raised(state: TableState, incoming: Mapping[TopicPartition, tuple[int, int]]) -> TableState:
     partitions = dict(state.partitions)
     for tp, (_, last) in incoming.items():
-        known = partitions.get(tp, PartitionState(-1, 0))
-        partitions[tp] = PartitionState(known.leader_epoch, max(known.end_offset, last + 1))
+        known = partitions.get(tp, PartitionProgress(-1, 0))
+        partitions[tp] = PartitionProgress(known.leader_epoch, max(known.end_offset, last + 1))
     return TableState(partitions, state.topic_ids)
 
 
-def _told(removed: Sequence[Removed], filled: Sequence[DataFile]) -> dict[str, Any]:
+def _commit_metadata(removed: Sequence[Removed], filled: Sequence[DataFile]) -> dict[str, Any]:
     return {
         "removed_rows": sum(one.row_count for one in removed),
         "added_rows": sum(file.record_count for file in filled),
-        "ranges": [{**one.told(), "reason": str(one.reason)} for one in removed[:RANGES_TOLD]],
+        "ranges": [{**one.to_json(), "reason": str(one.reason)} for one in removed[:MAX_RANGES_SHOWN]],
         "range_count": len(removed),
     }

@@ -1,4 +1,4 @@
-"""What the options say of rows that are taken back. Owns the values alone; `options` reads them."""
+"""The options of retractions. Owns the values only; `options` parses them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RetractionOptions:
-    """`evidence`: data directories of nodes, or copies of them, where lost records are looked for besides the paths
-    that receipts name. `table`: a Delta table that has the query's rows. `storage`: settings of its object store.
+    """`evidence`: data directories of nodes, or copies, that are searched for lost records in addition to the paths in
+    receipts. `table`: a Delta table that holds the query's rows. `storage`: settings of its object store.
     """
 
     evidence: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
-"""Where the rows are that a stream takes back: the driver's search in evidence and in a table.
+"""Finds the rows that a stream must retract: the driver's search in evidence and in a table.
 
-Owns the order of the search (evidence that receipts name, directories that the option names, then the table) and the
-error when something is nowhere. Where rows are found is fixed with the batch that takes them back; its replay reads
-them from there again, or ends the query. Never decides which rows are taken back (`retractions`).
+Owns the order of the search (evidence in receipts, directories of the option, then the table) and the error if rows are
+not found. The location is stored with the batch that retracts the rows; its replay reads them from there again, or ends
+the query. Never decides which rows are retracted (`retractions`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark_fenceline.kept_evidence import find_in_evidence
 from pyspark_fenceline.kept_rows import Cover, KeptSpan, cover, joined
 from pyspark_fenceline.lost_ranges import InEvidence, InTable, KeptIn, LostRange, Retraction
 from pyspark_fenceline.retraction_options import RetractionOptions
-from pyspark_fenceline.retractions import cannot
+from pyspark_fenceline.retractions import cannot_retract
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -32,7 +32,7 @@ _NOT_ALLOWED = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZ
 
 @dataclass(slots=True)
 class _Search:
-    """One range: what was found of it, where, and why there is not more."""
+    """One range: its rows in evidence and in the table, and why rows are missing."""
 
     lost: LostRange
     evidence: Cover
@@ -60,8 +60,8 @@ class Retractor:
         self._committed_only = committed_only
 
     def check_topics(self, topics: Collection[str]) -> None:
-        """Raises `OperatorError` where a topic is compacted: a record may have been compacted away in the log that was
-        read, and be there in the one that is left."""
+        """Raises `OperatorError` for a compacted topic: a record may have been compacted away in the log that was read,
+        and exist in the current one."""
         if not topics:
             return
         try:
@@ -70,27 +70,26 @@ class Retractor:
             if error.code not in _NOT_ALLOWED:
                 raise
             raise OperatorError(
-                f"Whether {', '.join(sorted(topics))} can be taken back is not known: {error.message}",
-                "Let the query's user describe the configuration of the topics (DESCRIBE_CONFIGS), or leave out "
-                "includeRetractions.",
+                f"It is not known whether rows of {', '.join(sorted(topics))} can be retracted: {error.message}",
+                "Grant the query's user DESCRIBE_CONFIGS on the topics, or remove includeRetractions.",
             ) from error
         compacted = [name for name, policy in sorted(found.items()) if "compact" in policy]
         if compacted:
             raise OperatorError(
-                f"Rows of {', '.join(compacted)} cannot be taken back: the topic is compacted, and which of its "
-                "records the query was given is not known afterwards",
-                "Leave out includeRetractions; keep the rows in a table, and derive results from its changes.",
+                f"Rows of {', '.join(compacted)} cannot be retracted: the topic is compacted, so it is not known "
+                "which of its records the query has read",
+                "Remove includeRetractions; write the rows to a table, and derive results from its changes.",
             )
 
     def check(self) -> None:
-        """Raises `OperatorError` where the table that the options name cannot have the rows."""
+        """Raises `OperatorError` if the table of the options cannot hold the rows."""
         if (table := self._table) is not None:
             from pyspark_fenceline.kept_table import check_columns
 
             check_columns(table, self._schema)
 
     def plan(self, lost: Sequence[LostRange], losses: Sequence[Loss]) -> tuple[Retraction, ...]:
-        """Where all rows of `lost` are read. Raises `DataLossError` where some are nowhere."""
+        """The locations of all rows of `lost`. Raises `DataLossError` if some are not found."""
         found, version = self._search(lost)
         self._require_all(found, losses)
         planned: list[Retraction] = []
@@ -104,7 +103,7 @@ class Retractor:
         return tuple(planned)
 
     def pieces_of(self, retractions: Sequence[Retraction], losses: Sequence[Loss]) -> list[KeptSpan]:
-        """Where the rows of a planned batch are, from the places that its offset names. Raises `DataLossError`."""
+        """The files of the rows that a planned batch retracts, from its offset. Raises `DataLossError`."""
         pieces: list[KeptSpan] = []
         in_evidence = [one.rows for one in retractions if isinstance(one.kept_in, InEvidence)]
         found, _ = self._search(in_evidence, with_table=False)
@@ -126,8 +125,8 @@ class Retractor:
                 pieces += covered.pieces
         return pieces
 
-    def pieces_again(self, lost: Sequence[LostRange], losses: Sequence[Loss]) -> list[KeptSpan]:
-        """Where rows are that a batch was to deliver and that the log lost since. Raises `DataLossError`."""
+    def pieces_of_lost(self, lost: Sequence[LostRange], losses: Sequence[Loss]) -> list[KeptSpan]:
+        """The files of rows that the log has lost since a batch was planned. Raises `DataLossError`."""
         found, _ = self._search(lost)
         self._require_all(found, losses)
         return [piece for one in found for piece in (*one.evidence.pieces, *one.in_table)]
@@ -140,12 +139,12 @@ class Retractor:
         return None if options.table is None else DeltaOptions(options.table, storage=options.storage)
 
     def _search(self, lost: Sequence[LostRange], *, with_table: bool = True) -> tuple[list[_Search], int]:
-        """Of each range what evidence holds, and the table what evidence lacks; with the table's version."""
+        """Search each range in evidence, and the rest in the table; returns also the table's version."""
         if not lost:
             return [], -1
         topics = frozenset(one.topic_partition.topic for one in lost)
         self.check_topics(topics)
-        receipts, notes = self._told(topics)
+        receipts, notes = self._receipts_of(topics)
         found: list[_Search] = []
         for one in lost:
             kept = find_in_evidence(one, receipts, self._options.evidence, committed_only=self._committed_only)
@@ -167,13 +166,13 @@ class Retractor:
             search.notes += [note for note in result.notes if note not in search.notes]
         return found, result.version
 
-    def _told(self, topics: frozenset[str]) -> tuple[Sequence[LossReceipt], list[str]]:
+    def _receipts_of(self, topics: frozenset[str]) -> tuple[Sequence[LossReceipt], list[str]]:
         try:
             return self._receipts(topics), []
         except PeerError as error:
             if error.code not in _NOT_ALLOWED:
                 raise
-            return (), [f"the receipts of losses may not be read ({error.message})"]
+            return (), [f"the user is not authorized to read loss receipts ({error.message})"]
 
     def _require_all(self, found: Sequence[_Search], losses: Sequence[Loss]) -> None:
         lacking = [one for one in found if one.missing]
@@ -183,20 +182,20 @@ class Retractor:
         for one in lacking[:3]:
             offsets = ", ".join(f"{start} to {end - 1}" for start, end in one.missing[:5])
             more = f" and {len(one.missing) - 5} more ranges" if len(one.missing) > 5 else ""
-            notes = "; ".join(dict.fromkeys(one.notes)) or "its evidence does not hold them"
-            clauses.append(f"offsets {offsets}{more} of {one.lost.topic_partition} are nowhere ({notes})")
+            notes = "; ".join(dict.fromkeys(one.notes)) or "the evidence does not contain them"
+            clauses.append(f"offsets {offsets}{more} of {one.lost.topic_partition} were not found ({notes})")
         if len(lacking) > 3:
             clauses.append(f"and some of {len(lacking) - 3} more partitions")
         ways = (
-            "start the replica that lost them, so that it keeps them as evidence, and the query where its disk is",
-            "name its data directory, or a copy, in the option retractionEvidence",
-            "name a Delta table with these rows in the option retractionTable",
+            "start the replica that lost them, so that it keeps them as evidence, and run the query on its machine",
+            "set the option retractionEvidence to its data directory, or a copy",
+            "set the option retractionTable to a Delta table with these rows",
         )
-        raise cannot(losses, "; ".join(clauses), ways)
+        raise cannot_retract(losses, "; ".join(clauses), ways)
 
 
 def receipts_from(client: Mapping[str, str], cluster: Cluster) -> Receipts:
-    """The ledger of a cluster; empty where it has none."""
+    """The receipts of a cluster; empty without a losses topic."""
 
     def read(topics: frozenset[str]) -> Sequence[LossReceipt]:
         from pyspark_fenceline.losses_table import LossesReader

@@ -1,8 +1,8 @@
-"""The source's columns, in Spark's and in Arrow's words.
+"""The source's columns, as Spark's and as Arrow's schema.
 
 Owns the schema of Spark's Kafka source (`pyspark.md S28`), the opt-in columns `leader_epoch` and `_change_type`, and
-the exact Arrow form that Spark checks the first batch of a task against (S1). A caller's own schema may choose columns,
-as Spark pushes no column selection down to Python sources: columns that are not asked for are not sent to the JVM.
+the exact Arrow schema that Spark checks the first batch of a task against (S1). A user's schema may select columns,
+because Spark does not push column selection down to Python sources: other columns are not sent to the JVM.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COLUMNS: Final = (
 _HEADERS: Final = StructField("headers", HEADERS_TYPE)
 _LEADER_EPOCH: Final = StructField("leader_epoch", IntegerType())
 CHANGE_TYPE: Final = "_change_type"
-"""`insert`, or `delete` for a row that came before and that the log lost: the words of Delta's change data feed."""
+"""`insert`, or `delete` for a delivered row that the log lost: the values of Delta's change data feed."""
 _CHANGE_TYPE: Final = StructField(CHANGE_TYPE, StringType())
 
 
@@ -58,7 +58,7 @@ def spark_schema(*, include_headers: bool, include_leader_epoch: bool, include_r
 def check_schema(
     schema: StructType, *, include_headers: bool, include_leader_epoch: bool, include_retractions: bool = False
 ) -> None:
-    """Accept the source's own schema or a choice of its columns. Raises `OperatorError` on anything else."""
+    """Accept the source's own schema or a selection of its columns. Raises `OperatorError` for anything else."""
     every = spark_schema(include_headers=True, include_leader_epoch=True, include_retractions=True)
     known = {field.name: field for field in every}
     needs = {
@@ -72,7 +72,7 @@ def check_schema(
             wanted = ", ".join(f"{column.name} {column.dataType.simpleString()}" for column in known.values())
             raise OperatorError(
                 f"The fenceline source has no column {field.name} {field.dataType.simpleString()}; its schema is fixed",
-                f"Leave the schema out, or choose from: {wanted}.",
+                f"Remove the schema, or choose from: {wanted}.",
             )
         option, is_on = needs.get(field.name, ("", True))
         if not is_on:
@@ -80,14 +80,14 @@ def check_schema(
                 f"Column {field.name} needs the option {option}=true", f"Add .option('{option}', True)."
             )
     if not len(schema):
-        raise OperatorError("The schema names no column", "Leave it out, or choose at least one column.")
+        raise OperatorError("The schema has no columns", "Remove it, or choose at least one column.")
     if include_retractions and CHANGE_TYPE not in schema.names:
         raise OperatorError(
-            f"The schema has no column {CHANGE_TYPE}: rows that are taken back would be counted once more",
-            f"Add {CHANGE_TYPE} STRING to it, or leave out the option includeRetractions.",
+            f"The schema has no column {CHANGE_TYPE}: retracted rows would be counted twice",
+            f"Add {CHANGE_TYPE} STRING to it, or remove the option includeRetractions.",
         )
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What Spark checks each task's first batch against, exactly."""
+    """The schema that Spark checks each task's first batch against, exactly."""
     return to_arrow_schema(schema, timezone="UTC")

@@ -1,8 +1,8 @@
-"""`format("fenceline")`: what Spark finds by itself, and hands to the reader or writer that fits.
+"""`format("fenceline")`: the data source that Spark discovers, with its readers and writers.
 
-Owns the check of options at the moment `load()` is called, before any query starts. Spark looks modules named
-`pyspark_*` up for a `DefaultSource` (`pyspark.md S16`), in every session: importing this must stay cheap, so Arrow
-and the client are imported when a query needs them.
+Owns the check of options when `load()` is called, before any query starts. Spark searches modules named `pyspark_*` for
+a `DefaultSource` (`pyspark.md S16`), in every session: importing this must stay cheap, so Arrow and the client are
+imported when a query needs them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSource
 
 from fenceline.errors import OperatorError
 from fenceline.ids import LOSSES_TOPIC
-from pyspark_fenceline.options import ReadOptions, check_general, read_options, wants_losses, write_options
+from pyspark_fenceline.options import ReadOptions, check_common_options, read_options, wants_losses, write_options
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -42,7 +42,7 @@ class FencelineDataSource(DataSource):
             from pyspark_fenceline import losses_table
 
             return losses_table.SCHEMA
-        common = check_general(self.options)
+        common = check_common_options(self.options)
         return spark_schema(
             include_headers=common.include_headers,
             include_leader_epoch=common.include_leader_epoch,
@@ -68,7 +68,7 @@ class FencelineDataSource(DataSource):
         try:
             if wants_losses(self.options):
                 raise OperatorError(
-                    "The table of losses is read as a batch",
+                    "Option 'losses' is for batch reads only",
                     f"Use spark.read, or stream the topic {LOSSES_TOPIC}: its values are the receipts as JSON.",
                 )
             options = read_options(self.options, streaming=True)
@@ -100,4 +100,4 @@ def _plan(options: ReadOptions, schema: StructType, policy: LossPolicy) -> ReadP
         include_leader_epoch=options.include_leader_epoch,
         include_retractions=options.retractions is not None,
     )
-    return ReadPlan(options.client, schema, policy, options.patience)
+    return ReadPlan(options.client, schema, policy, options.retries)

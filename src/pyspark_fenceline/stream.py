@@ -1,11 +1,11 @@
-"""Micro-batches: what Spark asks of a streaming source, on the driver.
+"""Micro-batches: the streaming source's methods on the driver.
 
-Owns the order of the questions: which topics, where their logs end, whether the checkpoint still matches them, how
-much one batch takes. Positions carry the epoch of the record before them and are checked both when a batch is planned
+Owns the steps of planning: which topics, where their logs end, whether the checkpoint still matches them, how many
+records one batch reads. Positions have the epoch of the record before them and are checked both when a batch is planned
 and when it is replayed (`pyspark.md S8`). Never reads records: `read` runs on executors, through `tasks`.
 
-Facts of Spark that shape this: offsets are compared as text (S4), batch 0 asks for its start again on replay (S9), an
-idle query asks some 60 times a second (S11), there is no composite read limit (S3).
+Relevant behaviour of Spark: offsets are compared as text (S4), batch 0 requests its start again on replay (S9), an idle
+query calls `latestOffset` about 60 times a second (S11), there is no composite read limit (S3).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.admission import TriggerGate, limit_offsets
 from pyspark_fenceline.adoption import Adoption
-from pyspark_fenceline.batches import PlannedBatch, beginning, plan_batch
+from pyspark_fenceline.batches import PlannedBatch, batch_start, plan_batch
 from pyspark_fenceline.bounds import Assign
 from pyspark_fenceline.cluster import Cluster, TopicFacts
-from pyspark_fenceline.connect import connect, holding_records
+from pyspark_fenceline.connect import connect, partitions_with_records
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import History
 from pyspark_fenceline.kept_rows import KeptPartition, kept_partitions, read_kept
@@ -42,14 +42,13 @@ from pyspark_fenceline.losses_table import known_losses
 from pyspark_fenceline.lost_ranges import Retraction
 from pyspark_fenceline.offsets import Position, SourceOffset, Unresolved, by_topic, decode
 from pyspark_fenceline.options import ReadOptions
-from pyspark_fenceline.patience import with_retries
 from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
-from pyspark_fenceline.policy import LossPolicy, settle
-from pyspark_fenceline.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, refusal_to_rewind
+from pyspark_fenceline.policy import LossPolicy, apply_loss_policy
+from pyspark_fenceline.query_state import FIRST_BATCH, NotKnown, QueryState, query_state, why_no_rewind
 from pyspark_fenceline.ranges import (
     Comparison,
     Snapshot,
-    compare_patiently,
+    compare_with_retries,
     require_all,
     resolve,
     subscribed,
@@ -63,6 +62,7 @@ from pyspark_fenceline.retractions import (
     since_after,
 )
 from pyspark_fenceline.retractor import Retractor, receipts_from
+from pyspark_fenceline.retries import with_retries
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
 
 if TYPE_CHECKING:
@@ -72,15 +72,15 @@ T = TypeVar("T")
 _log = logging.getLogger("pyspark_fenceline")
 
 IDLE_WAIT_MS: Final = 2_000
-"""How long brokers may be waited for in one look for new records. `processAllAvailable` waits for the look, too; who
-stops the query does not."""
+"""Longest wait at the brokers in one poll for new records. `processAllAvailable` waits for the poll, too; stopping the
+query does not."""
 BLIND_WAIT_MS: Final = 500
-"""The same where there is nothing that brokers could wait for: what comes meanwhile is noticed afterwards."""
+"""The same if brokers cannot wait for anything: changes are noticed after the wait."""
 _FIRST_IDLE_WAIT_MS: Final = 20
 _PACED_S: Final = 0.1
-"""A query that asks later than that after an answer has a trigger interval, which no look may outlast."""
-LOOK_AGAIN_S: Final = 5.0
-"""After so long an idle query asks for topics and partitions that are new, even if its own tell nothing."""
+"""A query that polls later than this after an answer has a trigger interval, which no poll may exceed."""
+REFRESH_S: Final = 5.0
+"""After this time an idle query checks for new topics and partitions, even without news from its own."""
 
 
 class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -94,32 +94,32 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._gate = TriggerGate(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
         self._initial: SourceOffset | None = None
         self._is_available_now = False
-        self._idle_looks = 0
+        self._idle_polls = 0
         self._idle_at: dict[str, Any] | None = None
-        """The offset at which the last look found nothing to do; `_idle_held` is what it means."""
+        """The offset at which the last poll found nothing to do; `_idle_held` is its decoded form."""
         self._idle_held: SourceOffset | Unresolved = Unresolved()
         self._is_held_back = False
-        """There are records, but not enough of them yet."""
-        self._looked_at_s = 0.0
+        """There are records, but not enough yet."""
+        self._polled_at_s = 0.0
         self._answered_at_s = 0.0
         self._is_blind: bool | None = None
         self._target: Snapshot | None = None
         self._newest: Snapshot | None = None
         self._last_batch: PlannedBatch | None = None
         self._batch_policy = options.policy
-        """What the newest batch was planned by."""
+        """The policy of the newest planned batch."""
         self._tasks_may_go_back = True
-        self._is_doubt_told = False
+        self._has_warned_of_state = False
         self._kept_adoption: Adoption | None = None
         self._first_seen: dict[tuple[TopicPartition, str | None], int] = {}
-        """Where logs of topics (by id) began that the query had not read from, when it saw them first."""
+        """Start offsets of logs (by topic id) that are new to the query, when it first saw them."""
         self._state: QueryState | None = None
-        """Whether the query keeps state, once that is known; its plan does not change while it runs."""
+        """Whether the query keeps state, once known; its plan does not change while it runs."""
         self._query = uuid4().hex
         """The id of a query that has none yet."""
         self._kept_retractor: Retractor | None = None
         self._checked_topics: set[str] = set()
-        """Of which rows can be taken back, as far as their configuration says."""
+        """Topics whose configuration allows retractions."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay on the driver; an executor's copy only reads.
@@ -128,13 +128,13 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["_options"], state["_plan"])  # type: ignore[misc]
 
-    # Spark's questions ------------------------------------------------------------------------------------------
+    # Called by Spark --------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
         return Unresolved().encode()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Never `ReadAllAvailable` when an option limits: then that limit in `latestOffset` can only mean
+        """Never `ReadAllAvailable` with a limiting option: then this limit in `latestOffset` can only mean
         Trigger.Once.
         """
         options = self._options
@@ -148,50 +148,50 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """End of the next batch; `start` itself when there is nothing to do after a short wait."""
+        """End of the next batch; `start` itself if there is nothing to do after a short wait."""
         is_idle = self._idle_at == start and not self._is_available_now
         held = self._idle_held if is_idle else decode(start)
         is_paced = time.monotonic() - self._answered_at_s > _PACED_S
         end = None
-        if not is_idle or not self._can_await(held) or time.monotonic() - self._looked_at_s > LOOK_AGAIN_S:
-            end = self._retrying(lambda: self._next(start, held, limit))
+        if not is_idle or not self._can_await(held) or time.monotonic() - self._polled_at_s > REFRESH_S:
+            end = self._with_retries(lambda: self._next(start, held, limit))
         if end is None and is_idle:
-            # `processAllAvailable` waits for idle looks, so the first are short.
-            wait_ms = min(_FIRST_IDLE_WAIT_MS << min(0 if is_paced else self._idle_looks, 10), IDLE_WAIT_MS)
+            # `processAllAvailable` waits for idle polls, so the first ones are short.
+            wait_ms = min(_FIRST_IDLE_WAIT_MS << min(0 if is_paced else self._idle_polls, 10), IDLE_WAIT_MS)
             end = self._wait(start, held, limit, wait_ms)
         self._answered_at_s = time.monotonic()
         if end is None:
-            self._idle_looks, self._idle_at, self._idle_held = self._idle_looks + 1, start, held
+            self._idle_polls, self._idle_at, self._idle_held = self._idle_polls + 1, start, held
             return start
-        self._idle_looks, self._idle_at = 0, None
+        self._idle_polls, self._idle_at = 0, None
         return end.encode()
 
     def _wait(
         self, start: dict[str, Any], held: SourceOffset | Unresolved, limit: ReadLimit, wait_ms: int
     ) -> SourceOffset | None:
-        """Wait a while for something to do, at the brokers if they can: the end of the batch that came of it."""
+        """Wait for something to do, at the brokers if possible; returns the end of the next batch."""
         if self._can_await(held):
             if not self._await_news(held, wait_ms):
                 return None
-            if (end := self._retrying(lambda: self._next(start, held, limit))) is not None:
+            if (end := self._with_retries(lambda: self._next(start, held, limit))) is not None:
                 return end
         time.sleep(min(wait_ms, BLIND_WAIT_MS) / 1000)
         return None
 
     def _can_await(self, held: SourceOffset | Unresolved) -> TypeGuard[SourceOffset]:
-        """Whether there is something that brokers could wait for."""
+        """Whether brokers can wait for news of this position."""
         is_known = self._newest is not None and bool(self._newest.ends)
         return is_known and not self._is_held_back and not isinstance(held, Unresolved)
 
     def _await_news(self, held: SourceOffset, wait_ms: int) -> bool:
-        """Whether another look is worth it; waits a while for that, at the brokers (`pyspark.md S11`)."""
-        assert self._newest is not None, "it has looked before"
+        """Wait at the brokers for news; whether there are some (`pyspark.md S11`)."""
+        assert self._newest is not None, "an earlier poll has set it"
         ends_s = time.monotonic() + wait_ms / 1000
         positions = {tp: held.positions.get(tp, Position(0)) for tp in self._newest.ends}
         at = {tp: (position.offset, position.leader_epoch) for tp, position in positions.items()}
         while True:
             left_ms = max(0, round(1000 * (ends_s - time.monotonic())))
-            if self._retrying(partial(self._cluster.await_news, at, left_ms)):
+            if self._with_retries(partial(self._cluster.await_news, at, left_ms)):
                 return True
             left_s = ends_s - time.monotonic()
             if left_s <= 0:
@@ -216,14 +216,14 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 raise InternalError("the first batch of the checkpoint does not say where it starts")
             first = last.started_at
         if self._options.retractions is not None:
-            return self._retrying(lambda: self._exact_partitions(first, last))
+            return self._with_retries(lambda: self._exact_partitions(first, last))
         policy = self._batch_policy = self._policy_at(end, is_first=is_first)
         no_rewind = policy.truncation_advice
         if no_rewind is None and is_first and self._options.state.is_stateful is None:
-            # No state is there yet because no batch has run yet.
+            # There is no state yet because no batch has run.
             no_rewind = FIRST_BATCH
         self._tasks_may_go_back = no_rewind is None
-        ranges = self._retrying(lambda: self._ranges(first, last, policy))
+        ranges = self._with_retries(lambda: self._ranges(first, last, policy))
         return [RangesPartition(task, last.topic_ids, last.cluster_id, no_rewind) for task in self._tasks(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -232,7 +232,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return read_ranges(self._plan, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: Spark's checkpoint is the only record of what was read."""
+        """Nothing to do: only Spark's checkpoint stores what was read."""
 
     def stop(self) -> None:
         """Spark 4.2 never calls this (S10); connections end with the process."""
@@ -240,32 +240,32 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # Planning ---------------------------------------------------------------------------------------------------
 
     def _next(self, start: dict[str, Any], held: SourceOffset | Unresolved, limit: ReadLimit) -> SourceOffset | None:
-        """End of the next batch, or None when none should run now. `held` is what `start` means."""
+        """End of the next batch, or None if none should run now. `held` is `start` decoded."""
         initial = None
         if isinstance(held, Unresolved):
-            snapshot = self._look(held)
+            snapshot = self._take_snapshot(held)
             initial = held = self._initial_offset(snapshot)
             comparison = Comparison(held.positions, held.losses)
         else:
             if self._options.retractions is not None:
                 delivered_since(held)
-            snapshot, comparison = self._compare(held, lambda: self._look(held))
+            snapshot, comparison = self._compare(held, lambda: self._take_snapshot(held))
             if self._last_batch is not None:
                 tolerated = self._batch_policy.tolerated
                 if LossKind.LOG_TRUNCATED in tolerated:
-                    comparison = self._last_batch.with_what_was_left_out(
+                    comparison = self._last_batch.with_unread_ranges(
                         held, comparison, snapshot, tasks_may_go_back=self._tasks_may_go_back
                     )
-                comparison = self._last_batch.with_what_is_untold(held, comparison, snapshot, tolerated)
+                comparison = self._last_batch.with_unreported_losses(held, comparison, snapshot, tolerated)
             if comparison.losses:
-                settle(comparison.losses, self._policy_at(start))
+                apply_loss_policy(comparison.losses, self._policy_at(start))
         retractions = self._retractions(held, comparison)
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
         available = sum(ends.values()) - sum(starts.values())
-        # A batch of its own gives a checkpoint of Spark's source its epochs at once.
+        # A separate batch adds epochs to a checkpoint of Spark's source at once.
         must_run = initial is not None or bool(comparison.losses) or held.is_of_connector
-        self._looked_at_s, self._is_held_back = time.monotonic(), available > 0
+        self._polled_at_s, self._is_held_back = time.monotonic(), available > 0
         if available == 0 and not must_run:
             return None
         is_limited = not isinstance(limit, ReadAllAvailable)
@@ -275,11 +275,11 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if is_limited and isinstance(limit, ReadMaxRows):
             ends = limit_offsets(limit.max_rows, starts, ends)
         moved = {tp: end for tp, end in ends.items() if end > starts[tp]}
-        # Positions of an older release's checkpoint learn their epochs, now that they are known to hold.
+        # Positions of an older release's checkpoint get their epochs, now that they are known to hold.
         bare = {tp: end for tp, end in ends.items() if tp not in moved and not comparison.positions[tp].epochs}
         tagged = self._history.tag(moved | bare, snapshot.starts, snapshot.ends)
         tagged = {tp: position for tp, position in tagged.items() if tp in moved or position.epochs}
-        # A partition that the query does not know yet and that holds nothing stays out: it would cost an empty batch.
+        # A new partition without records is not added: it would cause an empty batch.
         known = (
             starts if must_run else {tp: start for tp, start in starts.items() if tp in held.positions or tp in moved}
         )
@@ -298,8 +298,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             added={tp: begin for tp, begin in snapshot.added.items() if begin > 0 and tp in positions},
         )
 
-    def _look(self, held: SourceOffset | Unresolved) -> Snapshot:
-        """The subscription's logs now. Raises `OperatorError` for a named topic that neither exists nor was ever
+    def _take_snapshot(self, held: SourceOffset | Unresolved) -> Snapshot:
+        """The subscription's current logs. Raises `OperatorError` for a named topic that neither exists nor was ever
         read.
         """
         found = subscribed(self._cluster, self._options.subscription)
@@ -318,9 +318,9 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return snapshot
 
     def _with_added(self, held: SourceOffset, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with where partitions are read from that the subscription has gained: from the beginning that
-        their logs had when the query saw them first. A partition that a topic gains later is part of what is read: all
-        of it counts, from 0.
+        """The snapshot with the start offsets of new partitions. Those of new topics and of `assign` are read from the
+        start that their logs had when the query first saw them. New partitions of a topic that is already read are read
+        completely, from 0.
         """
         is_assigned = isinstance(self._options.subscription, Assign)
         topics = {tp.topic for tp in held.positions}
@@ -331,33 +331,33 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return replace(snapshot, added=added)
 
     def _warn_without_epochs(self, snapshot: Snapshot) -> None:
-        """Once: the brokers, or the topics' message formats, are too old for what this source is there for, or the
-        brokers do not tell it this user."""
+        """Once: the brokers or the topics' message formats are too old for leader epochs, or the user is not authorized
+        to get them."""
         filled = [end for tp, end in snapshot.ends.items() if end.offset > snapshot.starts[tp]]
         if self._is_blind is None and filled:
             self._is_blind = all(end.leader_epoch < 0 for end in filled)
             if self._is_blind:
                 _log.warning(
-                    "the brokers keep no leader epochs for these topics, or tell them only to who has ClusterAction "
-                    "(Kafka 2.1 and 2.2): that a log was cut back and has grown again can not be seen, only that one "
-                    "is shorter than what was read"
+                    "the brokers keep no leader epochs for these topics, or return them only with the ClusterAction "
+                    "permission (Kafka 2.1 and 2.2): a truncation is detected only while the log is shorter than what "
+                    "was read"
                 )
 
     def _compare(
-        self, held: SourceOffset, look: Callable[[], Snapshot], lost: Collection[TopicPartition] = ()
+        self, held: SourceOffset, take: Callable[[], Snapshot], lost: Collection[TopicPartition] = ()
     ) -> tuple[Snapshot, Comparison]:
-        """`lost`: partitions that need no proof any more."""
-        return compare_patiently(
+        """`lost`: partitions that need no proof, because their loss is known."""
+        return compare_with_retries(
             held,
-            look,
+            take,
             self._history,
-            attempts=self._options.patience.attempts,
-            interval_ms=self._options.patience.interval_ms,
+            attempts=self._options.retries.attempts,
+            interval_ms=self._options.retries.interval_ms,
             judge=partial(self._adoption.verdicts, lost=lost) if held.is_of_connector else None,
         )
 
     def _initial_offset(self, snapshot: Snapshot) -> SourceOffset:
-        """Where the query starts; looked up once, so that "latest" does not drift while the first batch is planned."""
+        """The query's start; resolved once, so that "latest" does not move while the first batch is planned."""
         if self._initial is None:
             offsets = resolve(self._options.starting, snapshot, self._cluster, side="starting")
             out_of_range = [
@@ -374,7 +374,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 for tp, offset in offsets.items()
                 if offset < snapshot.starts[tp]
             ]
-            settle(out_of_range, self._options.policy)
+            apply_loss_policy(out_of_range, self._options.policy)
             _refuse_beyond_end(offsets, snapshot, fail_on_data_loss=self._options.fail_on_data_loss)
             offsets = {
                 tp: min(max(offset, snapshot.starts[tp]), snapshot.ends[tp].offset) for tp, offset in offsets.items()
@@ -393,41 +393,41 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return 0 if target is None else min(end, target.offset)
 
     def _policy_at(self, offset: dict[str, Any], *, is_first: bool = False) -> LossPolicy:
-        """Which losses end the query whose newest planned batch ends at `offset`. `is_first`: no batch has run yet that
-        would have left state."""
+        """The loss policy of the query whose newest planned batch ends at `offset`. `is_first`: no batch has run yet
+        that could have state."""
         policy = self._options.policy
         if LossKind.LOG_TRUNCATED not in policy.tolerated or self._options.retractions is not None:
             return policy
         state = self._state or query_state(self._options.state, offset)
         if isinstance(state, NotKnown):
-            if not self._is_doubt_told:
-                self._is_doubt_told = True
-                _log.warning("%s: this query ends at a truncation, although its options say rewind", state.because)
+            if not self._has_warned_of_state:
+                self._has_warned_of_state = True
+                _log.warning("%s: this query will end at a truncation despite onTruncation=rewind", state.because)
         elif not is_first:
             self._state = state
-        return policy.without_rewind(refusal_to_rewind(state))
+        return policy.without_rewind(why_no_rewind(state))
 
     def _ranges(self, first: SourceOffset, last: SourceOffset, policy: LossPolicy) -> list[OffsetRange]:
-        """What a batch reads, checked against the logs at both ends, because a replay comes here first (S8)."""
+        """What a batch reads, compared with the logs at both ends, because a replay starts here (S8)."""
         begin, snapshot, finish = self._compare_ends(first, last)
         self._last_batch = plan_batch(first, last, begin, finish, snapshot)
-        settle(self._last_batch.losses, policy)
+        apply_loss_policy(self._last_batch.losses, policy)
         return self._last_batch.ranges
 
     def _compare_ends(self, first: SourceOffset, last: SourceOffset) -> tuple[Comparison, Snapshot, Comparison]:
-        """Where a batch begins and where it ends, compared with the logs; the snapshot is that of the end."""
-        begins = beginning(first, last)
+        """The comparisons of a batch's beginning and end with the logs; the snapshot is that of the end."""
+        begins = batch_start(first, last)
         if not last.is_of_connector:
-            # The end has epochs, which the beginning of an adopted query is compared by as well.
+            # The end has epochs, by which the beginning of an adopted query is compared as well.
             begins = replace(begins, is_of_connector=False)
-        _, begin = self._compare(begins, lambda: self._look_at(last))
-        # A batch of Spark's source that is replayed needs no proof of its end where its beginning is lost already.
+        _, begin = self._compare(begins, lambda: self._snapshot_at(last))
+        # A replayed batch of Spark's source needs no proof of its end if its beginning is already lost.
         lost = {TopicPartition(loss.topic, loss.partition) for loss in begin.losses}
-        snapshot, finish = self._compare(last, lambda: self._look_at(last), lost)
+        snapshot, finish = self._compare(last, lambda: self._snapshot_at(last), lost)
         return begin, snapshot, finish
 
-    def _look_at(self, offset: SourceOffset) -> Snapshot:
-        """The logs of an offset's partitions, as far as they exist."""
+    def _snapshot_at(self, offset: SourceOffset) -> Snapshot:
+        """The logs of those of an offset's partitions that exist."""
         topics = by_topic(offset.positions)
         existing = {
             topic: TopicFacts(facts.id, tuple(index for index in topics[topic] if index in facts.partitions))
@@ -435,7 +435,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         }
         return take_snapshot(self._cluster, existing)
 
-    # Rows that are taken back --------------------------------------------------------------------------------------
+    # Retractions ------------------------------------------------------------------------------------------------
 
     @property
     def _retractor(self) -> Retractor:
@@ -453,7 +453,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._kept_retractor
 
     def _retractions(self, held: SourceOffset, comparison: Comparison) -> tuple[Retraction, ...]:
-        """What the next batch takes back, and where it reads that."""
+        """The rows that the next batch retracts, and where it reads them."""
         if self._options.retractions is None:
             return ()
         topics = {tp.topic for tp in comparison.positions}
@@ -477,13 +477,13 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return since_after(held, positions, comparison.losses)
 
     def _exact_partitions(self, first: SourceOffset, last: SourceOffset) -> list[InputPartition]:
-        """Tasks that deliver what two offsets say, whatever the logs have lost of it since they were planned."""
+        """Tasks that deliver exactly the records between two offsets, including those lost since they were planned."""
         begin, _, finish = self._compare_ends(first, last)
         batch = plan_exact_batch(first, last, begin, finish)
-        settle(batch.losses, self._options.policy)
+        apply_loss_policy(batch.losses, self._options.policy)
         tasks = self._tasks(batch.ranges)
         read = [RangesPartition(task, last.topic_ids, last.cluster_id, BATCH_IS_EXACT) for task in tasks]
-        again = self._retractor.pieces_again(batch.lost, batch.losses)
+        again = self._retractor.pieces_of_lost(batch.lost, batch.losses)
         back = self._retractor.pieces_of(last.retractions, last.losses)
         return [*read, *kept_partitions(again, "insert"), *kept_partitions(back, "delete")]
 
@@ -497,8 +497,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     # Connection -------------------------------------------------------------------------------------------------
 
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return with_retries(work, self._options.patience)
+    def _with_retries(self, work: Callable[[], T]) -> T:
+        return with_retries(work, self._options.retries)
 
     @property
     def _cluster(self) -> Cluster:
@@ -514,7 +514,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 cluster,
                 options.state,
                 lambda: known_losses(cluster, options.client),
-                lambda ranges: holding_records(options.client, ranges),
+                lambda ranges: partitions_with_records(options.client, ranges),
                 accepts_unproven=options.accepts_unproven,
             )
         return self._kept_adoption
@@ -527,9 +527,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Says why there is no reader as soon as Spark asks it anything: an error while a reader is made reaches the user
-    under another one of Spark's own.
-    """
+    """Raises the error on the first call by Spark: Spark hides an error in `streamReader` behind one of its own."""
 
     def __init__(self, reason: OperatorError) -> None:
         self._reason = reason
@@ -554,11 +552,11 @@ def _refuse_beyond_end(offsets: Mapping[TopicPartition, int], snapshot: Snapshot
     beyond = {tp: offset for tp, offset in offsets.items() if offset > snapshot.ends[tp].offset}
     if beyond and fail_on_data_loss:
         what = ", ".join(
-            f"{tp} is to start at {offset} but ends at {snapshot.ends[tp].offset}" for tp, offset in beyond.items()
+            f"{tp} at offset {offset} (the log ends at {snapshot.ends[tp].offset})" for tp, offset in beyond.items()
         )
         raise OperatorError(
-            f"startingOffsets lies beyond the end of the log: {what}",
-            'Choose offsets that exist, or set the option failOnDataLoss to "false" to start at the end.',
+            f"startingOffsets is beyond the end of the log: {what}",
+            'Choose existing offsets, or set the option failOnDataLoss to "false" to start at the end.',
         )
 
 

@@ -1,8 +1,8 @@
-"""What became of a table's rows between two of its versions, for whatever is derived from it.
+"""`changes`: the rows inserted into and deleted from a table between two versions.
 
-Owns the reading of the table's own log: of each version the rows that came and the rows that went, net. A file that was
-written anew without some of its rows counts as these rows alone, so an aggregate that adds what came and takes away
-what went stays right through every repair. Reads only the files that changed.
+Owns the reading of the table's own log: the net inserted and deleted rows of each version. A file that was rewritten
+without some of its rows counts as these rows only, so an aggregate that adds inserts and subtracts deletes stays
+correct through every repair. Reads only the changed files.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ if TYPE_CHECKING:
 
 COMMIT_VERSION: Final = "_commit_version"
 _KINDS: Final = {"add": "insert", "remove": "delete"}
-_MOST_TASKS: Final = 64
+_MAX_TASKS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
-    """A file that a version added or took out. `kind`: what became of its rows, insert or delete. `has_vector`: a
-    deletion vector says that some of its rows are deleted.
-    """
+    """A file that a version added or removed. `kind`: insert or delete. `has_vector`: it has a deletion vector."""
 
     path: str
     partition_values: Mapping[str, str | None]
@@ -48,19 +46,19 @@ def changes(
     spark: SparkSession | None = None,
     storage: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Rows that came and went in versions `first_version` to `last_version` (both included; None: the newest one).
+    """Rows inserted and deleted in versions `first_version` to `last_version` (both inclusive; None: the newest one).
 
-    The table's columns, `_change_type` ("insert" or "delete") and `_commit_version`. Where a version both adds and
-    takes out, rows that are in both are in neither; columns of maps can not be compared then. Raises `OperatorError`
-    where a version is not there any more, or vacuum has removed its files.
+    The table's columns, `_change_type` ("insert" or "delete") and `_commit_version`. If a version both adds and removes
+    files, rows that are in both are left out; columns of maps cannot be compared then. Raises `OperatorError` if a
+    version no longer exists, or vacuum has removed its files.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
-    from pyspark_fenceline.audit_work import the_session
+    from pyspark_fenceline.audit_executor import active_session
     from pyspark_fenceline.delta_commit import open_table
 
-    session = spark or the_session()
+    session = spark or active_session()
     options = DeltaOptions(table, storage=storage or None)
     opened = open_table(options)
     if opened is None:
@@ -75,10 +73,12 @@ def changes(
         if not all(sides.values()):
             one_sided += files
             continue
-        came, went = (_rows(session, options, schema, sides[kind]).drop(CHANGE_TYPE) for kind in ("insert", "delete"))
-        parts.append(came.exceptAll(went).withColumn(CHANGE_TYPE, f.lit("insert")))
-        parts.append(went.exceptAll(came).withColumn(CHANGE_TYPE, f.lit("delete")))
-    # Most versions only add: however many they are, they are one job.
+        inserted, deleted = (
+            _rows(session, options, schema, sides[kind]).drop(CHANGE_TYPE) for kind in ("insert", "delete")
+        )
+        parts.append(inserted.exceptAll(deleted).withColumn(CHANGE_TYPE, f.lit("insert")))
+        parts.append(deleted.exceptAll(inserted).withColumn(CHANGE_TYPE, f.lit("delete")))
+    # Most versions only add: all of them are one job.
     found = _rows(session, options, schema, one_sided)
     for part in parts:
         found = found.unionByName(part)
@@ -86,15 +86,15 @@ def changes(
 
 
 def files_of_version(options: DeltaOptions, version: int) -> list[ChangedFile]:
-    """Files that a version added and took out, of those that change rows."""
+    """Files that a version added and removed, except those without changed rows."""
     root = file_system(options)
     try:
         with root.open_input_stream(f"_delta_log/{version:020d}.json") as stream:
             lines = stream.read().decode().splitlines()
     except FileNotFoundError:
         raise OperatorError(
-            f"The table at {options.path} does not know any more what its version {version} changed",
-            "Compute what is derived from it anew, from the whole table.",
+            f"The changes of version {version} of the table at {options.path} no longer exist",
+            "Recompute derived data from the complete table.",
         ) from None
     return [
         ChangedFile(
@@ -112,25 +112,25 @@ def files_of_version(options: DeltaOptions, version: int) -> list[ChangedFile]:
 
 
 def _rows(session: SparkSession, options: DeltaOptions, schema: Any, files: Sequence[ChangedFile]) -> DataFrame:
-    """All rows of the files, with what became of them and when."""
+    """All rows of the files, with change type and version."""
     from pyspark.sql.types import LongType, StringType, StructType
 
-    told = StructType([*schema.fields]).add(CHANGE_TYPE, StringType()).add(COMMIT_VERSION, LongType())
+    schema_with_change = StructType([*schema.fields]).add(CHANGE_TYPE, StringType()).add(COMMIT_VERSION, LongType())
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         from pyspark_fenceline.schema import arrow_schema
 
-        target = arrow_schema(told)
+        target = arrow_schema(schema_with_change)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 file = files[number]
                 same = {CHANGE_TYPE: pa.scalar(file.kind), COMMIT_VERSION: pa.scalar(file.version)}
                 yield from rows_of_file(options, file.path, file.partition_values, target, same)
 
-    numbers = session.range(0, len(files), 1, max(min(len(files), _MOST_TASKS), 1))
-    rows: DataFrame = numbers.mapInArrow(read, told)
+    numbers = session.range(0, len(files), 1, max(min(len(files), _MAX_TASKS), 1))
+    rows: DataFrame = numbers.mapInArrow(read, schema_with_change)
     return rows
 
 
@@ -141,9 +141,7 @@ def rows_of_file(
     target: pa.Schema,
     constants: Mapping[str, pa.Scalar] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The file's rows in the columns of `target`; those that the file has not are its partition's, one of `constants`,
-    or null.
-    """
+    """The file's rows in the columns of `target`; missing columns are partition values, `constants`, or null."""
     import pyarrow as pa
 
     same = {name: partition_value(text, target.field(name).type) for name, text in partition_values.items()}
@@ -159,7 +157,7 @@ def rows_of_file(
 
 
 def partition_value(text: str | None, kind: pa.DataType) -> pa.Scalar:
-    """A partition's value as the table's log writes it: times without a zone are UTC."""
+    """Parse a partition value of the table's log: timestamps without a zone are UTC."""
     import pyarrow as pa
 
     value = pa.scalar(text, pa.string())

@@ -1,8 +1,8 @@
-"""Rows that somebody deleted from a table on purpose, by the table's own log.
+"""Rows that were deleted from a table on purpose, according to the table's own log.
 
-Owns the reading of entries that are not this package's: which offsets went with one and did not come back in it. Such
-rows are not "missing", whatever the log still has of them, and only an explicit wish brings them back. An entry whose
-files vacuum has removed is named, because it cannot be told any more what it deleted. Changes nothing.
+Owns the reading of other writers' commits: the offsets that a commit removed and did not add again. Such rows are not
+"missing" even if the log still has their records, and are restored only on request. A commit whose files vacuum has
+removed is reported, because its deleted rows are unknown. Changes nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_ranges import Range, common, runs_in
 from pyspark_fenceline.delta_commit import open_table
-from pyspark_fenceline.delta_index import LogColumns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_state import KEY
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
-from pyspark_fenceline.log_matching import LogView, held_interval
+from pyspark_fenceline.log_columns import LogColumns
+from pyspark_fenceline.log_matching import LogEpochs, held_interval
 from pyspark_fenceline.table_changes import ChangedFile, files_of_version
 
 if TYPE_CHECKING:
@@ -48,29 +48,27 @@ _KEEPS_ROWS: Final = frozenset(
         "SET TABLE PROPERTIES",
     }
 )
-"""Operations that delete no row; a write does where it replaces rows, which its mode says."""
+"""Operations that delete no row. Whether a write replaces rows depends on its mode."""
 
 
 class Deletion(NamedTuple):
-    """Rows of one epoch (-1: without one) that an entry of the table's log took out of a partition. `by`: that entry,
-    for a person.
-    """
+    """Rows of one epoch (-1: without one) of a partition that a commit deleted. `by`: that commit, as text."""
 
     epoch: int
     ranges: list[Range]
     by: str
 
-    def of_records(self, view: LogView) -> list[Range]:
-        """Where the log may still hold what was deleted. A row that was stale says nothing of the record that is at its
-        offset now.
+    def of_records(self, log: LogEpochs) -> list[Range]:
+        """Ranges of which the log may still hold the deleted records: not those of stale rows, at whose offsets the log
+        has other records now.
         """
-        return common(self.ranges, [held_interval(view, self.epoch)])
+        return common(self.ranges, [held_interval(log, self.epoch)])
 
 
 @dataclass(frozen=True, slots=True)
 class Deletions:
-    """`found`: of each partition, oldest first. `unknown`: entries of which it cannot be told what they deleted.
-    `first_version`: of the oldest entry that is there; what happened before it is not known.
+    """`found`: of each partition, oldest first. `unknown`: commits whose deleted rows are unknown. `first_version`: of
+    the oldest commit in the table's log; earlier deletions are unknown.
     """
 
     found: Mapping[TopicPartition, Sequence[Deletion]] = field(default_factory=dict)
@@ -79,7 +77,7 @@ class Deletions:
 
 
 def deletions(options: DeltaOptions, concerned: Collection[TopicPartition]) -> Deletions:
-    """What others have deleted of these partitions, as far as the table's log goes back."""
+    """Other writers' deletions from these partitions, as far as the table's log goes back."""
     table = open_table(options)
     if table is None or not concerned:
         return Deletions()
@@ -112,17 +110,17 @@ def _may_delete(entry: Mapping[str, Any]) -> bool:
 def _deleted(
     options: DeltaOptions, version: int, concerned: Collection[TopicPartition]
 ) -> dict[tuple[TopicPartition, int], Offsets]:
-    """Offsets by partition and epoch that are in no file which the entry adds."""
+    """Offsets by partition and epoch that the commit removes and does not add again."""
     import numpy as np
 
     files = files_of_version(options, version)
-    went = [file for file in files if file.kind == "delete"]
-    came = [file for file in files if file.kind == "insert"]
-    if not went:
+    removed = [file for file in files if file.kind == "delete"]
+    added = [file for file in files if file.kind == "insert"]
+    if not removed:
         return {}
-    vectors = kept_rows(options, version) if any(file.has_vector for file in came) else {}
-    before = _offsets(options, went, {}, concerned)
-    after = _offsets(options, came, vectors, concerned)
+    vectors = kept_rows(options, version) if any(file.has_vector for file in added) else {}
+    before = _offsets(options, removed, {}, concerned)
+    after = _offsets(options, added, vectors, concerned)
     left: dict[TopicPartition, list[Offsets]] = {}
     for (tp, _), offsets in after.items():
         left.setdefault(tp, []).append(offsets)
@@ -157,7 +155,7 @@ def _offsets(
 
 
 def kept_rows(options: DeltaOptions, version: int | None = None) -> dict[str, npt.NDArray[np.bool_]]:
-    """Which rows of each file that has a deletion vector are not deleted, by the file's path in the table."""
+    """Masks of the rows that deletion vectors have not deleted, by the file's path in the table."""
     from deltalake import DeltaTable
 
     storage = dict(options.storage) if options.storage else None
@@ -165,7 +163,7 @@ def kept_rows(options: DeltaOptions, version: int | None = None) -> dict[str, np
 
 
 def vectors_of(table: DeltaTable) -> dict[str, npt.NDArray[np.bool_]]:
-    """As `kept_rows`, of a table that is open."""
+    """As `kept_rows`, of an open table."""
     import numpy as np
     import pyarrow as pa
 
@@ -181,13 +179,13 @@ def vectors_of(table: DeltaTable) -> dict[str, npt.NDArray[np.bool_]]:
 
 
 def _name(path: str) -> str:
-    """A file's own name, which no other file of the table has: it has a UUID in it."""
+    """A file's name, unique in the table because it contains a UUID."""
     return unquote(unquote(path)).rsplit("/", 1)[-1]
 
 
 def without_deleted(columns: LogColumns, kept: npt.NDArray[np.bool_]) -> LogColumns:
-    """`kept` may be shorter than the file: what follows it is not deleted."""
+    """`kept` may be shorter than the file: the rows after it are not deleted."""
     import numpy as np
 
-    gone = np.flatnonzero(~kept)
-    return columns.rows(np.delete(np.arange(len(columns)), gone[gone < len(columns)]))
+    deleted_rows = np.flatnonzero(~kept)
+    return columns.rows(np.delete(np.arange(len(columns)), deleted_rows[deleted_rows < len(columns)]))

@@ -1,9 +1,9 @@
-"""What runs on executors for a read: ranges in, Arrow record batches in Spark's exact form out.
+"""Reads ranges on executors and returns Arrow record batches in Spark's exact form.
 
-Owns the per-task path, the translation of the client's errors into this package's, and what a task may leave out when
-the query is to go on: records that expired, and those behind the point where the log parts from the plan. The next plan
-finds that point too, and goes back to it: so a task ends a range early only where the leader confirms it, and never
-above it. No Python object is made for a record (`pyspark.md S1`, S18). Never plans.
+Owns a task's reading, the translation of the client's errors into this package's, and what a task may skip if the query
+tolerates a loss: expired records, and records after the point where the log diverges from the plan. The next plan finds
+that point too, and goes back to it: so a task ends a range early only at a point that the leader confirms, and never
+above it. No Python object is created per record (`pyspark.md S1`, S18). Never plans.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from pyspark_fenceline import connect, workers
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import Diverged, History, Holds, Verdict
 from pyspark_fenceline.offsets import Position
-from pyspark_fenceline.patience import USUAL, Attempts, Patience, with_retries
 from pyspark_fenceline.planning import OffsetRange, Task
-from pyspark_fenceline.policy import LossPolicy, settle
+from pyspark_fenceline.policy import LossPolicy, apply_loss_policy
+from pyspark_fenceline.retries import DEFAULT_RETRIES, Attempts, RetryPolicy, with_retries
 from pyspark_fenceline.schema import CHANGE_TYPE, arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TROUBLES_A_TASK: Final = 20
-"""Losses that one task goes on from; each takes something away, so more of them are a log that changes all the time."""
-_TRIES: Final = 3
-_WHILE_A_LEADER_CHANGES: Final = Patience(attempts=5, interval_ms=500)
-_NOT_AWAY: Final = (ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
-"""Answers that the client has borne with as long as it is of any use."""
+_MAX_LOSSES_PER_TASK: Final = 20
+"""Losses that one task tolerates; each removes records, so more of them mean that the log keeps changing."""
+_MAX_CHECKS: Final = 3
+_WHILE_A_LEADER_CHANGES: Final = RetryPolicy(attempts=5, interval_ms=500)
+_NOT_TEMPORARY: Final = (ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+"""Errors that the client has already retried as long as that is useful."""
 
 
 class RangesPartition(InputPartition):
-    """One Spark task's ranges, the ids that their topics must still have, and the cluster that they were planned on.
+    """One Spark task's ranges, the ids that their topics must still have, and the cluster on which they were planned.
 
-    `no_rewind`: why the query may not go back, whatever its options say; None where they decide.
+    `no_rewind`: why the query must not rewind, regardless of its options; None if they decide.
     """
 
     def __init__(
@@ -67,26 +67,25 @@ class RangesPartition(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What every task of a query needs: client properties, columns, which losses end the query, and how long brokers
-    may be away."""
+    """What every task of a query needs: client properties, columns, loss policy and retries."""
 
     client: Mapping[str, str]
     schema: StructType
     policy: LossPolicy
-    patience: Patience = USUAL
+    retries: RetryPolicy = DEFAULT_RETRIES
 
 
 def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the records of one task. Raises `DataLossError`, what the brokers refused, or `BrokersUnreachable`."""
+    """Yield the records of one task. Raises `DataLossError`, the brokers' errors, or `BrokersUnreachable`."""
     if not isinstance(partition, RangesPartition):
-        # Spark stands in a partition of its own when a batch query has none.
+        # Spark passes a partition of its own if a batch query has none.
         return
     plan = replace(plan, policy=plan.policy.without_rewind(partition.no_rewind))
     target = arrow_schema(plan.schema)
     columns = client_columns(target)
-    waiting, troubles, attempts = list(partition.task), 0, Attempts(plan.patience)
+    waiting, loss_count, attempts = list(partition.task), 0, Attempts(plan.retries)
     while waiting:
-        now, later = _one_of_each_partition(waiting)
+        now, later = _split_by_partition(waiting)
         begins = {one.topic_partition: one.start_offset for one in now}
         read_to = dict(begins)
         client = connect.reader(plan.client)
@@ -94,57 +93,61 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
             for batch in connect.read_arrow(client, now, partition.topic_ids, read_to, **columns):
                 yield to_spark(batch, target)
         except (BrokersUnreachable, PeerError) as error:
-            # What follows starts with fresh connections and fresh metadata.
+            # The next attempt uses new connections and new metadata.
             connect.forget("reader", plan.client)
             left = [one.starting_at(read_to[one.topic_partition]) for one in now] + later
             if read_to != begins:
-                attempts.begin_anew()
-            if isinstance(error, BrokersUnreachable) or _is_away(error, left):
-                attempts.bear(error)
+                attempts.reset()
+            if isinstance(error, BrokersUnreachable) or _is_temporary(error, left):
+                attempts.wait_or_raise(error)
                 waiting = [one for one in left if one.record_count > 0]
             else:
-                troubles += 1
-                waiting = _after(error, left, plan, troubles, partition.cluster_id)
+                loss_count += 1
+                waiting = _remaining(error, left, plan, loss_count, partition.cluster_id)
         else:
             waiting = later
-    workers.settle()
+    workers.freeze_gc()
 
 
-def _is_away(error: PeerError, left: Sequence[OffsetRange]) -> bool:
-    """Whether the error says nothing of the log: brokers do not answer, or a partition has no leader."""
-    return _loss_of(error, left) is None and error.code in RETRIABLE and error.code not in _NOT_AWAY
+def _is_temporary(error: PeerError, left: Sequence[OffsetRange]) -> bool:
+    """Whether the error is temporary and no loss: brokers do not answer, or a partition has no leader."""
+    return _loss_of(error, left) is None and error.code in RETRIABLE and error.code not in _NOT_TEMPORARY
 
 
-def _one_of_each_partition(waiting: Sequence[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
-    """What is read at once, and what after that: pieces of one partition are read one after another."""
+def _split_by_partition(waiting: Sequence[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
+    """The ranges to read now and later: ranges of one partition are read one after another."""
     now: dict[TopicPartition, OffsetRange] = {}
     later = [one for one in waiting if now.setdefault(one.topic_partition, one) is not one]
     return list(now.values()), later
 
 
-def _after(
-    error: PeerError, left: list[OffsetRange], plan: ReadPlan, troubles: int, cluster_id: str | None
+def _remaining(
+    error: PeerError, left: list[OffsetRange], plan: ReadPlan, loss_count: int, cluster_id: str | None
 ) -> list[OffsetRange]:
-    """What is still to be read of `left` after the task's `troubles`-th error. Raises `DataLossError`, or the error."""
+    """The rest of `left` to read after the task's `loss_count`-th error. Raises `DataLossError`, or the error."""
     loss = _loss_of(error, left)
-    if loss is None or troubles > _TROUBLES_A_TASK:
+    if loss is None or loss_count > _MAX_LOSSES_PER_TASK:
         raise error
     loss = replace(loss, cluster_id=cluster_id)
     if loss.kind is LossKind.TOPIC_RECREATED:
-        settle([loss], plan.policy)
+        apply_loss_policy([loss], plan.policy)
         return [one for one in left if one.topic_partition.topic != loss.topic]
     tp = TopicPartition(loss.topic, loss.partition)
     concerned = [one for one in left if one.topic_partition == tp]
     others = [one for one in left if one.topic_partition != tp]
     if loss.kind is LossKind.LOG_TRUNCATED:
         end = max(concerned, key=lambda one: one.end_offset_exclusive)
-        found = _where_parted(end, plan)
+        found = _find_divergence(end, plan)
         if isinstance(found, Holds) and end.end_epoch >= 0:
-            # The leader has all that was planned. Either it is not the one that said otherwise, or its batches are not
-            # of the epochs that it remembers for them; that its high watermark lags is not for the task to mend.
+            # The leader has all planned records. Either another broker reported the loss, or the leader's batches have
+            # other epochs than its epoch cache. A lagging high watermark is not handled here.
             if isinstance(error, OffsetOutOfRangeError) and not isinstance(error, LogTruncationError):
                 raise error
-            return concerned + others if troubles < _TRIES else [replace(one, epochs=()) for one in concerned] + others
+            return (
+                concerned + others
+                if loss_count < _MAX_CHECKS
+                else [replace(one, epochs=()) for one in concerned] + others
+            )
         if isinstance(found, Diverged):
             loss = replace(
                 loss,
@@ -156,29 +159,29 @@ def _after(
             )
             concerned = [one.ending_at(min(one.end_offset_exclusive, found.resume_offset)) for one in concerned]
         else:
-            # A plan without epochs: the next one sees at least that the log is shorter.
+            # A plan without epochs: the next one detects at least that the log is shorter.
             concerned = []
     else:
         at = loss.log_start_offset
         concerned = [one.starting_at(min(max(one.start_offset, at), one.end_offset_exclusive)) for one in concerned]
-    settle([loss], plan.policy)
+    apply_loss_policy([loss], plan.policy)
     return [one for one in concerned if one.record_count > 0] + others
 
 
-def _where_parted(one: OffsetRange, plan: ReadPlan) -> Verdict:
-    """Whether the leader's log holds the records up to the range's end, and where it parts from them if not."""
+def _find_divergence(one: OffsetRange, plan: ReadPlan) -> Verdict:
+    """Whether the leader's log holds the records up to the range's end, and the point of divergence if not."""
     tp = one.topic_partition
     cluster = connect.connect(plan.client)
     end = Position(one.end_offset_exclusive, one.end_epoch, one.epochs)
 
-    def look() -> Verdict:
+    def check() -> Verdict:
         return History(cluster).check({tp: end}, cluster.log_ends([tp]))[tp]
 
-    return with_retries(look, _WHILE_A_LEADER_CHANGES)
+    return with_retries(check, _WHILE_A_LEADER_CHANGES)
 
 
 def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:
-    """The client's findings in this package's words, or None for any other trouble."""
+    """The client's error as a loss, or None for any other error."""
     match error:
         case LogTruncationError():
             divergence = error.divergent_offset if error.divergent_offset >= 0 else None
@@ -192,7 +195,7 @@ def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:
                 log_epoch=error.divergent_epoch,
             )
         case EpochMismatchError():
-            # Records up to the planned end were promised in older epochs: the log was cut at or before this one.
+            # Records up to the planned end were planned in older epochs: the log was truncated at or before this one.
             end = max(r.end_offset_exclusive for r in task if r.topic_partition == (error.topic, error.partition))
             return Loss(
                 LossKind.LOG_TRUNCATED,
@@ -240,8 +243,8 @@ def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:
 
 
 def to_spark(batch: pa.RecordBatch, target: pa.Schema, change_type: str = "insert") -> pa.RecordBatch:
-    """The client's columns in the order and under the names of Spark's schema. `change_type`: of all rows, where the
-    schema has a column for it."""
+    """The client's columns in the order and with the names of Spark's schema. `change_type`: of all rows, if the schema
+    has that column."""
     import pyarrow as pa
 
     columns = [
@@ -254,7 +257,7 @@ def to_spark(batch: pa.RecordBatch, target: pa.Schema, change_type: str = "inser
 
 
 def client_columns(target: pa.Schema) -> dict[str, Any]:
-    """What the client is asked to decode, so that nothing has to be cast afterwards."""
+    """The client's decoding options, so that nothing has to be cast afterwards."""
     return {
         "include_headers": "headers" in target.names,
         "include_leader_epoch": "leader_epoch" in target.names,

@@ -1,8 +1,8 @@
-"""Write DataFrames to topics, batch and stream, at least once, as Spark's Kafka sink does.
+"""Writes DataFrames to topics, batch and stream, at least once, as Spark's Kafka sink does.
 
-Owns the columns a write may have (`key`, `value`, `topic`, `partition`, `headers`; others are ignored) and the task
-that hands them to the process's producer. A task ends when every record is acknowledged; a task that Spark runs again
-writes its records again. Rows go to the producer as Arrow columns, never as Python objects.
+Owns the columns of a write (`key`, `value`, `topic`, `partition`, `headers`; others are ignored) and the task that
+passes them to the process's producer. A task ends when every record is acknowledged; a task that Spark runs again
+writes its records again. Rows are passed to the producer as Arrow columns, never as Python objects.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class RecordsWritten(WriterCommitMessage):
 
 
 def refuse_overwrite() -> None:
-    """Topics only grow. Raises `OperatorError`."""
+    """Topics are append-only. Raises `OperatorError`."""
     raise OperatorError("Save mode overwrite is not allowed for topics", "Allowed are append and errorIfExists.")
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """Raises `OperatorError` when a needed column is missing or has a type that can not be written."""
+    """Raises `OperatorError` if a required column is missing or has an unsupported type."""
     columns = {field.name: field.dataType for field in schema}
     if "value" not in columns:
         raise OperatorError("Required attribute 'value' not found", "Select a column named value (string or binary).")
@@ -68,8 +68,8 @@ class _TopicTask:
         check_columns(schema, options.topic)
         self._options = options
         self._columns = tuple(name for name in _TYPES if name in schema.fieldNames())
-        # Who plans a batch and who commits it have nothing more to do.
-        workers.settle()
+        # The processes that plan and commit a batch have nothing more to do.
+        workers.freeze_gc()
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> RecordsWritten:
         producer = connect.producer(self._options.client)
@@ -84,10 +84,10 @@ class _TopicTask:
             for promise in promises:
                 promise.result()
         except FencelineError:
-            # A producer that failed once may be out of sequence: the next task gets a new one.
+            # After a failure the producer's sequence numbers may be wrong: the next task gets a new producer.
             connect.forget("producer", self._options.client)
             raise
-        workers.settle()
+        workers.freeze_gc()
         return RecordsWritten(count)
 
     def _send(self, producer: Any, topic: str, rows: pa.RecordBatch) -> Any:
@@ -121,7 +121,7 @@ class TopicWriter(DataSourceArrowWriter):
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """A replayed batch is written again: at least once, every record acknowledged before the batch is done."""
+    """At least once: a replayed batch is written again, and every record is acknowledged before the batch ends."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._task = _TopicTask(options, schema)

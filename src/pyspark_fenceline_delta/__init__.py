@@ -1,4 +1,4 @@
-"""Makes `format("fenceline_delta")` known to Spark, which looks modules named `pyspark_*` up for one source each.
+"""Registers `format("fenceline_delta")`: Spark searches modules named `pyspark_*` for one data source each.
 
 Owns nothing: the sink is `pyspark_fenceline.delta`.
 """
@@ -17,9 +17,9 @@ __all__ = ["DefaultSource"]
 def __getattr__(name: str) -> Any:
     if name != "DefaultSource" or importlib.util.find_spec("pyspark") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pyspark_fenceline.compatibility import stand_in
+    from pyspark_fenceline.compatibility import unsupported_source
 
-    too_old = stand_in("fenceline_delta")
+    too_old = unsupported_source("fenceline_delta")
     if too_old is not None:
         return too_old
     from pyspark_fenceline.delta import DeltaDataSource

@@ -1,6 +1,6 @@
-"""Makes `format("fenceline_segments")` known to Spark, which looks modules named `pyspark_*` up for one source each.
+"""Registers `format("fenceline_segments")`: Spark searches modules named `pyspark_*` for one data source each.
 
-Logs as files, read without a broker. This package, and no other of the pipeline, knows how a log lies on the disk.
+Reads logs as files, without a broker. Only this package of the pipeline knows the on-disk format of a log.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["DefaultSource"]
 def __getattr__(name: str) -> Any:
     if name != "DefaultSource" or importlib.util.find_spec("pyspark") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pyspark_fenceline.compatibility import stand_in
+    from pyspark_fenceline.compatibility import unsupported_source
 
-    too_old = stand_in("fenceline_segments")
+    too_old = unsupported_source("fenceline_segments")
     if too_old is not None:
         return too_old
     from pyspark_fenceline_segments.source import SegmentsDataSource

@@ -1,6 +1,6 @@
-"""Batches of a segment as Arrow columns: one row for each, and one for each stretch that is no batch.
+"""Batches of a segment as Arrow columns: a row for each batch, and one for each range of bytes that is no valid batch.
 
-Owns the way from the scan's columns to Spark's; runs on executors. No Python object is made for a plain batch.
+Owns the conversion of the scan's columns to Spark's; runs on executors. No Python object is created for a valid batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark_fenceline_segments.planning import SegmentFile
 _CODECS: Final = pa.array([*(codec.name.lower() for codec in Codec), None, None, None])
 _FARTHEST_MS: Final = (1 << 63) // 1000 - 1
 _NAMES: Final = {"size": "size_bytes", "records": "record_count"}
-"""Columns of the scan that have another name here."""
+"""Columns with another name in the scan."""
 
 
 def plain_rows(file: SegmentFile, rows: Rows, target: pa.Schema, *, verified: bool) -> pa.RecordBatch:
@@ -31,7 +31,7 @@ def _column(field: pa.Field, file: SegmentFile, rows: Rows, verified: bool) -> p
     count = rows.count
 
     def numbers(name: str) -> pa.Array:
-        # A copy: the scan uses its columns again.
+        # A copy: the scan reuses its columns.
         return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(bytes(rows.column(name)))])
 
     def bits(mask: int) -> pa.Array:
@@ -63,13 +63,13 @@ def _column(field: pa.Field, file: SegmentFile, rows: Rows, verified: bool) -> p
 
 
 def _micros(stamps: pa.Array) -> pa.Array:
-    """Null for -1 and for times that Spark can not hold."""
+    """Null for -1 and for timestamps outside Spark's range."""
     fits = pc.and_(pc.greater_equal(stamps, 0), pc.less_equal(stamps, _FARTHEST_MS))
     return pc.multiply(pc.if_else(fits, stamps, pa.scalar(None, pa.int64())), 1000)
 
 
 def flaw_row(file: SegmentFile, flaw: Flaw, target: pa.Schema) -> pa.RecordBatch:
-    """What is known of a stretch of bytes that is no plain batch; the rest is null."""
+    """The known fields of a range of bytes that is no valid batch; the rest is null."""
     header = flaw.header
     known: dict[str, Any] = {
         "topic": file.topic,
@@ -118,11 +118,11 @@ def batch_rows(
     target: pa.Schema,
     *,
     verified: bool,
-    is_told: Callable[[Flaw], bool],
+    is_reported: Callable[[Flaw], bool],
 ) -> Iterator[pa.RecordBatch]:
-    """`is_told`: whether a flaw is worth a row."""
+    """`is_reported`: whether a flaw gets a row."""
     for step in walk:
         if isinstance(step, Rows):
             yield plain_rows(file, step, target, verified=verified)
-        elif is_told(step):
+        elif is_reported(step):
             yield flaw_row(file, step, target)

@@ -1,4 +1,4 @@
-"""The columns of the segments source, a set for each mode. Owns names, types and what a caller may choose."""
+"""The columns of the segments source, one set for each mode. Owns names, types and the check of a user's schema."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def full_schema(mode: Mode, *, include_headers: bool) -> StructType:
 
 
 def check_choice(schema: StructType, mode: Mode, *, include_headers: bool) -> None:
-    """Accept a choice of the mode's columns. Raises `OperatorError` on anything else."""
+    """Accept a selection of the mode's columns. Raises `OperatorError` for anything else."""
     own = {field.name: field for field in full_schema(mode, include_headers=include_headers)}
     for field in schema:
         if field.name not in own or own[field.name].dataType != field.dataType:
             wanted = ", ".join(f"{column.name} {column.dataType.simpleString()}" for column in own.values())
             raise OperatorError(
                 f"In mode {mode.value} there is no column {field.name} {field.dataType.simpleString()}",
-                f"Leave the schema out, or choose from: {wanted}.",
+                f"Remove the schema, or choose from: {wanted}.",
             )
     if not len(schema):
-        raise OperatorError("The schema names no column", "Leave it out, or choose at least one column.")
+        raise OperatorError("The schema has no columns", "Remove it, or choose at least one column.")

@@ -1,4 +1,4 @@
-"""Options of the segments source. Owns names and refusals; pure."""
+"""Options of the segments source. Owns their names and checks; pure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def segment_options(options: Mapping[str, str]) -> SegmentOptions:
     unknown = sorted(set(given.names()) - known)
     if unknown:
         raise OperatorError(
-            f"format('fenceline_segments') has no option '{unknown[0]}'", f"Its options are {', '.join(_KNOWN)}."
+            f"Unknown option '{unknown[0]}' of format('fenceline_segments')", f"Its options are {', '.join(_KNOWN)}."
         )
     return SegmentOptions(
         paths=_paths(given),
@@ -85,7 +85,7 @@ def mode_of(options: Mapping[str, str]) -> Mode:
 
 
 def _paths(given: GivenOptions) -> tuple[str, ...]:
-    """From `.load(path)`, or `.load([path, ...])`, which Spark hands over as JSON."""
+    """From `.load(path)`, or `.load([path, ...])`, which Spark passes as JSON."""
     found = []
     if (one := (given.text("path") or "").strip()) != "":
         found.append(one)
@@ -95,7 +95,7 @@ def _paths(given: GivenOptions) -> tuple[str, ...]:
         except ValueError:
             several = None
         if not isinstance(several, list) or not all(isinstance(path, str) for path in several):
-            raise OperatorError("Option 'paths' must be a JSON array of texts", "Or use .load([path, ...]).")
+            raise OperatorError("Option 'paths' must be a JSON array of strings", "Or use .load([path, ...]).")
         found += several
     if not found:
         raise OperatorError(
@@ -109,6 +109,7 @@ def _local(path: str) -> str:
         return "/" + path[len("file:") :].lstrip("/")
     if "://" in path:
         raise OperatorError(
-            f"'{path}' is no local path", "Logs are read as plain files: mount the directory on the driver and workers."
+            f"'{path}' is not a local path",
+            "Logs are read as plain files: mount the directory on the driver and workers.",
         )
     return path

@@ -1,4 +1,4 @@
-"""Which files a query reads, and in which tasks. Owns the look at the directories, on the driver; opens no segment."""
+"""Which files a query reads, and in which tasks. Owns listing the directories, on the driver; opens no segment."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fenceline.log.verify_places import FilePlace, PartitionPlace, Place, Places
 from pyspark_fenceline_segments.options import SegmentOptions
 
 TASK_BYTES: Final = 256 << 20
-"""A Spark task reads about so much, where there are more than the cores have to do."""
+"""A Spark task reads about this much, if there are more tasks than cores."""
 _CHECKPOINT: Final = ".checkpoint"
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """`replica`: the directory that the partition's directory lies in. `may_be_torn`: a node may be writing to it."""
+    """`replica`: the parent of the partition's directory. `may_be_torn`: a node may be writing to the file."""
 
     path: str
     replica: str
@@ -36,14 +36,14 @@ class SegmentFile:
 
 
 def places_of(options: SegmentOptions) -> Places:
-    """Raises `OperatorError` where a path leads nowhere."""
+    """Raises `OperatorError` if a path does not exist."""
     places = find_places(OsDisk(), _expanded(options.paths))
     places.found = [place for place in places.found if _is_wanted(place, options)]
     return places
 
 
 def files_of(places: Sequence[Place]) -> list[SegmentFile]:
-    """Every file of batches, in the order of offsets within a partition. Raises OSError."""
+    """Every file with batches, in the order of offsets within a partition. Raises OSError."""
     found: list[SegmentFile] = []
     for place in places:
         if isinstance(place, PartitionPlace):
@@ -58,14 +58,14 @@ def files_of(places: Sequence[Place]) -> list[SegmentFile]:
 
 
 def task_count(options: SegmentOptions, sizes: Sequence[int]) -> int:
-    """As the option says; else one for each core here, and more where there is more to read."""
+    """The option's value; else one per core of the driver, and more for larger inputs."""
     if options.max_partitions is not None:
         return options.max_partitions
     return max(os.cpu_count() or 1, -(-sum(sizes) // TASK_BYTES))
 
 
 def pack(items: Sequence[T], sizes: Sequence[int], tasks: int) -> list[list[T]]:
-    """As many lists as there are tasks, of about equal sizes; each in the order given."""
+    """`items` in at most `tasks` lists of about equal size, each in the given order."""
     loads = [0] * max(1, min(tasks, len(items)))
     chosen: list[list[int]] = [[] for _ in loads]
     for number in sorted(range(len(items)), key=lambda n: -sizes[n]):
@@ -76,7 +76,7 @@ def pack(items: Sequence[T], sizes: Sequence[int], tasks: int) -> list[list[T]]:
 
 
 def replica_of(path: str) -> str:
-    """Of a partition's directory, or of a file in one."""
+    """The replica of a partition's directory, or of a file in one."""
     parent = os.path.dirname(path)
     if os.path.basename(parent) == EVIDENCE_DIR:
         parent = os.path.dirname(parent)
@@ -92,7 +92,7 @@ def _expanded(paths: Sequence[str]) -> list[str]:
         hits = sorted(glob.glob(path))
         if not hits:
             raise OperatorError(
-                f"Nothing on this machine is called {path}", "The driver looks the files up: check it there."
+                f"No file on the driver's machine matches {path}", "The driver lists the files: check the path there."
             )
         found += hits
     return found

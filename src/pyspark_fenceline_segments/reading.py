@@ -1,6 +1,6 @@
-"""What runs on executors: segment files in, Arrow record batches in Spark's exact form out.
+"""Reads segment files on executors and returns Arrow record batches in Spark's exact form.
 
-Owns the per-task path. The files are opened where the task runs: every worker must see them under the same path.
+Owns a task's reading. The files are opened where the task runs: every worker must have them at the same path.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from fenceline.log.verify_findings import Finding
 
 BATCH_BYTES: Final = 8 << 20
-"""Of records that are handed over at a time, about."""
-_GO_ON: Final = ". Set failOnDamage=false to read on behind it."
+"""Approximate size of the records in one record batch."""
+_SKIP_HINT: Final = ". Set failOnDamage=false to skip it."
 _CLIENT_NAMES: Final = {"timestampType": "timestamp_type"}
 
 
 class DamagedSegment(FencelineError):
-    """Records were asked for, and there is a place in a file that has none."""
+    """A file is damaged, and its records cannot be read completely."""
 
 
 class FilesPartition(InputPartition):
@@ -50,7 +50,7 @@ class FilesPartition(InputPartition):
 
 
 class PlacesPartition(InputPartition):
-    """One Spark task's groups of places to verify; `reports` are findings that the driver has made."""
+    """One Spark task's groups of places to verify; `reports` are findings of the driver."""
 
     def __init__(self, groups: list[list[Place]], reports: list[Report]) -> None:
         super().__init__(groups)
@@ -73,12 +73,12 @@ def read_task(plan: SegmentPlan, partition: InputPartition) -> Iterator[pa.Recor
         for file in partition.files:
             read = _batches if plan.options.mode is Mode.BATCHES else _records
             yield from read(plan.options, file, target)
-    workers.settle()
+    workers.freeze_gc()
 
 
 def _batches(options: SegmentOptions, file: SegmentFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
     yield from batch_rows(
-        file, _walk(file, options), target, verified=options.verify, is_told=lambda flaw: _is_damage(file, flaw)
+        file, _walk(file, options), target, verified=options.verify, is_reported=lambda flaw: _is_damage(file, flaw)
     )
 
 
@@ -96,7 +96,7 @@ def _records(options: SegmentOptions, file: SegmentFile, target: pa.Schema) -> I
                 decoder.append(file.topic or "", -1 if file.partition is None else file.partition, content)
             except PeerError as error:
                 if options.fail_on_damage:
-                    raise DamagedSegment(f"{file.path}: {error.message}{_GO_ON}") from error
+                    raise DamagedSegment(f"{file.path}: {error.message}{_SKIP_HINT}") from error
             if decoder.size_bytes >= BATCH_BYTES:
                 yield _to_spark(decoder.finish(), file, target)
     if decoder.row_count:
@@ -104,13 +104,13 @@ def _records(options: SegmentOptions, file: SegmentFile, target: pa.Schema) -> I
 
 
 def _contents(options: SegmentOptions, file: SegmentFile, step: Rows | Flaw) -> Iterator[memoryview]:
-    """The batches that have records to read. Raises DamagedSegment."""
+    """The batches with readable records. Raises DamagedSegment."""
     if isinstance(step, Rows):
         yield from map(step.content, range(step.count))
         return
     if options.fail_on_damage and _is_damage(file, step):
-        words = "; ".join(problem.message for problem in step.problems)
-        raise DamagedSegment(f"{file.path}: at byte {step.position}: {words}{_GO_ON}")
+        problems = "; ".join(problem.message for problem in step.problems)
+        raise DamagedSegment(f"{file.path}: at byte {step.position}: {problems}{_SKIP_HINT}")
     if step.content is not None:
         yield step.content
 
@@ -131,8 +131,8 @@ def _walk(file: SegmentFile, options: SegmentOptions) -> SegmentWalk:
     found = disk.stat(file.path)
     if found is None:
         raise OperatorError(
-            f"{file.path} is not there for this Spark task",
-            "Every worker must see the directories under the path that the driver sees. If a node runs on them,"
+            f"This Spark task does not find {file.path}",
+            "Every worker must have the directories at the same path as the driver. If a node uses them,"
             " retention may have deleted the segment: run the query again.",
         )
     base = offset_in(os.path.basename(file.path), LOG_SUFFIX)
@@ -140,7 +140,7 @@ def _walk(file: SegmentFile, options: SegmentOptions) -> SegmentWalk:
 
 
 def _is_damage(file: SegmentFile, flaw: Flaw) -> bool:
-    """A node may just be writing the end of the file."""
+    """Whether the flaw is damage; a torn end is none while a node may be writing the file."""
     return not (flaw.torn and file.may_be_torn)
 
 

@@ -1,7 +1,7 @@
-"""`format("fenceline_segments")`: log directories as DataFrames, without a broker. Batch only, reads only.
+"""`format("fenceline_segments")`: log directories as DataFrames, without a broker. Batch reads only.
 
-Owns the check of options at the moment `load()` is called. Importing this must stay cheap: Spark does it in every
-session (`pyspark.md S16`).
+Owns the check of options when `load()` is called. Importing this must stay cheap: Spark does it in every session
+(`pyspark.md S16`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from fenceline.errors import OperatorError
-from pyspark_fenceline_segments.options import Mode, mode_of, segment_options
+from pyspark_fenceline_segments.options import Mode, segment_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +45,7 @@ class SegmentsDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         raise OperatorError(
-            f"format('{self.name()}') is no stream, in mode {mode_of(self.options).value} or any other",
+            f"format('{self.name()}') does not support streaming reads",
             "Use spark.read, or format('fenceline') for topics of a running cluster.",
         )
 

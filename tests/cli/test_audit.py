@@ -61,7 +61,7 @@ def offsets(table: str) -> list[int]:
 def test_a_repair_changes_nothing_until_it_is_applied(node: EmbeddedNode, table: str) -> None:
     version = DeltaTable(table).version()
     result = audit(node, table, "--repair", "--kind", "missing")
-    assert "Would take out 0 rows and add 2" in result.stdout
+    assert "Would remove 0 rows and add 2" in result.stdout
     assert "--apply" in result.stdout
     assert result.exit_code == 1
     assert (offsets(table), DeltaTable(table).version()) == ([*range(5), *range(7, 15)], version)
@@ -140,9 +140,9 @@ def test_what_is_not_proven_has_a_word_and_an_exit_code_of_its_own(led_twice: tu
         (["--apply"], "Add --repair or --backfill"),
         (["--repair", "--backfill"], "cannot be combined"),
         (["--backfill", "--where", "true"], "Remove --where"),
-        (["--repair", "--kind", "unproven"], "nothing about rows of the kind unproven"),
+        (["--repair", "--kind", "unproven"], "does not support findings of the kind unproven"),
         (["--row-key", "line"], "no column line"),
-        (["--deleted", "list.txt"], "no file of deleted rows"),
+        (["--deleted", "list.txt"], "format of the file of deleted rows"),
         (["--deleted", "list.csv"], "cannot be read"),
     ],
 )
@@ -158,5 +158,5 @@ def test_what_was_deleted_on_purpose_is_named_in_a_file(node: EmbeddedNode, tabl
     listed.write_text("topic,partition,offset\nt,0,5\nt,0,6\n")
     result = audit(node, table, "--deleted", str(listed), "--repair", "--kind", "missing,behind", "--apply")
     assert result.exit_code == 0
-    assert "The table equals the log but for rows that were deleted on purpose" in result.stdout
+    assert "The table equals the log except for rows that were deleted on purpose" in result.stdout
     assert offsets(table) == [*range(5), *range(7, 20)]

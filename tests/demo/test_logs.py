@@ -11,9 +11,9 @@ from fenceline.demo.leader_history import LeaderHistory
 from fenceline.demo.logs import Run, compare_with_logs, epochs_in, runs_of
 from fenceline.demo.loss import NO_LEADER, Leader
 from fenceline.demo.report import RowState, Span
-from pyspark_fenceline.log_matching import LogView
+from pyspark_fenceline.log_matching import LogEpochs
 
-CUT = LogView(2, 0, 100, (EpochStart(0, 0), EpochStart(2, 40)))
+CUT = LogEpochs(2, 0, 100, (EpochStart(0, 0), EpochStart(2, 40)))
 """Epoch 1 also wrote from offset 40 on and was truncated."""
 
 
@@ -40,7 +40,7 @@ def test_duplicate_rows_are_one_run() -> None:
 
 def test_an_epoch_ends_where_the_next_one_starts() -> None:
     assert epochs_in(CUT) == [(0, 0, 40), (2, 40, 100)]
-    assert epochs_in(LogView(0, 0, 0)) == []
+    assert epochs_in(LogEpochs(0, 0, 0)) == []
 
 
 def test_before_and_after_a_repair() -> None:
@@ -56,7 +56,7 @@ def test_before_and_after_a_repair() -> None:
 
 
 def test_only_the_middle_of_a_run_may_match() -> None:
-    view = LogView(3, 0, 30, (EpochStart(0, 0), EpochStart(1, 10), EpochStart(3, 20)))
+    view = LogEpochs(3, 0, 30, (EpochStart(0, 0), EpochStart(1, 10), EpochStart(3, 20)))
     found = compare_with_logs("now", [Run(0, 5, 25, 1)], {0: view})
     assert [span for span in found.spans if span.state is not RowState.MISSING] == [
         Span(0, 5, 10, 1, RowState.STALE),
@@ -76,7 +76,7 @@ def test_a_row_matches_where_the_log_has_its_epoch(log: list[tuple[int, int]], h
         epoch += 1 + step
         starts.append(EpochStart(epoch, at))
         at += length
-    view = LogView(epoch, 0, at, tuple(starts))
+    view = LogEpochs(epoch, 0, at, tuple(starts))
     table = rows(*((0, offset, of) for offset, of in sorted(held)))
     found = compare_with_logs("now", runs_of(table), {0: view})
     matching = sum(view.epoch_at(offset) == of for offset, of in held)

@@ -137,5 +137,5 @@ def in_place_of_brokers(monkeypatch: pytest.MonkeyPatch, **topics: int) -> FakeC
     """Whoever connects gets this one, and knows nothing of it yet."""
     made = FakeCluster(**topics)
     monkeypatch.setattr(connect, "connect", lambda _: made)
-    monkeypatch.setattr(delta_evidence, "_kept", {})
+    monkeypatch.setattr(delta_evidence, "_caches", {})
     return made

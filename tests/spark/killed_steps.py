@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark_fenceline import (
-    checkpoint_places,
+    checkpoint_positions,
     delta,
     delta_commit,
     delta_evidence,
-    delta_exact,
     delta_files,
-    delta_opened,
+    delta_plan,
+    delta_table_cache,
 )
 from pyspark_fenceline.delta import DeltaDataSource, DeltaStreamWriter
 from tests.spark.queries import stream
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 EXECUTOR_STEPS: Mapping[str, tuple[Any, str]] = {
     "file": (delta_files.FileWriter, "_open"),
     "end of file": (delta_files.FileWriter, "_close"),
-    "question": (delta_evidence, "gather"),
+    "question": (delta_evidence, "gather_evidence"),
 }
 DRIVER_STEPS: Mapping[str, tuple[Any, str]] = {
-    "look": (delta_opened, "look"),
+    "look": (delta_table_cache, "cached_table"),
     "table": (delta_commit, "_create"),
-    "columns": (delta_commit, "_grow"),
-    "checkpoint": (checkpoint_places, "places_after"),
-    "copy": (delta_exact, "rewrite"),
+    "columns": (delta_commit, "_add_columns"),
+    "checkpoint": (checkpoint_positions, "positions_after"),
+    "copy": (delta_plan, "rewrite"),
     # Of a batch with stale rows the first one is the repair's.
     "entry": (delta_commit, "commit_entry"),
     "append": (delta_commit, "_commit_append"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from pyspark_fenceline.epoch_walk import EpochWalk
-from pyspark_fenceline.log_matching import LogView, held_interval
+from pyspark_fenceline.log_matching import LogEpochs, held_interval
 from tests.spark.fakes import FakeLog
 
 
@@ -23,7 +23,7 @@ class RowVerdict(Enum):
     """Of an epoch that the asked leader does not know yet: its answer is older than the row, or of another topic."""
 
 
-def judge_row(view: LogView, offset: int, epoch: int) -> RowVerdict:
+def judge_row(view: LogEpochs, offset: int, epoch: int) -> RowVerdict:
     if epoch > view.leader_epoch >= 0:
         return RowVerdict.NEWER
     first, end = held_interval(view, epoch)
@@ -40,9 +40,9 @@ def judge_row(view: LogView, offset: int, epoch: int) -> RowVerdict:
     return RowVerdict.IN_LOG if is_known else RowVerdict.UNKNOWN
 
 
-def view_of(log: FakeLog) -> LogView:
+def view_of(log: FakeLog) -> LogEpochs:
     """As the log's leader tells it."""
     walk = EpochWalk(log.leader_epoch)
-    while (epoch := walk.question(log.start)) is not None:
-        walk.learn(log.epoch_end(epoch))
-    return LogView(log.leader_epoch, log.start, len(log.epochs), walk.starts(log.start))
+    while (epoch := walk.next_epoch(log.start)) is not None:
+        walk.add_answer(log.epoch_end(epoch))
+    return LogEpochs(log.leader_epoch, log.start, len(log.epochs), walk.starts(log.start))

@@ -57,7 +57,7 @@ def gaps(monkeypatch: pytest.MonkeyPatch) -> list[range]:
             if any(not any(offset in gap for gap in taken) for offset in range(start, end))
         }
 
-    monkeypatch.setattr(stream, "holding_records", holding)
+    monkeypatch.setattr(stream, "partitions_with_records", holding)
     return taken
 
 
@@ -111,7 +111,7 @@ def test_what_is_proven_goes_on_with_epochs(place: str, log: FakeLog, caplog: py
     reader = make(cluster, checkpointLocation=place)
     with caplog.at_level(logging.WARNING, "pyspark_fenceline"):
         later = reader.latestOffset(AT_1500, ALL)
-    assert "Spark's source cannot read it from then on" in caplog.text
+    assert "Spark's source can no longer read it" in caplog.text
     assert reads(reader, AT_1500, later) == {"t-0": (1500, 1700)}
     assert later["topics"]["t"]["id"] == cluster.ids["t"]
     assert later["topics"]["t"]["partitions"]["0"]["epochs"]
@@ -144,7 +144,9 @@ def unproven(log: FakeLog, **options: str) -> str:
 
 def test_without_the_times_of_the_checkpoint_nothing_is_proven() -> None:
     message = unproven(dated(CUT))
-    assert message.startswith("What the checkpoint has read is not proven to be in the log: t-0 at 1500: ")
+    assert message.startswith(
+        "The records before the checkpoint's positions are not proven to be in the log: t-0 at 1500: "
+    )
     assert "no option checkpointLocation" in message
     assert "its epochs: 0 from 0, 1 from 1000" in message
     # Nor in a log of one epoch: a topic that was created anew begins with epoch 0 as well.
@@ -175,8 +177,8 @@ def test_accepting_is_for_what_is_not_known_only(place: str) -> None:
 @pytest.mark.parametrize(
     ("log", "because"),
     [
-        (dated([(0, 1000, 0), (1, 700, 1_000_000)]), "not those of their writing"),
-        (dated([(0, 1700, AFTER_MS)]), "not those of their writing, or the log is another one"),
+        (dated([(0, 1000, 0), (1, 700, 1_000_000)]), "not append times"),
+        (dated([(0, 1700, AFTER_MS)]), "not append times, or this is another log"),
         (dated([(0, 1000, BEFORE_MS), (1, 700, PLANNED_MS + 2000)]), "epoch 1 of the log begins at 1000"),
         (dated([(0, 1500, BEFORE_MS)], leader_epoch=2), r"epochs 1"),
         (dated([(0, 1500, BEFORE_MS), (3, 200, AFTER_MS)]), r"epochs 1 to 2"),
@@ -184,7 +186,7 @@ def test_accepting_is_for_what_is_not_known_only(place: str) -> None:
     ids=["dates of events", "a topic made anew, with other dates", "between plan and commit", "no records", "a gap"],
 )
 def test_what_the_dates_do_not_decide(place: str, log: FakeLog, because: str) -> None:
-    if because.endswith("another one"):
+    if because.endswith("another log"):
         # All of it is dated after the commit: that is known.
         with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
             make(cluster_of(log), checkpointLocation=place).latestOffset(AT_1500, ALL)
@@ -253,9 +255,9 @@ def test_a_receipt_decides_where_dates_do_not(place: str, told: Callable[..., No
 def test_a_receipt_against_the_dates_is_not_decided(place: str, told: Callable[..., None]) -> None:
     log = dated([(0, 1000, BEFORE_MS), (2, 700, BEFORE_MS + 1_000_000)])
     told(receipt())
-    assert "a loss receipt against it" in unproven(log, checkpointLocation=place)
+    assert "a loss receipt contradicts it" in unproven(log, checkpointLocation=place)
     told(receipt(topic_id="older-id", cause="topic_deleted", loss_class="expired"))
-    assert "another id was there after the plan" in unproven(log, checkpointLocation=place)
+    assert "another id existed after the plan" in unproven(log, checkpointLocation=place)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_every_difference_is_found_and_mended(broker: Broker, topic: str, tmp_pa
         ("beyond", 0, 540, 550, 10),
         ("behind", 1, 0, 50, 50),
     ]
-    assert found.verdict.word == "different"
+    assert found.verdict.outcome == "different"
     assert "10 beyond" in str(found)
     before = set(DeltaTable(table).file_uris())
 
@@ -137,9 +137,9 @@ def test_a_table_may_begin_later_and_be_behind(broker: Broker, topic: str, tmp_p
     broker.create(topic)
     broker.produce(topic, range(100))
     table = keep(tmp_path / "t", records(broker, topic, 40, 80))
-    assert audited(broker, table).verdict.word == "different"
+    assert audited(broker, table).verdict.outcome == "different"
     found = audited(broker, table, starting="table")
-    assert found.verdict.word == "behind"
+    assert found.verdict.outcome == "behind"
     assert told(found) == [("behind", 0, 80, 100, 20)]
     chosen = settings(broker.bootstrap, topic, starting="table")
     assert repair_here(table, chosen, apply=True, kinds=("stale", "missing")).version is None
@@ -191,7 +191,7 @@ def test_an_empty_topic_and_an_empty_table(broker: Broker, topic: str, tmp_path:
     # Without a name there is nothing to compare.
     assert "0 rows of 0 partitions); nothing was compared" in str(audited(broker, table))
     found = audited(broker, table, topic)
-    assert (found.verdict.word, found.verdict.row_count, found.verdict.partition_count) == ("equal", 0, 3)
+    assert (found.verdict.outcome, found.verdict.row_count, found.verdict.partition_count) == ("equal", 0, 3)
     assert told(found) == []
     assert repaired(broker, table, topic).version is None
     assert told(audited(broker, table, other)) == [("behind", 0, 0, 3, 3)]
@@ -410,7 +410,7 @@ def test_a_poisoned_batch_is_named_and_what_lies_around_it_is_repaired(tmp_path:
         ]
         found = audited(broker, short)
         assert told(found) == around
-        assert found.verdict.word == "different"
+        assert found.verdict.outcome == "different"
         done = repaired(broker, short)
         assert done.added_rows == 300 - 80 - (end - first)
         assert [(one["kind"], one["start_offset"], one["end_offset_exclusive"]) for one in done.left] == [

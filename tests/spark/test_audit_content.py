@@ -16,9 +16,9 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline import audit_content, delta_table_files
 from pyspark_fenceline.audit_content import ByValues, comparable, content_columns, equal
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
-from pyspark_fenceline.delta_index import log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile
+from pyspark_fenceline.log_columns import log_columns
 from tests.spark.fakes import FakeCluster, in_place_of_brokers
 
 TP = TopicPartition("t", 0)

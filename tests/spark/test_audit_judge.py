@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_judge import Expected, Finding, Kind, judge
-from pyspark_fenceline.audit_log import Found, join_near
+from pyspark_fenceline.audit_log import RecordRanges, join_near
 from pyspark_fenceline.audit_runs import runs_of
-from pyspark_fenceline.delta_index import LogColumns, log_columns
-from pyspark_fenceline.log_matching import LogView
+from pyspark_fenceline.log_columns import LogColumns, log_columns
+from pyspark_fenceline.log_matching import LogEpochs
 from tests.spark.fakes import FakeLog
 from tests.spark.row_verdicts import RowVerdict, judge_row, view_of
 
@@ -30,8 +30,8 @@ def columns(rows: list[tuple[int, int]]) -> LogColumns:
 
 
 def finder(present: set[int], hidden: set[int]) -> object:
-    def find(ranges: list[tuple[int, int]], isolation_level: str) -> Found:
-        found = Found()
+    def find(ranges: list[tuple[int, int]], isolation_level: str) -> RecordRanges:
+        found = RecordRanges()
         for start, end in join_near(ranges, near=2):
             for offset in range(start, end):
                 if offset in present or (isolation_level == "read_uncommitted" and offset in hidden):
@@ -60,7 +60,7 @@ def test_ranges_say_what_single_rows_would(data: st.DataObject) -> None:
     leader = (epochs[-1] if epochs else 0) + data.draw(st.integers(0, 1))
     start = data.draw(st.integers(0, len(epochs)))
     log = FakeLog(list(epochs), leader, start)
-    view = view_of(log) if data.draw(st.booleans()) else LogView(-1, start, len(epochs))
+    view = view_of(log) if data.draw(st.booleans()) else LogEpochs(-1, start, len(epochs))
     offsets = st.integers(0, 40)
     hidden = data.draw(st.sets(offsets)) & set(range(len(epochs)))
     holes = data.draw(st.sets(offsets))

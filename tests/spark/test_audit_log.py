@@ -8,7 +8,7 @@ from fenceline.client.fetched import scan
 from fenceline.ids import TopicPartition
 from fenceline.records.build import build_batch
 from fenceline.records.crc import crc32c
-from pyspark_fenceline.audit_log import Found, join_near, note_records
+from pyspark_fenceline.audit_log import RecordRanges, join_near, note_records
 
 TP = TopicPartition("t", 0)
 
@@ -31,8 +31,8 @@ def damaged(base_offset: int, count: int) -> bytearray:
     return made
 
 
-def found(*batches: bytearray, start: int = 0, end: int = 1000) -> Found:
-    result = Found()
+def found(*batches: bytearray, start: int = 0, end: int = 1000) -> RecordRanges:
+    result = RecordRanges()
     piece, _ = scan(TP, memoryview(b"".join(batches)), start, -1, end_offset_exclusive=end, check_crcs=False)
     note_records(result, piece)
     return result

@@ -13,11 +13,11 @@ from fenceline.client.epoch_history import EpochStart
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import LOSSES_TOPIC, TopicPartition, encode_uuid
 from pyspark_fenceline import connect
-from pyspark_fenceline.audit_judge import Expected, Finding, Kind, Lost, judge
-from pyspark_fenceline.audit_log import Found
+from pyspark_fenceline.audit_judge import Expected, Finding, Kind, LostRecords, judge
+from pyspark_fenceline.audit_log import RecordRanges
 from pyspark_fenceline.audit_receipts import read_receipts, receipts_of
-from pyspark_fenceline.delta_index import log_columns
-from pyspark_fenceline.log_matching import LogView, proven_without_epoch
+from pyspark_fenceline.log_columns import log_columns
+from pyspark_fenceline.log_matching import LogEpochs, proven_without_epoch
 from pyspark_fenceline.loss_ledger import sort_receipts
 from tests.spark.fakes import FakeCluster
 from tests.spark.receipts import receipt
@@ -54,7 +54,7 @@ def test_a_topic_of_the_same_name_that_is_gone_is_told(told: dict[str, Any]) -> 
 
 def test_receipts_that_are_not_known_are_said() -> None:
     assert receipts_of(sort_receipts([receipt(), b'{"id": "b"}']), {TP: MINE}).notes == (
-        f"1 records of {LOSSES_TOPIC} are of a form that is not known here",
+        f"1 records of {LOSSES_TOPIC} have an unknown format",
     )
     (note,) = receipts_of(sort_receipts([receipt()]), {TP: MINE}, is_complete=False).notes
     assert "older losses are not known" in note
@@ -77,26 +77,26 @@ def test_a_ledger_that_cannot_be_read_does_not_stop_the_audit(monkeypatch: pytes
 # What a receipt makes of rows ----------------------------------------------------------------------------------------
 
 
-def judged(view: LogView, rows: dict[int, int], **expected: Any) -> list[Finding]:
+def judged(view: LogEpochs, rows: dict[int, int], **expected: Any) -> list[Finding]:
     """Findings of rows, offset by epoch, in a log without holes."""
     offsets = np.array(sorted(rows), dtype=np.int64)
     epochs = np.array([rows[offset] for offset in sorted(rows)], dtype=np.int64)
 
-    def find(ranges: Any, level: str) -> Found:
-        return Found(present=list(ranges))
+    def find(ranges: Any, level: str) -> RecordRanges:
+        return RecordRanges(present=list(ranges))
 
     return judge(Expected(view, view.end_offset, **expected), (0, 100), offsets, offsets + 1, epochs, find)
 
 
-TWO = LogView(4, 0, 30, (EpochStart(1, 0), EpochStart(4, 10)))
-ONE = LogView(0, 0, 30, (EpochStart(0, 0),))
+TWO = LogEpochs(4, 0, 30, (EpochStart(1, 0), EpochStart(4, 10)))
+ONE = LogEpochs(0, 0, 30, (EpochStart(0, 0),))
 
 
 def test_rows_without_an_epoch_name_the_receipts_that_tell_of_their_offsets() -> None:
-    lost = (Lost(10, 17, (1,), "receipt a"), Lost(12, 14, (1,), "receipt b"))
+    lost = (LostRecords(10, 17, (1,), "receipt a"), LostRecords(12, 14, (1,), "receipt b"))
     findings = judged(TWO, dict.fromkeys(range(8, 20), -1), lost=lost)
     told = [(one.start_offset, one.end_offset_exclusive, one.detail) for one in findings if one.kind is Kind.UNPROVEN]
-    a, b = "records there were lost: receipt a", "records there were lost: receipt b"
+    a, b = "records at these offsets were lost: receipt a", "records at these offsets were lost: receipt b"
     none = "the rows have no epoch"
     assert told == [
         (8, 10, none),
@@ -113,7 +113,7 @@ def test_only_a_log_of_one_epoch_proves_rows_that_have_none() -> None:
     assert {one.kind for one in judged(TWO, rows)} == {Kind.UNPROVEN}
     # One epoch is left, but there were others: retention has taken them, or their leaders' logs are lost.
     for leader, epochs in ((4, (EpochStart(4, 0),)), (1, (EpochStart(0, 0), EpochStart(1, 30))), (-1, ())):
-        view = LogView(leader, 0, 30, epochs)
+        view = LogEpochs(leader, 0, 30, epochs)
         assert proven_without_epoch(view) == (0, 0)
         assert {one.kind for one in judged(view, rows)} == {Kind.UNPROVEN}
     # The rows may be of a topic of the same name that is gone.

@@ -105,7 +105,7 @@ def test_a_table_without_epochs_is_not_called_equal_and_its_receipt_is_named(sto
     if has_column:
         add_null_epochs(story)
     found = audited(story)
-    assert (found.verdict.word, found.verdict.is_equal, found.verdict.is_right) == ("unproven", False, False)
+    assert (found.verdict.outcome, found.verdict.is_equal, found.verdict.is_right) == ("unproven", False, False)
     assert told(found) == [("unproven", 0, 1000), ("unproven", 1000, 1500), ("unproven", 1500, 1800)]
     assert "1800 of 1800 rows have no epoch" in str(found)
     details = [row["detail"] for row in found.findings.to_pylist()]
@@ -119,7 +119,7 @@ def test_a_table_without_epochs_is_not_called_equal_and_its_receipt_is_named(sto
 def test_the_way_of_a_table_of_the_connector(story: Story) -> None:
     found = audited(story, by_values=True)
     assert told(found) == [("missing", 1000, 1500), ("stale", 1000, 1500)]
-    assert found.verdict.word == "different"
+    assert found.verdict.outcome == "different"
 
     planned = filled(story, apply=False)
     assert (planned.proven_rows, planned.stale_rows, planned.unknown_rows) == (1300, 500, 0)
@@ -166,7 +166,7 @@ def test_epochs_that_are_partly_null_are_filled_and_others_are_not_touched(story
     )
     write_deltalake(story.table, rows, mode="overwrite", schema_mode="overwrite")
     found = audited(story)
-    assert (found.verdict.word, found.verdict.rows) == ("unproven", {"unproven": 600})
+    assert (found.verdict.outcome, found.verdict.rows) == ("unproven", {"unproven": 600})
     assert "600 of 1800 rows have no epoch" in str(found)
     assert filled(story).proven_rows == 600
     assert in_table(story)["leader_epoch"].to_pylist() == epochs

@@ -254,8 +254,8 @@ def test_an_empty_topic_is_an_empty_table(
     for _ in range(2):
         keep_equal(tracked(spark, broker.bootstrap, f"{topic},{other}"), table, checkpoint, broker.bootstrap)
     found = audit_here(table, settings(broker.bootstrap, [topic, other]))
-    assert (found.verdict.word, found.verdict.row_count, found.verdict.partition_count) == ("equal", 0, 4)
+    assert (found.verdict.outcome, found.verdict.row_count, found.verdict.partition_count) == ("equal", 0, 4)
     broker.produce(other, range(3))
     keep_equal(tracked(spark, broker.bootstrap, f"{topic},{other}"), table, checkpoint, broker.bootstrap)
     found = audit_here(table, settings(broker.bootstrap, [topic, other]))
-    assert (found.verdict.word, found.verdict.row_count, found.verdict.partition_count) == ("equal", 3, 4)
+    assert (found.verdict.outcome, found.verdict.row_count, found.verdict.partition_count) == ("equal", 3, 4)

@@ -169,7 +169,7 @@ def test_what_expires_while_tasks_read_is_told_as_what_may_have_been_read(cluste
     after = life.plan(end)
     assert told(after) == [(EXPIRED, 5, 12, 12)]
     (loss,) = losses_named(after)
-    assert "may have read those below 12 before" in loss.sentence()
+    assert "may already have read those below 12" in loss.sentence()
     assert life.tasks(end, after) == {}
     assert life.plan(after) == after
 

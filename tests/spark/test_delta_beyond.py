@@ -14,14 +14,14 @@ import pyspark_fenceline
 from fenceline.client.reader import RangeReader
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline import delta_exact
+from pyspark_fenceline import delta_plan
 from pyspark_fenceline.delta import _TaskWriter
 from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_options import DeltaOptions, delta_options
 from pyspark_fenceline.delta_state import read_state
 from tests.spark.conftest import Broker
 from tests.spark.fakes import FakeCluster, in_place_of_brokers
-from tests.spark.test_delta_exact import SCHEMA, Row, arrow, commit, records, table_rows, task, write
+from tests.spark.test_delta_plan import SCHEMA, Row, arrow, commit, records, table_rows, task, write
 
 BY_PARTITION = ["topic", "partition"]
 
@@ -58,7 +58,7 @@ def test_rows_above_the_end_in_the_leaders_epoch_are_refused(
     strange = [("t", 0, 12, 0), ("t", 0, 14, 0), ("t", 1, 10, 0)]
     others_write(options, [*records(cluster, 0, 10), *strange], partition_by)
     message = (
-        r"not have given: t-0 offsets 12 to 14 \(2 rows of epoch 0, of which the log ends at 10\);"
+        r"cannot be from this cluster's log: t-0 offsets 12 to 14 \(2 rows of epoch 0, in which the log ends at 10\);"
         r" t-1 offsets 10 to 10 \(1 row of epoch 0"
     )
     with pytest.raises(OperatorError, match=message) as caught:
@@ -149,7 +149,7 @@ def test_a_topic_that_was_made_anew_is_told_as_that(cluster: FakeCluster, option
     cluster.create("t", 2, id="another")
     cluster.log("t").append(4)
     opened(options)
-    with pytest.raises(OperatorError, match="deleted and created anew: t"):
+    with pytest.raises(OperatorError, match="deleted and recreated: t"):
         write(options, 1, records(cluster, 0, 4))
     given = {"path": options.path, "kafka.bootstrap.servers": "fake", "onRecreated": "replace"}
     write(delta_options(given), 1, records(cluster, 0, 4))
@@ -172,7 +172,7 @@ def test_files_of_many_partitions_are_looked_into_once(
     def refuse(*_: Any) -> Any:
         raise AssertionError("looked at the table's files")
 
-    monkeypatch.setattr(delta_exact, "table_files", refuse)
+    monkeypatch.setattr(delta_plan, "table_files", refuse)
     cluster.log("t", 1).append(1)
     write(options, 1, records(cluster, 3, 4, 1))
     assert table_rows(options) == [*records(cluster, 0, 100), *records(cluster, 0, 4, 1)]

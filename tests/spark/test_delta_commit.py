@@ -241,15 +241,15 @@ def test_tables_whose_rules_a_plain_append_would_break_are_refused(tmp_path: Pat
 
 def test_types_that_delta_has_not_are_refused(tmp_path: Path) -> None:
     options = DeltaOptions(str(tmp_path / "table"))
-    with pytest.raises(OperatorError, match="can not hold"):
+    with pytest.raises(OperatorError, match="cannot hold"):
         commit_files(options, struct("a interval day"), [], transaction=None, overwrite=True)
 
 
 def test_partition_columns_must_exist_and_leave_something() -> None:
     schema = struct("a int, b array<int>")
-    with pytest.raises(OperatorError, match="has not"):
+    with pytest.raises(OperatorError, match="does not have"):
         new_shape(schema, ("c",))
-    with pytest.raises(OperatorError, match="can not be a partition column"):
+    with pytest.raises(OperatorError, match="cannot be a partition column"):
         new_shape(schema, ("b",))
     with pytest.raises(OperatorError, match="All columns"):
         new_shape(struct("a int"), ("a",))
@@ -257,7 +257,7 @@ def test_partition_columns_must_exist_and_leave_something() -> None:
 
 def test_a_file_in_place_of_the_table_is_said(tmp_path: Path) -> None:
     (tmp_path / "table").write_text("x")
-    with pytest.raises(OperatorError, match="is a file and no Delta table"):
+    with pytest.raises(OperatorError, match="is a file, not a Delta table"):
         open_table(DeltaOptions(str(tmp_path / "table")))
 
 
@@ -266,12 +266,12 @@ def test_a_table_whose_log_can_not_be_read_is_said(tmp_path: Path) -> None:
     batch(options, 0)
     first = next((tmp_path / "table" / "_delta_log").glob("*.json"))
     first.write_text("not a log")
-    with pytest.raises(OperatorError, match="can not be opened") as caught:
+    with pytest.raises(OperatorError, match="cannot be opened") as caught:
         open_table(options)
     assert "storage.*" in caught.value.advice
 
 
 def test_a_directory_that_can_not_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(OperatorError, match="can not be made"):
+    with pytest.raises(OperatorError, match="cannot be created"):
         write(DeltaOptions(str(tmp_path / "file" / "table")), 1)

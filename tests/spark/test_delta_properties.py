@@ -18,7 +18,7 @@ from pyspark_fenceline.delta_table_files import refuse_deletion_vectors
 from pyspark_fenceline.options import write_options
 from tests.spark.fakes import FakeCluster, in_place_of_brokers
 from tests.spark.test_audit import rewritten
-from tests.spark.test_delta_exact import SCHEMA, records, write
+from tests.spark.test_delta_plan import SCHEMA, records, write
 
 PATH = {"path": "/table"}
 
@@ -58,13 +58,13 @@ def test_properties_are_set_where_the_table_is_made(cluster: FakeCluster, tmp_pa
     ("name", "value", "reason"),
     [
         ("delta.enableDeletionVectors", "true", "deletion vectors"),
-        ("delta.columnMapping.mode", "name", "names the columns"),
+        ("delta.columnMapping.mode", "name", "column names in its files"),
         ("delta.setTransactionRetentionDuration", "interval 1 day", "written twice"),
         ("delta.feature.appendOnly", "supported", "follow from the properties"),
         ("delta.constraints.positive", "a > 0", "checks no constraints"),
         ("delta.minWriterVersion", "7", "protocol follows"),
         ("delta.dataSkippingNumIndexedCols", "3", "statistics"),
-        ("delta.colour", "green", "is not known"),
+        ("delta.colour", "green", "Unknown table property"),
         ("delta.enableChangeDataFeed", "yes", "must be true or false"),
         ("delta.checkpointInterval", "0", "positive whole number"),
         ("delta.logRetentionDuration", "30 days", "interval 30 days"),
@@ -78,7 +78,7 @@ def test_properties_that_would_not_be_kept_are_refused(name: str, value: str, re
 def test_a_misspelt_property_is_refused_with_the_one_that_is_meant() -> None:
     with pytest.raises(OperatorError) as caught:
         table_properties({"delta.enablechangedatafeeds": "true"}, loses_rows=False)
-    assert caught.value.advice == "Is 'delta.enableChangeDataFeed' meant?"
+    assert caught.value.advice == "Did you mean 'delta.enableChangeDataFeed'?"
 
 
 @pytest.mark.parametrize("more", [{"kafka.bootstrap.servers": "b:1"}, {"upsertKeys": "id"}])
@@ -97,11 +97,11 @@ def test_names_that_mean_nothing_are_said_once(
         delta_options({**given, "repair": "false", "partitionsBy": "a", "mergeschemas": "true", "colour": "green"})
         write_options({"kafka.bootstrap.servers": "b:1", "topics": "t", "includeHeader": "true", "path": "p"})
     assert caplog.messages == [
-        "option partitionsby is not known to format('fenceline_delta') and is ignored; is partitionBy meant?",
-        "option mergeschemas is not known to format('fenceline_delta') and is ignored; is mergeSchema meant?",
-        "option colour is not known to format('fenceline_delta') and is ignored",
-        "option topics is not known to a write to topics and is ignored; is topic meant?",
-        "option includeheader is not known to a write to topics and is ignored",
+        "ignoring unknown option partitionsby of format('fenceline_delta'); did you mean partitionBy?",
+        "ignoring unknown option mergeschemas of format('fenceline_delta'); did you mean mergeSchema?",
+        "ignoring unknown option colour of format('fenceline_delta')",
+        "ignoring unknown option topics of a write to topics; did you mean topic?",
+        "ignoring unknown option includeheader of a write to topics",
     ]
 
 

@@ -23,7 +23,7 @@ from tests.spark.table_readers import (
     stream_without_changes,
     versions,
 )
-from tests.spark.test_delta_exact import (
+from tests.spark.test_delta_plan import (
     SCHEMA,
     Crash,
     after,
@@ -122,7 +122,7 @@ def test_a_batch_without_repair_is_one_entry(cluster: FakeCluster, options: Delt
 def test_another_writer_between_repair_and_rows_is_seen(cluster: FakeCluster, options: DeltaOptions) -> None:
     """It adds some of the batch's rows; they do not come twice."""
     cut(cluster, options)
-    real, raced = delta_commit.follow, []
+    real, raced = delta_commit.advance, []
 
     def other_first(*positional: Any) -> None:
         if not raced:
@@ -131,7 +131,7 @@ def test_another_writer_between_repair_and_rows_is_seen(cluster: FakeCluster, op
         real(*positional)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delta_commit, "follow", other_first)
+        patch.setattr(delta_commit, "advance", other_first)
         assert write(options, 1, records(cluster, 7, 12))
     assert raced
     assert table_rows(options) == log_rows(cluster)
@@ -143,7 +143,7 @@ def test_a_driver_that_stood_still_between_repair_and_rows_changes_nothing(
 ) -> None:
     """Meanwhile another one has written the batch and the next one, and the log was cut again."""
     cut(cluster, options)
-    real, raced = delta_commit.follow, []
+    real, raced = delta_commit.advance, []
 
     def successor_first(*positional: Any) -> None:
         if not raced:
@@ -156,7 +156,7 @@ def test_a_driver_that_stood_still_between_repair_and_rows_changes_nothing(
 
     rows = records(cluster, 7, 12)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delta_commit, "follow", successor_first)
+        patch.setattr(delta_commit, "advance", successor_first)
         assert not write(options, 1, rows)
     assert raced
     assert table_rows(options) == log_rows(cluster)

@@ -13,7 +13,7 @@ from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_options import DeltaOptions, delta_options
 from pyspark_fenceline.delta_table_files import table_files
 from tests.spark.fakes import FakeCluster, in_place_of_brokers
-from tests.spark.test_delta_exact import files_on_disk, log_rows, records, table_rows, write
+from tests.spark.test_delta_plan import files_on_disk, log_rows, records, table_rows, write
 
 
 @pytest.fixture

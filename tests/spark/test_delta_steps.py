@@ -15,7 +15,7 @@ from pyspark_fenceline.delta_commit import commit_files
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
 from tests.spark.fakes import FakeCluster, in_place_of_brokers
 from tests.spark.schemas import struct
-from tests.spark.test_delta_exact import Crash, Row, after, before, log_rows, records, table_rows, task, write
+from tests.spark.test_delta_plan import Crash, Row, after, before, log_rows, records, table_rows, task, write
 
 WIDE: Final = struct("value string, topic string, partition int, offset long, leader_epoch int, more string")
 CRASHES: Final = [(moment, count) for moment in (before, after) for count in (1, 2)]
@@ -72,7 +72,7 @@ def test_a_crash_where_columns_are_added(
     log.append(5)
     for _ in range(crashes):
         with pytest.MonkeyPatch.context() as patch:
-            moment(delta_commit, "_grow")(patch)
+            moment(delta_commit, "_add_columns")(patch)
             with pytest.raises(Crash):
                 write_wide(options, 1, records(cluster, 7, 12))
         assert table_rows(options) == held
@@ -90,7 +90,7 @@ def test_who_does_not_know_the_new_column_goes_on_beside_who_does(cluster: FakeC
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 4))
     with pytest.MonkeyPatch.context() as patch:
-        after(delta_commit, "_grow")(patch)
+        after(delta_commit, "_add_columns")(patch)
         with pytest.raises(Crash):
             write_wide(options, 1, records(cluster, 4, 8))
     assert write(options, 0, records(cluster, 2, 6), app="other")

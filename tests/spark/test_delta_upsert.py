@@ -18,7 +18,7 @@ from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_
 from pyspark_fenceline.delta_schema import file_schema, new_shape
 from pyspark_fenceline.delta_upsert import check_keys
 from tests.spark.schemas import struct
-from tests.spark.test_delta_exact import Crash, after, before
+from tests.spark.test_delta_plan import Crash, after, before
 
 SCHEMA = struct("region string, id long, v string")
 Row = tuple[str | None, int | None, str]
@@ -137,14 +137,14 @@ def test_a_table_with_a_change_feed_tells_updates(tmp_path: Path) -> None:
 
 def test_keys_that_are_no_columns_are_refused(tmp_path: Path) -> None:
     given = {"path": str(tmp_path / "t")}
-    with pytest.raises(OperatorError, match="names column idd, which the DataFrame has not"):
+    with pytest.raises(OperatorError, match="names column idd, which the DataFrame does not have"):
         check_keys(delta_options({**given, "upsertKeys": "idd"}), SCHEMA, overwrite=False)
-    with pytest.raises(OperatorError, match="can not be a key"):
+    with pytest.raises(OperatorError, match="cannot be a key"):
         check_keys(delta_options({**given, "upsertKeys": "a"}), struct("a array<int>"), overwrite=False)
     with pytest.raises(OperatorError, match="replace all rows"):
         check_keys(delta_options({**given, "upsertKeys": "id"}), SCHEMA, overwrite=True)
     with pytest.raises(OperatorError, match="names no column"):
         delta_options({**given, "upsertKeys": " , "})
-    with pytest.raises(OperatorError, match="either compared with the log or keeps one row a key"):
+    with pytest.raises(OperatorError, match="cannot be combined with a comparison with the log"):
         delta_options({**given, "upsertKeys": "id", "kafka.bootstrap.servers": "b"})
     assert delta_options({**given, "upsertKeys": "id", "kafka.bootstrap.servers": "b", "repair": "false"}).upsert_keys

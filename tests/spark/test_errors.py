@@ -12,7 +12,7 @@ EXPIRED = Loss(LossKind.OFFSETS_EXPIRED, "t", 1, 10, log_start_offset=40)
 
 def test_the_message_holds_code_facts_and_a_sentence() -> None:
     text = str(DataLossError([TRUNCATED]))
-    assert text.startswith("t-3 was truncated under the query")
+    assert text.startswith("t-3 was truncated below position ")
     assert 'LOG_TRUNCATED {"partitions": [{' in text
     assert "offsets 100 to 149" in text
     assert "leader epoch 4" in text

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from fenceline.client.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
+from pyspark_fenceline.log_epochs import LogEpochsCache, existing_partitions
 from pyspark_fenceline.log_matching import (
-    LogView,
+    LogEpochs,
     SpanVerdict,
     held_interval,
     judge_span,
     stale_rows,
 )
-from pyspark_fenceline.log_view import Views, existing
 from tests.spark.fakes import FakeCluster, FakeLog
 from tests.spark.row_verdicts import RowVerdict, judge_row, view_of
 
@@ -150,7 +150,7 @@ def test_below_the_logs_start_only_what_can_be_proved_is_stale() -> None:
 
 
 def test_rows_that_no_leader_wrote_are_stale_on_both_sides_of_their_epoch() -> None:
-    view = LogView(4, 0, 30, (EpochStart(0, 0), EpochStart(2, 10), EpochStart(4, 20)))
+    view = LogEpochs(4, 0, 30, (EpochStart(0, 0), EpochStart(2, 10), EpochStart(4, 20)))
     rows = [(9, 2), (10, 2), (19, 2), (20, 2), (19, 4), (20, 4), (29, 4), (30, 4), (10, 0), (5, 1), (5, 3)]
     assert stale_rows(view, *arrays(rows)).tolist() == [
         *(True, False, False, True),
@@ -161,15 +161,15 @@ def test_rows_that_no_leader_wrote_are_stale_on_both_sides_of_their_epoch() -> N
     all_stale, some, none = SpanVerdict.ALL_STALE, SpanVerdict.SOME_STALE, SpanVerdict.NONE_STALE
     assert spans == [all_stale, some, none, some, all_stale]
     # A leader that has written nothing yet.
-    view = LogView(4, 0, 20, (EpochStart(0, 0), EpochStart(2, 10), EpochStart(4, 20)))
+    view = LogEpochs(4, 0, 20, (EpochStart(0, 0), EpochStart(2, 10), EpochStart(4, 20)))
     assert stale_rows(view, *arrays([(19, 4), (20, 4), (20, 2)])).tolist() == [True, False, True]
     # A log of which no epoch is known any more: only what is above its end can be told.
-    view = LogView(4, 0, 20)
+    view = LogEpochs(4, 0, 20)
     assert stale_rows(view, *arrays([(5, 3), (19, 3), (20, 3), (20, 4)])).tolist() == [False, False, True, False]
 
 
 def test_brokers_without_epochs_prove_nothing() -> None:
-    view = LogView(-1, 5, 10)
+    view = LogEpochs(-1, 5, 10)
     rows = [(3, 1), (7, 1), (10, 1), (7, -1)]
     assert not stale_rows(view, *arrays(rows)).any()
     assert [judge_row(view, *row) for row in rows] == [
@@ -191,19 +191,19 @@ def test_many_partitions_are_asked_in_rounds_and_kept_while_their_leaders_stay()
             log.append(3)
             log.elect(epoch)
         log.append(2)
-    views = Views(cluster)
-    wanted = existing(cluster, [*cluster.logs, TopicPartition("t", 99), TopicPartition("nothing", 0)])
+    views = LogEpochsCache(cluster)
+    wanted = existing_partitions(cluster, [*cluster.logs, TopicPartition("t", 99), TopicPartition("nothing", 0)])
     assert len(wanted) == 41
-    found = views.of(wanted)
+    found = views.get(wanted)
     # One round for the log ends, and one for each epoch of the longest history.
     assert cluster.questions.count("epoch_ends") <= 5
     for index in range(40):
         assert found[TopicPartition("t", index)].epochs == view_of(cluster.log("t", index)).epochs
     cluster.questions.clear()
-    assert views.of(wanted) == found
+    assert views.get(wanted) == found
     assert "epoch_ends" not in cluster.questions
     cluster.log("t", 3).elect(9, keep=4)
-    assert views.of(wanted)[TopicPartition("t", 3)].leader_epoch == 9
+    assert views.get(wanted)[TopicPartition("t", 3)].leader_epoch == 9
 
 
 def test_an_election_between_two_questions_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +221,6 @@ def test_an_election_between_two_questions_is_asked_again(monkeypatch: pytest.Mo
         return real(epochs)
 
     monkeypatch.setattr(cluster, "epoch_ends", elect_first)
-    view = Views(cluster).of(existing(cluster, [TP]))[TP]
+    view = LogEpochsCache(cluster).get(existing_partitions(cluster, [TP]))[TP]
     assert view.leader_epoch == 2
     assert view.epochs == (EpochStart(0, 0), EpochStart(1, 5), EpochStart(2, 7))

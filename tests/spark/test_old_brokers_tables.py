@@ -93,9 +93,9 @@ def test_what_needs_no_epochs_is_found_and_repaired(versions: Versions | None, t
         unproven = {"unproven": [*range(5), *range(10, 30)]} if versions is None else {}
         assert told(found) == {**differs, **unproven}
         assert found.verdict.sees_truncation is (versions is not None)
-        assert ("truncation can not be seen" in str(found)) is (versions is None)
+        assert ("truncation cannot be detected" in str(found)) is (versions is None)
         assert repaired(cluster, table) == (4, 5)
-        assert audited(cluster, table).verdict.word == ("unproven" if versions is None else "equal")
+        assert audited(cluster, table).verdict.outcome == ("unproven" if versions is None else "equal")
         assert table_rows(table) == [(number, b"%d" % number) for number in range(30)]
         assert repaired(cluster, table) == (0, 0)
 
@@ -125,13 +125,13 @@ def test_without_epochs_the_verdict_says_what_it_can_not_see(tmp_path: Path) -> 
         # A log that is shorter than the table is seen all the same,
         found = audited(cluster, table)
         assert told(found) == {"beyond": [*range(10, 15)], "unproven": [*range(10)]}
-        assert found.verdict.word == "different"
+        assert found.verdict.outcome == "different"
         write(cluster, tp, 100, 5)
         # and one that has grown again is not.
         found = audited(cluster, table)
         assert told(found) == {"unproven": [*range(15)]}
-        assert found.verdict.word == "unproven"
+        assert found.verdict.outcome == "unproven"
         assert not found.verdict.is_equal
         assert not found.verdict.sees_truncation
-        assert "truncation can not be seen" in str(found)
+        assert "truncation cannot be detected" in str(found)
         assert repaired(cluster, table) == (0, 0)

@@ -20,8 +20,8 @@ from pyspark_fenceline.bounds import (
 )
 from pyspark_fenceline.delta import DeltaDataSource
 from pyspark_fenceline.given_options import duration_ms
-from pyspark_fenceline.options import ReadOptions, check_general, read_options, write_options
-from pyspark_fenceline.patience import Patience
+from pyspark_fenceline.options import ReadOptions, check_common_options, read_options, write_options
+from pyspark_fenceline.retries import RetryPolicy
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
 
@@ -44,7 +44,7 @@ def test_defaults_are_those_of_sparks_kafka_source() -> None:
     assert (stream.starting, batch.starting, batch.ending) == (Latest(), Earliest(), Latest())
     assert stream.fail_on_data_loss
     assert not stream.include_headers
-    assert (stream.patience, stream.max_trigger_delay_ms) == (Patience(3, 1000), 900_000)
+    assert (stream.retries, stream.max_trigger_delay_ms) == (RetryPolicy(3, 1000), 900_000)
     assert stream.client == {"bootstrap.servers": "localhost:9092"}
 
 
@@ -81,7 +81,7 @@ def test_properties_that_spark_owns_are_refused(name: str) -> None:
     with pytest.raises(OperatorError, match=f"Kafka option '{name}' is not supported"):
         read_options({**BASE, f"kafka.{name}": "x"}, streaming=True)
     with pytest.raises(OperatorError, match="is not supported"):
-        check_general({**BASE, f"kafka.{name}": "x"})
+        check_common_options({**BASE, f"kafka.{name}": "x"})
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,16 @@ def test_properties_that_spark_owns_are_refused(name: str) -> None:
 )
 def test_wrong_values_are_refused_when_the_data_frame_is_made(name: str, value: str) -> None:
     with pytest.raises(OperatorError, match=name):
-        check_general({**BASE, name: value})
+        check_common_options({**BASE, name: value})
 
 
 def test_a_name_that_means_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    check_general({**BASE, "startingOffset": "earliest", "colour": "green", "groupIdPrefix": "g", "kafka.x": "y"})
+    check_common_options(
+        {**BASE, "startingOffset": "earliest", "colour": "green", "groupIdPrefix": "g", "kafka.x": "y"}
+    )
     assert caplog.messages == [
-        "option startingoffset is not known and is ignored; is startingOffsets meant?",
-        "option colour is not known and is ignored",
+        "ignoring unknown option startingoffset; did you mean startingOffsets?",
+        "ignoring unknown option colour",
     ]
 
 
@@ -120,7 +122,7 @@ def test_where_to_start() -> None:
 def test_what_no_start_can_be() -> None:
     assert "expected a single long value" in refused(startingTimestamp="soon")
     assert "not understood" in refused(startingOffsets="newest")
-    assert "no offset" in refused(startingOffsets='{"t":{"0":-3}}')
+    assert "no valid offset" in refused(startingOffsets='{"t":{"0":-3}}')
     assert "not understood" in refused(startingOffsets='{"t":{"zero":1}}')
     assert "error or latest" in refused(startingOffsetsByTimestampStrategy="guess")
 

@@ -18,7 +18,7 @@ from pyspark_fenceline.query_state import (
     StateHint,
     Stateless,
     query_state,
-    refusal_to_rewind,
+    why_no_rewind,
 )
 from pyspark_fenceline.tasks import RangesPartition
 from tests.spark.checkpoints import entry, write_entry
@@ -111,13 +111,13 @@ def test_without_a_word_nothing_is_known() -> None:
 
 @pytest.mark.parametrize("state", [Stateful("It keeps state"), NotKnown("It is not known")])
 def test_a_refusal_names_the_ways_out(state: Stateful | NotKnown) -> None:
-    text = refusal_to_rewind(state)
+    text = why_no_rewind(state)
     assert text is not None
     assert text.startswith(state.because)
     assert len(text) < 500
     assert all(word in text for word in ("new checkpointLocation", "includeRetractions", "changes", "docs/spark.md"))
     assert ("statefulQuery" in text) is isinstance(state, NotKnown)
-    assert refusal_to_rewind(Stateless()) is None
+    assert why_no_rewind(Stateless()) is None
 
 
 # At a truncation ------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_query_of_which_nothing_is_known_does_not_go_back(caplog: pytest.LogCa
     begin = fresh.initialOffset()
     reads(fresh, begin, fresh.latestOffset(begin, ALL))
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "ends at a truncation" in caplog.text
+    assert "will end at a truncation" in caplog.text
 
 
 def test_a_query_without_state_goes_back(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_the_refusal_begins_with_what_happened(tmp_path: Path) -> None:
     with pytest.raises(DataLossError) as caught:
         make(cluster, onTruncation="rewind", checkpointLocation=place).latestOffset(end, ALL)
     text = str(caught.value)
-    assert text.startswith("t-0 was truncated under the query")
-    assert text.index("keeps state") < text.index("Ways out") < text.index("LOG_TRUNCATED {")
+    assert text.startswith("t-0 was truncated below position ")
+    assert text.index("keeps state") < text.index("Options: ") < text.index("LOG_TRUNCATED {")
 
 
 def test_the_checkpoint_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_rows_of_one_record_are_no_duplicates(filled: Broker, topic: str, tmp_pa
     write_deltalake(table, rows.slice(101), mode="append")
     # Without a word on them they are no equal of the log, and nothing of them goes.
     found = audited(filled, table, topic)
-    assert (told(found), found.verdict.word) == ([("duplicate", 0, 100, 100)], "different")
+    assert (told(found), found.verdict.outcome) == ([("duplicate", 0, 100, 100)], "different")
     done = repaired(filled, table, topic, ("stale", "duplicate"))
     assert (done.version, done.removed_rows) == (None, 0)
     assert "row_key" in done.left[0]["detail"]
@@ -119,7 +119,7 @@ def test_nothing_is_changed_until_it_is_applied_and_only_what_is_proven_wrong(tm
         chosen = settings(broker.bootstrap, topic)
         planned = repair_here(table, chosen)
         assert (planned.is_applied, planned.version, planned.removed_rows, planned.added_rows) == (False, None, 100, 0)
-        assert "Would take out 100 rows (100 stale) and add 0: 1 files would go; nothing was changed" in str(
+        assert "Would remove 100 rows (100 stale) and add 0: 1 files would be removed; nothing was changed" in str(
             planned.sentence()
         )
         everything = repair_here(table, chosen, kinds=("stale", "duplicate", *ABSENT))
@@ -138,7 +138,7 @@ def test_nothing_is_changed_until_it_is_applied_and_only_what_is_proven_wrong(tm
 def test_kinds_that_have_no_repair_are_refused() -> None:
     assert chosen_kinds(None) == PROVEN_WRONG == {"stale", "beyond"}
     assert chosen_kinds("missing") == {"missing"}
-    with pytest.raises(OperatorError, match="nothing about rows of the kind expired, sdale") as caught:
+    with pytest.raises(OperatorError, match="does not support findings of the kind expired, sdale") as caught:
         chosen_kinds(("stale", "sdale", "expired"))
     assert "aborted, behind, beyond" in caught.value.advice
 
@@ -169,7 +169,7 @@ def test_rows_that_others_deleted_do_not_come_back(filled: Broker, topic: str, t
     found = audited(filled, table, topic)
     assert found.verdict.is_equal
     assert (
-        "The table equals the log but for rows that were deleted on purpose (97 rows of 1 partitions: 3 deleted)"
+        "The table equals the log except for rows that were deleted on purpose (97 rows of 1 partitions: 3 deleted)"
         in (str(found))
     )
     # A repair's own entry deletes nothing on purpose, and by name they do come back.
@@ -206,7 +206,7 @@ def test_where_it_cannot_be_told_what_was_deleted_nothing_is_added(filled: Broke
     opened.vacuum(0, dry_run=False, enforce_retention_duration=False)
     found = audited(filled, table, topic)
     assert told(found) == [("missing", 10, 11, 1), ("missing", 30, 33, 3)]
-    assert "it cannot be told what version 1 of the table (DELETE) deleted: its files are gone" in str(found)
+    assert "the rows deleted by version 1 of the table (DELETE) are unknown: vacuum has removed its files" in str(found)
     done = repaired(filled, table, topic, ABSENT)
     assert (done.version, done.added_rows, len(done.left)) == (None, 0, 2)
     assert "may have been deleted on purpose by version 1" in done.sentence()
@@ -230,5 +230,5 @@ def test_records_are_named_as_deleted_by_their_keys(filled: Broker, topic: str, 
         assert found.verdict.rows["missing"] == 8
     assert repaired(filled, table, topic, ABSENT, deleted=pa.table({"key": ["k3"]})).added_rows == 8
     assert offsets(table) == [row for row in range(100) if row % 5 != 3]
-    with pytest.raises(OperatorError, match="cannot be told from the columns name"):
+    with pytest.raises(OperatorError, match="The columns name do not identify deleted rows"):
         audited(filled, table, topic, deleted=pa.table({"name": ["k3"]}))

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 import pyspark_fenceline
 from fenceline.testing.node import EmbeddedNode
-from pyspark_fenceline import audit_work
+from pyspark_fenceline import audit_executor
 from tests.spark.conftest import Broker
 from tests.spark.cut_log import restart_cut
 from tests.spark.queries import keep_equal, stream, tracked
@@ -50,7 +50,7 @@ def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tm
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1100))
         found = pyspark_fenceline.audit(table, broker.bootstrap)
-        assert found.verdict.word == "different"
+        assert found.verdict.outcome == "different"
         kinds = {row.kind: (row.start_offset, row.end_offset_exclusive) for row in found.findings.collect()}
         assert kinds == {"stale": (100, 150), "behind": (100, 200)}
 
@@ -128,8 +128,8 @@ def test_an_audit_says_the_same_wherever_it_is_judged(
     holes = whole.where("partition != 1 or offset between 50 and 249").where("partition != 2 or offset % 3 < 2")
     spoiled = holes.unionByName(odd).repartition(3, "offset")
     said: list[tuple[Any, Any]] = []
-    for few in (audit_work.FEW_RUNS, -1):
-        monkeypatch.setattr(audit_work, "FEW_RUNS", few)
+    for few in (audit_executor.FEW_RUNS, -1):
+        monkeypatch.setattr(audit_executor, "FEW_RUNS", few)
         report = pyspark_fenceline.audit(spoiled, fenceline_node.bootstrap, everything=everything)
         rows = sorted(tuple(str(value) for value in row) for row in report.findings.collect())
         said.append((rows, (report.verdict.ranges, report.verdict.rows, report.verdict.row_count)))
@@ -196,6 +196,6 @@ def test_a_frame_without_epochs_is_refused_before_anything_is_written(
     fenceline_node.create(topic)
     fenceline_node.produce(topic, range(3))
     table = tmp_path / "table"
-    with pytest.raises(Exception, match="it has not: leader_epoch"):
+    with pytest.raises(Exception, match="missing: leader_epoch"):
         keep_equal(stream(spark, fenceline_node.bootstrap, topic), str(table), checkpoint, fenceline_node.bootstrap)
     assert not table.exists()

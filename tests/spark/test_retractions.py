@@ -225,7 +225,7 @@ def test_the_evidence_that_receipts_name(tmp_path: Path, monkeypatch: pytest.Mon
     story.run()
     cut_at_100(story.cluster)
     # Before the replica is back it has not told of it.
-    with pytest.raises(DataLossError, match="no receipt tells of the loss"):
+    with pytest.raises(DataLossError, match="there is no receipt of the loss"):
         story.plan()
     told.append(receipt._replace(evidence=("/elsewhere/t-0/lost+found/x",)))
     with pytest.raises(DataLossError, match="is on node 2"):
@@ -243,7 +243,7 @@ def test_evidence_of_another_topic_of_that_name_does_not_count(tmp_path: Path) -
     story = Story(cluster_with(150), retractionEvidence=str(other))
     story.run()
     cut_at_100(story.cluster)
-    with pytest.raises(DataLossError, match="of another topic of that name"):
+    with pytest.raises(DataLossError, match="belongs to another topic of that name"):
         story.plan()
 
 
@@ -252,9 +252,9 @@ def test_records_of_another_epoch_do_not_count(tmp_path: Path) -> None:
     story = Story(cluster_with(150), retractionEvidence=str(other))
     story.run()
     cut_at_100(story.cluster)
-    with pytest.raises(DataLossError, match="offsets 120 to 149 of t-0 are nowhere") as caught:
+    with pytest.raises(DataLossError, match="offsets 120 to 149 of t-0 were not found") as caught:
         story.plan()
-    assert str(caught.value).startswith("t-0 was truncated under the query")
+    assert str(caught.value).startswith("t-0 was truncated below position ")
     for way in ("retractionEvidence", "retractionTable", "new checkpointLocation"):
         assert way in str(caught.value)
     (loss,) = caught.value.losses
@@ -316,7 +316,7 @@ def test_receipts_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
     story = Story(cluster_with(150))
     story.run()
     cut_at_100(story.cluster)
-    with pytest.raises(DataLossError, match="the receipts of losses may not be read"):
+    with pytest.raises(DataLossError, match="not authorized to read loss receipts"):
         story.plan()
     story.options["retractionEvidence"] = str(keep_log(tmp_path / "node", [0] * 150))
     story.start()
@@ -365,7 +365,7 @@ def test_a_table_that_lacks_rows(tmp_path: Path) -> None:
     story = Story(cluster_with(150), retractionTable=table)
     story.run()
     cut_at_100(story.cluster)
-    with pytest.raises(DataLossError, match="offsets 110 to 111, 130 to 130 of t-0 are nowhere"):
+    with pytest.raises(DataLossError, match="offsets 110 to 111, 130 to 130 of t-0 were not found"):
         story.plan()
 
 
@@ -431,7 +431,7 @@ def test_rows_of_an_older_topic_of_that_name_do_not_count(tmp_path: Path) -> Non
     story = Story(cluster_with(150), retractionTable=str(path))
     story.run()
     cut_at_100(story.cluster)
-    with pytest.raises(DataLossError, match="offsets 120 to 149 of t-0 are nowhere"):
+    with pytest.raises(DataLossError, match="offsets 120 to 149 of t-0 were not found"):
         story.plan()
 
 
@@ -446,7 +446,7 @@ def test_a_replay_of_which_the_table_knows_the_version_no_more(tmp_path: Path) -
     write_table(tmp_path / "table", dict.fromkeys(range(210, 220), 2))
     end["retractions"][0]["table"]["version"] = 7
     story.start()
-    with pytest.raises(OperatorError, match="does not know its version 7 any more"):
+    with pytest.raises(OperatorError, match=r"Version 7 of the table at .* no longer exists"):
         story.rows_of(story.at, end)
 
 
@@ -470,7 +470,7 @@ def test_a_replay_whose_rows_have_gone_fails(evidence: str) -> None:
     end = story.plan()
     shutil.rmtree(evidence)
     story.start()
-    with pytest.raises(DataLossError, match="offsets 100 to 149 of t-0 are nowhere"):
+    with pytest.raises(DataLossError, match="offsets 100 to 149 of t-0 were not found"):
         story.rows_of(story.at, end)
 
 
@@ -541,7 +541,7 @@ def test_a_retracting_batch_whose_new_records_are_lost_too(tmp_path: Path) -> No
 def test_compacted_topics_are_refused_when_the_query_starts() -> None:
     cluster = cluster_with(150)
     cluster.policies["t"] = "compact,delete"
-    with pytest.raises(OperatorError, match="Rows of t cannot be taken back: the topic is compacted"):
+    with pytest.raises(OperatorError, match="Rows of t cannot be retracted: the topic is compacted"):
         Story(cluster).plan()
 
 
@@ -561,7 +561,7 @@ def test_a_topic_whose_configuration_may_not_be_read(monkeypatch: pytest.MonkeyP
         raise PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not allowed")
 
     monkeypatch.setattr(cluster, "cleanup_policies", refuse)
-    with pytest.raises(OperatorError, match="Whether t can be taken back is not known"):
+    with pytest.raises(OperatorError, match="It is not known whether rows of t can be retracted"):
         Story(cluster).plan()
 
 
@@ -594,7 +594,7 @@ def test_records_of_the_new_history_that_expired_before_they_were_read(evidence:
     cut_at_100(story.cluster)
     story.cluster.log("t").start = 120
     with pytest.raises(
-        DataLossError, match="starts at 120 now, and what it lost below that of the rows since 0 is not"
+        DataLossError, match="now starts at 120, and it is not known which of the rows from 0 up to there were lost"
     ):
         story.plan()
 
@@ -639,7 +639,7 @@ def test_it_goes_with_truncations_alone(others: dict[str, str]) -> None:
 def test_batches_and_options_without_it_are_refused() -> None:
     with pytest.raises(OperatorError, match="is for streams"):
         read_options(BASE, streaming=False)
-    with pytest.raises(OperatorError, match="means nothing without includeRetractions"):
+    with pytest.raises(OperatorError, match="requires includeRetractions"):
         read_options({**BASE, "includeRetractions": "false", "retractionTable": "/x"}, streaming=True)
 
 
@@ -679,10 +679,10 @@ def test_what_is_damaged_or_was_compacted_is_missing(tmp_path: Path) -> None:
     story = Story(cluster_with(150), retractionEvidence=str(node))
     story.run()
     cut_at_100(story.cluster)
-    with pytest.raises(DataLossError, match=f"offsets {first} to {first + 2} of t-0 are nowhere"):
+    with pytest.raises(DataLossError, match=f"offsets {first} to {first + 2} of t-0 were not found"):
         story.plan()
     # What a compaction took out leaves a gap as well: what was read there is not known.
     size = int.from_bytes(content[8:12], "big") + 12
     segment.write_bytes(content[size:])
-    with pytest.raises(DataLossError, match=f"offsets {first} to {first + 2} of t-0 are nowhere"):
+    with pytest.raises(DataLossError, match=f"offsets {first} to {first + 2} of t-0 were not found"):
         story.plan()

@@ -203,8 +203,8 @@ def test_several_paths_globs_and_topics(partition: Path, tmp_path: Path) -> None
     [
         ({}, "needs the paths"),
         ({"path": "/x", "mode": "rows"}, "must be batches, records or findings"),
-        ({"path": "/x", "subscribe": "t"}, "no option 'subscribe'"),
-        ({"path": "s3://bucket/x"}, "no local path"),
+        ({"path": "/x", "subscribe": "t"}, "Unknown option 'subscribe'"),
+        ({"path": "s3://bucket/x"}, "not a local path"),
         ({"paths": "x"}, "JSON array"),
         ({"path": "/x", "verify": "maybe"}, "must be true or false"),
     ],
@@ -215,14 +215,14 @@ def test_bad_options_are_answered_in_words(options: dict[str, str], words: str) 
 
 
 def test_it_is_no_stream(partition: Path) -> None:
-    with pytest.raises(OperatorError, match=r"format\('fenceline_segments'\) is no stream"):
+    with pytest.raises(OperatorError, match=r"format\('fenceline_segments'\) does not support streaming reads"):
         SegmentsDataSource({"path": str(partition)}).streamReader(struct("crc_ok boolean"))
 
 
 def test_a_path_that_leads_nowhere(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="does not exist"):
         rows(tmp_path / "nothing")
-    with pytest.raises(OperatorError, match="Nothing on this machine"):
+    with pytest.raises(OperatorError, match="No file on the driver's machine matches"):
         rows(tmp_path / "nothing*")
     with pytest.raises(OperatorError, match="contains no log"):
         rows(tmp_path)

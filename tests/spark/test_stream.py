@@ -63,7 +63,7 @@ def test_without_news_the_start_comes_back_unchanged() -> None:
 
 
 def test_an_idle_query_asks_nothing_but_for_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "LOOK_AGAIN_S", math.inf)
+    monkeypatch.setattr(stream, "REFRESH_S", math.inf)
     cluster = cluster_with(10)
     reader = make(cluster)
     end = reader.latestOffset(reader.initialOffset(), ALL)
@@ -96,7 +96,7 @@ def idle_reader(monkeypatch: pytest.MonkeyPatch) -> tuple[FencelineStreamReader,
     clock = Clock()
     monkeypatch.setattr(stream, "time", clock)
     monkeypatch.setattr(stream, "IDLE_WAIT_MS", 2_000)
-    monkeypatch.setattr(stream, "LOOK_AGAIN_S", math.inf)
+    monkeypatch.setattr(stream, "REFRESH_S", math.inf)
     cluster = cluster_with(10)
     reader = make(cluster)
     end = reader.latestOffset(reader.initialOffset(), ALL)
@@ -138,7 +138,7 @@ def test_looks_last_longer_and_longer_but_not_longer_than_a_trigger_interval(
 
 
 def test_an_idle_query_looks_for_new_topics_and_partitions_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "LOOK_AGAIN_S", -1.0)
+    monkeypatch.setattr(stream, "REFRESH_S", -1.0)
     cluster = cluster_with(10)
     cluster.has_news = False
     reader = make(cluster)

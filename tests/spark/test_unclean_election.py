@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 import pyspark_fenceline
 from fenceline.testing.mixed_cluster import MixedCluster
 from fenceline.testing.waiting import eventually
-from pyspark_fenceline import repair_hands
+from pyspark_fenceline import repair_executor
 from pyspark_fenceline.errors import Loss, LossKind, losses_of, parse
 from tests.scheduling import CLUSTERS
 from tests.spark.conftest import CONNECTOR
@@ -139,7 +139,7 @@ def test_a_table_is_the_log_again_by_its_stream_and_by_a_repair(
     """The same table twice: one goes on with its query, the other one is repaired by Spark's tasks."""
     topic, table, copy = story.tp.topic, str(tmp_path / "table"), str(tmp_path / "copy")
     # Also for few files.
-    monkeypatch.setattr(repair_hands, "_THREADS", 0)
+    monkeypatch.setattr(repair_executor, "_THREADS", 0)
 
     def fill() -> None:
         # The third file has records of before and after the point where the histories part.
@@ -149,7 +149,7 @@ def test_a_table_is_the_log_again_by_its_stream_and_by_a_repair(
     def audited(path: str) -> tuple[str, list[tuple[str, int, int, int]]]:
         found = pyspark_fenceline.audit(path, story.bootstrap, topic)
         rows = found.findings.collect()
-        return found.verdict.word, sorted(
+        return found.verdict.outcome, sorted(
             (row.kind, row.start_offset, row.end_offset_exclusive, row.rows) for row in rows
         )
 
@@ -223,9 +223,9 @@ def test_a_count_that_subtracts_is_that_of_the_log(
     assert counts == dict.fromkeys([*kept, *lost], 1)
     story.lead_uncleanly(SECOND, instead_of=FIRST)
     new = story.write(2 * LOST, "new")
-    with pytest.raises(Exception, match="no receipt tells of the loss") as caught:
+    with pytest.raises(Exception, match="there is no receipt of the loss") as caught:
         run()
-    assert f"offsets {KEPT} to {END - 1} of {story.tp} are nowhere" in str(caught.value)
+    assert f"offsets {KEPT} to {END - 1} of {story.tp} were not found" in str(caught.value)
     if story.is_kafka:
         run(retractionEvidence=cluster.node(FIRST).log_dir)
     else:

@@ -16,7 +16,7 @@ from pyspark_fenceline import workers
 
 @pytest.fixture(autouse=True)
 def unfrozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(workers, "_settled", False)
+    monkeypatch.setattr(workers, "_is_frozen", False)
     gc.unfreeze()
     yield
     gc.unfreeze()
@@ -28,7 +28,7 @@ def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_worker_holds_after_its_first_task_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_task(monkeypatch)
-    workers.settle()
+    workers.freeze_gc()
     held = gc.get_freeze_count()
     assert held > 10_000
     assert len(gc.get_objects()) < held / 10
@@ -36,14 +36,14 @@ def test_what_a_worker_holds_after_its_first_task_is_not_looked_at_again(monkeyp
 
 def test_only_the_first_task_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_task(monkeypatch)
-    workers.settle()
+    workers.freeze_gc()
     gc.unfreeze()
-    workers.settle()
+    workers.freeze_gc()
     assert gc.get_freeze_count() == 0
 
 
 def test_a_process_that_runs_no_task_is_left_alone() -> None:
-    workers.settle()
+    workers.freeze_gc()
     assert gc.get_freeze_count() == 0
 
 
@@ -51,5 +51,5 @@ def test_who_commits_and_runs_no_task_is_known_by_sparks_daemon(monkeypatch: pyt
     daemon = ModuleType("__main__")
     daemon.__spec__ = ModuleSpec("pyspark.daemon", None)
     monkeypatch.setitem(sys.modules, "__main__", daemon)
-    workers.settle()
+    workers.freeze_gc()
     assert gc.get_freeze_count() > 10_000

@@ -97,8 +97,8 @@ def audit(
                 "fenceline audit needs Delta Lake and PySpark", "Install them with: pip install 'fenceline[spark]'"
             )
         _check_options(repair=repair, backfill=backfill, apply=apply, kinds=kind, where=where)
-        from pyspark_fenceline.audit_made import Made
         from pyspark_fenceline.audit_table import audit_here, settings
+        from pyspark_fenceline.audit_transform import RowMapping
 
         chosen = settings(
             {"bootstrap.servers": bootstrap, **pairs(option or [], "--option")},
@@ -107,7 +107,7 @@ def audit(
             "read_committed" if committed else "read_uncommitted",
             everything or None,
             by_values=by_values,
-            made=Made(where=where),
+            mapping=RowMapping(where=where),
             row_key=row_key or None,
             deleted=deleted,
         )
@@ -132,9 +132,9 @@ def audit(
                 print(done.sentence())
             _print_findings(findings)
             print(verdict.sentence())
-    if verdict.word == "different":
+    if verdict.outcome == "different":
         raise typer.Exit(DIFFERS)
-    if verdict.word == "unproven":
+    if verdict.outcome == "unproven":
         raise typer.Exit(UNPROVEN)
 
 
@@ -163,7 +163,7 @@ def _rows(findings: Any) -> list[Mapping[str, Any]]:
 def _document(table: str, verdict: Any, findings: Sequence[Mapping[str, Any]], done: Any) -> dict[str, Any]:
     document = {
         "table": table,
-        "verdict": verdict.word,
+        "verdict": verdict.outcome,
         "rows": verdict.row_count,
         "partitions": verdict.partition_count,
         "sees_truncation": verdict.sees_truncation,
@@ -179,7 +179,7 @@ def _document(table: str, verdict: Any, findings: Sequence[Mapping[str, Any]], d
             "added_rows": done.added_rows,
             "files_removed": done.files_removed,
             "files_added": done.files_added,
-            "removed": [{**one.told(), "reason": str(one.reason)} for one in done.removed],
+            "removed": [{**one.to_json(), "reason": str(one.reason)} for one in done.removed],
             "added": [{name: getattr(one, name) for name in one.__slots__} for one in done.added],
             "left": list(done.left),
         }

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from fenceline.demo.logs import epochs_in
 from fenceline.demo.loss import NO_LEADER, Leader
 from fenceline.demo.report import LeadershipPeriod
-from pyspark_fenceline.log_matching import LogView
+from pyspark_fenceline.log_matching import LogEpochs
 
 
 class LeaderHistory:
@@ -27,7 +27,9 @@ class LeaderHistory:
             if leader.node != NO_LEADER and (not elections or elections[-1][1].epoch < leader.epoch):
                 elections.append((at_s, leader))
 
-    def periods(self, logs: Mapping[int, LogView], unclean: Collection[tuple[int, int]] = ()) -> list[LeadershipPeriod]:
+    def periods(
+        self, logs: Mapping[int, LogEpochs], unclean: Collection[tuple[int, int]] = ()
+    ) -> list[LeadershipPeriod]:
         """Every period, by partition and epoch. `unclean`: partition and epoch of the unclean elections."""
         periods: list[LeadershipPeriod] = []
         for partition, elections in sorted(self._elections.items()):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from fenceline.demo.report import RowState, Span, TableState
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.connect import connect
-from pyspark_fenceline.log_matching import LogView
-from pyspark_fenceline.log_view import Views, existing
+from pyspark_fenceline.log_epochs import LogEpochsCache, existing_partitions
+from pyspark_fenceline.log_matching import LogEpochs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,14 +29,14 @@ class Run(NamedTuple):
     epoch: int
 
 
-def read_logs(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, LogView]:
+def read_logs(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, LogEpochs]:
     """The current bounds and epochs of each partition. Raises FencelineError, also if leaders keep changing."""
     cluster = connect({"bootstrap.servers": bootstrap})
-    wanted = existing(cluster, [TopicPartition(topic, partition) for partition in partitions])
-    return {tp.partition: view for tp, view in Views(cluster).fresh(wanted).items()}
+    wanted = existing_partitions(cluster, [TopicPartition(topic, partition) for partition in partitions])
+    return {tp.partition: view for tp, view in LogEpochsCache(cluster).fetch(wanted).items()}
 
 
-def epochs_in(view: LogView) -> list[tuple[int, int, int]]:
+def epochs_in(view: LogEpochs) -> list[tuple[int, int, int]]:
     """Epoch, first offset and end offset of each range that one epoch wrote, in order."""
     ends = [*(start.offset for start in view.epochs[1:]), view.end_offset]
     return [(start.epoch, start.offset, end) for start, end in zip(view.epochs, ends, strict=False)]
@@ -70,7 +70,7 @@ def runs_of(rows: pa.Table) -> list[Run]:
 
 
 def compare_with_logs(
-    name: str, runs: Sequence[Run], logs: Mapping[int, LogView], ends: Mapping[int, int] | None = None
+    name: str, runs: Sequence[Run], logs: Mapping[int, LogEpochs], ends: Mapping[int, int] | None = None
 ) -> TableState:
     """Compare the rows of a table with the logs. `ends`: compare up to these offsets instead of the logs' ends."""
     spans: list[Span] = []

@@ -34,7 +34,7 @@ from fenceline.demo.timeline import Timeline
 from fenceline.demo.watcher import Watcher, lost_ranges
 from fenceline.demo.worker import RepeatingWorker, Worker
 from fenceline.errors import OperatorError
-from pyspark_fenceline.log_matching import LogView
+from pyspark_fenceline.log_matching import LogEpochs
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4
@@ -117,7 +117,7 @@ class _Demo:
             report.streaming_s = time.monotonic() - started
             print("All flights are sent, read and aggregated. Running the audit ...", flush=True)
             watcher.stop()
-            audit = pipeline.audit().word
+            audit = pipeline.audit().outcome
             report.connector, report.connector_skipped = pipeline.connector(), "" if jars else NO_JARS
             logs = read_logs(cluster.bootstrap, TOPIC, range(PARTITIONS))
         report.produced, report.producing_s = feed.produced, feed.producing_s
@@ -199,7 +199,7 @@ class _Demo:
             self._repairs.append(repair)
             timeline.add(str(repair), timeline.at_wall_s(repair.at_wall_s))
 
-    def _report_tables(self, raw_table: Path, scenario: Scenario, logs: Mapping[int, LogView]) -> None:
+    def _report_tables(self, raw_table: Path, scenario: Scenario, logs: Mapping[int, LogEpochs]) -> None:
         """Add the leaders, and the raw table before its first repair and at the end, compared with the logs."""
         report, loss = self._report, scenario.loss
         assert loss is not None, "the scenario has not finished"

@@ -12,19 +12,19 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
 
 from fenceline.ids import TopicPartition
-from pyspark_fenceline import connect, delta_commit, delta_evidence, delta_opened
+from pyspark_fenceline import connect, delta_commit, delta_evidence, delta_table_cache
 from pyspark_fenceline.delta import DeltaDataSource, FilesWritten
-from pyspark_fenceline.delta_opened import glance, look, refresh
 from pyspark_fenceline.delta_options import DeltaOptions, delta_options
-from pyspark_fenceline.delta_state import KEY, PartitionState, TableState, read_state
+from pyspark_fenceline.delta_state import KEY, PartitionProgress, TableState, read_state
+from pyspark_fenceline.delta_table_cache import cached_table, refresh, table_summary
 from tests.spark.fakes import FakeCluster
-from tests.spark.test_delta_exact import SCHEMA, arrow, records, table_rows, task
+from tests.spark.test_delta_plan import SCHEMA, arrow, records, table_rows, task
 
 
 @pytest.fixture
 def opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of tables that were opened anew."""
-    monkeypatch.setattr(delta_opened, "_opened", OrderedDict())
+    monkeypatch.setattr(delta_table_cache, "_handles", OrderedDict())
     paths: list[str] = []
     real = delta_commit.open_table
 
@@ -41,7 +41,7 @@ def put(path: Path, *values: int, **options: Any) -> None:
 
 
 def held(options: DeltaOptions) -> list[int]:
-    table = look(options)
+    table = cached_table(options)
     assert table is not None
     assert table.version() == DeltaTable(options.path).version()
     return sorted(table.to_pyarrow_table()["v"].to_pylist())
@@ -49,7 +49,7 @@ def held(options: DeltaOptions) -> list[int]:
 
 def test_what_others_commit_is_seen_without_opening_it_again(tmp_path: Path, opens: list[str]) -> None:
     options = DeltaOptions(str(tmp_path / "t"))
-    assert look(options) is None
+    assert cached_table(options) is None
     for number in range(5):
         put(tmp_path / "t", number)
         assert held(options) == list(range(number + 1))
@@ -63,7 +63,7 @@ def test_a_table_that_was_made_anew_is_opened_anew(tmp_path: Path, opens: list[s
         put(tmp_path / "t", number)
     assert held(options) == [0, 1, 2]
     shutil.rmtree(tmp_path / "t")
-    assert look(options) is None
+    assert cached_table(options) is None
     for number in range(10, 14):
         put(tmp_path / "t", number)
         assert held(options) == list(range(10, number + 1))
@@ -91,13 +91,13 @@ def test_a_table_whose_entries_are_gone_is_opened_anew(tmp_path: Path, opens: li
 def test_only_a_few_tables_are_kept_and_none_for_ever(
     tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_opened, "_MOST", 2)
-    monkeypatch.setattr(delta_opened, "_MOST_LOOKS", 3)
+    monkeypatch.setattr(delta_table_cache, "_MAX_HANDLES", 2)
+    monkeypatch.setattr(delta_table_cache, "_MAX_USES", 3)
     every = [DeltaOptions(str(tmp_path / name)) for name in "abc"]
     for number, options in enumerate(every):
         put(Path(options.path), number)
         assert held(options) == [number]
-    assert len(delta_opened._opened) == 2
+    assert len(delta_table_cache._handles) == 2
     assert held(every[0]) == [0]
     assert len(opens) == 4
     for _ in range(4):
@@ -107,7 +107,7 @@ def test_only_a_few_tables_are_kept_and_none_for_ever(
 
 def stated(options: DeltaOptions, end: int) -> None:
     """What the sink's commits leave: a file, and a state."""
-    state = TableState({TopicPartition("t", 0): PartitionState(0, end)})
+    state = TableState({TopicPartition("t", 0): PartitionProgress(0, end)})
     table = pa.Table.from_batches([arrow([("t", 0, end - 1, 0)])])
     properties = CommitProperties(custom_metadata={KEY: {"state": state.encode()}})
     write_deltalake(options.path, table, mode="append", commit_properties=properties)
@@ -120,10 +120,10 @@ def test_a_glance_knows_form_and_state_without_bringing_the_table_up_to_date(
     updates: list[int] = []
     real = DeltaTable.update_incremental
     monkeypatch.setattr(DeltaTable, "update_incremental", lambda table: (updates.append(1), real(table)))
-    assert glance(options) is None
+    assert table_summary(options) is None
     for end in range(1, 6):
         stated(options, end)
-        seen = glance(options)
+        seen = table_summary(options)
         assert seen is not None
         assert seen.state is not None
         assert seen.state == read_state(DeltaTable(options.path))
@@ -132,29 +132,29 @@ def test_a_glance_knows_form_and_state_without_bringing_the_table_up_to_date(
     assert len(opens) == 2
     # A writer that says nothing of a state: then the files count, and they are the newest ones.
     write_deltalake(options.path, pa.Table.from_batches([arrow([("t", 0, 9, 0)])]), mode="append")
-    seen = glance(options)
+    seen = table_summary(options)
     assert seen is not None
     assert seen.state is None
     assert len(seen.table.file_uris()) == 6
     stated(options, 11)
     # A new column is seen at once.
     DeltaTable(options.path).alter.add_columns([Field("more", "string")])
-    stated_before = glance(options)
+    stated_before = table_summary(options)
     assert stated_before is not None
     assert "more" in [field.name for field in stated_before.table.schema().fields]
     # So is a property, and a table that was made anew.
     DeltaTable(options.path).alter.set_table_properties({"delta.appendOnly": "true"})
-    seen = glance(options)
+    seen = table_summary(options)
     assert seen is not None
     assert seen.table.metadata().configuration == {"delta.appendOnly": "true"}
     shutil.rmtree(options.path)
-    assert glance(options) is None
+    assert table_summary(options) is None
 
 
 def test_a_refresh_in_the_background_is_waited_for(tmp_path: Path, opens: list[str]) -> None:
     options = DeltaOptions(str(tmp_path / "t"))
     put(tmp_path / "t", 0)
-    table = look(options)
+    table = cached_table(options)
     assert table is not None
     for number in range(1, 5):
         put(tmp_path / "t", number)
@@ -163,7 +163,7 @@ def test_a_refresh_in_the_background_is_waited_for(tmp_path: Path, opens: list[s
     # It failed: the next look finds out what is wrong.
     shutil.rmtree(tmp_path / "t")
     refresh(options)
-    assert look(options) is None
+    assert cached_table(options) is None
     assert len(opens) == 2
 
 
@@ -172,7 +172,7 @@ def test_batches_are_planned_and_committed_on_one_open_table(
 ) -> None:
     cluster = FakeCluster(t=2)
     monkeypatch.setattr(connect, "connect", lambda _: cluster)
-    monkeypatch.setattr(delta_evidence, "_kept", {})
+    monkeypatch.setattr(delta_evidence, "_caches", {})
     given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake:1"}
     options = delta_options(given)
     opened: list[int] = []

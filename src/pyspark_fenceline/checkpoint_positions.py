@@ -1,8 +1,8 @@
-"""Where a query's sources stand once a batch is through, as Spark's checkpoint tells it.
+"""The positions of a query's sources after a batch, from Spark's checkpoint.
 
-Owns the reading of one file of the offset log, `offsets/<batch id>`, which Spark has written before the batch runs and
-does not change any more (`pyspark.md` S8): the next batch begins at exactly these positions, after a crash too. Only
-answers where all of the query's sources are known to be logs; else None, and nobody may conclude anything. Never writes
+Owns the reading of one file of the offset log, `offsets/<batch id>`, which Spark writes before the batch runs and does
+not change afterwards (`pyspark.md` S8): the next batch begins at exactly these positions, also after a crash. If not
+all of the query's sources are known to be logs the result is None, and the caller must conclude nothing. Never writes
 to a checkpoint.
 """
 
@@ -22,7 +22,7 @@ from pyspark_fenceline.offsets import SourceOffset, decode
 _log = logging.getLogger("pyspark_fenceline")
 
 
-class Place(NamedTuple):
+class SourcePosition(NamedTuple):
     """`offset`: the next one to read. `leader_epoch`: of the record before it (-1: none or unknown)."""
 
     offset: int
@@ -30,34 +30,34 @@ class Place(NamedTuple):
     topic_id: str | None = None
 
 
-Places = Mapping[TopicPartition, tuple[Place, ...]]
-"""One place for each of the query's sources that reads the partition."""
+SourcePositions = Mapping[TopicPartition, tuple[SourcePosition, ...]]
+"""One position for each of the query's sources that reads the partition."""
 
 
-def places_after(options: DeltaOptions, query_id: str, batch_id: int) -> Places | None:
-    """The places after a batch; None where the checkpoint can not be read, or names sources that are no logs."""
+def positions_after(options: DeltaOptions, query_id: str, batch_id: int) -> SourcePositions | None:
+    """The positions after a batch; None if the checkpoint cannot be read, or has sources that are no logs."""
     if not options.checkpoint:
         return None
     try:
         root = open_checkpoint(options.checkpoint, options.storage)
         if json.loads(read_text(root, "metadata").split("\n")[0]).get("id") != query_id:
             return None
-        return parse(read_text(root, f"offsets/{batch_id}"))
+        return parse_positions(read_text(root, f"offsets/{batch_id}"))
     except Exception as error:
-        # Whatever an object store, a moved directory or a newer Spark makes of it: it only means that less is known.
-        _log.info("where the query stands can not be read from %s: %s", options.checkpoint, error)
+        # An object store, a moved directory, a newer Spark: in each case the positions are unknown.
+        _log.info("the query's positions cannot be read from the checkpoint %s: %s", options.checkpoint, error)
         return None
 
 
-def parse(text: str) -> Places | None:
+def parse_positions(text: str) -> SourcePositions | None:
     """An entry of Spark's offset log: its version, a line about the batch, a line for each source."""
     lines = source_lines(text)
     if lines is None:
         return None
-    found: dict[TopicPartition, tuple[Place, ...]] = {}
+    found: dict[TopicPartition, tuple[SourcePosition, ...]] = {}
     for line in lines:
         if line == NO_OFFSET:
-            # Nothing of this source was read yet.
+            # This source has not been read yet.
             continue
         try:
             offset = decode(json.loads(line))
@@ -66,6 +66,6 @@ def parse(text: str) -> Places | None:
         if not isinstance(offset, SourceOffset):
             return None
         for tp, position in offset.positions.items():
-            place = Place(position.offset, position.leader_epoch, offset.topic_ids.get(tp.topic))
-            found[tp] = (*found.get(tp, ()), place)
+            after = SourcePosition(position.offset, position.leader_epoch, offset.topic_ids.get(tp.topic))
+            found[tp] = (*found.get(tp, ()), after)
     return found

@@ -1,11 +1,11 @@
-"""What a batch changes in a table that is to hold exactly what the log holds.
+"""Plans the changes of a batch to a table that must match the log exactly.
 
 Owns the decision, against one version of the table: which of its files have stale rows (`log_matching`), which rows of
-the batch are in the table already or were truncated away by now, and what the table remembers afterwards. Rows of any
-partition may go, whether the batch has news of it or not, as far as the source would read them again (`delta_reach`).
-Files are looked at by their bounds first, then by four of their columns; only files with rows that must go are written
-anew, and a file that is stale as a whole is not even read. Nothing is committed here: `delta_commit` makes one log
-entry of it, or two where stale rows go.
+the batch are already in the table or were truncated meanwhile, and the table's state afterwards. Rows of any partition
+may be removed, whether the batch has rows of it or not, if the source would read them again (`delta_removal`). Files
+are checked by their bounds first, then by four of their columns; only files with rows to remove are rewritten, and a
+file with stale rows only is not even read. Commits nothing: `delta_commit` makes one commit of it, or two if stale rows
+are removed.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.checkpoint_places import Places
+from pyspark_fenceline.checkpoint_positions import SourcePositions
 from pyspark_fenceline.delta_beyond import refuse_rows_beyond
 from pyspark_fenceline.delta_change import Change, Removed, Repair
-from pyspark_fenceline.delta_evidence import Evidence
-from pyspark_fenceline.delta_feed import delete_condition, has_change_feed
+from pyspark_fenceline.delta_change_feed import delete_condition, has_change_feed
+from pyspark_fenceline.delta_evidence import TruncationEvidence
 from pyspark_fenceline.delta_files import DataFile
-from pyspark_fenceline.delta_index import LogColumns, Span, bounds, merged, spans_of
-from pyspark_fenceline.delta_masks import NOTHING_OF_IT, Word, known_mask, stale_mask
+from pyspark_fenceline.delta_masks import EMPTY_LOG, StaleRule, known_mask, stale_mask
 from pyspark_fenceline.delta_options import DeltaOptions
-from pyspark_fenceline.delta_reach import reach
+from pyspark_fenceline.delta_removal import removable_from
 from pyspark_fenceline.delta_rewrite import rewrite
-from pyspark_fenceline.delta_state import PartitionState, TableState, last_topic_ids, read_state
+from pyspark_fenceline.delta_state import PartitionProgress, TableState, last_topic_ids, read_state
 from pyspark_fenceline.delta_table_files import TableFile, end_offsets, read_log_columns, table_files
+from pyspark_fenceline.log_columns import LogColumns, Span, bounds, merged, spans_of
 from pyspark_fenceline.log_matching import (
     AFTER_ALL,
     BEFORE_ALL,
     UNKNOWN_EPOCH,
-    LogView,
+    LogEpochs,
     SpanVerdict,
     judge_span,
 )
@@ -48,24 +48,24 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pyspark_fenceline")
 _THREADS: Final = 4
-AskViews = Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogView]]
-AskPlaces = Callable[[], Places | None]
+GetLogEpochs = Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogEpochs]]
+GetPositions = Callable[[], SourcePositions | None]
 
 
 def plan_change(
     options: DeltaOptions,
     table: DeltaTable,
     files: Sequence[DataFile],
-    evidence: Evidence,
-    ask: AskViews,
-    ask_anew: AskViews,
-    ask_places: AskPlaces,
+    evidence: TruncationEvidence,
+    get_epochs: GetLogEpochs,
+    fetch_epochs: GetLogEpochs,
+    get_positions: GetPositions,
 ) -> Change:
-    """`ask`: for views that `evidence` lacks; `ask_anew`: for views with bounds of now; `ask_places`: where the source
-    stands after this batch, None where nobody knows. Raises `OperatorError` where the table is of another topic, or has
-    rows that the log can not have given.
+    """`get_epochs`: fetches epochs that `evidence` lacks; `fetch_epochs`: fetches epochs and current bounds;
+    `get_positions`: reads the sources' positions after this batch, None if unknown. Raises `OperatorError` if the table
+    is of another topic, or has rows above the end of the log.
     """
-    return _Planner(options, table, files, evidence, ask, ask_anew, ask_places).plan()
+    return _Planner(options, table, files, evidence, get_epochs, fetch_epochs, get_positions).plan()
 
 
 class _Planner:
@@ -74,18 +74,18 @@ class _Planner:
         options: DeltaOptions,
         table: DeltaTable,
         files: Sequence[DataFile],
-        evidence: Evidence,
-        ask: AskViews,
-        ask_anew: AskViews,
-        ask_places: AskPlaces,
+        evidence: TruncationEvidence,
+        get_epochs: GetLogEpochs,
+        fetch_epochs: GetLogEpochs,
+        get_positions: GetPositions,
     ) -> None:
         self._options = options
         self._table = table
         self._files = files
         self._evidence = evidence
-        self._ask = ask
-        self._ask_anew = ask_anew
-        self._ask_places = ask_places
+        self._get_epochs = get_epochs
+        self._fetch_epochs = fetch_epochs
+        self._get_positions = get_positions
         self._kept_files: list[TableFile] | None = None
         self._columns: dict[str, LogColumns] = {}
         self._removed: list[Removed] = []
@@ -100,34 +100,36 @@ class _Planner:
             topic for topic, id in known_ids.items() if id and self._evidence.topic_ids.get(topic) not in (id, None)
         }
         replaced = self._replaced_topics(others, {tp.topic for tp in incoming})
-        anew = {tp for tp in ends if tp.topic in replaced}
+        recreated = {tp for tp in ends if tp.topic in replaced}
         doubted = {tp for tp in self._doubted(state, ends) if tp.topic not in others}
         ends |= self._checked(state, {tp: end for tp, end in ends.items() if tp.topic not in others})
-        words, unsettled = self._words(doubted, spans)
-        judged = {tp: word for tp, word in words.items() if tp in doubted} | dict.fromkeys(anew, Word(NOTHING_OF_IT))
+        rules, in_doubt = self._stale_rules(doubted, spans)
+        judged = {tp: rule for tp, rule in rules.items() if tp in doubted} | dict.fromkeys(
+            recreated, StaleRule(EMPTY_LOG)
+        )
         remove, partly = self._clean_table(judged)
-        copies, delete_where = self._what_stays(partly, judged)
-        views = {tp: word.view for tp, word in words.items() if tp not in unsettled}
+        copies, delete_where = self._rewrite_files(partly, judged)
+        logs = {tp: rule.log for tp, rule in rules.items() if tp not in in_doubt}
         overlapping = {
             tp: incoming[tp]
             for tp in incoming
             if tp in ends and incoming[tp][0] < ends[tp] and tp.topic not in replaced
         }
         present = self._present(overlapping) if overlapping else {}
-        add, discard = self._clean_batch(views, present)
+        add, discard = self._clean_batch(logs, present)
         if remove or overlapping:
-            # A bound from the files may be lower now; of a file with many partitions it says less than was known.
-            gone = {file.path for file in remove}
-            remaining = [file for file in self._all_files() if file.path not in gone]
+            # A bound from the files may be lower now; that of a file with many partitions may be less exact.
+            removed_paths = {file.path for file in remove}
+            remaining = [file for file in self._all_files() if file.path not in removed_paths]
             found = self._bounds_of(remaining, partly, {*ends})
             ends = {tp: min(end, found.get(tp, 0)) for tp, end in ends.items()}
-        compared = {tp: word.view for tp, word in judged.items() if tp not in unsettled}
+        compared = {tp: rule.log for tp, rule in judged.items() if tp not in in_doubt}
         ids = {topic: id for topic, id in self._evidence.topic_ids.items() if topic not in others - replaced}
         ids = {**known_ids, **ids}
-        known = TableState(self._next_partitions(state, ends, incoming, compared, unsettled), ids)
+        known = TableState(self._next_partitions(state, ends, incoming, compared, in_doubt), ids)
         repair = None
         if remove:
-            without = TableState(self._next_partitions(state, ends, {}, compared, unsettled), ids)
+            without = TableState(self._next_partitions(state, ends, {}, compared, in_doubt), ids)
             repair = Repair(remove, copies, without, delete_where)
         return Change(
             add=add,
@@ -135,10 +137,10 @@ class _Planner:
             repair=repair,
             removed=self._removed,
             discard=discard,
-            is_known=known == state,
+            is_unchanged=known == state,
         )
 
-    # What is in question ----------------------------------------------------------------------------------------
+    # Affected partitions ----------------------------------------------------------------------------------------
 
     def _all_files(self) -> list[TableFile]:
         if self._kept_files is None:
@@ -146,7 +148,7 @@ class _Planner:
         return self._kept_files
 
     def _ends(self, state: TableState | None) -> dict[TopicPartition, int]:
-        """An offset above all rows, of each partition that the table has rows of (or may have)."""
+        """An offset above all rows, of each partition of which the table may have rows."""
         if state is not None:
             return {tp: known.end_offset for tp, known in state.partitions.items()}
         return self._bounds_of(self._all_files(), (), {*self._evidence.leader_epochs})
@@ -154,91 +156,91 @@ class _Planner:
     def _bounds_of(
         self, files: Sequence[TableFile], partly: Sequence[tuple[TableFile, Mask]], wanted: set[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """`partly`: files of which only the rows of a mask stay."""
+        """`partly`: files with the mask of the rows that stay."""
         import numpy as np
 
         ends = end_offsets(files, wanted)
         for file, keep in partly:
-            staying = spans_of(self._read(file).rows(np.flatnonzero(keep)), complete=False)
-            for tp, (_, last) in bounds(staying).items():
+            remaining_spans = spans_of(self._read(file).rows(np.flatnonzero(keep)), complete=False)
+            for tp, (_, last) in bounds(remaining_spans).items():
                 ends[tp] = max(ends.get(tp, 0), last + 1)
         return ends
 
     def _replaced_topics(self, others: set[str], incoming: set[str]) -> set[str]:
-        """Of the topics with another id than the table's rows had, those that the batch has records of: of the others
-        there is only one broker's word. Raises `OperatorError` unless onRecreated=replace.
+        """The recreated topics of which the batch has records; for the others one broker's metadata is no proof. Raises
+        `OperatorError` unless onRecreated=replace.
         """
         replaced = others & incoming
         if replaced and self._options.on_recreated != "replace":
             raise OperatorError(
-                f"The Delta table at {self._options.path} holds rows of topics that were deleted and created anew: "
+                f"The Delta table at {self._options.path} holds rows of topics that were deleted and recreated: "
                 f"{', '.join(sorted(replaced))}",
-                'Write to a new table, or set the option onRecreated to "replace" to take the old rows out.',
+                'Write to a new table, or set the option onRecreated to "replace" to remove the old rows.',
             )
         return replaced
 
     def _doubted(self, state: TableState | None, partitions: Iterable[TopicPartition]) -> Iterator[TopicPartition]:
-        """Those of `partitions` whose rows were not compared yet with the log of the leader of now."""
+        """Those of `partitions` whose rows were not compared with the current leader's log yet."""
         for tp in partitions:
             known = state.partitions.get(tp) if state is not None else None
             if self._evidence.leader_epochs.get(tp, -1) > (UNKNOWN_EPOCH if known is None else known.leader_epoch):
                 yield tp
 
     def _checked(self, state: TableState | None, ends: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
-        """Where the table seems to pass a log's end: an offset above all rows, as the rows themselves tell it. Raises
-        `OperatorError` where no log of this cluster can have given them.
+        """For partitions whose rows may be above the log's end: an exact offset above all rows. Raises `OperatorError`
+        for rows that cannot be from this cluster's log.
         """
         suspects: list[TopicPartition] = []
         for tp, end in ends.items():
             known = state.partitions.get(tp) if state is not None else None
             leader_epoch = self._evidence.leader_epochs.get(tp, UNKNOWN_EPOCH)
-            # Nobody else has written since a comparison with an older leader: what passes the end of this one is stale.
+            # No other writer since a comparison with an older leader: rows above the end of this one are stale.
             is_older = known is not None and UNKNOWN_EPOCH < known.leader_epoch < leader_epoch
             if not is_older and end > self._evidence.log_ends.get(tp, AFTER_ALL):
                 suspects.append(tp)
         if not suspects:
             return {}
-        # The files first, then the logs: what is written meanwhile is in both.
+        # The files first, then the logs: records written meanwhile are in both.
         files = self._all_files()
-        found = refuse_rows_beyond(self._options, files, self._read, self._ask_anew(suspects))
+        found = refuse_rows_beyond(self._options, files, self._read, self._fetch_epochs(suspects))
         return {tp: min(end, ends[tp]) for tp, end in found.items()}
 
-    def _words(
+    def _stale_rules(
         self, doubted: set[TopicPartition], spans: Sequence[Span]
-    ) -> tuple[dict[TopicPartition, Word], set[TopicPartition]]:
-        """What the log says of partitions whose rows in the table are doubted, and of those that the batch has rows of
-        an older leader of; and the partitions that must be looked at again with the next batch.
+    ) -> tuple[dict[TopicPartition, StaleRule], set[TopicPartition]]:
+        """The stale rule of each partition whose rows in the table are doubted or of which the batch has rows of an
+        older leader; and the partitions that the next batch must check again.
 
-        Rows only go on the word that is asked for here and now, by another process than the task's; never on that of a
-        leader older than the one that the task has found; and only as far as the source would read them again, should a
-        second unclean election bring them back (`delta_reach`).
+        Rows are removed only by an answer that this process got now, never by that of a leader older than the one that
+        the task found, and only as far as the source would read them again if a second unclean election brought them
+        back (`delta_removal`).
         """
         epochs = self._evidence.leader_epochs
         older = {s.topic_partition for s in spans if 0 <= s.epoch < epochs.get(s.topic_partition, -1)} - doubted
         if not doubted | older:
             return {}, set()
-        places = self._ask_places() or {}
+        positions = self._get_positions() or {}
         newest = {span.topic_partition: span for span in sorted(spans, key=lambda span: span.epoch)}
-        # Of others nobody knows where the source stands: they wait.
-        told = {tp for tp in doubted | older if tp in places or tp in newest}
-        views = {tp: view for tp, view in self._evidence.views.items() if tp in told - doubted}
-        if told - views.keys():
-            views.update(self._ask(sorted(told - views.keys())))
-        words = {
-            tp: Word(view, reach(view, places.get(tp), newest.get(tp)))
-            for tp, view in views.items()
-            if view.leader_epoch >= epochs.get(tp, -1)
+        # The source's positions in other partitions are unknown: they wait.
+        known_position = {tp for tp in doubted | older if tp in positions or tp in newest}
+        logs = {tp: log for tp, log in self._evidence.logs.items() if tp in known_position - doubted}
+        if known_position - logs.keys():
+            logs.update(self._get_epochs(sorted(known_position - logs.keys())))
+        rules = {
+            tp: StaleRule(log, removable_from(log, positions.get(tp), newest.get(tp)))
+            for tp, log in logs.items()
+            if log.leader_epoch >= epochs.get(tp, -1)
         }
-        settled = {tp for tp, word in words.items() if word.from_offset == BEFORE_ALL}
-        return words, told - settled
+        decided = {tp for tp, rule in rules.items() if rule.from_offset == BEFORE_ALL}
+        return rules, known_position - decided
 
     # The table's rows -------------------------------------------------------------------------------------------
 
     def _clean_table(
-        self, words: Mapping[TopicPartition, Word]
+        self, rules: Mapping[TopicPartition, StaleRule]
     ) -> tuple[list[TableFile], list[tuple[TableFile, Mask]]]:
-        """Files that go, and of some of them which rows stay."""
-        judged = {tp: word for tp, word in words.items() if word.from_offset != AFTER_ALL}
+        """Files to remove, and for some of them the mask of the rows that stay."""
+        judged = {tp: rule for tp, rule in rules.items() if rule.from_offset != AFTER_ALL}
         if not judged:
             return [], []
         remove: list[TableFile] = []
@@ -252,39 +254,39 @@ class _Planner:
                 partly.append((file, ~stale))
         return remove, partly
 
-    def _what_stays(
-        self, partly: Sequence[tuple[TableFile, Mask]], words: Mapping[TopicPartition, Word]
+    def _rewrite_files(
+        self, partly: Sequence[tuple[TableFile, Mask]], rules: Mapping[TopicPartition, StaleRule]
     ) -> tuple[list[DataFile], str | None]:
-        """Copies of files without their stale rows. Where the table has a change data feed no copies are made: the
-        entry must carry the changed rows as well, which only delta-rs' own delete writes, by a condition on rows.
+        """Copies of files without their stale rows. For a table with a change data feed no copies are made: the commit
+        must contain the changed rows as well, which only delta-rs' own delete writes, by a condition on rows.
         """
         if partly and has_change_feed(self._table):
-            return [], delete_condition(words, self._removed)
+            return [], delete_condition(rules, self._removed)
         with ThreadPoolExecutor(_THREADS) as pool:
             copies = list(
                 pool.map(lambda one: rewrite(self._options, one[0].path, one[0].partition_values, one[1]), partly)
             )
         return copies, None
 
-    def _stale_in(self, file: TableFile, words: Mapping[TopicPartition, Word]) -> Mask | bool | None:
-        """None: nothing that may go is stale. True: all of it. Else the stale rows."""
+    def _stale_in(self, file: TableFile, rules: Mapping[TopicPartition, StaleRule]) -> Mask | bool | None:
+        """None: no row to remove. True: all rows. Else the mask of the stale rows."""
         only = file.only_partition
-        concerned = [only] if only is not None else [tp for tp in words if file.may_hold(tp)]
-        concerned = [tp for tp in concerned if tp in words and file.may_hold_offsets(words[tp].from_offset, AFTER_ALL)]
+        concerned = [only] if only is not None else [tp for tp in rules if file.may_hold(tp)]
+        concerned = [tp for tp in concerned if tp in rules and file.may_hold_offsets(rules[tp].from_offset, AFTER_ALL)]
         if not concerned:
             return None
         if only is not None and file.offsets is not None and file.epochs is not None:
-            verdict = judge_span(words[only].view, *file.offsets, *file.epochs)
+            verdict = judge_span(rules[only].log, *file.offsets, *file.epochs)
             if verdict is SpanVerdict.NONE_STALE:
                 return None
-            may_go = file.offsets[0] >= words[only].from_offset
+            may_go = file.offsets[0] >= rules[only].from_offset
             if verdict is SpanVerdict.ALL_STALE and may_go and not file.has_null_epochs:
                 self._note(
                     only, file.epochs[0], file.offsets[0], file.offsets[1], file.record_count or 0, reason="stale"
                 )
                 return True
         columns = self._read(file)
-        stale = stale_mask(columns, words)
+        stale = stale_mask(columns, rules)
         if not stale.any():
             return None
         self._note_rows(columns, stale, "stale")
@@ -295,8 +297,8 @@ class _Planner:
     ) -> dict[TopicPartition, list[tuple[Any, Any]]]:
         """Offsets and epochs of the rows that stay in the table, within the batch's bounds.
 
-        Files that were just written anew are asked in their old form: their stale rows match no row of the batch that
-        is kept.
+        Files that were just rewritten are read in their old form: their stale rows match no row of the batch that is
+        kept.
         """
         import numpy as np
 
@@ -325,17 +327,17 @@ class _Planner:
     # The batch's rows -------------------------------------------------------------------------------------------
 
     def _clean_batch(
-        self, views: Mapping[TopicPartition, LogView], present: Mapping[TopicPartition, Sequence[tuple[Any, Any]]]
+        self, logs: Mapping[TopicPartition, LogEpochs], present: Mapping[TopicPartition, Sequence[tuple[Any, Any]]]
     ) -> tuple[list[DataFile], list[str]]:
-        """The batch's files without rows that are stale or in the table; and the files that these replace."""
+        """The batch's files without rows that are stale or already in the table; and the files that these replace."""
         import numpy as np
 
         add: list[DataFile] = []
         discard: list[str] = []
         for file in self._files:
             doubtful = any(
-                span.topic_partition in views
-                and judge_span(views[span.topic_partition], span.first_offset, span.last_offset, span.epoch, span.epoch)
+                span.topic_partition in logs
+                and judge_span(logs[span.topic_partition], span.first_offset, span.last_offset, span.epoch, span.epoch)
                 is not SpanVerdict.NONE_STALE
                 for span in file.spans
             )
@@ -345,7 +347,7 @@ class _Planner:
             columns = read_log_columns(
                 self._options, TableFile(file.path, file.size_bytes, file.partition_values, file.record_count)
             )
-            stale = stale_mask(columns, {tp: Word(view) for tp, view in views.items()})
+            stale = stale_mask(columns, {tp: StaleRule(log) for tp, log in logs.items()})
             known = known_mask(columns, present) & ~stale
             keep = ~(stale | known)
             self._note_rows(columns, stale, "lost")
@@ -358,32 +360,32 @@ class _Planner:
                 add.append(rewrite(self._options, file.path, file.partition_values, keep))
         return add, discard
 
-    # What is told -----------------------------------------------------------------------------------------------
+    # The table's state ------------------------------------------------------------------------------------------
 
     def _next_partitions(
         self,
         state: TableState | None,
         ends: Mapping[TopicPartition, int],
         incoming: Mapping[TopicPartition, tuple[int, int]],
-        compared: Mapping[TopicPartition, LogView],
-        unsettled: set[TopicPartition],
-    ) -> dict[TopicPartition, PartitionState]:
-        """`compared`: the partitions whose rows were compared now, and with what. `unsettled`: rows of the batch came
-        into the table that may not be in the log, so the next batch must ask again.
+        compared: Mapping[TopicPartition, LogEpochs],
+        in_doubt: set[TopicPartition],
+    ) -> dict[TopicPartition, PartitionProgress]:
+        """`compared`: the partitions whose rows were compared now, and with what. `in_doubt`: the batch may have added
+        rows that are not in the log, so the next batch must compare again.
         """
         epochs = self._evidence.leader_epochs
-        partitions: dict[TopicPartition, PartitionState] = {}
+        partitions: dict[TopicPartition, PartitionProgress] = {}
         for tp in sorted({*ends, *incoming}):
             end = max(ends.get(tp, 0), incoming[tp][1] + 1 if tp in incoming else 0)
             known = state.partitions.get(tp) if state is not None else None
             under = known.leader_epoch if known is not None else UNKNOWN_EPOCH
-            if tp in unsettled:
+            if tp in in_doubt:
                 under = UNKNOWN_EPOCH
-            elif tp not in ends or compared.get(tp) is NOTHING_OF_IT:
+            elif tp not in ends or compared.get(tp) is EMPTY_LOG:
                 under = epochs.get(tp, UNKNOWN_EPOCH)
             elif tp in compared:
                 under = compared[tp].leader_epoch
-            partitions[tp] = PartitionState(under, end)
+            partitions[tp] = PartitionProgress(under, end)
         return partitions
 
     def _note(

@@ -1,6 +1,6 @@
-"""Who does the work of a repair: Spark's tasks, or the threads of this process.
+"""Executes the file work of a repair in Spark's tasks or in the threads of this process.
 
-Owns two jobs: files anew without the rows that go, and files of records that the table lacks. Decides nothing
+Owns two jobs: rewriting files without the removed rows, and writing files of missing records. Decides nothing
 (`repair_plan`) and commits nothing (`repair_table`).
 """
 
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
-from pyspark_fenceline.audit_made import naming_the_offset, records, source_schema
+from pyspark_fenceline.audit_executor import parallelism
 from pyspark_fenceline.audit_table import Settings
-from pyspark_fenceline.audit_work import parallelism
+from pyspark_fenceline.audit_transform import records, source_schema, with_failing_offset
 from pyspark_fenceline.delta_files import DataFile, FileWriter
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_rewrite import rewrite
 from pyspark_fenceline.delta_schema import TableShape, file_schema, fit, required_columns
 from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
-from pyspark_fenceline.repair_plan import Cut
+from pyspark_fenceline.repair_plan import FileRewrite
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _THREADS: Final = 4
 Absent = Sequence[tuple[TopicPartition, int, int]]
-"""Ranges of records that no row has."""
+"""Ranges of records without a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Filler:
-    """How missing records become files of the table; goes to executors."""
+    """Writes missing records to files of the table; sent to executors."""
 
     options: DeltaOptions
     client: Mapping[str, str]
@@ -83,7 +83,7 @@ class _Filler:
 
 
 def _source_columns(table: DeltaTable) -> StructType:
-    """The source's columns that the table has. Raises `OperatorError` where the table has others."""
+    """The source's columns that the table has. Raises `OperatorError` if the table has other columns."""
     from pyspark.sql.types import StructType
 
     source = source_schema()
@@ -91,34 +91,34 @@ def _source_columns(table: DeltaTable) -> StructType:
     unknown = sorted(names - set(source.names))
     if unknown:
         raise OperatorError(
-            f"Records are missing in the table, and its columns {', '.join(unknown)} are not the source's",
-            "Give repair the function that makes the table's rows of the source's, as transform=... (in Spark).",
+            f"The missing records cannot be added: the table's columns {', '.join(unknown)} are not the source's",
+            "Pass the function that makes the table's rows from the source's columns as transform=... (in Spark).",
         )
     return StructType([one for one in source if one.name in names])
 
 
-class Hands:
+class RepairExecutor:
     session: SparkSession | None = None
 
     def collect(self, findings: Any) -> list[Mapping[str, Any]]:
         raise NotImplementedError
 
-    def rewrite(self, options: DeltaOptions, cuts: Sequence[Cut]) -> list[DataFile]:
+    def rewrite(self, options: DeltaOptions, rewrites: Sequence[FileRewrite]) -> list[DataFile]:
         raise NotImplementedError
 
     def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent) -> list[DataFile]:
-        """Files of the records in these ranges."""
+        """Write the records in these ranges to files."""
         raise NotImplementedError
 
 
-class OwnHands(Hands):
+class LocalExecutor(RepairExecutor):
     def collect(self, findings: Any) -> list[Mapping[str, Any]]:
         rows: list[Mapping[str, Any]] = findings.to_pylist()
         return rows
 
-    def rewrite(self, options: DeltaOptions, cuts: Sequence[Cut]) -> list[DataFile]:
+    def rewrite(self, options: DeltaOptions, rewrites: Sequence[FileRewrite]) -> list[DataFile]:
         with ThreadPoolExecutor(_THREADS) as pool:
-            return list(pool.map(lambda cut: _copy(options, cut), cuts))
+            return list(pool.map(lambda one: _copy(options, one), rewrites))
 
     def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent) -> list[DataFile]:
         source = _source_columns(table)
@@ -127,9 +127,9 @@ class OwnHands(Hands):
         return [file for number in range(len(tasks)) for file in filler.write(filler.read(number), number)]
 
 
-def _copy(options: DeltaOptions, cut: Cut) -> DataFile:
-    assert cut.keep is not None, "a file without rows is not written"
-    return rewrite(options, cut.file.path, cut.file.partition_values, cut.keep)
+def _copy(options: DeltaOptions, one: FileRewrite) -> DataFile:
+    assert one.keep is not None, "a file without rows is not written"
+    return rewrite(options, one.file.path, one.file.partition_values, one.keep)
 
 
 def _filler(
@@ -149,7 +149,7 @@ def _reader_of(chosen: Settings) -> Mapping[str, str]:
     return {**chosen.client, "isolation.level": level}
 
 
-class SparkHands(Hands):
+class SparkExecutor(RepairExecutor):
     def __init__(self, session: SparkSession) -> None:
         self.session: SparkSession = session
 
@@ -158,22 +158,22 @@ class SparkHands(Hands):
         findings.unpersist()
         return rows
 
-    def rewrite(self, options: DeltaOptions, cuts: Sequence[Cut]) -> list[DataFile]:
-        if len(cuts) <= _THREADS:
-            return OwnHands().rewrite(options, cuts)
+    def rewrite(self, options: DeltaOptions, rewrites: Sequence[FileRewrite]) -> list[DataFile]:
+        if len(rewrites) <= _THREADS:
+            return LocalExecutor().rewrite(options, rewrites)
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    yield pickled([_copy(options, cuts[number])])
+                    yield pickled([_copy(options, rewrites[number])])
 
-        numbers = self.session.range(0, len(cuts), 1, min(len(cuts), parallelism(self.session) * 2))
+        numbers = self.session.range(0, len(rewrites), 1, min(len(rewrites), parallelism(self.session) * 2))
         return unpickled(numbers.mapInArrow(run, "files binary").collect())
 
     def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, absent: Absent) -> list[DataFile]:
-        made = chosen.made
-        source = None if made.transform is not None else _source_columns(table)
-        rows = made.rows(records(self.session, chosen.client, absent, chosen.isolation_level))
+        mapping = chosen.mapping
+        source = None if mapping.transform is not None else _source_columns(table)
+        rows = mapping.rows(records(self.session, chosen.client, absent, chosen.isolation_level))
         if source is not None:
             rows = rows.select(*source.names)
         filler = _filler(options, table, chosen, (), source_schema(), rows.schema)
@@ -184,11 +184,11 @@ class SparkHands(Hands):
             context = TaskContext.get()
             yield pickled(filler.write(batches, 0 if context is None else context.partitionId()))
 
-        return naming_the_offset(
+        return with_failing_offset(
             lambda: unpickled(rows.mapInArrow(write, "files binary").collect()),
             self.session,
             chosen.client,
-            made,
+            mapping,
             absent,
         )
 
@@ -200,5 +200,5 @@ def pickled(files: Sequence[Any]) -> pa.RecordBatch:
 
 
 def unpickled(rows: Sequence[Any]) -> list[Any]:
-    """What the tasks of this very job sent home."""
+    """The results of this job's tasks."""
     return [file for row in rows for file in pickle.loads(bytes(row[0]))]

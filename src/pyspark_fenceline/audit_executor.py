@@ -1,10 +1,9 @@
-"""Who does the work of an audit: Spark's tasks, or the threads of this process.
+"""Executes an audit in Spark's tasks or in the threads of this process.
 
-Owns the way of a table's rows through the two steps of an audit, runs and findings, and nothing of what they mean
-(`audit_runs`, `audit_judge`). The pieces that go to executors are plain functions over Arrow tables, so both ways run
-the same code. Reading is what takes long, of the table and of the log, and is spread over Spark's tasks; what is left
-in between is done by them too where it is much, and at once in this process where it is little, as with any table that
-has few holes.
+Owns the execution of the two steps of an audit, runs and findings, but not their meaning (`audit_runs`,
+`audit_judge`). The functions sent to executors work on Arrow tables, so both ways run the same code. Reading the table
+and the log takes most of the time and is distributed over Spark's tasks. Judging runs is distributed too if there are
+many; a table with few gaps has few runs, which are judged in this process.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from pyspark_fenceline.audit_content import ByValues
 from pyspark_fenceline.audit_judge import ORDER, Expected, Finding, Kind, as_columns, judge
 from pyspark_fenceline.audit_log import find_records
 from pyspark_fenceline.audit_runs import RUNS_DDL, Refine, runs_of_batches, runs_of_files, runs_schema
-from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile
+from pyspark_fenceline.log_columns import LEADER_EPOCH, LOG_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,39 +31,39 @@ FINDINGS_DDL: Final = (
     "topic string, partition int, kind string, start_offset long, end_offset_exclusive long, rows long, "
     "epochs array<int>, detail string"
 )
-BUCKETS_A_TASK: Final = 3
+BUCKETS_PER_TASK: Final = 3
 _LOCAL_TASKS: Final = 4
 FEW_RUNS: Final = 200_000
-"""So many are judged in this process (about 50 bytes each)."""
+"""At most this many runs are judged in this process (about 50 bytes each)."""
 
 
-class _LogNeeded(Exception):
-    """A bucket can not be judged without reading the log."""
+class _NeedsLog(Exception):
+    """A bucket cannot be judged without reading the log."""
 
 
-def the_session() -> SparkSession:
+def active_session() -> SparkSession:
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
-class Work:
-    """Rows of a table, wherever the work on them is done."""
+class AuditExecutor:
+    """Executes the steps of an audit on the rows of a table."""
 
     task_count = _LOCAL_TASKS
     refine: Refine | None = None
-    """What is known of the rows beyond their columns; used from the next `totals` on."""
+    """Completes the rows' log columns; used from the next `totals` on."""
 
     def topics(self) -> set[str] | None:
-        """The topics of the rows, where that is known without looking at them."""
+        """The topics of the rows, None if that is unknown without reading them."""
         return None
 
     def totals(self, bucket_size: int) -> list[tuple[str | None, int, int, int, int, int]]:
-        """First step, kept for the second: topic, partition, epoch, first offset, end, number of rows."""
+        """First step; its runs are kept for the second. Topic, partition, epoch, first offset, end, number of rows."""
         raise NotImplementedError
 
-    def findings(self, judging: Judging, stretches: Sequence[tuple[str, int, int]]) -> Any:
-        """Second step, about all runs and about these (topic, partition, bucket), in which there may be no rows."""
+    def findings(self, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]) -> Any:
+        """Second step, on all runs and on these (topic, partition, bucket), which may have no rows."""
         raise NotImplementedError
 
     def counts(self, findings: Any) -> list[tuple[str, int, int]]:
@@ -75,26 +74,25 @@ class Work:
         """All findings, in this process."""
         raise NotImplementedError
 
-    def spread(self, findings: pa.Table) -> Any:
-        """The opposite: findings in the form that `findings` gives them."""
+    def distribute(self, findings: pa.Table) -> Any:
+        """The inverse of `collect`: findings in the form that `findings` returns."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class Judging:
-    """What the second step needs to know; goes to executors."""
+class BucketJudge:
+    """The second step's function; sent to executors."""
 
     client: Mapping[str, str]
     bucket_size: int
     expected: Mapping[TopicPartition, Expected]
     topics: tuple[str, ...] | None
-    look: str = field(default_factory=lambda: uuid4().hex)
-    """Of this audit alone: Spark answers a plan from what it keeps of an equal one, and the log may have lost something
-    since."""
+    audit_id: str = field(default_factory=lambda: uuid4().hex)
+    """Unique to this audit: Spark reuses the cached result of an equal plan, and the log may have changed since."""
 
     def __call__(self, runs: pa.Table, *, may_read: bool = True) -> pa.Table:
-        """Findings about one bucket: all rows of `runs` have one topic, partition and bucket. Raises `_LogNeeded` where
-        the log would have to be read and that is not allowed.
+        """Findings about one bucket: all rows of `runs` have one topic, partition and bucket. Raises `_NeedsLog` if
+        the log must be read and `may_read` is false.
         """
         import numpy as np
         import pyarrow as pa
@@ -125,7 +123,7 @@ class Judging:
 
         def find(ranges: Sequence[tuple[int, int]], isolation_level: str) -> Any:
             if not may_read:
-                raise _LogNeeded
+                raise _NeedsLog
             return find_records(self.client, tp, ranges, isolation_level=isolation_level)
 
         return judge(expected, (start, start + self.bucket_size), firsts, ends, epochs, find)
@@ -148,7 +146,7 @@ def findings_schema() -> pa.Schema:
     )
 
 
-class LocalFiles(Work):
+class LocalFilesAudit(AuditExecutor):
     def __init__(self, options: DeltaOptions, files: Sequence[TableFile]) -> None:
         self._options = options
         self._files = files
@@ -168,9 +166,9 @@ class LocalFiles(Work):
         self._runs = pa.Table.from_batches(batches, schema=runs_schema())
         return _totals(self._runs)
 
-    def findings(self, judging: Judging, stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
+    def findings(self, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]) -> pa.Table:
         with ThreadPoolExecutor(self.task_count) as pool:
-            return _in_order(list(pool.map(judging, _buckets(self._runs, stretches))))
+            return _in_order(list(pool.map(judging, _buckets(self._runs, buckets))))
 
     def counts(self, findings: pa.Table) -> list[tuple[str, int, int]]:
         return counts_of(findings)
@@ -178,7 +176,7 @@ class LocalFiles(Work):
     def collect(self, findings: pa.Table) -> pa.Table:
         return findings
 
-    def spread(self, findings: pa.Table) -> pa.Table:
+    def distribute(self, findings: pa.Table) -> pa.Table:
         return findings
 
 
@@ -195,12 +193,12 @@ def _totals(runs: pa.Table) -> list[tuple[str | None, int, int, int, int, int]]:
     return [tuple(row[name] for name in names) for row in grouped.to_pylist()]
 
 
-def _buckets(runs: pa.Table, stretches: Sequence[tuple[str, int, int]]) -> list[pa.Table]:
+def _buckets(runs: pa.Table, buckets: Sequence[tuple[str, int, int]]) -> list[pa.Table]:
     """The runs of each bucket, and of each stretch."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    ordered = pa.concat_tables([runs, _empty_runs(stretches)]).sort_by(
+    ordered = pa.concat_tables([runs, _empty_runs(buckets)]).sort_by(
         [("topic", "ascending"), ("partition", "ascending"), ("bucket", "ascending")]
     )
     keys = pc.binary_join_element_wise(
@@ -230,26 +228,27 @@ def _topics_of(files: Sequence[TableFile]) -> set[str] | None:
     return names if is_known else None
 
 
-def _empty_runs(stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
+def _empty_runs(buckets: Sequence[tuple[str, int, int]]) -> pa.Table:
     """A run without rows for each of (topic, partition, bucket)."""
     import pyarrow as pa
 
-    topics, partitions, buckets = zip(*stretches, strict=True) if stretches else ((), (), ())
-    zeros = [0] * len(stretches)
-    columns = [list(topics), list(partitions), list(buckets), zeros, zeros, [-1] * len(stretches)]
+    topics, partitions, buckets = zip(*buckets, strict=True) if buckets else ((), (), ())
+    zeros = [0] * len(buckets)
+    columns = [list(topics), list(partitions), list(buckets), zeros, zeros, [-1] * len(buckets)]
     return pa.table(
         [pa.array(column, one.type) for column, one in zip(columns, runs_schema(), strict=True)], runs_schema()
     )
 
 
-class SparkWork(Work):
+class SparkAudit(AuditExecutor):
     _session: SparkSession
     _runs: Any = None
     _few: pa.Table | None = None
-    """All runs, where they are few."""
-    _here: pa.Table
-    _there: DataFrame | None = None
-    """Findings of this process, and of Spark's tasks."""
+    """All runs, if they are few."""
+    _local_findings: pa.Table
+    """Findings of this process."""
+    _spark_findings: DataFrame | None = None
+    """Findings of Spark's tasks."""
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
         raise NotImplementedError
@@ -267,41 +266,41 @@ class SparkWork(Work):
         )
         return [tuple(row) for row in grouped.collect()]
 
-    def findings(self, judging: Judging, stretches: Sequence[tuple[str, int, int]]) -> DataFrame:
+    def findings(self, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]) -> DataFrame:
         if self._few is not None:
-            return self._findings_of_few(self._few, judging, stretches)
+            return self._findings_of_few(self._few, judging, buckets)
 
         def empty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                chosen = [stretches[number] for number in batch.column(0).to_pylist()]
+                chosen = [buckets[number] for number in batch.column(0).to_pylist()]
                 yield from _empty_runs(chosen).to_batches()
 
         runs = self._runs
-        if stretches:
-            numbers = self._session.range(0, len(stretches), 1, 1)
+        if buckets:
+            numbers = self._session.range(0, len(buckets), 1, 1)
             runs = runs.unionByName(numbers.mapInArrow(empty, RUNS_DDL))
         keys = ("topic", "partition", "bucket")
-        # As many tasks as there are places: Spark would join small ones, and they are small until they read the log.
+        # A fixed number of tasks: Spark would coalesce them, because they are small until they read the log.
         groups = runs.repartition(self.task_count, *keys).groupBy(*keys)
         found: DataFrame = groups.applyInArrow(_one(judging), FINDINGS_DDL).persist()
         return found
 
     def _findings_of_few(
-        self, runs: pa.Table, judging: Judging, stretches: Sequence[tuple[str, int, int]]
+        self, runs: pa.Table, judging: BucketJudge, buckets: Sequence[tuple[str, int, int]]
     ) -> DataFrame:
-        """Here, but for the buckets for which the log must be read."""
+        """Judges in this process, except the buckets that need the log."""
         parts: list[pa.Table] = []
         unread: list[pa.Table] = []
-        for bucket in _buckets(runs, stretches):
+        for bucket in _buckets(runs, buckets):
             try:
                 parts.append(judging(bucket, may_read=False))
-            except _LogNeeded:
+            except _NeedsLog:
                 unread.append(bucket)
-        self._here = _in_order(parts)
-        found = self._frame(self._here)
-        if self._there is not None:
-            self._there.unpersist()
-            self._there = None
+        self._local_findings = _in_order(parts)
+        found = self._frame(self._local_findings)
+        if self._spark_findings is not None:
+            self._spark_findings.unpersist()
+            self._spark_findings = None
         if not unread:
             return found
 
@@ -311,13 +310,13 @@ class SparkWork(Work):
                     yield from judging(unread[number]).to_batches()
 
         numbers = self._session.range(0, len(unread), 1, min(len(unread), self.task_count))
-        self._there = numbers.mapInArrow(read, FINDINGS_DDL).persist()
-        return found.unionByName(self._there)
+        self._spark_findings = numbers.mapInArrow(read, FINDINGS_DDL).persist()
+        return found.unionByName(self._spark_findings)
 
     def collect(self, findings: DataFrame) -> pa.Table:
         return _in_order([findings.toArrow().cast(findings_schema())])
 
-    def spread(self, findings: pa.Table) -> DataFrame:
+    def distribute(self, findings: pa.Table) -> DataFrame:
         return self._frame(findings)
 
     def _frame(self, findings: pa.Table) -> DataFrame:
@@ -331,10 +330,10 @@ class SparkWork(Work):
     def counts(self, findings: DataFrame) -> list[tuple[str, int, int]]:
         from pyspark.sql import functions as f
 
-        spread = findings if self._few is None else self._there
-        counted: list[tuple[str, int, int]] = [] if self._few is None else counts_of(self._here)
-        if spread is not None:
-            rows = spread.groupBy("kind").agg(f.count("*"), f.sum("rows")).collect()
+        distributed = findings if self._few is None else self._spark_findings
+        counted: list[tuple[str, int, int]] = [] if self._few is None else counts_of(self._local_findings)
+        if distributed is not None:
+            rows = distributed.groupBy("kind").agg(f.count("*"), f.sum("rows")).collect()
             counted += [tuple(row) for row in rows]
         if self._few is None:
             self._runs.unpersist()
@@ -345,8 +344,8 @@ class SparkWork(Work):
         return [(kind, ranges, count) for kind, (ranges, count) in totals.items()]
 
 
-def _one(judging: Judging) -> Callable[[pa.Table], pa.Table]:
-    """A plain function, which is what Spark takes."""
+def _one(judging: BucketJudge) -> Callable[[pa.Table], pa.Table]:
+    """A plain function, as Spark requires."""
 
     def run(runs: pa.Table) -> pa.Table:
         return judging(runs)
@@ -354,15 +353,15 @@ def _one(judging: Judging) -> Callable[[pa.Table], pa.Table]:
     return run
 
 
-class SparkFiles(SparkWork):
+class SparkFilesAudit(SparkAudit):
     def __init__(self, session: SparkSession, options: DeltaOptions, files: Sequence[TableFile]) -> None:
         self._session = session
         self._options = options
         self._files = files
-        self.task_count = parallelism(session) * BUCKETS_A_TASK
+        self.task_count = parallelism(session) * BUCKETS_PER_TASK
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
-        options, parts, refine = self._options, in_parts(self._files, self.task_count), self.refine
+        options, parts, refine = self._options, split_by_size(self._files, self.task_count), self.refine
 
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -375,9 +374,9 @@ class SparkFiles(SparkWork):
         return _topics_of(self._files)
 
 
-class SparkRows(SparkWork):
-    """`by_values`: compare rows without an epoch with the log's. `row_key`: columns that tell rows of one record apart,
-    None where a record is one row.
+class SparkRowsAudit(SparkAudit):
+    """`by_values`: compare rows without an epoch with the log's. `row_key`: columns that identify rows of one record,
+    None if a record is one row.
     """
 
     def __init__(
@@ -394,12 +393,12 @@ class SparkRows(SparkWork):
         if row_key is None:
             self._rows = whole.select(*names)
         else:
-            # As many rows for an offset as it has repeated ones, and one more.
+            # One row for each offset, and one more for each duplicate.
             apart = [*names, *(name for name in row_key if name not in names)]
             each = whole.groupBy(*apart).count()
             again = each.groupBy(*names).agg(f.sum(f.col("count") - 1).alias("_again"))
             self._rows = again.select(*names, f.explode(f.sequence(f.lit(0).cast("long"), "_again"))).select(*names)
-        self.task_count = parallelism(self._session) * BUCKETS_A_TASK
+        self.task_count = parallelism(self._session) * BUCKETS_PER_TASK
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
         by_values = self._by_values
@@ -415,11 +414,11 @@ def parallelism(session: SparkSession) -> int:
     try:
         return max(int(session.sparkContext.defaultParallelism), 1)
     except Exception:
-        # A client of Spark Connect has no context; the server may say.
+        # A Spark Connect client has no context; the server's setting may be available.
         return int(session.conf.get("spark.default.parallelism", None) or 8)
 
 
-def in_parts(files: Sequence[TableFile], count: int) -> list[list[TableFile]]:
+def split_by_size(files: Sequence[TableFile], count: int) -> list[list[TableFile]]:
     """Files in at most `count` parts of about the same size, largest first into the emptiest."""
     parts: list[list[TableFile]] = [[] for _ in range(min(count, len(files)))]
     loads = [0] * len(parts)

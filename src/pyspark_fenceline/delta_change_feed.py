@@ -1,9 +1,9 @@
 """Stale rows of a table with a change data feed (`delta.enableChangeDataFeed`).
 
-Owns the condition in SQL by which delta-rs' delete takes out exactly the rows that `delta_masks` calls stale. Whether a
-row is stale depends on its partition, epoch and offset alone, so the condition is exact for every file of the table. An
-entry that takes whole files out, or only adds, needs none: readers of the feed derive its changes (Delta protocol,
-"Change Data Files"). Pure but for the look at the table's properties.
+Owns the SQL condition by which delta-rs' delete removes exactly the rows that `delta_masks` marks as stale. Whether a
+row is stale depends on its partition, epoch and offset alone, so the condition is exact for every file of the table. A
+commit that removes complete files, or only adds, needs no condition: readers of the feed derive its changes (Delta
+protocol, "Change Data Files"). Pure except for reading the table's properties.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.delta_index import LEADER_EPOCH, OFFSET, PARTITION, TOPIC
-from pyspark_fenceline.delta_masks import NOTHING_OF_IT, Word
+from pyspark_fenceline.delta_masks import EMPTY_LOG, StaleRule
+from pyspark_fenceline.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC
 from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, held_interval
 
 if TYPE_CHECKING:
@@ -28,17 +28,17 @@ def has_change_feed(table: DeltaTable) -> bool:
     return table.metadata().configuration.get(ENABLED, "false").lower() == "true"
 
 
-def delete_condition(words: Mapping[TopicPartition, Word], removed: Iterable[Removed]) -> str:
-    """The stale rows by `words`, of the partitions and epochs of which `removed` names some."""
+def delete_condition(rules: Mapping[TopicPartition, StaleRule], removed: Iterable[Removed]) -> str:
+    """The stale rows by `rules`, of the partitions and epochs in `removed`."""
     found = sorted({(one.topic, one.partition, one.epoch) for one in removed if one.reason == "stale"})
     parts = []
     for topic, partition, epoch in found:
-        word = words[TopicPartition(topic, partition)]
+        rule = rules[TopicPartition(topic, partition)]
         conditions = [f"{TOPIC} = '{topic.replace(chr(39), chr(39) * 2)}'", f"{PARTITION} = {partition}"]
-        if word.view is not NOTHING_OF_IT:
-            conditions += [f"{LEADER_EPOCH} = {epoch}", *_outside(*held_interval(word.view, epoch))]
-        if word.from_offset > BEFORE_ALL:
-            conditions.append(f"{OFFSET} >= {word.from_offset}")
+        if rule.log is not EMPTY_LOG:
+            conditions += [f"{LEADER_EPOCH} = {epoch}", *_outside(*held_interval(rule.log, epoch))]
+        if rule.from_offset > BEFORE_ALL:
+            conditions.append(f"{OFFSET} >= {rule.from_offset}")
         parts.append(f"({' AND '.join(conditions)})")
     return " OR ".join(dict.fromkeys(parts))
 

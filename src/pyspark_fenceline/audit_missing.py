@@ -1,8 +1,8 @@
-"""Which of the log's records that no row has are really missing.
+"""Which records without a row are really missing from the table.
 
-Owns what is taken out of an audit's `missing` and `behind`: records of which the table is not meant to have a row
-(`audit_made`), and rows that were deleted on purpose, by an entry of the table's own log (`table_deletions`) or as the
-caller says. The latter stay in the report, as `deleted`. Reads the log only in the ranges in question.
+Owns what an audit removes from its `missing` and `behind` findings: records that should have no row
+(`audit_transform`), and rows that were deleted on purpose, by an entry of the table's own log (`table_deletions`) or
+according to the caller. The latter stay in the report, as `deleted`. Reads the log only in the ranges in question.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_content import read_log
 from pyspark_fenceline.audit_judge import ORDER, Finding, Kind, as_columns
 from pyspark_fenceline.audit_ranges import Range, common, outside, runs_in
-from pyspark_fenceline.delta_index import OFFSET, PARTITION, TOPIC
-from pyspark_fenceline.log_matching import LogView
+from pyspark_fenceline.log_columns import OFFSET, PARTITION, TOPIC
+from pyspark_fenceline.log_matching import LogEpochs
 from pyspark_fenceline.table_deletions import Deletions
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-ABSENT: Final = (Kind.MISSING, Kind.BEHIND)
+MISSING_KINDS: Final = (Kind.MISSING, Kind.BEHIND)
 _BY_CALLER: Final = "named as deleted"
 _KEY, _START, _END = "key", "start_offset", "end_offset_exclusive"
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """What the caller says was deleted: ranges of offsets, and keys (of a topic, or of any: None) of records."""
+class DeletedRows:
+    """Deleted rows named by the caller: ranges of offsets, and record keys by topic (None: any topic)."""
 
     ranges: Mapping[TopicPartition, Sequence[Range]] = field(default_factory=dict)
     keys: Mapping[str | None, frozenset[bytes]] = field(default_factory=dict)
 
 
-def read_named(deleted: str | DataFrame | pa.Table) -> Named:
-    """What was deleted: a table as for `named_in`, or the path of one (`.csv`, `.json`, `.jsonl`, `.parquet`)."""
+def read_deleted_rows(deleted: str | DataFrame | pa.Table) -> DeletedRows:
+    """Read a table as for `parse_deleted_rows`, or the file of one (`.csv`, `.json`, `.jsonl`, `.parquet`)."""
     import pyarrow as pa
     from pyarrow import csv, json, parquet
 
     if isinstance(deleted, pa.Table):
-        return named_in(deleted)
+        return parse_deleted_rows(deleted)
     if not isinstance(deleted, str):
-        return named_in(deleted.toArrow())
+        return parse_deleted_rows(deleted.toArrow())
     readers: Mapping[str, Callable[[str], pa.Table]] = {
         "csv": csv.read_csv,
         "json": json.read_json,
@@ -54,14 +54,16 @@ def read_named(deleted: str | DataFrame | pa.Table) -> Named:
     }
     reader = readers.get(deleted.rsplit(".", 1)[-1].lower())
     if reader is None:
-        raise OperatorError(f"{deleted} is no file of deleted rows", f"Give one of: {', '.join(sorted(readers))}.")
+        raise OperatorError(
+            f"Unsupported format of the file of deleted rows {deleted}", f"Use one of: {', '.join(sorted(readers))}."
+        )
     try:
-        return named_in(reader(deleted))
+        return parse_deleted_rows(reader(deleted))
     except (OSError, pa.ArrowException) as error:
         raise OperatorError(f"The file of deleted rows {deleted} cannot be read: {error}") from error
 
 
-def named_in(rows: pa.Table) -> Named:
+def parse_deleted_rows(rows: pa.Table) -> DeletedRows:
     """`rows` has the columns topic, partition and offset, or topic, partition, start_offset and end_offset_exclusive,
     or key (and topic). Raises `OperatorError` for anything else.
     """
@@ -74,17 +76,17 @@ def named_in(rows: pa.Table) -> Named:
             start = row[OFFSET] if OFFSET in names else row[_START]
             end = row[OFFSET] + 1 if OFFSET in names else row[_END]
             spans.setdefault(TopicPartition(row[TOPIC], int(row[PARTITION])), []).append((int(start), int(end)))
-        return Named({tp: _merged(each) for tp, each in spans.items()})
+        return DeletedRows({tp: _merged(each) for tp, each in spans.items()})
     if _KEY in names:
         keys: dict[str | None, set[bytes]] = {}
         topics = rows.column(TOPIC).to_pylist() if TOPIC in names else [None] * rows.num_rows
         for topic, key in zip(topics, rows.column(_KEY).cast(pa.large_binary()).to_pylist(), strict=True):
             if key is not None:
                 keys.setdefault(topic, set()).add(key)
-        return Named(keys={topic: frozenset(each) for topic, each in keys.items()})
+        return DeletedRows(keys={topic: frozenset(each) for topic, each in keys.items()})
     raise OperatorError(
-        f"What was deleted cannot be told from the columns {', '.join(rows.column_names)}",
-        "Name topic, partition and offset; or topic, partition, start_offset and end_offset_exclusive; or key.",
+        f"The columns {', '.join(rows.column_names)} do not identify deleted rows",
+        "Provide topic, partition and offset; or topic, partition, start_offset and end_offset_exclusive; or key.",
     )
 
 
@@ -98,8 +100,8 @@ def _merged(ranges: Iterable[Range]) -> list[Range]:
     return merged
 
 
-def absent_ranges(findings: pa.Table) -> list[tuple[TopicPartition, int, int]]:
-    """Ranges of records that no row has."""
+def missing_ranges(findings: pa.Table) -> list[tuple[TopicPartition, int, int]]:
+    """Ranges of records without a row."""
     return [(tp, one.start_offset, one.end_offset_exclusive) for tp, one in _absent(findings)]
 
 
@@ -107,7 +109,7 @@ def _absent(findings: pa.Table) -> list[tuple[TopicPartition, Finding]]:
     return [
         (TopicPartition(row["topic"], row["partition"]), _finding(row))
         for row in findings.to_pylist()
-        if row["kind"] in ABSENT
+        if row["kind"] in MISSING_KINDS
     ]
 
 
@@ -116,13 +118,13 @@ def _finding(row: Mapping[str, Any]) -> Finding:
     return Finding(Kind(row["kind"]), start, end, row["rows"], tuple(row["epochs"]), row["detail"])
 
 
-def narrowed(
+def narrow_missing(
     findings: pa.Table,
     meant: Mapping[TopicPartition, Sequence[Range]] | None,
     deleted: Iterable[tuple[TopicPartition, Sequence[Range], str]],
 ) -> pa.Table:
-    """`findings` with what is left of the absent records. `meant`: where the table is to have a row, None for
-    everywhere. `deleted`: ranges that were deleted, and by whom.
+    """`findings` without records that should have no row. `meant`: where the table should have rows, None for
+    everywhere. `deleted`: ranges that were deleted, and by what.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -135,11 +137,13 @@ def narrowed(
         still: list[Range] = [(one.start_offset, one.end_offset_exclusive)]
         if meant is not None:
             still = common(still, meant.get(tp, ()))
-        for gone, by in by_partition.get(tp, ()):
-            left += [(tp.topic, tp.partition, _part(one, *each, Kind.DELETED, by)) for each in common(still, gone)]
-            still = [part for each in still for part in outside(common([each], gone), *each)]
+        for removed_ranges, by in by_partition.get(tp, ()):
+            left += [
+                (tp.topic, tp.partition, _part(one, *each, Kind.DELETED, by)) for each in common(still, removed_ranges)
+            ]
+            still = [part for each in still for part in outside(common([each], removed_ranges), *each)]
         left += [(tp.topic, tp.partition, _part(one, *each, one.kind, one.detail)) for each in still]
-    others = findings.filter(pc.invert(pc.is_in(findings["kind"], pa.array([str(kind) for kind in ABSENT]))))
+    others = findings.filter(pc.invert(pc.is_in(findings["kind"], pa.array([str(kind) for kind in MISSING_KINDS]))))
     made = pa.table(as_columns(left), schema=findings.schema)
     return pa.concat_tables([others, made]).sort_by(list(ORDER))
 
@@ -148,17 +152,17 @@ def _part(one: Finding, start: int, end: int, kind: Kind, detail: str) -> Findin
     return Finding(kind, start, end, end - start, one.epochs, detail)
 
 
-def all_deleted(
+def deleted_ranges(
     ranges: Sequence[tuple[TopicPartition, int, int]],
     by_table: Deletions,
-    views: Mapping[TopicPartition, LogView],
-    named: Named | None,
+    logs: Mapping[TopicPartition, LogEpochs],
+    named: DeletedRows | None,
     client: Mapping[str, str],
     isolation_level: str,
 ) -> list[tuple[TopicPartition, Sequence[Range], str]]:
-    """What of these ranges was deleted, and by whom."""
+    """Which of these ranges were deleted, and by what."""
     found: list[tuple[TopicPartition, Sequence[Range], str]] = [
-        (tp, one.of_records(views[tp]), f"deleted by {one.by}") for tp, each in by_table.found.items() for one in each
+        (tp, one.of_records(logs[tp]), f"deleted by {one.by}") for tp, each in by_table.found.items() for one in each
     ]
     if named is not None:
         found += [(tp, spans, _BY_CALLER) for tp, spans in named.ranges.items()]
@@ -168,7 +172,10 @@ def all_deleted(
 
 
 def _with_keys(
-    ranges: Sequence[tuple[TopicPartition, int, int]], named: Named, client: Mapping[str, str], isolation_level: str
+    ranges: Sequence[tuple[TopicPartition, int, int]],
+    named: DeletedRows,
+    client: Mapping[str, str],
+    isolation_level: str,
 ) -> list[tuple[TopicPartition, list[Range]]]:
     """Where in the ranges the log has records with the named keys."""
     import numpy as np

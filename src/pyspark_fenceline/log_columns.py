@@ -1,8 +1,8 @@
-"""What rows of a table are records of which partition, epoch and offsets.
+"""The partition, epoch and offsets of a table's rows.
 
 Owns the names of the four columns that make rows comparable with a log, and spans: bounds of many rows of one partition
-and epoch. Rows mostly come in runs, as a reader of logs makes them, so a batch of 64k rows is a handful of spans. No
-Python object is made per row.
+and epoch. A reader of logs returns rows in runs, so a batch of 64k rows has only a few spans. No Python object is
+created per row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOG_COLUMNS: Final = (TOPIC, PARTITION, OFFSET, LEADER_EPOCH)
 
 
 class Span(NamedTuple):
-    """Rows of one partition and epoch (-1: rows without one); both offsets are included."""
+    """Rows of one partition and epoch (-1: rows without one); both offsets are inclusive."""
 
     topic: str
     partition: int
@@ -49,8 +49,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class LogColumns:
-    """The columns of some rows, as arrays of one length. `codes` number the partitions in `partitions`, -1 for rows
-    that name none. Offsets of such rows and epochs that are null are -1.
+    """The log columns of some rows, as arrays of one length. `codes` are indexes into `partitions`, -1 for rows without
+    a partition. Null offsets and epochs are -1.
     """
 
     partitions: tuple[TopicPartition, ...]
@@ -66,7 +66,7 @@ class LogColumns:
         return LogColumns(self.partitions, self.codes[chosen], self.offsets[chosen], self.epochs[chosen])
 
     def runs(self) -> Iterator[Run]:
-        """Where rows of one partition stand one behind the other."""
+        """Runs of adjacent rows of one partition."""
         for start, end in _runs(self.codes):
             code = int(self.codes[start])
             if code >= 0:
@@ -74,9 +74,9 @@ class LogColumns:
 
 
 def log_columns(columns: Mapping[str, Any]) -> LogColumns:
-    """`columns`: Arrow arrays by the names of `LOG_COLUMNS`; a plain value stands for a column of it.
+    """`columns`: Arrow arrays by the names of `LOG_COLUMNS`; a plain value is a constant column.
 
-    Raises `OperatorError` where a column has no numbers or texts to compare.
+    Raises `OperatorError` for a column of another type.
     """
     import numpy as np
     import pyarrow as pa
@@ -84,7 +84,7 @@ def log_columns(columns: Mapping[str, Any]) -> LogColumns:
     size = max((len(c) for c in columns.values() if hasattr(c, "__len__") and not isinstance(c, str)), default=0)
     offsets, epochs = _numbers(columns[OFFSET], size), _numbers(columns[LEADER_EPOCH], size)
     if size and epochs.min() < -1:
-        # No leader has such an epoch, and numbers below -1 have a meaning of their own in an audit.
+        # No leader has such an epoch, and values below -1 have a special meaning in an audit.
         epochs = np.maximum(epochs, -1)
     if isinstance(columns[TOPIC], str) and isinstance(columns[PARTITION], int):
         only = TopicPartition(columns[TOPIC], columns[PARTITION])
@@ -113,7 +113,7 @@ def _dictionary(column: Any, kind: Any, size: int) -> tuple[list[Any], npt.NDArr
         column = column.combine_chunks()
     try:
         if not pa.types.is_dictionary(column.type):
-            # Few runs are cheaper than a hash of every row.
+            # Encoding a few runs is cheaper than hashing every row.
             encoded = pc.run_end_encode(column.cast(kind), run_end_type=pa.int64())
             ends, values = np.asarray(encoded.run_ends), encoded.values.dictionary_encode()
             starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
@@ -143,8 +143,8 @@ def _numbers(column: Any, size: int) -> npt.NDArray[np.int64]:
 
 def _unusable(error: Exception) -> OperatorError:
     return OperatorError(
-        f"The columns {', '.join(LOG_COLUMNS)} can not be compared with a log: {error}",
-        "topic must be a text, the others whole numbers, as format('fenceline') with includeLeaderEpoch gives them.",
+        f"The columns {', '.join(LOG_COLUMNS)} cannot be compared with the log: {error}",
+        "topic must be a string, the others integers, as format('fenceline') with includeLeaderEpoch returns them.",
     )
 
 
@@ -161,8 +161,8 @@ def _runs(codes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def spans_of(columns: LogColumns, *, complete: bool = True) -> list[Span]:
-    """The bounds of all rows, one span for each partition and epoch. Rows that are of no partition or have no offset
-    are an `OperatorError`, or left out where the rows need not be `complete`.
+    """The bounds of all rows, one span for each partition and epoch. Rows without a partition or offset raise
+    `OperatorError`, or are ignored without `complete`.
     """
     import numpy as np
 
@@ -171,8 +171,8 @@ def spans_of(columns: LogColumns, *, complete: bool = True) -> list[Span]:
     if unplaced.any():
         if complete:
             raise OperatorError(
-                "A row has no topic, partition or offset, so it can not be compared with the log",
-                "Filter such rows out, or write without kafka.bootstrap.servers, which compares nothing.",
+                "A row has no topic, partition or offset, so it cannot be compared with the log",
+                "Filter such rows out, or remove kafka.bootstrap.servers to write without comparison.",
             )
         codes, offsets, epochs = codes[~unplaced], offsets[~unplaced], epochs[~unplaced]
     if not len(codes):

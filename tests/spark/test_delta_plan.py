@@ -17,15 +17,15 @@ from deltalake import DeltaTable
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline import checkpoint_places, delta_commit, delta_evidence, delta_exact
+from pyspark_fenceline import checkpoint_positions, delta_commit, delta_evidence, delta_plan
 from pyspark_fenceline.delta_commit import commit_files, open_table, partition_columns
-from pyspark_fenceline.delta_evidence import Evidence, gather, together
+from pyspark_fenceline.delta_evidence import TruncationEvidence, gather_evidence, merge_evidence
 from pyspark_fenceline.delta_files import DataFile, FileWriter
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
 from pyspark_fenceline.delta_schema import file_schema, fit, new_shape
 from pyspark_fenceline.delta_state import read_state
-from pyspark_fenceline.delta_table_files import compared, table_files
-from pyspark_fenceline.log_matching import LogView
+from pyspark_fenceline.delta_table_files import compared_epochs, table_files
+from pyspark_fenceline.log_matching import LogEpochs
 from tests.spark.fakes import FakeCluster, in_place_of_brokers
 from tests.spark.schemas import struct
 from tests.spark.table_readers import check_readers
@@ -69,7 +69,9 @@ def arrow(rows: Iterable[Row]) -> pa.RecordBatch:
     )
 
 
-def task(options: DeltaOptions, rows: Iterable[Row], *, schema: Any = SCHEMA) -> tuple[list[DataFile], Evidence]:
+def task(
+    options: DeltaOptions, rows: Iterable[Row], *, schema: Any = SCHEMA
+) -> tuple[list[DataFile], TruncationEvidence]:
     """What one task does: files, then the question to the log."""
     table = open_table(options)
     shape = (
@@ -84,8 +86,8 @@ def task(options: DeltaOptions, rows: Iterable[Row], *, schema: Any = SCHEMA) ->
     writer.write(batch)
     files = writer.finish()
     assert options.client is not None
-    known = {} if table is None else compared(options, table)
-    return files, gather(options.client, [span for file in files for span in file.spans], known)
+    known = {} if table is None else compared_epochs(options, table)
+    return files, gather_evidence(options.client, [span for file in files for span in file.spans], known)
 
 
 def write(options: DeltaOptions, number: int, rows: Iterable[Row], *, app: str = "q") -> bool:
@@ -93,7 +95,9 @@ def write(options: DeltaOptions, number: int, rows: Iterable[Row], *, app: str =
     return commit(options, number, files, evidence, app=app)
 
 
-def commit(options: DeltaOptions, number: int, files: list[DataFile], evidence: Evidence, *, app: str = "q") -> bool:
+def commit(
+    options: DeltaOptions, number: int, files: list[DataFile], evidence: TruncationEvidence, *, app: str = "q"
+) -> bool:
     return commit_files(
         options,
         SCHEMA,
@@ -192,8 +196,8 @@ def test_nothing_is_read_or_listed_while_leaders_stay(
     def refuse(*_: Any) -> Any:
         raise AssertionError("looked at the table's files")
 
-    monkeypatch.setattr(delta_exact, "table_files", refuse)
-    monkeypatch.setattr(delta_exact, "read_log_columns", refuse)
+    monkeypatch.setattr(delta_plan, "table_files", refuse)
+    monkeypatch.setattr(delta_plan, "read_log_columns", refuse)
     cluster.questions.clear()
     write(options, 1, records(cluster, 5, 10))
     assert "epoch_ends" not in cluster.questions
@@ -311,25 +315,25 @@ def test_a_leader_older_than_the_batch_takes_nothing_out(cluster: FakeCluster, o
 @pytest.mark.parametrize("newer_first", [True, False])
 def test_of_two_tasks_that_found_two_leaders_the_newer_one_is_right(newer_first: bool) -> None:
     tp = TopicPartition("t", 0)
-    old = Evidence({tp: 2}, {tp: LogView(2, 0, 5)}, {"t": "old id"})
-    new = Evidence({tp: 3}, {tp: LogView(3, 0, 4)}, {"t": "new id"})
-    assert together([new, old] if newer_first else [old, new]) == new
+    old = TruncationEvidence({tp: 2}, {tp: LogEpochs(2, 0, 5)}, {"t": "old id"})
+    new = TruncationEvidence({tp: 3}, {tp: LogEpochs(3, 0, 4)}, {"t": "new id"})
+    assert merge_evidence([new, old] if newer_first else [old, new]) == new
     # The newer one had nothing to look up: then the older one's history is nobody's.
-    bare = Evidence({tp: 3}, {}, {"t": "new id"})
-    assert together([bare, old] if newer_first else [old, bare]) == bare
+    bare = TruncationEvidence({tp: 3}, {}, {"t": "new id"})
+    assert merge_evidence([bare, old] if newer_first else [old, bare]) == bare
 
 
 def test_brokers_without_epochs_are_written_from_all_the_same(
     cluster: FakeCluster, options: DeltaOptions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_evidence, "_has_said", False)
+    monkeypatch.setattr(delta_evidence, "_has_warned", False)
     cluster.keeps_epochs = False
     cluster.log("t").append(10)
     rows = [(topic, partition, offset, None) for topic, partition, offset, _ in records(cluster, 0, 10)]
     write(options, 0, rows[:6])
     write(options, 0, rows, app="again")
     assert len(table_rows(options)) == 10
-    assert caplog.text.count("truncation can not be seen") == 1
+    assert caplog.text.count("truncation cannot be detected") == 1
 
 
 def test_a_batch_of_a_thousand_partitions(cluster: FakeCluster, options: DeltaOptions) -> None:
@@ -378,7 +382,7 @@ def test_a_topic_that_was_made_anew_is_refused_or_replaced(cluster: FakeCluster,
     cluster.delete("t")
     cluster.create("t", 2, id="another")
     cluster.log("t").append(4)
-    with pytest.raises(OperatorError, match="deleted and created anew: t"):
+    with pytest.raises(OperatorError, match="deleted and recreated: t"):
         write(options, 1, records(cluster, 0, 4))
     write(replace(options, on_recreated="replace"), 1, records(cluster, 0, 4))
     assert table_rows(options) == log_rows(cluster)
@@ -493,7 +497,7 @@ def test_a_table_without_the_columns_is_refused_in_words(cluster: FakeCluster, t
 
 
 def test_a_frame_without_the_columns_is_refused_in_words(options: DeltaOptions) -> None:
-    with pytest.raises(OperatorError, match="it has not: leader_epoch") as caught:
+    with pytest.raises(OperatorError, match="missing: leader_epoch") as caught:
         delta_commit.check_tracked(options, struct("topic string, partition int, offset long"))
     assert "includeLeaderEpoch" in caught.value.advice
 
@@ -528,15 +532,15 @@ STEPS = {
     "files written": before(delta_commit, "open_table"),
     "before the table is made": before(delta_commit, "_create"),
     "after the table was made": after(delta_commit, "_create"),
-    "before columns are added": before(delta_commit, "_grow"),
-    "after columns were added": after(delta_commit, "_grow"),
-    "before the files are compared": before(delta_exact, "table_files"),
-    "before the checkpoint is read": before(checkpoint_places, "places_after"),
-    "after the checkpoint was read": after(checkpoint_places, "places_after"),
-    "before a copy": before(delta_exact, "rewrite"),
-    "after a copy": after(delta_exact, "rewrite"),
+    "before columns are added": before(delta_commit, "_add_columns"),
+    "after columns were added": after(delta_commit, "_add_columns"),
+    "before the files are compared": before(delta_plan, "table_files"),
+    "before the checkpoint is read": before(checkpoint_positions, "positions_after"),
+    "after the checkpoint was read": after(checkpoint_positions, "positions_after"),
+    "before a copy": before(delta_plan, "rewrite"),
+    "after a copy": after(delta_plan, "rewrite"),
     "between a repair and its batch": after(delta_commit, "_commit_repair"),
-    "before a repair is followed": before(delta_commit, "follow"),
+    "before a repair is followed": before(delta_commit, "advance"),
     "before the entry": before(delta_commit, "commit_entry"),
     "after the entry": after(delta_commit, "commit_entry"),
     "before the left-overs go": before(delta_commit, "delete_files"),

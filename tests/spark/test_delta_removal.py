@@ -10,20 +10,20 @@ import pytest
 
 from fenceline.client.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.checkpoint_places import Place, parse, places_after
+from pyspark_fenceline.checkpoint_positions import SourcePosition, parse_positions, positions_after
 from pyspark_fenceline.delta_commit import open_table
-from pyspark_fenceline.delta_index import Span
 from pyspark_fenceline.delta_options import DeltaOptions, delta_options
-from pyspark_fenceline.delta_reach import reach
+from pyspark_fenceline.delta_removal import removable_from
 from pyspark_fenceline.delta_state import read_state
-from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogView
+from pyspark_fenceline.log_columns import Span
+from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogEpochs
 from tests.spark.checkpoints import entry, offset_of, write_entry
 from tests.spark.fakes import FakeCluster, FakeLog, in_place_of_brokers
 from tests.spark.table_readers import check_readers
-from tests.spark.test_delta_exact import STEPS, Crash, Row, commit, log_rows, records, table_rows, task, write
+from tests.spark.test_delta_plan import STEPS, Crash, Row, commit, log_rows, records, table_rows, task, write
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
-VIEW = LogView(5, 0, 20, (EpochStart(1, 0), EpochStart(3, 10), EpochStart(5, 15)), "id")
+VIEW = LogEpochs(5, 0, 20, (EpochStart(1, 0), EpochStart(3, 10), EpochStart(5, 15)), "id")
 
 
 @pytest.fixture
@@ -44,25 +44,25 @@ def options_in(folder: Path, *, by_partition: bool = True) -> DeltaOptions:
     ("places", "lowest"),
     [
         # The record before the place is in the log: all that the source has read is.
-        ([Place(20, 5, "id")], BEFORE_ALL),
-        ([Place(15, 3)], BEFORE_ALL),
-        ([Place(10, 1)], BEFORE_ALL),
-        ([Place(0, -1)], BEFORE_ALL),
+        ([SourcePosition(20, 5, "id")], BEFORE_ALL),
+        ([SourcePosition(15, 3)], BEFORE_ALL),
+        ([SourcePosition(10, 1)], BEFORE_ALL),
+        ([SourcePosition(0, -1)], BEFORE_ALL),
         # It is not: what lies behind the place is read all the same.
-        ([Place(15, 4)], 15),
-        ([Place(12, 1)], 12),
-        ([Place(18, 3)], 18),
-        ([Place(9, 7)], 9),
-        ([Place(9, -1)], 9),
+        ([SourcePosition(15, 4)], 15),
+        ([SourcePosition(12, 1)], 12),
+        ([SourcePosition(18, 3)], 18),
+        ([SourcePosition(9, 7)], 9),
+        ([SourcePosition(9, -1)], 9),
         # The one that knows least decides.
-        ([Place(20, 5), Place(12, 1)], 12),
+        ([SourcePosition(20, 5), SourcePosition(12, 1)], 12),
         # A place in another topic of that name says nothing.
-        ([Place(20, 5, "another")], AFTER_ALL),
-        ([Place(0, -1, "another")], AFTER_ALL),
+        ([SourcePosition(20, 5, "another")], AFTER_ALL),
+        ([SourcePosition(0, -1, "another")], AFTER_ALL),
     ],
 )
-def test_how_far_rows_may_go(places: list[Place], lowest: int) -> None:
-    assert reach(VIEW, places, Span("t", 0, 5, 15, 19, 5)) == lowest
+def test_how_far_rows_may_go(places: list[SourcePosition], lowest: int) -> None:
+    assert removable_from(VIEW, places, Span("t", 0, 5, 15, 19, 5)) == lowest
 
 
 @pytest.mark.parametrize("places", [None, ()])
@@ -70,22 +70,22 @@ def test_how_far_rows_may_go(places: list[Place], lowest: int) -> None:
     ("epoch", "last", "lowest"), [(5, 19, BEFORE_ALL), (3, 15, AFTER_ALL), (6, 19, AFTER_ALL), (-1, 3, AFTER_ALL)]
 )
 def test_without_a_checkpoint_the_newest_row_tells(
-    places: list[Place] | None, epoch: int, last: int, lowest: int
+    places: list[SourcePosition] | None, epoch: int, last: int, lowest: int
 ) -> None:
-    assert reach(VIEW, places, Span("t", 0, epoch, 0, last, 1)) == lowest
-    assert reach(VIEW, places, None) == AFTER_ALL
+    assert removable_from(VIEW, places, Span("t", 0, epoch, 0, last, 1)) == lowest
+    assert removable_from(VIEW, places, None) == AFTER_ALL
 
 
 def test_places_are_those_of_all_sources() -> None:
     one = offset_of({T0: (5, 2), T1: (7, -1)}, {"t": "id"})
     other = offset_of({T0: (3, 1)}, {})
-    assert parse(entry(one)) == {T0: (Place(5, 2, "id"),), T1: (Place(7, -1, "id"),)}
-    assert parse(entry(one, other, "-")) == {
-        T0: (Place(5, 2, "id"), Place(3, 1)),
-        T1: (Place(7, -1, "id"),),
+    assert parse_positions(entry(one)) == {T0: (SourcePosition(5, 2, "id"),), T1: (SourcePosition(7, -1, "id"),)}
+    assert parse_positions(entry(one, other, "-")) == {
+        T0: (SourcePosition(5, 2, "id"), SourcePosition(3, 1)),
+        T1: (SourcePosition(7, -1, "id"),),
     }
     # Spark's own Kafka source tells no epochs.
-    assert parse(entry({"t": {"0": 4}})) == {T0: (Place(4, -1),)}
+    assert parse_positions(entry({"t": {"0": 4}})) == {T0: (SourcePosition(4, -1),)}
 
 
 @pytest.mark.parametrize(
@@ -103,18 +103,18 @@ def test_places_are_those_of_all_sources() -> None:
     ],
 )
 def test_of_other_sources_and_forms_nothing_is_concluded(text: str) -> None:
-    assert parse(text) is None
+    assert parse_positions(text) is None
 
 
 def test_a_checkpoint_is_believed_where_it_is_the_querys_own(tmp_path: Path) -> None:
     options, folder = options_in(tmp_path), tmp_path / "checkpoint"
-    assert places_after(options, "q", 3) is None
+    assert positions_after(options, "q", 3) is None
     write_entry(folder, "q", 3, entry(offset_of({T0: (5, 2)}, {})))
-    assert places_after(options, "q", 3) == {T0: (Place(5, 2),)}
-    assert places_after(options, "q", 4) is None
-    assert places_after(options, "another", 3) is None
-    assert places_after(replace(options, checkpoint=None), "q", 3) is None
-    assert places_after(replace(options, checkpoint="hdfs://nobody/here"), "q", 3) is None
+    assert positions_after(options, "q", 3) == {T0: (SourcePosition(5, 2),)}
+    assert positions_after(options, "q", 4) is None
+    assert positions_after(options, "another", 3) is None
+    assert positions_after(replace(options, checkpoint=None), "q", 3) is None
+    assert positions_after(replace(options, checkpoint="hdfs://nobody/here"), "q", 3) is None
 
 
 def place(folder: Path, batch: int, cluster: FakeCluster, positions: dict[TopicPartition, tuple[int, int]]) -> None:

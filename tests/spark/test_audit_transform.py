@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 import pyspark_fenceline
 from fenceline.errors import OperatorError
 from fenceline.testing.node import EmbeddedNode
-from pyspark_fenceline.audit_made import Made
+from pyspark_fenceline.audit_transform import RowMapping
 from tests.spark.conftest import CONNECTOR, Broker
 from tests.spark.cut_log import restart_cut
 
@@ -88,7 +88,7 @@ def test_what_a_table_is_not_meant_to_hold_is_not_missing(
     assert pyspark_fenceline.audit(table, filled.bootstrap, topic, **given).verdict.is_equal  # type: ignore[arg-type]
     # What Spark cannot plan is said before anything is done.
     keep(frame.where("key = 'k1'").limit(1), tmp_path / "keys", mode="overwrite")
-    with pytest.raises(OperatorError, match=r"cannot be made of the log's records: .*nothing"):
+    with pytest.raises(OperatorError, match=r"cannot be made from the log's records: .*nothing"):
         pyspark_fenceline.audit(table, filled.bootstrap, topic, where="nothing = 1")
 
 
@@ -121,7 +121,7 @@ def test_a_transform_that_raises_names_the_offset_and_nothing_is_written(
     with pytest.raises(OperatorError, match=r"at offset 67: .*DIVIDE_BY_ZERO"):
         pyspark_fenceline.audit(table, filled.bootstrap, topic, transform=parsed, where="1 / (v - 67) > -10")
     with pytest.raises(OperatorError, match="no column offset"):
-        Made(lambda one: one.select("topic", "partition")).rows(frame)
+        RowMapping(lambda one: one.select("topic", "partition")).rows(frame)
 
 
 def test_rows_without_an_epoch_are_compared_with_what_the_transform_makes(spark: SparkSession, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_rows_without_an_epoch_are_compared_with_what_the_transform_makes(spark:
         broker.produce(topic, range(1000, 1100))
         given = {"transform": exploded, "row_key": ["line"]}
         found = pyspark_fenceline.audit(table, broker.bootstrap, **given)  # type: ignore[arg-type]
-        assert (found.verdict.word, found.verdict.rows) == ("unproven", {"unproven": 400})
+        assert (found.verdict.outcome, found.verdict.rows) == ("unproven", {"unproven": 400})
         with pytest.raises(OperatorError, match="no column value"):
             pyspark_fenceline.backfill(table, broker.bootstrap)
         planned = pyspark_fenceline.backfill(table, broker.bootstrap, transform=exploded)
@@ -178,12 +178,12 @@ def test_a_table_of_sparks_own_connector_is_adopted(spark: SparkSession, tmp_pat
         broker.produce(topic, range(1000, 1150))
         # A DataFrame says the same as the table.
         found = pyspark_fenceline.audit(frame, broker.bootstrap)
-        assert (found.verdict.word, found.verdict.rows) == ("unproven", {"unproven": 200, "behind": 50})
+        assert (found.verdict.outcome, found.verdict.rows) == ("unproven", {"unproven": 200, "behind": 50})
         for given in (frame, table):
             found = pyspark_fenceline.audit(given, broker.bootstrap, by_values=True)
             # The last row that is in the log is 99: what follows it is behind.
             assert told(found) == [("behind", 100, 250, 150), ("stale", 100, 200, 100)]
-            assert found.verdict.word == "different"
+            assert found.verdict.outcome == "different"
         assert pyspark_fenceline.backfill(table, broker.bootstrap, apply=True).proven_rows == 100
         fixed = pyspark_fenceline.repair(table, broker.bootstrap, apply=True, kinds=("stale", *ABSENT), by_values=True)
         assert (fixed.removed_rows, fixed.added_rows) == (100, 150)

@@ -1,8 +1,8 @@
-"""What rows a table is to have of the log's records: the function that makes them, and the predicate that chooses.
+"""The rows that a table should have: the function that makes them from the log's records, and the predicate on them.
 
-Owns both as Spark runs them, for whatever asks: which of the records that no row has are meant to be in the table,
-whether a row that has no epoch is what the log makes, and the rows that a repair adds. Where they fail, the offset of a
-record that they fail at is in the error. Writes nothing.
+Owns running both in Spark: to find which records without a row should be in the table, to compare rows without an epoch
+with the log, and to make the rows that a repair adds. If they fail, the error contains the offset of a record at which
+they fail. Writes nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_content import read_log
 from pyspark_fenceline.audit_ranges import Range, runs_in
 from pyspark_fenceline.audit_runs import NOT_IN_LOG, RUNS_DDL, SAME_VALUES, runs_of
-from pyspark_fenceline.delta_index import LEADER_EPOCH, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
+from pyspark_fenceline.log_columns import LEADER_EPOCH, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.planning import OffsetRange, plan_tasks
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """`transform`: from the source's columns (with headers and leader_epoch) to the table's; a record of which it makes
-    no row is not meant to be in the table. `where`: a condition in Spark's SQL on its result, or on the source's
-    columns where there is no `transform`.
+class RowMapping:
+    """`transform`: from the source's columns (with headers and leader_epoch) to the table's; a record that it drops
+    should not be in the table. `where`: a Spark SQL condition on its result, or on the source's columns without
+    `transform`.
     """
 
     transform: Transform | None = None
@@ -47,37 +47,37 @@ class Made:
 
     @property
     def is_all(self) -> bool:
-        """The table is to have a row of every record, as the source gives it."""
+        """The table should have a row of every record, as the source returns it."""
         return self.transform is None and self.where is None
 
     def rows(self, records: DataFrame) -> DataFrame:
-        """What the table is to have of these records. Raises `OperatorError` where Spark can not even plan it."""
+        """The rows that the table should have of these records. Raises `OperatorError` if Spark cannot plan them."""
         from pyspark.errors import PySparkException
 
         try:
-            made = records if self.transform is None else self.transform(records)
-            chosen = made if self.where is None else made.where(self.where)
+            mapping = records if self.transform is None else self.transform(records)
+            chosen = mapping if self.where is None else mapping.where(self.where)
             names = chosen.columns
         except PySparkException as error:
             raise OperatorError(
-                f"The rows of the table cannot be made of the log's records: {_first_line(error)}",
+                f"The rows of the table cannot be made from the log's records: {_first_line(error)}",
                 "Check transform and where: both are applied to the columns of format('fenceline').",
             ) from error
         missing = [name for name in _PLACE if name not in names]
         if missing:
             raise OperatorError(
-                f"What transform makes has no column {', '.join(missing)}",
-                "Keep topic, partition and offset: they say of which record a row is.",
+                f"The result of transform has no column {', '.join(missing)}",
+                "Keep topic, partition and offset: they identify the record of a row.",
             )
         return chosen
 
 
-ALL: Final = Made()
-"""A row of every record, as the source gives it."""
+EVERY_RECORD: Final = RowMapping()
+"""A row of every record, as the source returns it."""
 
 
 def source_schema() -> StructType:
-    """The columns that `Made` is given."""
+    """The columns that `RowMapping` is applied to."""
     from pyspark_fenceline.schema import spark_schema
 
     return spark_schema(include_headers=True, include_leader_epoch=True)
@@ -107,34 +107,37 @@ def records(
     return frame
 
 
-def naming_the_offset(
-    run: Callable[[], _T], session: SparkSession, client: Mapping[str, str], made: Made, ranges: LogRanges
+def with_failing_offset(
+    run: Callable[[], _T], session: SparkSession, client: Mapping[str, str], mapping: RowMapping, ranges: LogRanges
 ) -> _T:
-    """`run()`, a job that makes rows of these ranges. Where it fails at a record, the error says which one."""
+    """`run()`, a job that makes rows of these ranges. If it fails at a record, the error names that record."""
     from pyspark.errors import PySparkException
 
     try:
         return run()
     except PySparkException as error:
-        found = _first_bad(session, client, made, sorted(ranges))
+        found = _first_failing(session, client, mapping, sorted(ranges))
         if found is None:
             raise
         tp, offset, reason = found
         raise OperatorError(
-            f"No row can be made of the record of {tp} at offset {offset}: {reason}",
-            "Nothing was written. Let transform (or where) take such a record, or leave it out.",
+            f"transform or where failed on the record of {tp} at offset {offset}: {reason}",
+            "Nothing was written. Make transform (or where) accept or drop such a record.",
         ) from error
 
 
-def _first_bad(
-    session: SparkSession, client: Mapping[str, str], made: Made, ranges: Sequence[tuple[TopicPartition, int, int]]
+def _first_failing(
+    session: SparkSession,
+    client: Mapping[str, str],
+    mapping: RowMapping,
+    ranges: Sequence[tuple[TopicPartition, int, int]],
 ) -> tuple[TopicPartition, int, str] | None:
-    """A record that no row can be made of, by halves; None where that is not the trouble."""
+    """A record at which the job fails, by bisection; None if the job succeeds now."""
     from pyspark.errors import PySparkException
 
     def fails(some: LogRanges) -> str | None:
         try:
-            made.rows(records(session, client, some)).write.format("noop").mode("overwrite").save()
+            mapping.rows(records(session, client, some)).write.format("noop").mode("overwrite").save()
         except PySparkException as error:
             return _first_line(error)
         return None
@@ -171,7 +174,7 @@ def _halves(
 
 
 def _first_line(error: Exception) -> str:
-    """What a person needs of Spark's words: of an exception in Python code its last line, else the first one."""
+    """The useful line of Spark's message: of an exception in Python code its last line, else the first one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if any(line.startswith("Traceback") for line in lines):
         raised = [line for line in lines if ": " in line and line.split(":")[0].replace(".", "").isidentifier()]
@@ -179,10 +182,10 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def offsets_made(
-    session: SparkSession, client: Mapping[str, str], made: Made, ranges: LogRanges, isolation_level: str
+def expected_offsets(
+    session: SparkSession, client: Mapping[str, str], mapping: RowMapping, ranges: LogRanges, isolation_level: str
 ) -> dict[TopicPartition, list[Range]]:
-    """At which offsets of the ranges the log has a record of which the table is to have a row."""
+    """The offsets of the ranges at which the log has a record that should have a row in the table."""
     import numpy as np
 
     def to_runs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -191,11 +194,11 @@ def offsets_made(
             yield runs_of(log_columns({**columns, LEADER_EPOCH: None}), _BUCKET)
 
     def run() -> pa.Table:
-        rows = made.rows(records(session, client, ranges, isolation_level)).select(*_PLACE)
+        rows = mapping.rows(records(session, client, ranges, isolation_level)).select(*_PLACE)
         found: pa.Table = rows.mapInArrow(to_runs, RUNS_DDL).toArrow()
         return found
 
-    runs = naming_the_offset(run, session, client, made, ranges)
+    runs = with_failing_offset(run, session, client, mapping, ranges)
     offsets: dict[TopicPartition, list[Any]] = {}
     for row in runs.to_pylist():
         if row["topic"] is not None:
@@ -204,12 +207,12 @@ def offsets_made(
     return {tp: runs_in(np.concatenate(each)) for tp, each in offsets.items()}
 
 
-# Rows without an epoch, against what is made of the log ---------------------------------------------------------------
+# Rows without an epoch, compared with the rows made from the log ------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class ByRows:
-    """What was found of rows without an epoch, by file; goes to executors."""
+class ByTransform:
+    """Results for rows without an epoch, by file; sent to executors."""
 
     found: Mapping[str, bytes]
 
@@ -232,11 +235,11 @@ def compare_rows(
     options: DeltaOptions,
     files: Sequence[TableFile],
     schema: StructType,
-    made: Made,
+    mapping: RowMapping,
     readable: Mapping[TopicPartition, Range],
-) -> ByRows:
-    """Rows without an epoch of these files against the rows that `made` makes of the log. `schema`: of the table.
-    `readable`: where the logs begin and end. Of a record that becomes several rows each is compared with all of them.
+) -> ByTransform:
+    """Compare rows without an epoch of these files with the rows that `mapping` makes from the log. `schema`: of the
+    table. `readable`: the bounds of the logs. If a record becomes several rows, a row is compared with all of them.
     """
     from pyspark.sql import functions as f
 
@@ -251,12 +254,12 @@ def compare_rows(
         if start < end:
             ranges.append((tp, start, end))
     log = records(session, client, ranges)
-    rows = made.rows(log)
+    rows = mapping.rows(log)
     compared = [name for name in rows.columns if name in schema.names and name != LEADER_EPOCH]
     if set(compared) <= set(_PLACE):
         raise OperatorError(
-            "What transform makes has no column of the table's but topic, partition and offset",
-            "Let it make the table's rows, with their columns under the table's names.",
+            "The result of transform has no columns of the table except topic, partition and offset",
+            "Let it return the table's rows, with the table's column names.",
         )
     theirs = rows.select(*[f.col(name).alias(f"_made_{name}") for name in compared]).distinct()
     at = log.select(*[f.col(name).alias(f"_log_{name}") for name in (*_PLACE, LEADER_EPOCH)])
@@ -275,15 +278,15 @@ def compare_rows(
             .alias("_epoch"),
         )
     )
-    packed = naming_the_offset(
+    packed = with_failing_offset(
         lambda: found.groupBy("_file").applyInArrow(_pack, "file int, packed binary").collect(),
         session,
         client,
-        made,
+        mapping,
         ranges,
     )
     ours.unpersist()
-    return ByRows({files[row["file"]].path: bytes(row["packed"]) for row in packed})
+    return ByTransform({files[row["file"]].path: bytes(row["packed"]) for row in packed})
 
 
 def _all(conditions: Sequence[Any]) -> Any:
@@ -310,7 +313,7 @@ def _rows_without_epoch(
     """Their columns, with the number of the file and of the row in it."""
     from pyspark.sql.types import IntegerType, LongType, StructType
 
-    told = StructType([*schema.fields]).add("_file", IntegerType()).add("_row", LongType())
+    schema_with_row = StructType([*schema.fields]).add("_file", IntegerType()).add("_row", LongType())
     concerned = [number for number, file in enumerate(files) if file.has_null_epochs]
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -320,7 +323,7 @@ def _rows_without_epoch(
         from pyspark_fenceline.schema import arrow_schema
         from pyspark_fenceline.table_changes import rows_of_file
 
-        target = arrow_schema(told)
+        target = arrow_schema(schema_with_row)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 file = files[concerned[number]]
@@ -338,5 +341,5 @@ def _rows_without_epoch(
                         yield whole.take(pa.array(chosen))
 
     numbers = session.range(0, len(concerned), 1, max(min(len(concerned), 64), 1))
-    frame: DataFrame = numbers.mapInArrow(read, told)
+    frame: DataFrame = numbers.mapInArrow(read, schema_with_row)
     return frame

@@ -15,27 +15,27 @@ from pyspark_fenceline import connect, delta_evidence
 from pyspark_fenceline.cluster import TopicFacts
 from pyspark_fenceline.delta_options import delta_options
 from pyspark_fenceline.given_options import GivenOptions
-from pyspark_fenceline.patience import Patience, patience_of, with_retries
 from pyspark_fenceline.planning import OffsetRange
 from pyspark_fenceline.policy import STRICT
+from pyspark_fenceline.retries import RetryPolicy, retry_policy, with_retries
 from pyspark_fenceline.schema import spark_schema
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
 from tests.spark.fakes import FakeCluster
-from tests.spark.test_delta_exact import commit, log_rows, records, table_rows, task, write
+from tests.spark.test_delta_plan import commit, log_rows, records, table_rows, task, write
 from tests.spark.test_tasks import FakeReader, use
 
 TP = TopicPartition("t", 0)
-THREE = Patience(3, 0)
+THREE = RetryPolicy(3, 0)
 NOBODY = BrokersUnreachable("No broker answered within 60000 ms", "Check that the broker runs.")
 LOST, LATE = ConnectionLost("h:1 hung up"), TimedOut("h:1 did not answer")
 AWAY: list[BrokersUnreachable | ClientError] = [NOBODY, LOST, LATE]
 
 
 def test_the_options_of_sparks_source_and_their_defaults() -> None:
-    assert patience_of(GivenOptions({})) == Patience(3, 1000)
+    assert retry_policy(GivenOptions({})) == RetryPolicy(3, 1000)
     given = {"fetchOffset.numRetries": "7", "fetchoffset.retryintervalms": "0"}
-    assert patience_of(GivenOptions(given)) == Patience(7, 0)
-    assert delta_options({"path": "t", **given}).patience == Patience(7, 0)
+    assert retry_policy(GivenOptions(given)) == RetryPolicy(7, 0)
+    assert delta_options({"path": "t", **given}).retries == RetryPolicy(7, 0)
     for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
         for word in ("-1", "many"):
             with pytest.raises(OperatorError, match=name):
@@ -73,7 +73,7 @@ def test_what_no_attempt_would_mend_is_raised_at_once() -> None:
 def test_there_is_a_pause_between_two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
-    with_retries(failing(2, LOST), Patience(3, 250))
+    with_retries(failing(2, LOST), RetryPolicy(3, 250))
     assert pauses == [0.25, 0.25]
 
 
@@ -155,17 +155,17 @@ class Flaky(FakeCluster):
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Flaky:
     made = Flaky(t=2)
     monkeypatch.setattr(connect, "connect", lambda _: made)
-    monkeypatch.setattr(delta_evidence, "_kept", {})
+    monkeypatch.setattr(delta_evidence, "_caches", {})
     made.log("t").append(10)
     return made
 
 
 def test_a_writing_task_asks_again(cluster: Flaky) -> None:
     cluster.away = 2
-    assert delta_evidence.gather({}, (), {TP: 0}, THREE).leader_epochs == {TP: 0}
+    assert delta_evidence.gather_evidence({}, (), {TP: 0}, THREE).leader_epochs == {TP: 0}
     cluster.away = 3
     with pytest.raises(BrokersUnreachable, match="numRetries: 3"):
-        delta_evidence.gather({}, (), {TP: 0}, THREE)
+        delta_evidence.gather_evidence({}, (), {TP: 0}, THREE)
 
 
 def test_a_commit_asks_again(cluster: Flaky, tmp_path: Path) -> None:
