@@ -41,7 +41,7 @@ class Rule(NamedTuple):
     check: str
     seen: str
     options: Mapping[str, str]
-    story: str = "brokers"
+    scenario: str = "brokers"
 
 
 RULES: Final[dict[str, Rule]] = {}
@@ -49,9 +49,9 @@ NO_SEED: Final = -1
 """No seed is known yet: searched for by `make soak` only."""
 
 
-def breaks(seed: int, check: str, seen: str, *, story: str = "brokers", **options: str) -> Callable[[Patch], Patch]:
+def breaks(seed: int, check: str, seen: str, *, scenario: str = "brokers", **options: str) -> Callable[[Patch], Patch]:
     def keep(patch: Patch) -> Patch:
-        RULES[patch.__name__.strip("_")] = Rule(patch, seed, check, seen, options, story)
+        RULES[patch.__name__.strip("_")] = Rule(patch, seed, check, seen, options, scenario)
         return patch
 
     return keep

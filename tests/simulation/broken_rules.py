@@ -47,7 +47,7 @@ class Rule(NamedTuple):
     what a story asks at its end. Another seed may do as well, and after a change of the code another one must.
     `options` are those that are not drawn."""
 
-    story: str
+    scenario: str
     breach: Patch
     seed: int
     check: str
@@ -57,9 +57,9 @@ class Rule(NamedTuple):
 RULES: Final[dict[str, Rule]] = {}
 
 
-def _breaks(story: str, seed: int, check: str, **options: str) -> Callable[[Patch], Patch]:
+def _breaks(scenario: str, seed: int, check: str, **options: str) -> Callable[[Patch], Patch]:
     def keep(patch: Patch) -> Patch:
-        RULES[patch.__name__.strip("_")] = Rule(story, patch, seed, check, options)
+        RULES[patch.__name__.strip("_")] = Rule(scenario, patch, seed, check, options)
         return patch
 
     return keep
@@ -151,7 +151,7 @@ _CUT_OFF: Final = {
 """Leaders that are cut off while clients, who are sure of every answer, ask for much."""
 
 
-@_breaks("controllers", 1, "its client was told", **_CUT_OFF)
+@_breaks("controllers", 1, "its client expects", **_CUT_OFF)
 def _an_answer_is_given_when_it_is_committed(patch: pytest.MonkeyPatch) -> None:
     send_off = ActiveController._send_off
 
@@ -327,7 +327,7 @@ def _a_leader_says_what_is_committed(patch: pytest.MonkeyPatch) -> None:
 @_breaks(
     "quorum",
     0,
-    "was told to be committed",
+    "was acknowledged at",
     nodes="3",
     observers="0",
     partition_s="1",

@@ -131,7 +131,7 @@ HEAD: Final = "| Issue | What it repaired | Story | Seed | Noticed by |\n|---|--
 class Found(NamedTuple):
     """Where a bug is found again."""
 
-    story: str
+    scenario: str
     seed: int
     check: str
 
@@ -139,15 +139,15 @@ class Found(NamedTuple):
 def found(rule: str) -> Found:
     """Of the tables of broken rules."""
     if rule in QUORUM_RULES:
-        return Found(QUORUM_RULES[rule].story, QUORUM_RULES[rule].seed, QUORUM_RULES[rule].check)
+        return Found(QUORUM_RULES[rule].scenario, QUORUM_RULES[rule].seed, QUORUM_RULES[rule].check)
     return Found("brokers", DATA_RULES[rule].seed, DATA_RULES[rule].check)
 
 
 def rows() -> Iterator[str]:
     """Of the table in docs/simulation.md."""
     for issue, (rule, repaired) in HISTORY.items():
-        story, seed, check = found(rule)
-        yield f"| {issue} | {repaired} | {story} | {seed if seed != NO_SEED else 'none'} | {check} |"
+        scenario, seed, check = found(rule)
+        yield f"| {issue} | {repaired} | {scenario} | {seed if seed != NO_SEED else 'none'} | {check} |"
 
 
 def table() -> str:

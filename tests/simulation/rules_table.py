@@ -34,12 +34,12 @@ _CHECKS: Final = (
     (r"in sync are .* replicas", "replicas"),
     (r"its high watermark", "high watermark"),
     (r"\(([A-Za-z0-9, -]+|log matching)\)$", r"\1"),
-    (r"not at rest|no progress", "rest"),
+    (r"not idle|no progress", "rest"),
     (r"gave up without", "a node ends"),
     (r"leads epoch \d+ with a log", "leaders"),
     (r"acknowledged|is not RECOVERING", "acknowledgements"),
-    (r"was not noticed|was truncated to", "readers"),
-    (r"stands where|ends at \d+, committed", "logs"),
+    (r"was not detected|was truncated to", "readers"),
+    (r"the committed batch is|ends at \d+, but the committed", "logs"),
 )
 
 
@@ -57,7 +57,7 @@ def played(name: str, seed: int) -> Outcome:
     """A seed with the rule broken."""
     with pytest.MonkeyPatch.context() as patch:
         RULES[name].breach(patch)
-        return play(seed, RULES[name].story, overrides=RULES[name].options)
+        return play(seed, RULES[name].scenario, overrides=RULES[name].options)
 
 
 def first_that_sees(name: str, seeds: Iterable[int]) -> tuple[int, str]:
@@ -69,7 +69,7 @@ def first_that_sees(name: str, seeds: Iterable[int]) -> tuple[int, str]:
         assert outcome.kind not in NO_VERDICT, outcome.report()
         if outcome.failure is None or not (counts_rest or outcome.kind == InvariantBroken.__name__):
             continue
-        if play(seed, RULES[name].story, overrides=RULES[name].options).failure is None:
+        if play(seed, RULES[name].scenario, overrides=RULES[name].options).failure is None:
             return seed, outcome.failure
     return NO_SEED, ""
 

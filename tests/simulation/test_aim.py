@@ -30,7 +30,7 @@ def test_a_fault_strikes_in_the_state_that_is_aimed_at() -> None:
     for aim in ({}, {"aim": "log moving", "aim_faults": "kill,pause", "aim_s": "0.5"}):
         outcome = play(5, "operations", overrides=_MOVES | aim)
         assert outcome.failure is None
-        met[bool(aim)] = {each.fault for each in outcome.triples if (each.room, each.state) == ("log", "moving")}
+        met[bool(aim)] = {each.fault for each in outcome.triples if (each.component, each.state) == ("log", "moving")}
     assert met == {False: set(), True: {Fault.KILL, Fault.PAUSE}}
 
 

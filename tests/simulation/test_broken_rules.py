@@ -20,7 +20,7 @@ _NO_VERDICT = ("AttributeError", "TypeError", "NameError", "KeyError", "Failed")
 
 def _is_seen(name: str, seeds: Iterable[int]) -> bool:
     for seed in seeds:
-        outcome = play(seed, RULES[name].story, overrides=RULES[name].options)
+        outcome = play(seed, RULES[name].scenario, overrides=RULES[name].options)
         assert outcome.kind not in _NO_VERDICT, outcome.report()
         if outcome.failure is not None:
             return True

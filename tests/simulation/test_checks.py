@@ -72,7 +72,7 @@ class Scene:
     def set(self, node_id: int, **changes: object) -> None:
         lie = self.one if node_id == 1 else self.two
         lie.now = lie.now._replace(**changes)
-        self.invariants.look(self.nodes[node_id - 1])
+        self.invariants.check(self.nodes[node_id - 1])
 
     def sync(self, node_id: int, batches: list[StoredBatch]) -> None:
         """They are on the node's disk, safe."""
@@ -108,7 +108,7 @@ def _high_watermark_falls(scene: Scene) -> None:
 
 def _committed_record_changed(scene: Scene) -> None:
     scene.two.log[2] = batch(2, topic="other")
-    scene.invariants.whole()
+    scene.invariants.check_all()
 
 
 def _another_batch_of_the_same_epoch(scene: Scene) -> None:
@@ -140,7 +140,7 @@ def _image_at_rest_is_another(scene: Scene) -> None:
     scene.one.published = replace(
         image, topics_by_name=EMPTY_IMAGE.topics_by_name, topics_by_id=EMPTY_IMAGE.topics_by_id
     )
-    scene.invariants.whole()
+    scene.invariants.check_all()
 
 
 def _leader_with_other_records(scene: Scene) -> None:
@@ -217,9 +217,9 @@ def _a_well_quorum_is_disturbed(scene: Scene) -> None:
     scene.world.scheduler.now_s = 30.0
     third = scene.world.add(3, scene.body)
     third.view = Lie(log=list(scene.two.log), now=scene.two.now._replace(in_touch=False))
-    scene.invariants.look(third)
+    scene.invariants.check(third)
     third.view.now = third.view.now._replace(epoch=2, leader_id=-1)
-    scene.invariants.look(third)
+    scene.invariants.check(third)
 
 
 def _image_before_commit(scene: Scene) -> None:
@@ -324,10 +324,10 @@ def test_the_truth_is_not() -> None:
     scene.restart(1, epoch=1, high_watermark=0, is_leader=False)
     late = scene.world.add(3, scene.body)  # elected in an epoch that is over, and has not heard of it
     late.view = Lie(now=FIRST._replace(epoch=1, leader_id=3, is_leader=False))
-    scene.invariants.look(late)
+    scene.invariants.check(late)
     scene.invariants._leaders.clear()
     late.view.now = late.view.now._replace(is_leader=True)
-    scene.invariants.look(late)
+    scene.invariants.check(late)
     scene.set(1, epoch=2, is_leader=False, leader_id=2, high_watermark=3)
-    scene.invariants.whole()
+    scene.invariants.check_all()
     assert scene.invariants.changes > 8

@@ -13,15 +13,15 @@ from fenceline.testing.simulation.corpus import Entry, load, save
 from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.operations import Fault, Operation
 from fenceline.testing.simulation.options import Options
-from fenceline.testing.simulation.search import LIKELY, STRIKES, Search
-from fenceline.testing.simulation.stage import STORIES, Outcome, options_of
+from fenceline.testing.simulation.search import FAULT_OPTIONS, LIKELY, Search
+from fenceline.testing.simulation.stage import SCENARIOS, Outcome, options_of
 from fenceline.testing.simulation.workers import Game
 
 from .broken_holes_rules import NO_SEED, RULES
 
 CORPUS = Path(__file__).parent / "corpus.txt"
 HOLES = [rule for name, rule in RULES.items() if re.match(r"b\d_", name) and rule.seed != NO_SEED]
-GAMES = [Game(rule.story, rule.seed, rule.options) for rule in HOLES]
+GAMES = [Game(rule.scenario, rule.seed, rule.options) for rule in HOLES]
 SEEDS = 2_000
 """Of each story, as the Makefile has it."""
 _GAME = Game("operations", 7, {"crash_s": "0.5", "operations": "delete records,reassign"})
@@ -78,7 +78,7 @@ def test_a_game_that_fails_is_no_entry(tmp_path: Path, monkeypatch: pytest.Monke
         search_module,
         "played",
         lambda games, workers, ahead: (
-            Outcome(game.seed, game.story, Options(), failure=failures.pop(), triples=dict.fromkeys(_MET, 1))
+            Outcome(game.seed, game.scenario, Options(), failure=failures.pop(), triples=dict.fromkeys(_MET, 1))
             for game in games
         ),
     )
@@ -109,17 +109,17 @@ def test_the_search_makes_the_same_games_again() -> None:
     games = [[search._next() for _ in range(30)] for search in (Search(Path("/none"), 5), Search(Path("/none"), 5))]
     assert games[0] == games[1]
     for game in games[0]:
-        options_of(game.seed, game.story, game.overrides)
+        options_of(game.seed, game.scenario, game.overrides)
 
 
 def test_each_fault_has_options_that_make_it_strike() -> None:
-    assert set(STRIKES) == set(Fault)
+    assert set(FAULT_OPTIONS) == set(Fault)
 
 
 def test_each_state_that_is_aimed_at_is_one_and_has_options_that_are_known() -> None:
     states = {f"{room} {state}" for room, labels in coverage_table.STATES.items() for state in labels}
     assert set(LIKELY) <= states
-    for options in (*LIKELY.values(), *STRIKES.values()):
+    for options in (*LIKELY.values(), *FAULT_OPTIONS.values()):
         for name, values in options.items():
             for value in values:
                 Options().with_text({name: value})
@@ -161,8 +161,8 @@ def test_the_corpus_of_this_repository_can_be_played() -> None:
     """Each entry is a game with options that its story knows, and reaches something first."""
     reached: set[Triple] = set()
     for entry in load(CORPUS):
-        assert entry.game.story in STORIES
-        options_of(entry.game.seed, entry.game.story, entry.game.overrides)
+        assert entry.game.scenario in SCENARIOS
+        options_of(entry.game.seed, entry.game.scenario, entry.game.overrides)
         assert entry.first or entry.game in GAMES
         assert not entry.first & reached
         reached |= entry.first

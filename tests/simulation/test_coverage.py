@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from fenceline.testing.simulation.coverage import LOOK_S, ROOMS, WINDOW_S, Coverage, State, Triple
+from fenceline.testing.simulation.coverage import CHECK_INTERVAL_S, COMPONENTS, WINDOW_S, Coverage, State, Triple
 from fenceline.testing.simulation.coverage_states import STATES
 from fenceline.testing.simulation.operations import Operation
 from fenceline.testing.simulation.stage import play
@@ -97,7 +97,7 @@ def test_an_operation_is_in_progress_until_its_effect_has_ended() -> None:
     assert not looks
     clock.now_s = 1.5
     coverage.fault("kill", 1)
-    clock.now_s = 1.5 + LOOK_S / 2
+    clock.now_s = 1.5 + CHECK_INTERVAL_S / 2
     coverage.fault("pause", 1)
     assert looks == [("reassign", "t0", 1.5)]
     clock.now_s = 2.1
@@ -122,7 +122,7 @@ def test_work_that_a_node_begins_by_itself_is_an_operation(
     outcome = play(seed, "operations", overrides=options)
     assert outcome.failure is None
     met = {each for each in outcome.triples if each.operation == operation}
-    assert {"log", "quorum"} <= {each.room for each in met}
+    assert {"log", "quorum"} <= {each.component for each in met}
 
 
 def test_counting_changes_nothing_of_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_a_triple_is_written_and_read() -> None:
 
 
 def test_each_room_has_its_states() -> None:
-    assert tuple(STATES) == ROOMS
+    assert tuple(STATES) == COMPONENTS
 
 
 def test_a_fault_that_ends_a_process_lasts_until_it_is_started() -> None:

@@ -63,7 +63,7 @@ def test_replicas_that_differ() -> None:
 
 def test_a_byte_that_verify_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fenceline.testing.simulation.disk_checks.errors_of", lambda disks, directories, holding: [])
-    with pytest.raises(InvariantBroken, match="does not find the byte"):
+    with pytest.raises(InvariantBroken, match="does not find the changed byte"):
         verify_finds_a_changed_byte({"n1": replica(b"a")}, PATHS[:1], Random(0))
 
 
@@ -117,7 +117,7 @@ def test_the_ledger_has_every_receipt() -> None:
     ledger_is_complete(ledger(*written.values()), written, [], was_lost=False)
     ledger_is_complete(ledger(receipt("a")), written, ["b"], was_lost=False)
     ledger_is_complete([], written, [], was_lost=True)
-    with pytest.raises(InvariantBroken, match="does not have the receipt"):
+    with pytest.raises(InvariantBroken, match="lacks the receipt"):
         ledger_is_complete(ledger(receipt("a")), written, [], was_lost=False)
 
 

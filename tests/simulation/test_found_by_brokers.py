@@ -15,7 +15,7 @@ from fenceline.node.log_recovery import recover_logs
 from fenceline.testing.simulation.loop import run
 from fenceline.testing.simulation.stage import play
 
-from .test_brokers_story import NO_FAULTS
+from .test_brokers_scenario import NO_FAULTS
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_start_ends_when_the_metadata_fails() -> None:
             ended.by = "cancelled"
             raise
 
-    async def story() -> None:
+    async def scenario() -> None:
         controller = Controller()
         await unless_failed(controller, asyncio.sleep(1))  # type: ignore[arg-type]
         assert not controller.failure.done()
@@ -89,4 +89,4 @@ def test_a_start_ends_when_the_metadata_fails() -> None:
         assert starting.cancelled()
         assert ended.by == "cancelled", "who asks a node to stop ends its start"
 
-    run(story())
+    run(scenario())

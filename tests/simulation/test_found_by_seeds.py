@@ -154,7 +154,7 @@ def test_what_a_full_disk_refuses_leaves_no_epoch_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("story", "seed"),
+    ("scenario", "seed"),
     [
         ("quorum", 174),  # a snapshot that needs a damaged record
         ("controllers", 246),  # epochs of batches that a full disk refused
@@ -164,8 +164,8 @@ def test_what_a_full_disk_refuses_leaves_no_epoch_behind() -> None:
         ("quorum", 1432),  # a wrong bit in the epochs' checkpoint was written back
     ],
 )
-def test_seeds_that_found_something(story: str, seed: int) -> None:
-    outcome = play(seed, story)
+def test_seeds_that_found_something(scenario: str, seed: int) -> None:
+    outcome = play(seed, scenario)
     assert outcome.failure is None, outcome.report()
 
 

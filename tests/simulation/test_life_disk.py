@@ -17,7 +17,7 @@ class Machine:
         self.disk = SimDisk(seed)
         self.disk.mkdir("/d")
         self.told: list[str] = []
-        self.life = LifeDisk(self.disk, Random(seed), tell=self.told.append, die=self._die)
+        self.life = LifeDisk(self.disk, Random(seed), log_event=self.told.append, end_process=self._die)
 
     def _die(self) -> None:
         self.life.forget()
@@ -94,7 +94,7 @@ def test_the_next_append_of_one_directory_is_torn() -> None:
     assert len(sizes) > 5
     machine = Machine()
     machine.life.crash_in_append("/d")
-    machine.life.spare()
+    machine.life.cancel_crash()
     machine.life.write(machine.life.open_append("/d/00.log"), b"x")
 
 
