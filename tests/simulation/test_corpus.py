@@ -46,7 +46,7 @@ def test_a_corpus_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("  produce, kill: log dirty\n", "line 1: it belongs to no game"),
+        ("  produce, kill: log dirty\n", "line 1: this line follows no game"),
         ("operations 1\n  produce, kill: log muddy\n", "line 2: 'log muddy' is not a room and its states"),
         ("operations one\n", "line 1: invalid literal"),
     ],

@@ -45,7 +45,7 @@ def test_what_a_killed_process_has_written_is_made_durable_at_the_start() -> Non
     _append(MetadataLog.open(disk, "/data", now_ms=0), 3)
     again = MetadataLog.open(disk, "/data", now_ms=0)
     assert again.end_offset == 3
-    safe = disk.safe(again.directory)["00000000000000000000.log"]
+    safe = disk.durable(again.directory)["00000000000000000000.log"]
     assert len(safe) == again.size_bytes
     for seed in range(20):
         disk.rng.seed(seed)

@@ -146,13 +146,13 @@ def test_acknowledged_at_two_offsets() -> None:
 
 def test_refused_and_written() -> None:
     made = Made()
-    made.producer.refused(P, made.values[4])
-    assert made.kinds() == {Kind.REFUSED_AND_WRITTEN}
+    made.producer.rejected(P, made.values[4])
+    assert made.kinds() == {Kind.REJECTED_AND_WRITTEN}
 
 
 def test_refused_and_not_written() -> None:
     made = Made()
-    made.producer.refused(P, made.values[9])
+    made.producer.rejected(P, made.values[9])
     del made.log[9], made.offsets[9], made.other[9]
     assert made.found() == []
 
@@ -167,7 +167,7 @@ def test_what_nobody_sent_to_this_partition(where: tuple[str, int]) -> None:
     made.log.append(stranger)
     made.offsets.append(10)
     made.other.append(stranger)
-    assert made.kinds() == {Kind.NOBODY_SENT_IT}
+    assert made.kinds() == {Kind.NEVER_SENT}
 
 
 def test_reordered() -> None:
@@ -325,7 +325,7 @@ def _random_history(rng: random.Random) -> tuple[History, list[tuple[int, int]]]
             case "told without offset":
                 producer.acknowledged(P, value)
             case "refused":
-                producer.refused(P, value)
+                producer.rejected(P, value)
                 continue
             case "never came":
                 continue

@@ -106,7 +106,7 @@ def test_a_folder_that_was_left_half_formatted_is_finished(tmp_path: Path) -> No
     ("controllers", "lost", "advice"),
     [
         (0, 2, "--no-initial-controllers; once the cluster is up, `fenceline quorum remove 2`"),
-        (1, 2, "let it begin anew: fenceline format --config"),
+        (1, 2, "format it as an empty node: fenceline format --config"),
         (1, 4, "it was the only controller"),
     ],
 )
@@ -145,13 +145,13 @@ def test_a_port_that_is_taken(tmp_path: Path, is_controller: bool) -> None:
     assert port is not None
     with socket.create_server(("127.0.0.1", port)):
         assert not is_free(port)
-        with pytest.raises(OperatorError, match=f"Port {port}, which node 2 needs, is taken") as refused:
+        with pytest.raises(OperatorError, match=f"Port {port}, needed by node 2, is already in use") as refused:
             plan(tmp_path, nodes=3, controllers=0, port=layout.nodes[0].port or 0)
     assert ("cluster.json keeps it" in refused.value.advice) is is_controller
 
 
 def test_a_port_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OperatorError, match="is taken"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OperatorError, match="already in use"):
         plan(tmp_path, nodes=1, controllers=0, port=taken.getsockname()[1])
     assert not list(tmp_path.iterdir())
 
@@ -184,13 +184,13 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}', '{"version": 1, "cluster_id": "x", "nodes": [{}]}'])
 def test_a_damaged_description(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.json").write_text(text)
-    with pytest.raises(OperatorError, match=r"cluster\.json can not be understood"):
+    with pytest.raises(OperatorError, match=r"cluster\.json cannot be parsed"):
         plan(tmp_path, nodes=None, controllers=None, port=0)
 
 
 def test_settings_that_are_the_clusters_own(tmp_path: Path) -> None:
     layout = plan(tmp_path, nodes=1, controllers=0, port=0)
-    with pytest.raises(OperatorError, match=r"node\.id can not be set"):
+    with pytest.raises(OperatorError, match=r"node\.id cannot be set"):
         write(layout, {"node.id": "7"})
     assert not (tmp_path / "cluster.json").exists()
 

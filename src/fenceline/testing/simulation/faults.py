@@ -156,14 +156,14 @@ class Faults:
         if process is None or not process.is_up:
             return
         disk = process.disk
-        logs = [(path, safe_bytes) for path, safe_bytes in disk.unsynced() if is_log_in_use(path)]
+        logs = [(path, durable_bytes) for path, durable_bytes in disk.unsynced() if is_log_in_use(path)]
         if not logs:
             return
-        path, safe_bytes = self._rng.choice(logs)
+        path, durable_bytes = self._rng.choice(logs)
         self._count(Fault.WRONG_BYTES, process, inf)
         process.kill(power_lost=False)
         content = disk.peek(path) or b""
-        position = self._rng.randrange(safe_bytes, len(content))
+        position = self._rng.randrange(durable_bytes, len(content))
         for batch in iter_headers(content, allow_partial_tail=True):
             if batch.position <= position < batch.end_position:
                 position = max(position, batch.position + _CHECKED_FROM)
@@ -300,11 +300,11 @@ class Faults:
         directory, lasts_s = self._rng.choice(directories), self._rng.uniform(0.3, 2.0)
         self._count(Fault.DIRECTORY_LOST, process, lasts_s)
         process.log_event(f"loses {directory}")
-        give_back = process.disk.lose(directory)
+        restore = process.disk.lose(directory)
 
         def end() -> None:
             process.log_event(f"has {directory} again")
-            give_back()
+            restore()
             process.request_stop()
 
         self._begin_period(process, Fault.DIRECTORY_LOST, lasts_s, end)

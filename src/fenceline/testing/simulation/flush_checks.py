@@ -39,7 +39,7 @@ def check_durable(disk: SimDisk, log: PartitionLog, batches: Iterable[StoredBatc
         segment = log.segments[number]
         directory, _, name = segment.path.rpartition("/")
         has_it = batch.content in (disk.peek(segment.path) or b"")
-        is_durable = name in disk.safe_names(directory) and batch.content in disk.safe_content(directory, name)
+        is_durable = name in disk.durable_names(directory) and batch.content in disk.durable_content(directory, name)
         if has_it and not is_durable:
             raise InvariantBroken(
                 f"{where}: acknowledged the batch at {batch.base_offset} of epoch {batch.epoch} before it was flushed"

@@ -73,12 +73,12 @@ class Majorities:
             return False
         disk = process.disk
         files = self._files.get(node_id)
-        if files is None or files.version != disk.safe_version:
-            files = self._files[node_id] = _Files(disk.safe_version, disk.safe_names(directory))
+        if files is None or files.version != disk.durable_version:
+            files = self._files[node_id] = _Files(disk.durable_version, disk.durable_names(directory))
         likely = bisect_right(files.logs, f"{batch.base_offset:020}.log") - 1
-        if likely >= 0 and batch.content in disk.safe_content(directory, files.logs[likely]):
+        if likely >= 0 and batch.content in disk.durable_content(directory, files.logs[likely]):
             return True
-        if any(batch.content in disk.safe_content(directory, name) for name in files.logs):
+        if any(batch.content in disk.durable_content(directory, name) for name in files.logs):
             return True
         return files.newest_snapshot >= batch.next_offset
 
