@@ -1,7 +1,7 @@
 """Simulated time over real time: three controllers with a broker each, in one process.
 
-The ratio is virtual seconds for each CPU second of the whole story, checks and all: virtual time passes only where
-somebody waits, so it says as much about the load as about the code.
+The ratio is virtual seconds per CPU second of the complete run, including the checks: virtual time passes only while
+all processes wait, so it depends on the load as much as on the code.
 """
 
 from __future__ import annotations

@@ -389,8 +389,8 @@ class FullDisk(SimDisk):
     changes = 0
     full_from: int | None = None
 
-    def _meet(self, call: Any, path: str) -> None:
-        super()._meet(call, path)
+    def _check_faults(self, call: Any, path: str) -> None:
+        super()._check_faults(call, path)
         if call in ("write", "rename", "fsync"):
             self.changes += 1
             if self.full_from is not None and self.changes >= self.full_from:

@@ -47,7 +47,7 @@ def test_a_corpus_is_read_as_it_was_written(tmp_path: Path) -> None:
     ("text", "wrong"),
     [
         ("  produce, kill: log dirty\n", "line 1: this line follows no game"),
-        ("operations 1\n  produce, kill: log muddy\n", "line 2: 'log muddy' is not a room and its states"),
+        ("operations 1\n  produce, kill: log muddy\n", "line 2: 'log muddy' is not a component with its states"),
         ("operations one\n", "line 1: invalid literal"),
     ],
 )
@@ -65,8 +65,8 @@ def test_a_corpus_that_is_not_there_is_empty(tmp_path: Path) -> None:
 def test_the_search_keeps_what_reaches_something_new(tmp_path: Path) -> None:
     path = tmp_path / "corpus.txt"
     search = Search(path, 5)
-    search._take(_GAME, _MET)
-    search._take(Game("operations", 9, {}), _MET)
+    search._add(_GAME, _MET)
+    search._add(Game("operations", 9, {}), _MET)
     assert load(path) == [Entry(_GAME, _MET)]
     assert search.reached == _MET
 
@@ -141,7 +141,7 @@ def test_the_table_names_what_is_missing() -> None:
     assert rows["log cutting"].count("24") == 2
     assert rows["sum"][-1] == "49"
     assert "49 not" in table[-1]
-    assert "  31 of them: no reason is known, look for games" in table
+    assert "  31 of them: no known reason, search for games" in table
     assert sum(int(line.split()[0]) for line in table if " of them: " in line) == 49
     assert len(coverage_table.unreached(everything).splitlines()) == 1
     assert len(list(coverage_table.every())) == len(Operation) * len(Fault) * sum(

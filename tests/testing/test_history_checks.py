@@ -303,7 +303,7 @@ def test_a_summary_counts_all_and_shows_some() -> None:
     made.other.clear()
     lines = summary(made.found()).splitlines()
     assert lines[0] == "10 LOST_WRITE"
-    assert lines[1] == f"LOST_WRITE: t-0 offset 0, value {made.values[0]}, p: acknowledged, and not in the log"
+    assert lines[1] == f"LOST_WRITE: t-0 offset 0, value {made.values[0]}, p: acknowledged, but not in the log"
     assert len(lines) == 6
 
 
