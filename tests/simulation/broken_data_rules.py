@@ -33,8 +33,8 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 class Rule(NamedTuple):
-    """How it is broken, a seed that notices and what notices it, and when that was last seen. `options` are those that
-    are not drawn. Another seed of the story may do as well, and after a change of the code another one must."""
+    """How it is broken, a seed and the check that detect it, and when that was last reproduced. `options` override
+    drawn ones. Another seed of the scenario may do as well, and after a change of the code another one must."""
 
     breach: Patch
     seed: int

@@ -43,9 +43,9 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 class Rule(NamedTuple):
-    """How it is broken, and a seed of the story in which that is noticed, with what notices it: the rule of a check, or
-    what a story asks at its end. Another seed may do as well, and after a change of the code another one must.
-    `options` are those that are not drawn."""
+    """How it is broken, and a seed of the scenario that detects it, with the check that does: the rule of a check, or
+    the final check of a scenario. Another seed may do as well, and after a change of the code another one must.
+    `options` override drawn ones."""
 
     scenario: str
     breach: Patch

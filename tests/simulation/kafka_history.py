@@ -1,7 +1,7 @@
-"""Bugs from Kafka's history that the simulation finds again: which issue is which broken rule.
+"""Bugs from Kafka's history that the simulation finds again: which issue corresponds to which broken rule.
 
-Owns the numbers and what each issue repaired. How a bug is put back, the seed and the check are the rules' own
-(`broken_rules`, `broken_data_rules`, `broken_election_rules`, `broken_history_rules`).
+Owns the issue numbers and what each repaired. The patch, the seed and the check belong to the rules (`broken_rules`,
+`broken_data_rules`, `broken_election_rules`, `broken_history_rules`).
 """
 
 from __future__ import annotations

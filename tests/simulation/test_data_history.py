@@ -1,4 +1,4 @@
-"""What a partition's history makes of log starts, of batches of another incarnation, and of compacted logs."""
+"""The history of a partition with log starts, batches of another incarnation, and compacted logs."""
 
 from __future__ import annotations
 

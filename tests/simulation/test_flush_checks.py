@@ -1,4 +1,4 @@
-"""Topics with `flush.messages=1`: what a replica has acknowledged is safe on its disk."""
+"""Topics with `flush.messages=1`: what a replica has acknowledged is durable on its disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fenceline.testing.simulation.stage import play
 from tests.log.helpers import append, open_log
 
 
-def test_what_is_not_flushed_is_found() -> None:
+def test_unflushed_records_are_detected() -> None:
     disk = SimDisk(0)
     disk.mkdir("/data")
     log = open_log(disk)

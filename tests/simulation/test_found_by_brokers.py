@@ -1,4 +1,4 @@
-"""What seeds of the story `brokers` have found, each as a small story of its own."""
+"""Bugs that seeds of the scenario `brokers` have found, each as a small test."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_seeds_that_found_something(seed: int) -> None:
     assert outcome.failure is None, outcome.report()
 
 
-def test_topics_that_go_while_a_node_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_that_are_deleted_while_a_node_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed 88: a log was opened by its topic's name, the topic was deleted and created anew, and the records of the
     old one were taken for those of the new one."""
 

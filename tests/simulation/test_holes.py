@@ -1,4 +1,4 @@
-"""Voters whose metadata log has a hole before whole batches, in clusters (gaps.md G24, `docs/decisions/010`)."""
+"""Voters whose metadata log has a hole before complete batches, in clusters (gaps.md G24, `docs/decisions/010`)."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def _start(*processes: Process) -> None:
         process.start()
 
 
-def test_nobody_leads_without_what_a_damaged_voter_had_acknowledged() -> None:
+def test_no_voter_leads_without_what_a_damaged_voter_had_acknowledged() -> None:
     _elected_without_what_is_acknowledged()
 
 
-def test_without_its_promise_somebody_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_promised_end_a_voter_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promised_end, "write", lambda disk, directory, end: None)
     with pytest.raises((InvariantBroken, AssertionError)):
         _elected_without_what_is_acknowledged()

@@ -1,4 +1,4 @@
-"""The virtual loop: time, order, processes that stop and end, jobs, and what it refuses."""
+"""The virtual loop: time, order, processes that pause and end, jobs, and unsupported calls."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_timers_of_one_instant_are_shuffled_by_the_seed() -> None:
     assert sorted(order(Random(2))) == list(range(20))
 
 
-def test_nothing_left_is_told() -> None:
+def test_nothing_left_is_reported() -> None:
     async def scenario() -> None:
         await asyncio.Event().wait()
 
@@ -79,7 +79,7 @@ def test_nothing_left_is_told() -> None:
         run(scenario())
 
 
-def test_a_loop_without_end_at_one_instant_is_told() -> None:
+def test_an_endless_loop_at_one_instant_is_reported() -> None:
     async def scenario() -> None:
         while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -88,7 +88,7 @@ def test_a_loop_without_end_at_one_instant_is_told() -> None:
         run(scenario(), scheduler=Scheduler(max_steps_at_once=1000))
 
 
-def test_what_a_node_would_only_log_ends_the_simulation() -> None:
+def test_an_error_that_a_node_would_only_log_ends_the_simulation() -> None:
     async def scenario() -> None:
         asyncio.get_running_loop().call_soon(lambda: 1 // 0)
         await asyncio.sleep(1)
@@ -97,7 +97,7 @@ def test_what_a_node_would_only_log_ends_the_simulation() -> None:
         run(scenario())
 
 
-def test_a_paused_process_catches_up_and_others_go_on() -> None:
+def test_a_paused_process_catches_up_and_others_continue() -> None:
     scheduler = Scheduler()
     paused, other = SimLoop(scheduler, "paused"), SimLoop(scheduler, "other")
     seen: list[tuple[str, float]] = []
@@ -205,7 +205,7 @@ def test_a_clock_that_runs_fast() -> None:
     assert loop.run_until_complete(scenario()) == (110.0, 5.0)
 
 
-def test_the_network_of_the_machine_is_out_of_reach() -> None:
+def test_the_network_of_the_machine_is_unreachable() -> None:
     async def scenario() -> None:
         with pytest.raises(SimulationError, match="no sockets"):
             await asyncio.open_connection("127.0.0.1", 9092)
@@ -224,7 +224,7 @@ def test_cancelled_timers_do_not_pile_up() -> None:
     scheduler.run()
 
 
-def test_the_watcher_looks_after_what_may_have_changed_a_process() -> None:
+def test_the_watcher_is_called_after_callbacks_that_may_change_a_process() -> None:
     """Not after the timer of a sleep and not after the end of a job: they only make the coroutine due."""
     looks: list[float] = []
     scheduler = Scheduler()
@@ -243,7 +243,7 @@ def test_the_watcher_looks_after_what_may_have_changed_a_process() -> None:
     assert looks == [0.0, 1.0, 2.0, 3.0], "when it begins, sleeps no more, in the job, and when it knows of that"
 
 
-def test_an_error_that_nothing_asks_for_is_reported_though_the_task_is_held() -> None:
+def test_an_unretrieved_error_is_reported_even_if_the_task_is_referenced() -> None:
     """asyncio reports it when the task is collected; a follower stood still for ever meanwhile."""
     scheduler = Scheduler()
     loop = SimLoop(scheduler, "p")

@@ -1,4 +1,4 @@
-"""What peers notice of the network and of each other's end."""
+"""What peers observe of the network and of each other."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_machine_without_power_is_silent_until_it_is_back(connected: bool) -> 
         pair.run(ask())
 
 
-def test_who_is_connected_hears_of_a_killed_process_at_once() -> None:
+def test_a_peer_is_notified_of_a_killed_process_at_once() -> None:
     pair = Pair()
     lost: list[float] = []
 
@@ -99,7 +99,7 @@ def test_who_is_connected_hears_of_a_killed_process_at_once() -> None:
     assert 5 < lost[0] < 5.1
 
 
-def test_who_is_connected_to_a_dead_machine_hears_nothing_until_it_is_back() -> None:
+def test_a_peer_of_a_dead_machine_is_notified_when_it_is_back() -> None:
     pair = Pair()
 
     async def scenario() -> None:
@@ -165,7 +165,7 @@ def test_a_partition_of_one_direction(link: tuple[int, int], arrives: bool) -> N
     pair.run(scenario())
 
 
-def test_what_waited_in_a_partition_keeps_its_order() -> None:
+def test_frames_held_by_a_partition_keep_their_order() -> None:
     pair = Pair(NetworkConditions(min_delay_s=0.0, max_delay_s=1.0))
 
     async def scenario() -> None:
@@ -196,7 +196,7 @@ def test_connections_that_are_reset() -> None:
     assert lost == [1]
 
 
-def test_a_paused_process_answers_late() -> None:
+def test_a_paused_process_responds_late() -> None:
     pair = Pair()
     pair.server.pause()
     pair.asker.call_later(7, pair.server.resume)

@@ -1,4 +1,4 @@
-"""The lists of operations and faults: each has a meaning, and what strikes is recorded under its name."""
+"""The lists of operations and faults: each has a meaning, and injected faults are recorded by name."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_directories_are_lost() -> None:
     assert _outcome_of("moves").struck[Fault.DIRECTORY_LOST.value] > 0
 
 
-def test_what_a_later_unclean_election_brings_back_is_not_lost() -> None:
+def test_records_restored_by_a_later_unclean_election_are_not_lost() -> None:
     """Seed 100066: a replica that lost its log leads, then the one that has all of it leads again."""
     busy = {"quiet_s": "0", "safety_s": "6", "tidy_ms": "2000"}
     outcome = play(100066, "operations", overrides={"retention": "0", "stop_s": "1.5"} | busy)
@@ -202,7 +202,7 @@ def test_a_log_that_the_cleaner_gives_up_is_found(monkeypatch: pytest.MonkeyPatc
     assert "is no longer compacted: a test (compaction)" in outcome.failure
 
 
-def test_an_operator_that_has_enough_still_creates_topics_that_are_deleted_late() -> None:
+def test_an_operator_at_its_request_limit_still_recreates_topics() -> None:
     """Seed 10095: the deletion whose answer was lost took effect two seconds after the last fault."""
     operator = object.__new__(Operator)
     operator.request_limit, operator.done = 3, 5

@@ -1,4 +1,4 @@
-"""Bursts and rests: `fenceline.testing.simulation.pace`."""
+"""Bursts and pauses: `fenceline.testing.simulation.pace`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _turns(tide: LoadCycle, until_s: float) -> list[tuple[float, bool]]:
     return found
 
 
-def test_load_and_quiet_take_turns() -> None:
+def test_load_and_pauses_alternate() -> None:
     turns = _turns(LoadCycle(Random(1), 1.0, 3.0), 400)
     lasted = [(rests, end - begin) for (begin, rests), (end, _) in pairwise(turns)]
     assert not turns[0][1], "it begins with load"
@@ -30,13 +30,13 @@ def test_load_and_quiet_take_turns() -> None:
     assert sum(each for rests, each in lasted if rests) == pytest.approx(300, rel=0.1)
 
 
-def test_who_rests_is_told_when_the_next_load_begins() -> None:
+def test_a_pausing_client_knows_when_load_begins_again() -> None:
     tide = LoadCycle(Random(2), 0.5, 2.0)
     now_s = next(step / 10 for step in range(100) if tide.quiet_s(step / 10) > 0)
     assert tide.quiet_s(now_s + tide.quiet_s(now_s)) == 0.0
 
 
-def test_what_lasts_under_load_lasts_four_times_as_long_in_quiet() -> None:
+def test_an_interval_is_four_times_as_long_in_a_pause() -> None:
     tide, twin = LoadCycle(Random(3), 1.0, 3.0), LoadCycle(Random(3), 1.0, 3.0)
     assert tide.lasting_s(0.0, 0.1) == 0.1, "under load"
     load_ends_s = next(step / 1000 for step in range(10_000) if twin.quiet_s(step / 1000) > 0)

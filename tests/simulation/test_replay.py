@@ -1,4 +1,4 @@
-"""The same seed is the same scenario: everywhere, every time."""
+"""The same seed is the same run: everywhere, every time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 """Only to detect hanging: each scenario runs several times, in its own processes, on a machine that may be busy."""
 
 
-def test_what_another_thread_logs_is_not_of_the_game() -> None:
+def test_log_lines_of_other_threads_are_not_in_the_trace() -> None:
     """A test before this one may have left a thread at work in this process."""
     told, ended = [], threading.Event()
 
@@ -98,7 +98,7 @@ def test_two_topics_in_two_processes() -> None:
 
 
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS))
-def test_a_seed_is_told_again_word_for_word(scenario: str) -> None:
+def test_a_seed_has_the_same_trace_again(scenario: str) -> None:
     digest = play(SEED, scenario).digest
     assert play(SEED, scenario).digest == digest
     assert play(SEED + 1, scenario).digest != digest
@@ -156,7 +156,7 @@ def test_many_seeds_from_the_command_line(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGKILL])
-def test_workers_end_with_who_started_them(ends: signal.Signals) -> None:
+def test_workers_end_with_their_parent(ends: signal.Signals) -> None:
     """Ctrl-C, or a kill, in the midst of seeds."""
     command = [sys.executable, "-m", "fenceline.testing.simulation", "--seeds", "0..1000000", "--progress", "1"]
     with subprocess.Popen([*command, "--workers", "2"], stdout=subprocess.PIPE, text=True) as process:

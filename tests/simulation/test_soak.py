@@ -1,4 +1,4 @@
-"""New seeds for as long as is wished: stops at the first that fails."""
+"""New seeds for as long as wanted: stops at the first that fails."""
 
 from __future__ import annotations
 

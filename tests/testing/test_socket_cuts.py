@@ -1,4 +1,4 @@
-"""What is done to sockets of another process: nothing arrives, nothing is refused, nothing is lost afterwards."""
+"""Filters on sockets of another process: nothing arrives, nothing is refused, nothing is lost afterwards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def treat(peer: Peer, treatment: SocketFilter, *, listening: bool, before: Socke
     return count
 
 
-def test_sockets_are_told_apart(server: Peer, client: Peer) -> None:
+def test_sockets_are_distinguished(server: Peer, client: Peer) -> None:
     client.connect(server)
     found = [(each.is_listening, each.local, each.remote) for each in sockets_of(server.pid)]
     listening, connected = sorted(found, key=lambda each: not each[0])
@@ -100,7 +100,7 @@ def test_a_connect_hangs_and_is_not_refused(server: Peer, client: Peer) -> None:
         (SocketFilter(lose_incoming=True, let_in=frozenset({"127.0.0.9"})), "127.0.0.9", "127.0.0.7"),
     ],
 )
-def test_listening_sockets_tell_sources_apart(
+def test_listening_sockets_distinguish_sources(
     server: Peer, client: Peer, treatment: SocketFilter, connects: str, hangs: str
 ) -> None:
     assert hangs == "127.0.0.7"
@@ -114,7 +114,7 @@ def test_listening_sockets_tell_sources_apart(
     assert lost.look()["state"] == SYN_SENT
 
 
-def test_the_end_of_a_process_that_is_cut_off_is_not_heard(server: Peer, client: Peer) -> None:
+def test_the_end_of_a_cut_off_process_is_not_noticed(server: Peer, client: Peer) -> None:
     near, _ = client.connect(server)
     treat(server, SocketFilter(lose_incoming=True, lose_outgoing=True), listening=False)
     server.kill()
@@ -124,7 +124,7 @@ def test_the_end_of_a_process_that_is_cut_off_is_not_heard(server: Peer, client:
     assert not near.is_ended
 
 
-def test_a_process_that_is_gone_has_no_sockets(server: Peer) -> None:
+def test_an_ended_process_has_no_sockets(server: Peer) -> None:
     server.kill()
     assert list(sockets_of(server.pid)) == []
 
@@ -132,7 +132,7 @@ def test_a_process_that_is_gone_has_no_sockets(server: Peer) -> None:
 @pytest.mark.parametrize(
     ("code", "said"), [(errno.EPERM, "cannot be reached"), (errno.ENOSYS, "cannot be cut on this kernel")]
 )
-def test_a_system_that_forbids_it(server: Peer, monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
+def test_a_system_without_permission(server: Peer, monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
     class Refuses:
         def syscall(self, *arguments: int) -> int:
             ctypes.set_errno(code)

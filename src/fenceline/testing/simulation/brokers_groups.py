@@ -21,6 +21,7 @@ _GROUP: Final = 0
 _REST_S: Final = 0.2
 _REFRESH_CHANCE: Final = 0.2
 """Chance that it fetches the metadata again."""
+# The names are part of the trace, and so of the hash.
 _KINDS: Final = ("commit",) * 6 + ("look",) * 4 + ("reset", "delete offsets", "delete group")
 
 

@@ -213,10 +213,10 @@ class DataChecks:
         open_by_id, copies = broker.partitions.open_by_id, node.copies
         if len(copies) > len(open_by_id):
             for key in [each for each in copies if each not in open_by_id]:
-                gone = copies.pop(key)
+                closed = copies.pop(key)
                 if not self._was_removed(key, process.node_id):
-                    self._crashes[process.node_id].untraced.update((key, batch) for batch in gone.log)
-                self._commit_on_close(node, key, gone)
+                    self._crashes[process.node_id].untraced.update((key, batch) for batch in closed.log)
+                self._commit_on_close(node, key, closed)
         node.removed.check(broker, self._leader_log, self._receipts_of, process.name)
         for key, replica in open_by_id.items():
             copy = copies.get(key)

@@ -117,16 +117,16 @@ class Crashes:
             self.untraced.update((key, batch) for batch in before.log)
             return
         there = set(log)
-        gone = lost = [batch for batch in before.log if batch not in there]
+        missing = lost = [batch for batch in before.log if batch not in there]
         if is_compacted:
             # Below that compaction may have removed it; in an emptied log also what no file had any more.
             end = log[-1].next_offset if log else start
-            lost = [batch for batch in gone if batch.base_offset >= end and before.has_file_with(batch)]
+            lost = [batch for batch in missing if batch.base_offset >= end and before.has_file_with(batch)]
         if before.is_being_emptied or (is_compacted and not log):
             # Emptied to be fetched again, perhaps completely before the machine stopped.
             lost = [batch for batch in lost if not leader_has(batch)]
         # If a request deleted up to the middle of a batch, that batch is still there.
-        starts_over = bool(lost) and lost[-1].next_offset < start and len(gone) == len(before.log)
+        starts_over = bool(lost) and lost[-1].next_offset < start and len(missing) == len(before.log)
         new = [
             receipt
             for name, receipt in receipts.items()
@@ -136,9 +136,9 @@ class Crashes:
         lost_power = self._disk.power_losses > before.power_losses
         for receipt in new:
             if is_compacted:
-                found += _complaints_of_compacted(receipt, gone, log, before.start)
+                found += _complaints_of_compacted(receipt, missing, log, before.start)
             else:
-                found += _complaints(receipt, gone, log, before.start, lost_power=lost_power)
+                found += _complaints(receipt, missing, log, before.start, lost_power=lost_power)
         for batch in lost:
             if batch.base_offset < start and not starts_over:
                 self.untraced.add((key, batch))
@@ -166,7 +166,7 @@ def _overlapping(batches: list[StoredBatch], receipt: Receipt) -> list[StoredBat
 
 
 def _complaints_of_compacted(
-    receipt: Receipt, gone: list[StoredBatch], log: list[StoredBatch], log_start: int
+    receipt: Receipt, missing: list[StoredBatch], log: list[StoredBatch], log_start: int
 ) -> list[str]:
     """Like `_complaints`. Compaction may have removed some of the records before the truncation, so that the receipt
     names fewer."""
@@ -174,7 +174,7 @@ def _complaints_of_compacted(
         return [f"receipt of {receipt} covers batches that are not lost"]
     if receipt.cause is Cause.RECOVERY:
         return []
-    mine = _overlapping(gone, receipt)
+    mine = _overlapping(missing, receipt)
     is_within = (
         bool(mine)
         and max(mine[0].base_offset, log_start) <= receipt.start_offset

@@ -50,14 +50,14 @@ class Effects:
             Operation.CANCEL_REASSIGNMENT: self._is_outdated,
             Operation.PREFERRED_ELECTION: self._is_outdated,
             Operation.UNCLEAN_ELECTION: self._is_outdated,
-            Operation.ALTER_CONFIG: self._is_configured,
-            Operation.DELETE_RECORDS: self._moves_starts,
+            Operation.ALTER_CONFIG: self._has_old_config,
+            Operation.DELETE_RECORDS: self._has_unequal_starts,
             Operation.REASSIGN: self._is_reassigned,
             Operation.REASSIGN_BACK: self._is_reassigned,
             Operation.MOVE_DIRECTORY: self._is_moving,
             Operation.DELETE_TOPIC: self._has_deleted_files,
             Operation.RETENTION: self._has_deleted_segments,
-            Operation.COMPACTION: self._is_compacted,
+            Operation.COMPACTION: self._is_compacting,
         }
 
     def has_ended(self, name: str, topic: str | None) -> bool:
@@ -105,7 +105,7 @@ class Effects:
                     return True
         return False
 
-    def _is_configured(self, topic: str) -> bool:
+    def _has_old_config(self, topic: str) -> bool:
         newest = self._checks.image
         if topic not in newest.topics_by_name:
             return False
@@ -113,7 +113,7 @@ class Effects:
         brokers = [self._broker(node_id) for node_id in self._processes]
         return any(each is None or each.image.config(ConfigResourceType.TOPIC, topic) != wanted for each in brokers)
 
-    def _moves_starts(self, topic: str) -> bool:
+    def _has_unequal_starts(self, topic: str) -> bool:
         found = self._checks.image.topics_by_name.get(topic)
         if found is None:
             return False
@@ -130,7 +130,7 @@ class Effects:
     def _is_moving(self, topic: str) -> bool:
         return any(replica.topic_partition in broker.moves.under_way for broker, replica in self._replicas(topic))
 
-    def _is_compacted(self, topic: str) -> bool:
+    def _is_compacting(self, topic: str) -> bool:
         return any(replica.cleaning is not None for _, replica in self._replicas(topic))
 
     def _has_deleted_segments(self, topic: str) -> bool:

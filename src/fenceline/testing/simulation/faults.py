@@ -96,12 +96,12 @@ class Faults:
             process.resume()
 
     def _again(self, period_s: float, fault: Callable[[], None], *, after_s: float = 0.0) -> None:
-        def strike() -> None:
+        def inject() -> None:
             if self._world.faults_active:
                 fault()
                 self._again(period_s, fault)
 
-        self._world.loop.call_later(after_s + self._world.lasting_s(self._rng.expovariate(1 / period_s)), strike)
+        self._world.loop.call_later(after_s + self._world.lasting_s(self._rng.expovariate(1 / period_s)), inject)
 
     def _ended(self, process: Process) -> None:
         self._world.loop.call_later(0.01, self._supervise, process)

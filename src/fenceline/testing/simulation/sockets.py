@@ -119,7 +119,7 @@ class Listener:
 
     def __init__(self, sockets: Sockets, node_id: int, port: int, loop: SimLoop, factory: Factory) -> None:
         self.sockets = (_FakeSocket(port, self._listen),)
-        self._waiting: list[End] | None = []
+        self._waiting: list[StreamTransport] | None = []
         """None: connections are accepted."""
         self.loop = loop
         self._factory = factory
@@ -135,7 +135,7 @@ class Listener:
         for end in waiting:
             self.accept(end)
 
-    def accept(self, end: End) -> None:
+    def accept(self, end: StreamTransport) -> None:
         """A peer has connected."""
         if self._waiting is None:
             self.loop.call_soon(end.begin, self._factory)
@@ -159,7 +159,7 @@ class Stream:
         self._id = self._network.adopt(self)
         self._port = port
         self._is_over = False
-        self._ends: dict[int, End] = {}
+        self._ends: dict[int, StreamTransport] = {}
         self._loop = loop
         self._opened: asyncio.Future[tuple[Any, Any]] | None = None
         self._free_at_s = {source: 0.0, destination: 0.0}
@@ -196,14 +196,14 @@ class Stream:
         if listener is None or listener.loop.state == ENDED:
             self._carry(self.destination, self.source, self._loop, self._refuse)
             return
-        near = End(self, self.source, self.destination, self._loop, listener.loop)
-        far = End(self, self.destination, self.source, listener.loop, self._loop)
+        near = StreamTransport(self, self.source, self.destination, self._loop, listener.loop)
+        far = StreamTransport(self, self.destination, self.source, listener.loop, self._loop)
         near.other, far.other = far, near
         self._ends = {self.source: near, self.destination: far}
         listener.accept(far)
         self._carry(self.destination, self.source, self._loop, partial(self._open_near, near, factory))
 
-    def _open_near(self, near: End, factory: Factory) -> None:
+    def _open_near(self, near: StreamTransport, factory: Factory) -> None:
         opened = self._opened
         if opened is not None and not opened.done():
             near.begin(factory)
@@ -224,12 +224,12 @@ class Stream:
 
     # -- carrying ------------------------------------------------------------------------------------------------------
 
-    def send(self, end: End, content: bytes) -> None:
+    def send(self, end: StreamTransport, content: bytes) -> None:
         assert end.other is not None, "both ends are made together"
         self._network.log_event(f"{end.me}>{end.them} #{self._id} {len(content)}")
         self._carry(end.me, end.them, end.other.loop, partial(end.other.receive, content))
 
-    def finish(self, end: End) -> None:
+    def finish(self, end: StreamTransport) -> None:
         """One end closes: the other is notified after all that was sent."""
         if self._is_over or end.other is None:
             return
@@ -275,7 +275,7 @@ class Stream:
         self._network.forget(self._id)
 
 
-class End(asyncio.Transport):
+class StreamTransport(asyncio.Transport):
     """One end of a stream, as seen by its process."""
 
     def __init__(self, stream: Stream, me: int, them: int, loop: SimLoop, their_loop: SimLoop) -> None:
@@ -283,7 +283,7 @@ class End(asyncio.Transport):
         self.me = me
         self.them = them
         self.loop = loop
-        self.other: End | None = None
+        self.other: StreamTransport | None = None
         self.protocol: Any = None
         self._stream = stream
         self._is_closing = False
