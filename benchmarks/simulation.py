@@ -1,7 +1,7 @@
 """Simulated time per real time: three controllers with a broker each, in one process.
 
-The ratio is virtual seconds per CPU second of the complete scenario, including its checks. Virtual time passes only
-while all nodes wait, so the ratio depends on the load as much as on the code.
+The ratio is virtual seconds per CPU second of the complete run, including the checks: virtual time passes only while
+all processes wait, so it depends on the load as much as on the code.
 """
 
 from __future__ import annotations

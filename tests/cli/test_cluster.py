@@ -141,7 +141,7 @@ def test_kill_and_restart(up: Up) -> None:
     assert (killed["state"], killed["exit_code"], killed["pid"]) == ("ended", -9, None)
     assert "SIGKILL" in up.run("status")
     assert "node 1 was stopped on request" in up.complaints.get(timeout=DEADLINE_S)
-    assert "Node 1 does not run" in up.run("kill", "1", code=1)
+    assert "Node 1 is not running" in up.run("kill", "1", code=1)
     assert "Restarted node 1" in up.run("restart", "1")
     assert up.run_json("status")["nodes"][0]["state"] == "running"
 
@@ -159,7 +159,7 @@ def test_a_node_that_ends_by_itself_is_told_and_left_alone(up: Up) -> None:
     ("command", "said"),
     [
         (("kill", "5"), "There is no node 5"),
-        (("isolate", "1", "--from", "1"), "can not be cut off from itself"),
+        (("isolate", "1", "--from", "1"), "cannot be cut off from itself"),
         (("isolate", "1", "--from", "2"), "There is no node 2"),
     ],
 )
@@ -171,7 +171,7 @@ def test_errors_are_one_line_and_end_with_1(up: Up, command: tuple[str, ...], sa
 
 def test_the_same_folder_twice_at_once(up: Up) -> None:
     output = up.run("up", code=1)
-    assert "is up already" in output
+    assert "is already running" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -188,7 +188,7 @@ def test_stopped_and_continued(tmp_path: Path, number: signal.Signals) -> None:
     assert ids[0] == ids[1]
     found = CliRunner().invoke(app, ["cluster", "status", "--data-dir", str(tmp_path)])
     assert found.exit_code == 1
-    assert "No cluster is up" in found.output
+    assert "No cluster is running" in found.output
 
 
 def test_a_second_signal_ends_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with Up(tmp_path, "--port", str(port)) as running:
             assert running.wait() == 1
-            assert f"Port {port}, which node 1 needs, is taken" in running.rest(running.complaints)
+            assert f"Port {port}, needed by node 1, is already in use" in running.rest(running.complaints)
     assert not (tmp_path / "node-1").exists()
 
 
@@ -251,7 +251,7 @@ def test_a_node_that_can_not_start(tmp_path: Path) -> None:
     [
         (("--nodes", "0"), "A local cluster has 1 to 64 nodes"),
         (("--override", "x"), "has no value"),
-        (("--override", "node.id=3"), "node.id can not be set"),
+        (("--override", "node.id=3"), "node.id cannot be set"),
         (("--log-level", "loud"), "--log-level loud is not a log level"),
     ],
 )

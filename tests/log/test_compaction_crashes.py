@@ -29,15 +29,15 @@ class CrashingDisk(SimDisk):
         super().__init__(seed)
         self.calls_left = 0
 
-    def _meet(self, call: Call, path: str) -> None:
+    def _check_faults(self, call: Call, path: str) -> None:
         if self.calls_left:
             self.calls_left -= 1
             if not self.calls_left:
                 raise PowerLost
-        super()._meet(call, path)
+        super()._check_faults(call, path)
 
     def link(self, source: str, target: str) -> None:
-        self._meet("rename", source)
+        self._check_faults("rename", source)
         super().link(source, target)
 
 

@@ -389,8 +389,8 @@ class FullDisk(SimDisk):
     changes = 0
     full_from: int | None = None
 
-    def _meet(self, call: Any, path: str) -> None:
-        super()._meet(call, path)
+    def _check_faults(self, call: Any, path: str) -> None:
+        super()._check_faults(call, path)
         if call in ("write", "rename", "fsync"):
             self.changes += 1
             if self.full_from is not None and self.changes >= self.full_from:
@@ -475,10 +475,10 @@ def test_a_log_that_is_cut_in_part_is_not_closed_cleanly() -> None:
         cut_log(disk, log, cut(2))
     assert log.unfinished is not None
     assert log.flush_work(0) is None
-    files = disk.safe(DIRECTORY)
+    files = disk.durable(DIRECTORY)
     disk.heal()
     log.close()
-    assert disk.safe(DIRECTORY) == files
+    assert disk.durable(DIRECTORY) == files
     again = open_log(disk)
     assert complaints(settled(disk, again), lost_between(before, stored_batches(again))) == []
     cut_log(disk, again, cut(2, time_ms=8_000))

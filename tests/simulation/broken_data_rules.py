@@ -33,15 +33,15 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 class Rule(NamedTuple):
-    """How it is broken, a seed that notices and what notices it, and when that was last seen. `options` are those that
-    are not drawn. Another seed of the story may do as well, and after a change of the code another one must."""
+    """How it is broken, a seed and the check that detect it, and when that was last reproduced. `options` override
+    drawn ones. Another seed of the scenario may do as well, and after a change of the code another one must."""
 
     breach: Patch
     seed: int
     check: str
     seen: str
     options: Mapping[str, str]
-    story: str = "brokers"
+    scenario: str = "brokers"
 
 
 RULES: Final[dict[str, Rule]] = {}
@@ -49,9 +49,9 @@ NO_SEED: Final = -1
 """No seed is known yet: searched for by `make soak` only."""
 
 
-def breaks(seed: int, check: str, seen: str, *, story: str = "brokers", **options: str) -> Callable[[Patch], Patch]:
+def breaks(seed: int, check: str, seen: str, *, scenario: str = "brokers", **options: str) -> Callable[[Patch], Patch]:
     def keep(patch: Patch) -> Patch:
-        RULES[patch.__name__.strip("_")] = Rule(patch, seed, check, seen, options, story)
+        RULES[patch.__name__.strip("_")] = Rule(patch, seed, check, seen, options, scenario)
         return patch
 
     return keep
@@ -66,7 +66,7 @@ def _never_asks_about_its_last_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 @breaks(2, "WeakIsr", "2026-11-21")
-def _kip_101_a_log_is_not_cut_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
+def _kip_101_a_log_is_not_truncated_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     """Before KIP-101: who begins to follow cuts to what it knows to be committed, which is a round trip behind."""
     _never_asks_about_its_last_epoch(patch)
     follow = LeaderLink.follow
@@ -85,7 +85,7 @@ def _kip_101_a_log_is_not_cut_to_the_high_watermark(patch: pytest.MonkeyPatch) -
 
 
 @breaks(15, "WeakIsr", "2026-11-21")
-def _kip_279_an_unknown_epoch_is_searched_for(patch: pytest.MonkeyPatch) -> None:
+def _kip_279_an_unknown_epoch_is_looked_up(patch: pytest.MonkeyPatch) -> None:
     """KIP-101 alone: one question before the first fetch, and the high watermark where the leader lacks the epoch."""
     ask, duty, diverges = Fetcher._ask, Fetcher._duty, FollowerState.on_divergence
 
@@ -144,7 +144,7 @@ def _kip_320_first_try_members_are_counted_once_they_fetch(patch: pytest.MonkeyP
 
 
 @breaks(2, "rest", "2026-11-21")
-def _kafka_10706_an_epoch_without_records_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+def _kafka_10706_an_epoch_without_records_is_removed(patch: pytest.MonkeyPatch) -> None:
     """E18: a cut at or behind the log's end left the epoch in the cache, and the follower asked for ever."""
     truncate = truncation.truncate_to
 
@@ -157,7 +157,7 @@ def _kafka_10706_an_epoch_without_records_is_forgotten(patch: pytest.MonkeyPatch
 
 
 @breaks(6, "G14b, E40", "2026-11-21")
-def _g14b_a_high_watermark_falls_with_the_log_only(patch: pytest.MonkeyPatch) -> None:
+def _g14b_a_high_watermark_decreases_only_with_the_log(patch: pytest.MonkeyPatch) -> None:
     """Kafka's followers take over what the leader says, up or down (E29)."""
     apply = Replica.apply_leader_offsets
 
@@ -172,7 +172,7 @@ def _g14b_a_high_watermark_falls_with_the_log_only(patch: pytest.MonkeyPatch) ->
 
 
 @breaks(171, "StrongIsr", "2026-11-21")
-def _kip_903_a_member_is_the_process_that_fetched(patch: pytest.MonkeyPatch) -> None:
+def _kip_903_an_in_sync_member_is_the_process_that_fetched(patch: pytest.MonkeyPatch) -> None:
     """Nobody compares broker epochs: who came back without its tail joins by what its earlier life had."""
     patch.setattr(
         LeaderState,
@@ -183,7 +183,7 @@ def _kip_903_a_member_is_the_process_that_fetched(patch: pytest.MonkeyPatch) -> 
 
 
 @breaks(2, "WeakIsr", "2026-11-21")
-def _e31_what_diverges_does_not_count(patch: pytest.MonkeyPatch) -> None:
+def _e31_a_diverging_fetch_does_not_count(patch: pytest.MonkeyPatch) -> None:
     """A fetch that the leader answers with a divergence moves the follower on all the same."""
     diverges = FetchReads._divergence
 
@@ -198,13 +198,13 @@ def _e31_what_diverges_does_not_count(patch: pytest.MonkeyPatch) -> None:
 
 
 @breaks(24, "StrongIsr", "2026-11-22")
-def _e37_who_may_be_in_sync_already_is_waited_for(patch: pytest.MonkeyPatch) -> None:
+def _e37_the_leader_waits_for_pending_members(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaderState, "maximal_isr", property(lambda self: self.isr))
     patch.setattr(LeaderState, "_joins_soon", lambda self, replica, progress, now_ms: False)
 
 
 @breaks(24, "WeakIsr", "2026-11-22")
-def _e37_who_leaves_counts_until_it_has_left(patch: pytest.MonkeyPatch) -> None:
+def _e37_a_removed_member_counts_until_the_change_is_committed(patch: pytest.MonkeyPatch) -> None:
     propose = LeaderState._propose
 
     def at_once(self: LeaderState, isr: Any, *, maximal_isr: frozenset[int]) -> Any:
@@ -248,7 +248,7 @@ def _e42_acks_all_waits_for_the_high_watermark(patch: pytest.MonkeyPatch) -> Non
 
 
 @breaks(2, "E36", "2026-11-21")
-def _e36_who_is_fenced_does_not_join(patch: pytest.MonkeyPatch) -> None:
+def _e36_a_fenced_broker_does_not_join(patch: pytest.MonkeyPatch) -> None:
     """KIP-841."""
 
     def registered(self: Replication, node_id: int) -> int:
@@ -260,7 +260,7 @@ def _e36_who_is_fenced_does_not_join(patch: pytest.MonkeyPatch) -> None:
 
 
 @breaks(223, "logs", "2026-11-24")
-def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.MonkeyPatch) -> None:
+def _g53_the_state_of_followers_ends_with_the_leadership(patch: pytest.MonkeyPatch) -> None:
     """A leader that comes back goes on with what its followers had fetched from it the last time."""
     lead, inherit_progress, end = ReplicaRoles._lead, LeaderState.inherit_progress, Replica.end_leadership
     led: dict[Replica, LeaderState] = {}
@@ -290,7 +290,7 @@ def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.Monke
 
 
 @breaks(20, "KIP-207", "2026-11-21")
-def _kip_207_an_end_is_told_when_it_is_known(patch: pytest.MonkeyPatch) -> None:
+def _kip_207_an_end_offset_is_returned_once_it_is_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaderState, "hides_end_offset", lambda self, replica_id: False)
 
 
@@ -318,17 +318,17 @@ def _e7_a_parked_fetch_is_checked_again(patch: pytest.MonkeyPatch) -> None:
 
 
 @breaks(0, "E43", "2026-11-21")
-def _e43_consumers_read_what_is_committed(patch: pytest.MonkeyPatch) -> None:
+def _e43_consumers_read_committed_records(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetch_reads, "read_bound", lambda **bounds: bounds["log_end_offset"])
 
 
 @breaks(1, "V37", "2026-11-21")
-def _v37_who_recovers_serves_nobody(patch: pytest.MonkeyPatch) -> None:
+def _v37_a_recovering_leader_serves_no_requests(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "is_recovering", property(lambda self: False))
 
 
 @breaks(92, "readers", "2026-11-21")
-def _e49_a_consumer_asks_where_its_epoch_ends(patch: pytest.MonkeyPatch) -> None:
+def _e49_a_consumer_validates_its_epoch(patch: pytest.MonkeyPatch) -> None:
     """Before KIP-320. Of the checks themselves: this reader is the simulation's own."""
 
     async def trust(self: Consumer, place: Any, position: Any) -> int:

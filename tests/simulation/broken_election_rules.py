@@ -59,12 +59,12 @@ def _kip_966_the_last_replica_standing_may_have_lost_its_tail(patch: pytest.Monk
 
 
 @breaks(4, "StrongIsr", "2026-11-21")
-def _a_new_life_is_in_no_in_sync_set(patch: pytest.MonkeyPatch) -> None:
+def _a_restarted_broker_is_in_no_in_sync_set(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(registrations, "_leave_partitions", lambda state, existing, previous: [])
 
 
 @breaks(1, "V9", "2026-11-21")
-def _v9_an_unclean_election_is_told(patch: pytest.MonkeyPatch) -> None:
+def _v9_an_unclean_election_is_recorded(patch: pytest.MonkeyPatch) -> None:
     """V36: whatever else is decided, who leads from outside of the in-sync set is RECOVERING."""
     change = elections.change_partition
 
@@ -78,7 +78,7 @@ def _v9_an_unclean_election_is_told(patch: pytest.MonkeyPatch) -> None:
 
 
 @breaks(87, "V9", "2026-11-22")
-def _v39_who_recovers_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None:
+def _v39_a_recovering_leader_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None:
     """V39 at the leader, which lets followers fetch and asks for them; V21 at the controller."""
     propose, checked, fault = LeaderState.propose_expansion, FetchReads._checked, alter_partition._fault
     topics = isr_changes._topics
@@ -131,7 +131,7 @@ def _v39_who_recovers_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 @breaks(30, "E36", "2026-11-22")
-def _v18_an_in_sync_set_is_changed_from_the_newest_only(patch: pytest.MonkeyPatch) -> None:
+def _v18_an_in_sync_set_changes_only_from_the_newest_version(patch: pytest.MonkeyPatch) -> None:
     fault = alter_partition._fault
 
     def old_ones_too(state: Any, partition: Any, broker_id: int, wanted: Any) -> Any:
@@ -145,7 +145,7 @@ def _v18_an_in_sync_set_is_changed_from_the_newest_only(patch: pytest.MonkeyPatc
 
 
 @breaks(6, "a node ends", "2026-11-21")
-def _a_metadata_snapshot_stands_for_what_is_safe(patch: pytest.MonkeyPatch) -> None:
+def _a_metadata_snapshot_has_durable_records_only(patch: pytest.MonkeyPatch) -> None:
     """Brokers that do not vote flush nothing by themselves: after a power cut the log ended below its snapshot. A start
     begins anew at the snapshot since then, which goes as well."""
     open_log = metadata_log._open_log
@@ -154,7 +154,7 @@ def _a_metadata_snapshot_stands_for_what_is_safe(patch: pytest.MonkeyPatch) -> N
 
 
 @breaks(17, "rest", "2026-11-22", **_CUT_AND_TORN)
-def _a_cut_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
+def _a_truncation_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
     """What was appended after a cut, and torn by a power cut, lay below the old recovery point: the partition stayed
     offline. The log itself refuses such an append since then, which goes as well."""
 
@@ -166,6 +166,6 @@ def _a_cut_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
 
 
 @breaks(62, "a node ends", "2026-11-21")
-def _a_full_disk_of_the_controller_passes(patch: pytest.MonkeyPatch) -> None:
+def _a_full_disk_of_the_controller_is_retried(patch: pytest.MonkeyPatch) -> None:
     """A broker that started meanwhile ended."""
     patch.setattr(broker_lifecycle, "_PASSES", broker_lifecycle._PASSES - {ErrorCode.KAFKA_STORAGE_ERROR})

@@ -29,7 +29,7 @@ __all__ = ("NO_SEED", "RULES")
 
 
 @breaks(0, "high watermark", "2026-11-23")
-def _kafka_9491_a_log_that_begins_anew_has_its_high_watermark_there(patch: pytest.MonkeyPatch) -> None:
+def _kafka_9491_a_full_truncation_moves_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     begin = truncation.truncate_fully_and_start_at
 
     def keep(log: Any, offset: int, **more: Any) -> Any:
@@ -45,7 +45,7 @@ def _kafka_9491_a_log_that_begins_anew_has_its_high_watermark_there(patch: pytes
 
 
 @breaks(31, "StrongIsr", "2026-11-23")
-def _kafka_7128_who_joins_has_reached_this_epoch(patch: pytest.MonkeyPatch) -> None:
+def _kafka_7128_a_joining_follower_has_reached_this_epoch(patch: pytest.MonkeyPatch) -> None:
     """To have come to the high watermark was enough, which a new leader does not know yet."""
     patch.setattr(
         LeaderState,
@@ -70,7 +70,7 @@ def _kafka_9866_the_preferred_leader_is_in_sync(patch: pytest.MonkeyPatch) -> No
 
 
 @breaks(17, "replicas", "2026-11-23")
-def _kafka_9672_who_is_in_sync_is_a_replica(patch: pytest.MonkeyPatch) -> None:
+def _kafka_9672_an_in_sync_member_is_a_replica(patch: pytest.MonkeyPatch) -> None:
     complete = elections._complete_reassignment
 
     def superset(isr: Any, replicas: Any, adding: Any, removing: Any) -> Any:
@@ -84,12 +84,12 @@ def _kafka_9672_who_is_in_sync_is_a_replica(patch: pytest.MonkeyPatch) -> None:
 
 
 @breaks(36, "E64", "2026-11-23")
-def _kafka_12403_the_state_of_a_deleted_topic_goes(patch: pytest.MonkeyPatch) -> None:
+def _kafka_12403_the_state_of_a_deleted_topic_is_removed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replicas, "_drop", lambda self, topic: None)
 
 
 @breaks(41, "a node ends", "2026-11-23")
-def _kafka_16541_an_epoch_file_is_whole_before_it_gets_its_name(patch: pytest.MonkeyPatch) -> None:
+def _kafka_16541_an_epoch_file_is_complete_before_it_is_renamed(patch: pytest.MonkeyPatch) -> None:
     """With what made it harmful there: a log whose file could not be read was not opened. Here it is read anew."""
     fsync, read_epochs = LifeDisk.fsync, checkpoints.read_epochs
 

@@ -64,7 +64,7 @@ _UNCLEAN: Final = {
 """Unclean elections, and changes of the same partitions at any moment after them."""
 
 
-@breaks(0, "clean mark", "2026-11-23", story="operations", **_STOPS)
+@breaks(0, "clean mark", "2026-11-23", scenario="operations", **_STOPS)
 def _b1_a_start_that_never_registered_leaves_the_clean_mark(patch: pytest.MonkeyPatch) -> None:
     """It wrote a mark of its own, with no broker epoch: the next start counted as unclean."""
 
@@ -78,14 +78,14 @@ def _b1_a_start_that_never_registered_leaves_the_clean_mark(patch: pytest.Monkey
     patch.setattr(LogDir, "give_back", overwrite)
 
 
-@breaks(0, "rest", "2026-11-23", story="operations", liveness_s="30")
+@breaks(0, "rest", "2026-11-23", scenario="operations", liveness_s="30")
 def _b4_answers_are_bounded_by_what_allowed_the_batch(patch: pytest.MonkeyPatch) -> None:
     """A bound that no configuration knows of: an answer above it closes the connection, and is asked for again."""
     patch.setattr(Replication, "_largest_answer", lambda self: _BOUND_BYTES)
     patch.setattr(leader_link, "largest_partition", lambda version, begun: None)
 
 
-@breaks(28, "rest", "2026-11-23", story="operations", **_UNCLEAN)
+@breaks(28, "rest", "2026-11-23", scenario="operations", **_UNCLEAN)
 def _b6_recovered_is_proposed_until_the_controller_has_it(patch: pytest.MonkeyPatch) -> None:
     """Once for each leader epoch: what another change of the partition overtook was never asked again."""
     patch.setattr(Replication, "_propose_recovered_again", lambda self, replica: None)
@@ -147,14 +147,14 @@ _ANEW: Final = {
 """Topics that are made anew, and processes that end between two checkpoints."""
 
 
-@breaks(105, "rest", "2026-11-23", story="operations", **_BEGINS_ANEW)
+@breaks(105, "rest", "2026-11-23", scenario="operations", **_BEGINS_ANEW)
 def _b2_nothing_is_appended_below_the_durable_recovery_point(patch: pytest.MonkeyPatch) -> None:
     """A follower that begins anew inside of a batch goes on below what its checkpoint calls safe."""
     patch.setattr(log_dir_offsets, "recovery_point_to_write", lambda log: log.recovery_point)
     patch.setattr(SegmentedLog, "_check_recovery_point", lambda self, base: None)
 
 
-@breaks(18, "log start", "2026-11-23", story="operations", **_ANEW)
+@breaks(18, "log start", "2026-11-23", scenario="operations", **_ANEW)
 def _b3_a_checkpoint_belongs_to_one_directory(patch: pytest.MonkeyPatch) -> None:
     """It belonged to a name, and a topic that was made anew took over the offsets of the one before."""
     patch.setattr(LogDirOffsets, "applies_to", lambda self, topic_partition, directory: True)
@@ -164,7 +164,7 @@ _TORN_APART: Final = {"drop_s": "0.25", "crash_s": "0.8", "down_s": "0.3", "part
 """Answers of coordinators are lost, so that commits are tried again while the group moves on."""
 
 
-@breaks(6, "commits", "2026-11-23", story="members", **_TORN_APART)
+@breaks(6, "commits", "2026-11-23", scenario="members", **_TORN_APART)
 def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatch) -> None:
     """Its retry went out under whatever generation the member had by then."""
 

@@ -43,11 +43,11 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 class Rule(NamedTuple):
-    """How it is broken, and a seed of the story in which that is noticed, with what notices it: the rule of a check, or
-    what a story asks at its end. Another seed may do as well, and after a change of the code another one must.
-    `options` are those that are not drawn."""
+    """How it is broken, and a seed of the scenario that detects it, with the check that does: the rule of a check, or
+    the final check of a scenario. Another seed may do as well, and after a change of the code another one must.
+    `options` override drawn ones."""
 
-    story: str
+    scenario: str
     breach: Patch
     seed: int
     check: str
@@ -57,9 +57,9 @@ class Rule(NamedTuple):
 RULES: Final[dict[str, Rule]] = {}
 
 
-def _breaks(story: str, seed: int, check: str, **options: str) -> Callable[[Patch], Patch]:
+def _breaks(scenario: str, seed: int, check: str, **options: str) -> Callable[[Patch], Patch]:
     def keep(patch: Patch) -> Patch:
-        RULES[patch.__name__.strip("_")] = Rule(story, patch, seed, check, options)
+        RULES[patch.__name__.strip("_")] = Rule(scenario, patch, seed, check, options)
         return patch
 
     return keep
@@ -94,7 +94,7 @@ def _directories_are_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("controller", 0, "N50")
-def _a_snapshot_gets_its_name_when_it_is_whole(patch: pytest.MonkeyPatch) -> None:
+def _a_snapshot_is_renamed_when_it_is_complete(patch: pytest.MonkeyPatch) -> None:
     def write(self: MetadataLog, snapshot: Any, batches: Any) -> None:
         fd = self._disk.open_append(f"{self.directory}/{snapshot.file_name}")
         for batch in batches:
@@ -151,8 +151,8 @@ _CUT_OFF: Final = {
 """Leaders that are cut off while clients, who are sure of every answer, ask for much."""
 
 
-@_breaks("controllers", 1, "its client was told", **_CUT_OFF)
-def _an_answer_is_given_when_it_is_committed(patch: pytest.MonkeyPatch) -> None:
+@_breaks("controllers", 1, "its client expects", **_CUT_OFF)
+def _a_response_is_sent_after_the_commit(patch: pytest.MonkeyPatch) -> None:
     send_off = ActiveController._send_off
 
     def early(self: ActiveController, flight: Any) -> None:
@@ -165,7 +165,7 @@ def _an_answer_is_given_when_it_is_committed(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("controller", 13, "progress")
-def _what_could_not_be_appended_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+def _records_that_were_not_appended_are_discarded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Controller, "reset", lambda self, image, next_offset: None)
 
 
@@ -173,12 +173,12 @@ def _what_could_not_be_appended_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("quorum", 1, "Q50")
-def _a_vote_is_remembered(patch: pytest.MonkeyPatch) -> None:
+def _a_vote_is_persisted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MetadataLog, "write_election", lambda self, state, kraft_version, voters: None)
 
 
 @_breaks("quorum", 1, "Q50")
-def _an_epoch_is_remembered(patch: pytest.MonkeyPatch) -> None:
+def _an_epoch_is_persisted(patch: pytest.MonkeyPatch) -> None:
     write = MetadataLog.write_election
 
     def votes_only(self: MetadataLog, state: ElectionState, kraft_version: int, voters: tuple[int, ...]) -> None:
@@ -194,7 +194,7 @@ def _a_vote_is_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("quorum", 3, "log matching")
-def _who_led_before_a_stop_never_leads_that_epoch_again(patch: pytest.MonkeyPatch) -> None:
+def _a_restarted_leader_never_leads_the_same_epoch_again(patch: pytest.MonkeyPatch) -> None:
     boot = Elections.boot
 
     def lead_on(self: Elections, recorded: ElectionState | None) -> None:
@@ -224,7 +224,7 @@ _CALM: Final = dict.fromkeys(("crash_s", "crash_calls", "pause_s", "stop_s", "ad
 
 
 @_breaks("quorum", 17, "K7", nodes="3", safety_s="20", partition_s="5", **_CALM)
-def _who_is_in_touch_with_a_leader_wants_no_other(patch: pytest.MonkeyPatch) -> None:
+def _a_voter_in_contact_with_its_leader_grants_no_pre_vote(patch: pytest.MonkeyPatch) -> None:
     def would_elect(self: Elections, request: Any) -> bool:
         return not self._is_behind(request)
 
@@ -286,7 +286,7 @@ def _a_majority_commits(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("quorum", 1, "Q52")
-def _a_fetch_says_what_is_flushed(patch: pytest.MonkeyPatch) -> None:
+def _a_fetch_reports_what_is_flushed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Following, "_is_settled", True)
 
 
@@ -304,7 +304,7 @@ def _old_epochs_are_committed_by_the_new_one(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("quorum", 22, "Q52")
-def _a_log_that_differs_is_cut_back(patch: pytest.MonkeyPatch) -> None:
+def _a_diverging_log_is_truncated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetches, "judge", lambda log, offset, epoch: fetches.Valid())
 
 
@@ -314,7 +314,7 @@ def _only_the_leader_of_the_epoch_serves(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("quorum", 0, "Q52")
-def _a_leader_says_what_is_committed(patch: pytest.MonkeyPatch) -> None:
+def _a_leader_returns_the_committed_high_watermark(patch: pytest.MonkeyPatch) -> None:
     answer = Fetches._answer
 
     def all_of_it(self: Fetches, *args: Any, **kwargs: Any) -> Any:
@@ -327,7 +327,7 @@ def _a_leader_says_what_is_committed(patch: pytest.MonkeyPatch) -> None:
 @_breaks(
     "quorum",
     0,
-    "was told to be committed",
+    "was acknowledged at",
     nodes="3",
     observers="0",
     partition_s="1",
@@ -335,7 +335,7 @@ def _a_leader_says_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     clients="4",
     think_ms="5",
 )
-def _an_answer_waits_for_a_majority(patch: pytest.MonkeyPatch) -> None:
+def _a_response_waits_for_a_majority(patch: pytest.MonkeyPatch) -> None:
     propose = QuorumNode._propose
 
     def at_once(self: QuorumNode, name: str, value: str, reply: Any) -> None:
@@ -346,7 +346,7 @@ def _an_answer_waits_for_a_majority(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("quorum", 21, "N49")
-def _a_log_is_cut_where_it_differs(patch: pytest.MonkeyPatch) -> None:
+def _a_log_is_truncated_where_it_diverges(patch: pytest.MonkeyPatch) -> None:
     def too_deep(self: Following, diverging: Any) -> None:
         self._core.log_is_changing = True
         self._core.duties.append(Truncate(max(self._core.log.start_offset, self._core.log.end.offset - 20)))
@@ -355,7 +355,7 @@ def _a_log_is_cut_where_it_differs(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("quorum", 0, "the quorum itself")
-def _a_follower_commits_what_it_has(patch: pytest.MonkeyPatch) -> None:
+def _a_follower_commits_only_what_it_has(patch: pytest.MonkeyPatch) -> None:
     def too_far(self: Following) -> None:
         if self._leader_high_watermark > 0:
             self._core.advance_high_watermark(self._leader_high_watermark)
@@ -367,13 +367,13 @@ def _a_follower_commits_what_it_has(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("quorum", 1, "G35")
-def _a_snapshot_is_of_what_is_committed(patch: pytest.MonkeyPatch) -> None:
+def _a_snapshot_has_committed_records_only(patch: pytest.MonkeyPatch) -> None:
     committed = QuorumNode.committed
     patch.setattr(QuorumNode, "committed", lambda self, offset: committed(self, self.log.end_offset))
 
 
 @_breaks("quorum", 10, "gave up")
-def _a_download_is_synced_before_it_gets_its_name(patch: pytest.MonkeyPatch) -> None:
+def _a_download_is_synced_before_it_is_renamed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LifeDisk, "fsync", _no_fsync_of(".part"))
 
 
@@ -423,7 +423,7 @@ def _voters_change_one_at_a_time(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("controllers", 0, "N50")
-def _kafka_14618_a_snapshot_is_named_by_its_end(patch: pytest.MonkeyPatch) -> None:
+def _kafka_14618_a_snapshot_is_named_by_its_end_offset(patch: pytest.MonkeyPatch) -> None:
     """By the offset behind its last record, not by that record's."""
     begin = Snapshots._begin
 

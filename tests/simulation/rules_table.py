@@ -1,8 +1,8 @@
-"""The tables of broken rules in docs/simulation.md, printed or made anew.
+"""The tables of broken rules in docs/simulation.md, printed or regenerated.
 
-Owns the search for seeds: `python -m tests.simulation.rules_table RULE...`. With names (or their beginnings), or `all`,
-it looks for the first seed that notices each of these, and writes seed, check and date into the rules' modules and
-both tables into the documentation. A seed that fails without the breach is no verdict.
+Owns the search for seeds: `python -m tests.simulation.rules_table RULE...`. With names (or prefixes), or `all`, it
+searches for the first seed that detects each of these, and writes seed, check and date into the modules of the rules
+and both tables into the documentation. A seed that also fails without the breach is no verdict.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _MODULES: Final = tuple(_HERE / f"broken_{part}_rules.py" for part in ("data", "
 DOCUMENT: Final = _HERE.parents[1] / "docs" / "simulation.md"
 _HEAD: Final = "| Breach | Seed | Noticed by | Last reproduced |\n|---|---|---|---|\n"
 NO_VERDICT: Final = ("AttributeError", "TypeError", "NameError", "KeyError", "Failed")
-"""The patch itself is broken, not the rule; or the test has lasted too long."""
-_STANDS_STILL: Final = ("rest", "a node ends")
+"""The patch itself is broken, not the rule; or the test exceeded its time limit."""
+_NO_PROGRESS: Final = ("rest", "a node ends")
 _CHECKS: Final = (
     (r"in sync are .* replicas", "replicas"),
     (r"its high watermark", "high watermark"),
     (r"\(([A-Za-z0-9, -]+|log matching)\)$", r"\1"),
-    (r"not at rest|no progress", "rest"),
+    (r"not idle|no progress", "rest"),
     (r"gave up without", "a node ends"),
     (r"leads epoch \d+ with a log", "leaders"),
     (r"acknowledged|is not RECOVERING", "acknowledgements"),
-    (r"was not noticed|was truncated to", "readers"),
-    (r"stands where|ends at \d+, committed", "logs"),
+    (r"was not detected|was truncated to", "readers"),
+    (r"the committed batch is|ends at \d+, but the committed", "logs"),
 )
 
 
 def check_of(failure: str) -> str:
-    """What noticed, as the documentation names it."""
+    """The check that detected it, as the documentation names it."""
     first_line = failure.split("\n", 1)[0]
     for pattern, name in _CHECKS:
         found = re.search(pattern, first_line)
@@ -54,22 +54,22 @@ def check_of(failure: str) -> str:
 
 
 def played(name: str, seed: int) -> Outcome:
-    """A seed with the rule broken."""
+    """The outcome of a seed with the rule broken."""
     with pytest.MonkeyPatch.context() as patch:
         RULES[name].breach(patch)
-        return play(seed, RULES[name].story, overrides=RULES[name].options)
+        return play(seed, RULES[name].scenario, overrides=RULES[name].options)
 
 
-def first_that_sees(name: str, seeds: Iterable[int]) -> tuple[int, str]:
-    """The seed and what it said; NO_SEED where none noticed. An invariant that breaks says more than a cluster that
-    stands still, which counts only where that is the bug."""
-    counts_rest = RULES[name].check in _STANDS_STILL
+def first_that_detects(name: str, seeds: Iterable[int]) -> tuple[int, str]:
+    """The seed and its failure; NO_SEED if none detected it. A violated invariant is more specific than a cluster that
+    makes no progress, which counts only if that is the bug."""
+    counts_rest = RULES[name].check in _NO_PROGRESS
     for seed in seeds:
         outcome = played(name, seed)
         assert outcome.kind not in NO_VERDICT, outcome.report()
         if outcome.failure is None or not (counts_rest or outcome.kind == InvariantBroken.__name__):
             continue
-        if play(seed, RULES[name].story, overrides=RULES[name].options).failure is None:
+        if play(seed, RULES[name].scenario, overrides=RULES[name].options).failure is None:
             return seed, outcome.failure
     return NO_SEED, ""
 
@@ -85,10 +85,10 @@ def table() -> str:
 
 def _write(name: str, seed: int, check: str, seen: str) -> None:
     pattern = re.compile(rf'@breaks\([^,]+, "[^"]*", "[^"]*"(.*)\)\ndef _{name}\(')
-    told = f'{seed}, "{check}", "{seen}"' if seed != NO_SEED else 'NO_SEED, "", ""'
+    arguments = f'{seed}, "{check}", "{seen}"' if seed != NO_SEED else 'NO_SEED, "", ""'
     for module in _MODULES:
         text = module.read_text()
-        module.write_text(pattern.sub(rf"@breaks({told}\1)\ndef _{name}(", text))
+        module.write_text(pattern.sub(rf"@breaks({arguments}\1)\ndef _{name}(", text))
     RULES[name] = RULES[name]._replace(seed=seed, check=check, seen=seen)
 
 
@@ -106,7 +106,7 @@ def main(wanted: list[str]) -> None:
     for name in names:
         known = RULES[name].seed
         seeds = [known] if known != NO_SEED else []
-        seed, failure = first_that_sees(name, [*seeds, *(each for each in range(SEEDS) if each != known)])
+        seed, failure = first_that_detects(name, [*seeds, *(each for each in range(SEEDS) if each != known)])
         _write(name, seed, check_of(failure) if failure else "", datetime.now(UTC).date().isoformat())
         print(f"{name}: {seed} {failure[:200]}", flush=True)
         _write_tables()

@@ -1,4 +1,4 @@
-"""Faults that wait for a state of a node: they strike in it, and a story without them is the same as before."""
+"""Faults that wait for a state of a node: they are injected in it, and a run without them is unchanged."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _MOVES = {
 }
 
 
-def test_a_fault_strikes_in_the_state_that_is_aimed_at() -> None:
+def test_a_fault_is_injected_in_the_aimed_state() -> None:
     met = {}
     for aim in ({}, {"aim": "log moving", "aim_faults": "kill,pause", "aim_s": "0.5"}):
         outcome = play(5, "operations", overrides=_MOVES | aim)
         assert outcome.failure is None
-        met[bool(aim)] = {each.fault for each in outcome.triples if (each.room, each.state) == ("log", "moving")}
+        met[bool(aim)] = {each.fault for each in outcome.triples if (each.component, each.state) == ("log", "moving")}
     assert met == {False: set(), True: {Fault.KILL, Fault.PAUSE}}
 
 
 @pytest.mark.parametrize("options", [{"aim": "log"}, {"aim": "log moving", "aim_faults": "rain"}])
-def test_an_aim_that_is_none_is_refused(options: dict[str, str]) -> None:
+def test_an_invalid_aim_is_rejected(options: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"unpack|rain"):
         Aim(World(1, Options().with_text(options)), lambda fault, process: None)
 

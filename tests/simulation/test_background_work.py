@@ -1,4 +1,4 @@
-"""Which call of a disk begins work of a node: the files of retention, compaction and metadata snapshots."""
+"""Which disk call begins background work of a node: the files of retention, compaction and metadata snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of replication that are broken on purpose: some seed sees each breach, or the invariants are worth nothing."""
+"""Deliberately broken rules of replication: some seed must detect each breach, or the invariants are worthless."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import chain
 import pytest
 
 from .broken_holes_rules import NO_SEED, RULES
-from .rules_table import DOCUMENT, NO_VERDICT, SEEDS, first_that_sees, played, table
+from .rules_table import DOCUMENT, NO_VERDICT, SEEDS, first_that_detects, played, table
 
 NEARBY = 60
 """Where a change of the code has moved the breach to another seed."""
 
 
 @pytest.mark.parametrize("name", sorted(name for name, rule in RULES.items() if rule.seed != NO_SEED))
-def test_a_breach_is_seen(name: str) -> None:
+def test_a_breach_is_detected(name: str) -> None:
     """By the seed of the table, or by one of the first."""
     for seed in chain([RULES[name].seed], range(NEARBY)):
         outcome = played(name, seed)
@@ -31,6 +31,6 @@ def test_the_documentation_has_the_table() -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_a_breach_is_seen_by_other_seeds(name: str) -> None:
-    seed, _ = first_that_sees(name, range(NEARBY, SEEDS))
+def test_a_breach_is_detected_by_other_seeds(name: str) -> None:
+    seed, _ = first_that_detects(name, range(NEARBY, SEEDS))
     assert seed != NO_SEED

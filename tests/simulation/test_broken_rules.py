@@ -1,4 +1,4 @@
-"""Rules that are broken on purpose: some seed sees each breach, or the invariants are worth nothing."""
+"""Deliberately broken rules: some seed must detect each breach, or the invariants are worthless."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NO_VERDICT = ("AttributeError", "TypeError", "NameError", "KeyError", "Failed")
 """The patch itself is broken, not the rule; or the test has lasted too long."""
 
 
-def _is_seen(name: str, seeds: Iterable[int]) -> bool:
+def _is_detected(name: str, seeds: Iterable[int]) -> bool:
     for seed in seeds:
-        outcome = play(seed, RULES[name].story, overrides=RULES[name].options)
+        outcome = play(seed, RULES[name].scenario, overrides=RULES[name].options)
         assert outcome.kind not in _NO_VERDICT, outcome.report()
         if outcome.failure is not None:
             return True
@@ -28,14 +28,14 @@ def _is_seen(name: str, seeds: Iterable[int]) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_a_breach_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_breach_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the seed of the table, or by one of the first."""
     RULES[name].breach(monkeypatch)
-    assert _is_seen(name, chain([RULES[name].seed], range(NEARBY)))
+    assert _is_detected(name, chain([RULES[name].seed], range(NEARBY)))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_a_breach_is_seen_by_other_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_breach_is_detected_by_other_seeds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     RULES[name].breach(monkeypatch)
-    assert _is_seen(name, range(NEARBY, NEARBY + SEEDS))
+    assert _is_detected(name, range(NEARBY, NEARBY + SEEDS))

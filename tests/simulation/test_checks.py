@@ -1,4 +1,4 @@
-"""Every invariant sees what it is there for: views that lie, one lie each."""
+"""Every invariant detects its violation: views with one wrong value each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batch(base: int, epoch: int = 1, topic: str | None = None) -> StoredBatch:
 
 
 @dataclass
-class Lie:
+class FakeView:
     """A node that says what it is told to say."""
 
     now: NodeState = FIRST
@@ -63,16 +63,16 @@ class Scene:
         self.invariants = Invariants(self.world)
         log = [batch(0), batch(1, topic="t"), batch(2)]
         self.nodes = [self.world.add(1, body), self.world.add(2, body)]
-        self.one, self.two = Lie(log=list(log)), Lie(log=list(log))
+        self.one, self.two = FakeView(log=list(log)), FakeView(log=list(log))
         self.nodes[0].view, self.nodes[1].view = self.one, self.two
         self.sync(1, log)
         self.set(1, log_end=3, high_watermark=3)
         self.set(2, is_leader=False, log_end=3, high_watermark=3)
 
     def set(self, node_id: int, **changes: object) -> None:
-        lie = self.one if node_id == 1 else self.two
-        lie.now = lie.now._replace(**changes)
-        self.invariants.look(self.nodes[node_id - 1])
+        violation = self.one if node_id == 1 else self.two
+        violation.now = violation.now._replace(**changes)
+        self.invariants.check(self.nodes[node_id - 1])
 
     def sync(self, node_id: int, batches: list[StoredBatch]) -> None:
         """They are on the node's disk, safe."""
@@ -108,7 +108,7 @@ def _high_watermark_falls(scene: Scene) -> None:
 
 def _committed_record_changed(scene: Scene) -> None:
     scene.two.log[2] = batch(2, topic="other")
-    scene.invariants.whole()
+    scene.invariants.check_all()
 
 
 def _another_batch_of_the_same_epoch(scene: Scene) -> None:
@@ -140,7 +140,7 @@ def _image_at_rest_is_another(scene: Scene) -> None:
     scene.one.published = replace(
         image, topics_by_name=EMPTY_IMAGE.topics_by_name, topics_by_id=EMPTY_IMAGE.topics_by_id
     )
-    scene.invariants.whole()
+    scene.invariants.check_all()
 
 
 def _leader_with_other_records(scene: Scene) -> None:
@@ -216,10 +216,10 @@ def _a_well_quorum_is_disturbed(scene: Scene) -> None:
     scene.set(2, is_leader=False, in_touch=True, voters=((1, "a"), (2, "b")))
     scene.world.scheduler.now_s = 30.0
     third = scene.world.add(3, scene.body)
-    third.view = Lie(log=list(scene.two.log), now=scene.two.now._replace(in_touch=False))
-    scene.invariants.look(third)
+    third.view = FakeView(log=list(scene.two.log), now=scene.two.now._replace(in_touch=False))
+    scene.invariants.check(third)
     third.view.now = third.view.now._replace(epoch=2, leader_id=-1)
-    scene.invariants.look(third)
+    scene.invariants.check(third)
 
 
 def _image_before_commit(scene: Scene) -> None:
@@ -266,7 +266,7 @@ def _snapshot_of_another_epoch(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lie", "rule"),
+    ("violation", "rule"),
     [
         (_two_leaders, "Q51"),
         (_epoch_falls, "Q50"),
@@ -298,13 +298,13 @@ def _snapshot_of_another_epoch(scene: Scene) -> None:
         (_snapshot_of_another_epoch, "N53"),
     ],
 )
-def test_a_lie_is_seen(lie: Callable[[Scene], None], rule: str) -> None:
+def test_each_violation_is_detected(violation: Callable[[Scene], None], rule: str) -> None:
     scene = Scene()
     with pytest.raises(InvariantBroken, match=rule):
-        lie(scene)
+        violation(scene)
 
 
-def test_the_truth_is_not() -> None:
+def test_a_correct_history_passes() -> None:
     scene = Scene()
     image = scene.invariants.committed.image_at(2)
     assert image is not None
@@ -323,11 +323,11 @@ def test_the_truth_is_not() -> None:
     scene.set(2, high_watermark=4)
     scene.restart(1, epoch=1, high_watermark=0, is_leader=False)
     late = scene.world.add(3, scene.body)  # elected in an epoch that is over, and has not heard of it
-    late.view = Lie(now=FIRST._replace(epoch=1, leader_id=3, is_leader=False))
-    scene.invariants.look(late)
+    late.view = FakeView(now=FIRST._replace(epoch=1, leader_id=3, is_leader=False))
+    scene.invariants.check(late)
     scene.invariants._leaders.clear()
     late.view.now = late.view.now._replace(is_leader=True)
-    scene.invariants.look(late)
+    scene.invariants.check(late)
     scene.set(1, epoch=2, is_leader=False, leader_id=2, high_watermark=3)
-    scene.invariants.whole()
+    scene.invariants.check_all()
     assert scene.invariants.changes > 8

@@ -1,4 +1,4 @@
-"""The corpus and the search: its file, what is kept, and the corpus of this repository."""
+"""The corpus and the search: the file, which games are kept, and the corpus of this repository."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fenceline.testing.simulation.corpus import Entry, load, save
 from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.operations import Fault, Operation
 from fenceline.testing.simulation.options import Options
-from fenceline.testing.simulation.search import LIKELY, STRIKES, Search
-from fenceline.testing.simulation.stage import STORIES, Outcome, options_of
+from fenceline.testing.simulation.search import FAULT_OPTIONS, LIKELY, Search
+from fenceline.testing.simulation.stage import SCENARIOS, Outcome, options_of
 from fenceline.testing.simulation.workers import Game
 
 from .broken_holes_rules import NO_SEED, RULES
 
 CORPUS = Path(__file__).parent / "corpus.txt"
 HOLES = [rule for name, rule in RULES.items() if re.match(r"b\d_", name) and rule.seed != NO_SEED]
-GAMES = [Game(rule.story, rule.seed, rule.options) for rule in HOLES]
+GAMES = [Game(rule.scenario, rule.seed, rule.options) for rule in HOLES]
 SEEDS = 2_000
 """Of each story, as the Makefile has it."""
 _GAME = Game("operations", 7, {"crash_s": "0.5", "operations": "delete records,reassign"})
@@ -46,27 +46,27 @@ def test_a_corpus_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("  produce, kill: log dirty\n", "line 1: it belongs to no game"),
-        ("operations 1\n  produce, kill: log muddy\n", "line 2: 'log muddy' is not a room and its states"),
+        ("  produce, kill: log dirty\n", "line 1: this line follows no game"),
+        ("operations 1\n  produce, kill: log muddy\n", "line 2: 'log muddy' is not a component with its states"),
         ("operations one\n", "line 1: invalid literal"),
     ],
 )
-def test_a_damaged_corpus_is_refused(tmp_path: Path, text: str, wrong: str) -> None:
+def test_a_damaged_corpus_is_rejected(tmp_path: Path, text: str, wrong: str) -> None:
     path = tmp_path / "corpus.txt"
     path.write_text(text)
     with pytest.raises(ValueError, match=wrong):
         load(path)
 
 
-def test_a_corpus_that_is_not_there_is_empty(tmp_path: Path) -> None:
+def test_a_missing_corpus_is_empty(tmp_path: Path) -> None:
     assert load(tmp_path / "corpus.txt") == []
 
 
-def test_the_search_keeps_what_reaches_something_new(tmp_path: Path) -> None:
+def test_the_search_keeps_games_with_new_triples(tmp_path: Path) -> None:
     path = tmp_path / "corpus.txt"
     search = Search(path, 5)
-    search._take(_GAME, _MET)
-    search._take(Game("operations", 9, {}), _MET)
+    search._add(_GAME, _MET)
+    search._add(Game("operations", 9, {}), _MET)
     assert load(path) == [Entry(_GAME, _MET)]
     assert search.reached == _MET
 
@@ -78,7 +78,7 @@ def test_a_game_that_fails_is_no_entry(tmp_path: Path, monkeypatch: pytest.Monke
         search_module,
         "played",
         lambda games, workers, ahead: (
-            Outcome(game.seed, game.story, Options(), failure=failures.pop(), triples=dict.fromkeys(_MET, 1))
+            Outcome(game.seed, game.scenario, Options(), failure=failures.pop(), triples=dict.fromkeys(_MET, 1))
             for game in games
         ),
     )
@@ -87,9 +87,7 @@ def test_a_game_that_fails_is_no_entry(tmp_path: Path, monkeypatch: pytest.Monke
     assert [entry.game.seed for entry in load(tmp_path / "corpus.txt")] == [7]
 
 
-def test_a_corpus_that_is_played_anew_keeps_what_reaches_most_of_what_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replayed_corpus_keeps_the_games_that_reach_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And games that are there for another reason."""
     produce, lag = _MET - {_LAG}, {_LAG}
     met = {1: set(), 2: lag, 3: produce, 4: _MET, 5: set()}
@@ -104,28 +102,28 @@ def test_a_corpus_that_is_played_anew_keeps_what_reaches_most_of_what_is_left(
     assert load(path) == [Entry(games[1], frozenset()), Entry(games[4], _MET)]
 
 
-def test_the_search_makes_the_same_games_again() -> None:
+def test_the_search_is_deterministic() -> None:
     """And options that a story takes."""
     games = [[search._next() for _ in range(30)] for search in (Search(Path("/none"), 5), Search(Path("/none"), 5))]
     assert games[0] == games[1]
     for game in games[0]:
-        options_of(game.seed, game.story, game.overrides)
+        options_of(game.seed, game.scenario, game.overrides)
 
 
-def test_each_fault_has_options_that_make_it_strike() -> None:
-    assert set(STRIKES) == set(Fault)
+def test_each_fault_has_options_that_make_it_frequent() -> None:
+    assert set(FAULT_OPTIONS) == set(Fault)
 
 
-def test_each_state_that_is_aimed_at_is_one_and_has_options_that_are_known() -> None:
+def test_each_likely_state_exists_and_has_known_options() -> None:
     states = {f"{room} {state}" for room, labels in coverage_table.STATES.items() for state in labels}
     assert set(LIKELY) <= states
-    for options in (*LIKELY.values(), *STRIKES.values()):
+    for options in (*LIKELY.values(), *FAULT_OPTIONS.values()):
         for name, values in options.items():
             for value in values:
                 Options().with_text({name: value})
 
 
-def test_the_table_names_what_is_missing() -> None:
+def test_the_table_lists_missing_triples() -> None:
     everything = coverage_table.wanted()
     missing = {
         Triple("log", "cutting", operation.value, fault.value)
@@ -141,7 +139,7 @@ def test_the_table_names_what_is_missing() -> None:
     assert rows["log cutting"].count("24") == 2
     assert rows["sum"][-1] == "49"
     assert "49 not" in table[-1]
-    assert "  31 of them: no reason is known, look for games" in table
+    assert "  31 of them: no known reason, search for games" in table
     assert sum(int(line.split()[0]) for line in table if " of them: " in line) == 49
     assert len(coverage_table.unreached(everything).splitlines()) == 1
     assert len(list(coverage_table.every())) == len(Operation) * len(Fault) * sum(
@@ -149,7 +147,7 @@ def test_the_table_names_what_is_missing() -> None:
     )
 
 
-def test_what_cannot_be_met_has_a_reason() -> None:
+def test_unreachable_triples_have_a_reason() -> None:
     for reason in coverage_table.REASONS:
         covered = [triple for triple in coverage_table.every() if reason.covers(triple)]
         assert covered
@@ -161,8 +159,8 @@ def test_the_corpus_of_this_repository_can_be_played() -> None:
     """Each entry is a game with options that its story knows, and reaches something first."""
     reached: set[Triple] = set()
     for entry in load(CORPUS):
-        assert entry.game.story in STORIES
-        options_of(entry.game.seed, entry.game.story, entry.game.overrides)
+        assert entry.game.scenario in SCENARIOS
+        options_of(entry.game.seed, entry.game.scenario, entry.game.overrides)
         assert entry.first or entry.game in GAMES
         assert not entry.first & reached
         reached |= entry.first
@@ -171,7 +169,7 @@ def test_the_corpus_of_this_repository_can_be_played() -> None:
         assert coverage_table.rare_because(triple), f"{triple} is in no game, and has no written reason"
 
 
-def test_make_simulate_plays_the_games_in_which_the_holes_are_noticed() -> None:
+def test_make_simulate_runs_the_games_that_detect_the_holes() -> None:
     """Those whose options are not drawn are games of the corpus; the others are among the first seeds."""
     played = [entry.game for entry in load(CORPUS)]
     assert [game for game in GAMES if game.overrides and game not in played] == []

@@ -1,4 +1,4 @@
-"""What a story counts as met: the windows, the parts, and that counting changes nothing of a story."""
+"""What a run counts as reached: the windows, the parts, and that counting does not change a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from fenceline.testing.simulation.coverage import LOOK_S, ROOMS, WINDOW_S, Coverage, State, Triple
+from fenceline.testing.simulation.coverage import CHECK_INTERVAL_S, COMPONENTS, WINDOW_S, Coverage, State, Triple
 from fenceline.testing.simulation.coverage_states import STATES
 from fenceline.testing.simulation.operations import Operation
 from fenceline.testing.simulation.stage import play
@@ -49,7 +49,7 @@ def test_a_fault_meets_the_operations_in_progress() -> None:
     assert sorted(map(str, coverage.counts)) == ["log 1-t0, produce, kill", "log None-t0, produce, partition"]
 
 
-def test_one_look_serves_all_that_is_in_progress_on_the_same_logs() -> None:
+def test_one_sample_serves_all_operations_on_the_same_logs() -> None:
     clock = _Clock()
     coverage = _coverage(clock)
     coverage.operation("reassign", "t0")
@@ -97,7 +97,7 @@ def test_an_operation_is_in_progress_until_its_effect_has_ended() -> None:
     assert not looks
     clock.now_s = 1.5
     coverage.fault("kill", 1)
-    clock.now_s = 1.5 + LOOK_S / 2
+    clock.now_s = 1.5 + CHECK_INTERVAL_S / 2
     coverage.fault("pause", 1)
     assert looks == [("reassign", "t0", 1.5)]
     clock.now_s = 2.1
@@ -114,15 +114,13 @@ def test_an_operation_is_in_progress_until_its_effect_has_ended() -> None:
         (Operation.METADATA_SNAPSHOT, 4, {"snapshot_bytes": "300", "snapshot_interval_ms": "200"}),
     ],
 )
-def test_work_that_a_node_begins_by_itself_is_an_operation(
-    operation: Operation, seed: int, options: dict[str, str]
-) -> None:
+def test_background_work_is_an_operation(operation: Operation, seed: int, options: dict[str, str]) -> None:
     """On its topic, or of the whole cluster for the metadata; and no seed is another for being looked at."""
     options |= {"crash_s": "0.7", "safety_s": "4"}
     outcome = play(seed, "operations", overrides=options)
     assert outcome.failure is None
     met = {each for each in outcome.triples if each.operation == operation}
-    assert {"log", "quorum"} <= {each.room for each in met}
+    assert {"log", "quorum"} <= {each.component for each in met}
 
 
 def test_counting_changes_nothing_of_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +148,8 @@ def test_a_triple_is_written_and_read() -> None:
     assert Triple.parse(str(triple)) == triple
 
 
-def test_each_room_has_its_states() -> None:
-    assert tuple(STATES) == ROOMS
+def test_each_component_has_its_states() -> None:
+    assert tuple(STATES) == COMPONENTS
 
 
 def test_a_fault_that_ends_a_process_lasts_until_it_is_started() -> None:
@@ -169,7 +167,7 @@ def test_a_fault_that_ends_a_process_lasts_until_it_is_started() -> None:
     assert sorted(map(str, coverage.counts)) == ["log 1-t0, fetch, kill", "log 1-t0, produce, kill"]
 
 
-def test_a_fault_can_last_longer_than_was_known_when_it_struck() -> None:
+def test_a_fault_can_be_extended() -> None:
     clock = _Clock()
     coverage = _coverage(clock)
     coverage.fault("stranded", 1)
@@ -195,7 +193,7 @@ def test_a_change_of_a_node_meets_each_operation_with_the_logs_of_its_topic() ->
     }
 
 
-def test_what_a_fault_would_meet() -> None:
+def test_the_operations_that_a_fault_would_meet() -> None:
     """Operations on the logs that are in this state now, and nothing is counted by asking."""
     clock = _Clock()
     coverage = _coverage(clock)

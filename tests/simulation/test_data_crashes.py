@@ -1,4 +1,6 @@
-"""Receipts after a crash: what the check of the story `brokers` takes for an unnoticed loss, and what it does not."""
+"""Receipts after a crash: what the check of the scenario `brokers` reports as a loss without a receipt, and what it
+does not.
+"""
 
 from __future__ import annotations
 
@@ -65,10 +67,10 @@ class Machine:
         self.crashes = Crashes(self.disk)
 
     def crash(self, *, power_lost: bool) -> Machine:
-        self.crashes.ended(KEY, DIRECTORY, list(LOG), {})
+        self.crashes.log_closed(KEY, DIRECTORY, list(LOG), {})
         if power_lost:
             self.disk.crash()
-        self.crashes.begins()
+        self.crashes.life_started()
         return self
 
     def opens(
@@ -81,7 +83,7 @@ class Machine:
         directory: str = DIRECTORY,
     ) -> None:
         told = {each.id: each for each in receipts}
-        self.crashes.opened(
+        self.crashes.log_opened(
             KEY,
             directory,
             log,
@@ -97,13 +99,13 @@ def killed() -> Machine:
     return Machine(synced=False).crash(power_lost=False)
 
 
-def test_what_a_killed_process_leaves() -> None:
+def test_a_killed_process_loses_nothing_without_a_receipt() -> None:
     killed().opens(LOG)
     killed().opens(LOG[:1], receipt(LOG[1:]))
     killed().opens(LOG[:1], receipt(LOG[1:2]), receipt(LOG[2:]))
-    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is gone, no receipt says so"):
+    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is missing without a receipt"):
         killed().opens(LOG[:2])
-    with pytest.raises(InvariantBroken, match="batch at 2 of epoch 3 is gone, no receipt says so"):
+    with pytest.raises(InvariantBroken, match="batch at 2 of epoch 3 is missing without a receipt"):
         killed().opens(LOG[:1], receipt(LOG[2:]))
 
 
@@ -116,7 +118,7 @@ def test_a_receipt_that_is_not_exact(wrong: dict[str, object]) -> None:
         killed().opens(LOG[:1], receipt(LOG[1:], **wrong))
 
 
-def test_a_receipt_of_what_is_still_there() -> None:
+def test_a_receipt_for_records_that_are_still_there() -> None:
     with pytest.raises(InvariantBroken, match="not lost"):
         killed().opens(LOG, receipt(LOG[1:]))
     with pytest.raises(InvariantBroken, match="not lost"):
@@ -128,8 +130,8 @@ def test_a_log_start_within_a_batch() -> None:
     exact = receipt(LOG, start_offset=1, records=5)
     for told in (exact, receipt(LOG)):
         machine = Machine(synced=False)
-        machine.crashes.ended(KEY, DIRECTORY, list(LOG), {}, start=1)
-        machine.crashes.begins()
+        machine.crashes.log_closed(KEY, DIRECTORY, list(LOG), {}, start=1)
+        machine.crashes.life_started()
         if told is exact:
             machine.opens([], told, start=9)
         else:
@@ -137,39 +139,39 @@ def test_a_log_start_within_a_batch() -> None:
                 machine.opens([], told, start=9)
 
 
-def test_what_a_request_deleted_up_to_the_middle_of_a_batch_was_not_lost() -> None:
+def test_records_deleted_up_to_the_middle_of_a_batch_are_not_lost() -> None:
     """Right after the start, before the log was looked at (operations, seed 33001665)."""
     Machine(synced=True).crash(power_lost=True).opens(LOG[1:], start=3)
-    with pytest.raises(InvariantBroken, match="no receipt says so"):
+    with pytest.raises(InvariantBroken, match="without a receipt"):
         Machine(synced=True).crash(power_lost=True).opens([stored(8)], start=8)
 
 
-def test_a_compacted_log_that_begins_anew() -> None:
+def test_a_compacted_log_that_restarts() -> None:
     """What compaction took before is told by no receipt, and all that was left is below the new log start."""
     killed().opens([], receipt(LOG), start=9, is_compacted=True)
     killed().opens([], receipt(LOG[1:], records=2), start=9, is_compacted=True)
     for wrong in ({"end_offset_exclusive": 7}, {"leader_epochs": (2,)}, {"records": 7}):
-        with pytest.raises(InvariantBroken, match="tells of more"):
+        with pytest.raises(InvariantBroken, match="covers more"):
             killed().opens([], receipt(LOG, **wrong), start=9, is_compacted=True)
     with pytest.raises(InvariantBroken, match="not lost"):
         killed().opens(LOG[2:], receipt(LOG), start=0, is_compacted=True)
 
 
-def test_a_compacted_log_that_was_emptied_to_be_fetched_anew_right_before_the_crash() -> None:
+def test_a_compacted_log_that_was_emptied_right_before_the_crash() -> None:
     """Its leader has all of it, and no file says any more why it is empty (operations, seed 36000837)."""
     killed().opens([], is_compacted=True, leader_has=True)
-    with pytest.raises(InvariantBroken, match="no receipt says so"):
+    with pytest.raises(InvariantBroken, match="without a receipt"):
         killed().opens([], is_compacted=True)
-    with pytest.raises(InvariantBroken, match="no receipt says so"):
+    with pytest.raises(InvariantBroken, match="without a receipt"):
         killed().opens([], leader_has=True)
 
 
-def test_a_replica_that_was_made_anew_elsewhere_is_another_one() -> None:
+def test_a_replica_that_was_recreated_elsewhere_is_another_one() -> None:
     """Its disk had gone before the log was looked at in this life (operations, seed 37001253)."""
     killed().opens([], directory="/data2/t0-0")
 
 
-def test_power_takes_what_was_not_synced_without_a_receipt() -> None:
+def test_a_power_failure_loses_unsynced_data_without_a_receipt() -> None:
     seen = set()
     for seed in range(20):
         machine = Machine(synced=False)
@@ -182,13 +184,13 @@ def test_power_takes_what_was_not_synced_without_a_receipt() -> None:
     assert len(seen) > 1
 
 
-def test_what_power_has_left_and_the_log_has_not() -> None:
+def test_records_that_survived_a_power_failure_but_are_not_in_the_log() -> None:
     machine = Machine(synced=True).crash(power_lost=True)
-    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is gone, no receipt says so"):
+    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is missing without a receipt"):
         machine.opens(LOG[:2])
 
 
-def test_a_directory_that_was_moved_away_is_nobodys_loss() -> None:
+def test_a_removed_directory_is_no_loss() -> None:
     machine = killed()
     machine.disk.rename(DIRECTORY, "/data/t0-0.x-delete")
     machine.disk.mkdir(DIRECTORY)
@@ -199,16 +201,16 @@ def test_a_late_receipt_of_a_directory_that_was_set_aside() -> None:
     """It tells nothing of the log in use, whose batches have the same offsets (`operations`, seed 43002494)."""
     late = receipt(LOG, cause=Cause.RECOVERY, evidence=("/data/t0-0.x-stray/lost+found/0.log.0",))
     killed().opens(LOG, late)
-    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is gone, no receipt says so"):
+    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is missing without a receipt"):
         killed().opens(LOG[:2], late)
     with pytest.raises(InvariantBroken, match="not lost"):
         killed().opens(LOG, replace(late, evidence=(f"{DIRECTORY}/lost+found/0.log.0",)))
 
 
-def test_what_was_deleted_on_purpose_is_no_loss() -> None:
+def test_deleted_records_are_no_loss() -> None:
     killed().opens(LOG[2:], start=LOG[2].base_offset)
     killed().opens([LOG[0], LOG[2]], is_compacted=True)
-    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is gone, no receipt says so"):
+    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is missing without a receipt"):
         killed().opens(LOG[:2], start=2)
-    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is gone, no receipt says so"):
+    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is missing without a receipt"):
         killed().opens(LOG[:2], is_compacted=True)

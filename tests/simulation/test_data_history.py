@@ -1,4 +1,4 @@
-"""What a partition's history makes of log starts, of batches of another incarnation, and of compacted logs."""
+"""The history of a partition with log starts, batches of another incarnation, and compacted logs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from fenceline.records.batch import assign_in_place, read_header
 from fenceline.records.build import build_batch
 from fenceline.testing.simulation.checks import InvariantBroken
-from fenceline.testing.simulation.data_history import History, Place
+from fenceline.testing.simulation.data_history import BatchId, History
 from fenceline.testing.simulation.world import StoredBatch
 
 MARK = b"4c0736b0"
@@ -44,14 +44,14 @@ def test_a_batch_of_another_incarnation() -> None:
     history = History("t0-0", MARK)
     history.wrote(stored(0, (None, b"value " + MARK)), None, "n1")
     with pytest.raises(InvariantBroken, match="incarnation"):
-        history.wrote(stored(1, (None, b"value 82e53860")), Place(0, 0), "n1")
+        history.wrote(stored(1, (None, b"value 82e53860")), BatchId(0, 0), "n1")
 
 
 def test_an_unclean_leader_whose_log_starts_later_keeps_what_was_deleted() -> None:
     history = History("t0-0")
     batches = [stored(offset, (None, b"x")) for offset in range(4)]
     history.commit(batches, "n1")
-    history.begin_anew(batches[2:3], 2, 3, 1)
+    history.adopt_unclean_log(batches[2:3], 2, 3, 1)
     assert history.batches == batches[:3]
     assert history.lost_batches == batches[3:]
 
@@ -60,7 +60,7 @@ def test_an_unclean_leader_that_begins_within_a_batch_lacks_the_rest_of_it() -> 
     history = History("t0-0")
     batches = [stored(0, (None, b"x")), stored(1, (None, b"x"), (None, b"x"))]
     history.commit(batches, "n1")
-    history.begin_anew([], 2, 2, 1)
+    history.adopt_unclean_log([], 2, 2, 1)
     assert history.end == 1
     assert history.lost_batches == batches[1:]
 
@@ -83,7 +83,7 @@ class TestCompacted:
         history = self.history()
         history.compare(stored(1, (b"b", b"1")), "n1")
         history.wrote(stored(1, (b"b", b"1")), None, "n2")
-        history.read(Place(1, 0), stored(1, (b"b", b"1")).content, None, "consumer")
+        history.read(BatchId(1, 0), stored(1, (b"b", b"1")).content, None, "consumer")
 
     def test_a_record_that_is_another_one(self) -> None:
         with pytest.raises(InvariantBroken, match="log matching"):
@@ -97,9 +97,9 @@ class TestCompacted:
         other = stored(1, (b"b", b"9"), epoch=1)
         history.wrote(other, None, "n3")
         with pytest.raises(InvariantBroken, match="of epoch 0 is committed"):
-            history.read(Place(1, 1), other.content, None, "consumer")
+            history.read(BatchId(1, 1), other.content, None, "consumer")
         history.last_unclean = 2
-        history.read(Place(1, 1), other.content, None, "consumer")
+        history.read(BatchId(1, 1), other.content, None, "consumer")
 
     def test_an_unclean_leader_has_what_compaction_removed_and_not_what_came_in_other_epochs(self) -> None:
         history = History("t0-0")
@@ -107,7 +107,7 @@ class TestCompacted:
         history.becomes_compacted()
         history.commit(batches, "n1")
         log = [batches[1], stored(2, (b"d", b"1")), stored(3, (b"a", b"2"))]
-        history.begin_anew(log, 0, 4, 2, lambda offset: 0)
+        history.adopt_unclean_log(log, 0, 4, 2, lambda offset: 0)
         assert history.batches == batches[:2]
         assert history.lost_batches == batches[2:]
 
@@ -117,7 +117,7 @@ def test_a_reader_crosses_deleted_records_and_no_truncation() -> None:
     history, batch = History("t0-0"), stored(5, (None, b"value"), epoch=3)
     history.wrote(batch, None, "n1")
     history.commit([stored(0, *[(None, b"gone")] * 5), batch], "n1")
-    history.read(Place(5, 3), batch.content, Place(4, 1), "consumer1")
-    history.wrote(batch, Place(3, 2), "n2")
-    with pytest.raises(InvariantBroken, match="a truncation was not noticed"):
-        history.read(Place(5, 3), batch.content, Place(4, 1), "consumer1")
+    history.read(BatchId(5, 3), batch.content, BatchId(4, 1), "consumer1")
+    history.wrote(batch, BatchId(3, 2), "n2")
+    with pytest.raises(InvariantBroken, match="a truncation was not detected"):
+        history.read(BatchId(5, 3), batch.content, BatchId(4, 1), "consumer1")

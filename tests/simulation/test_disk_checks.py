@@ -1,4 +1,4 @@
-"""Verify and the ledger at the end of a simulated story: what they say is compared with what the simulation knows."""
+"""Verify and the ledger at the end of a simulated run: their results are compared with what the simulation knows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def replica(*values: bytes, segment_bytes: int = 1 << 30) -> SimDisk:
     return disk
 
 
-def test_verify_looks_at_all_disks_together() -> None:
+def test_verify_reads_all_disks_together() -> None:
     disks = {"n1": replica(b"a", b"b"), "n2": replica(b"a", b"b")}
     verify_finds_nothing(disks, PATHS)
     for seed in range(5):
@@ -61,9 +61,9 @@ def test_replicas_that_differ() -> None:
         verify_finds_nothing({"n1": replica(b"a", b"b"), "n2": replica(b"a", b"c")}, PATHS)
 
 
-def test_a_byte_that_verify_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_byte_that_verify_misses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fenceline.testing.simulation.disk_checks.errors_of", lambda disks, directories, holding: [])
-    with pytest.raises(InvariantBroken, match="does not find the byte"):
+    with pytest.raises(InvariantBroken, match="does not find the changed byte"):
         verify_finds_a_changed_byte({"n1": replica(b"a")}, PATHS[:1], Random(0))
 
 
@@ -117,16 +117,16 @@ def test_the_ledger_has_every_receipt() -> None:
     ledger_is_complete(ledger(*written.values()), written, [], was_lost=False)
     ledger_is_complete(ledger(receipt("a")), written, ["b"], was_lost=False)
     ledger_is_complete([], written, [], was_lost=True)
-    with pytest.raises(InvariantBroken, match="does not have the receipt"):
+    with pytest.raises(InvariantBroken, match="lacks the receipt"):
         ledger_is_complete(ledger(receipt("a")), written, [], was_lost=False)
 
 
-def test_the_ledger_says_what_was_written() -> None:
+def test_the_ledger_matches_the_written_receipts() -> None:
     with pytest.raises(InvariantBroken, match=r"\(ledger\)"):
         ledger_is_complete(ledger(receipt("a", end=2)), {"a": receipt("a")}, [], was_lost=False)
 
 
-def test_a_directory_is_lost_and_given_back() -> None:
+def test_a_directory_fails_and_is_restored() -> None:
     disk = replica(b"a")
     give_back = disk.lose("/data")
     with pytest.raises(OSError, match="Input/output error"):

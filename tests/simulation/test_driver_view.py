@@ -44,7 +44,7 @@ def test_an_election_counts_when_it_is_durable() -> None:
     assert view.state().in_touch
 
 
-def test_what_is_said_before_an_election_is_durable_is_looked_at() -> None:
+def test_the_state_before_a_durable_election_is_checked() -> None:
     """A record that is called committed in the same step, an image, a snapshot."""
     node = _node()
     view = _view(node)
@@ -61,13 +61,13 @@ def test_what_is_said_before_an_election_is_durable_is_looked_at() -> None:
     assert view.state().snapshots == ((0, 0), (6, 3))
 
 
-def test_a_new_life_says_nothing_before_its_first_election_is_durable() -> None:
+def test_a_restarted_node_has_no_state_before_its_first_durable_election() -> None:
     node = _node()
     node.driver.is_waiting = node.driver.is_persisting = True
     assert not _view(node).has_changed()
 
 
-def test_a_log_is_looked_at_before_and_after_a_thread_cuts_it() -> None:
+def test_a_log_is_checked_before_and_after_a_thread_truncates_it() -> None:
     node = _node()
     view = _view(node)
     node.driver.is_waiting = True

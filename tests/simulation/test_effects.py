@@ -1,4 +1,4 @@
-"""How long the effect of an operation lasts: until every broker has it, also one that is down meanwhile."""
+"""How long the effect of an operation lasts: until every broker has it, even one that is down meanwhile."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_operation_is_in_progress_while_a_broker_that_has_a_part_in_it_is_dow
 
 
 @pytest.mark.parametrize("operation", _NEWS)
-def test_news_of_a_leader_are_in_progress_until_each_replica_has_them(operation: Operation) -> None:
+def test_a_new_leader_is_in_progress_until_each_replica_knows_it(operation: Operation) -> None:
     cluster = _Cluster()
     cluster.replicas[1].leader_epoch = 2
     assert cluster.lasts(operation)

@@ -1,4 +1,4 @@
-"""Topics with `flush.messages=1`: what a replica has acknowledged is safe on its disk."""
+"""Topics with `flush.messages=1`: what a replica has acknowledged is durable on its disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fenceline.testing.simulation.stage import play
 from tests.log.helpers import append, open_log
 
 
-def test_what_is_not_flushed_is_found() -> None:
+def test_unflushed_records_are_detected() -> None:
     disk = SimDisk(0)
     disk.mkdir("/data")
     log = open_log(disk)
@@ -27,7 +27,7 @@ def test_what_is_not_flushed_is_found() -> None:
         check_durable(disk, log, batches, "n1 rain-0")
 
 
-@pytest.mark.parametrize(("story", "seed"), [("brokers", 2), ("brokers", 6), ("operations", 1), ("operations", 4)])
-def test_nothing_is_acknowledged_before_it_is_flushed(story: str, seed: int) -> None:
-    outcome = play(seed, story, overrides={"flush_each": "1"})
+@pytest.mark.parametrize(("scenario", "seed"), [("brokers", 2), ("brokers", 6), ("operations", 1), ("operations", 4)])
+def test_nothing_is_acknowledged_before_it_is_flushed(scenario: str, seed: int) -> None:
+    outcome = play(seed, scenario, overrides={"flush_each": "1"})
     assert outcome.failure is None, outcome.report()

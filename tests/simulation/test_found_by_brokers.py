@@ -1,4 +1,4 @@
-"""What seeds of the story `brokers` have found, each as a small story of its own."""
+"""Bugs that seeds of the scenario `brokers` have found, each as a small test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fenceline.node.log_recovery import recover_logs
 from fenceline.testing.simulation.loop import run
 from fenceline.testing.simulation.stage import play
 
-from .test_brokers_story import NO_FAULTS
+from .test_brokers_scenario import NO_FAULTS
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_seeds_that_found_something(seed: int) -> None:
     assert outcome.failure is None, outcome.report()
 
 
-def test_topics_that_go_while_a_node_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_that_are_deleted_while_a_node_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed 88: a log was opened by its topic's name, the topic was deleted and created anew, and the records of the
     old one were taken for those of the new one."""
 
@@ -73,7 +73,7 @@ def test_a_start_ends_when_the_metadata_fails() -> None:
             ended.by = "cancelled"
             raise
 
-    async def story() -> None:
+    async def scenario() -> None:
         controller = Controller()
         await unless_failed(controller, asyncio.sleep(1))  # type: ignore[arg-type]
         assert not controller.failure.done()
@@ -89,4 +89,4 @@ def test_a_start_ends_when_the_metadata_fails() -> None:
         assert starting.cancelled()
         assert ended.by == "cancelled", "who asks a node to stop ends its start"
 
-    run(story())
+    run(scenario())

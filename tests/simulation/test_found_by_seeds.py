@@ -1,4 +1,4 @@
-"""What seeds have found in the node's own code, each as a small test."""
+"""Bugs that seeds have found in the production code, each as a small test."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _append(log: MetadataLog, count: int = 1) -> None:
         log.append(record_batch([NoOpRecord()], 25, 0), 1, 0)
 
 
-def test_what_a_killed_process_has_written_is_made_durable_at_the_start() -> None:
+def test_data_of_a_killed_process_is_made_durable_at_the_start() -> None:
     """Controllers, seed 6: a follower was killed before its flush, and told the leader after its start that it has all
     that its files hold."""
     disk = SimDisk()
@@ -45,7 +45,7 @@ def test_what_a_killed_process_has_written_is_made_durable_at_the_start() -> Non
     _append(MetadataLog.open(disk, "/data", now_ms=0), 3)
     again = MetadataLog.open(disk, "/data", now_ms=0)
     assert again.end_offset == 3
-    safe = disk.safe(again.directory)["00000000000000000000.log"]
+    safe = disk.durable(again.directory)["00000000000000000000.log"]
     assert len(safe) == again.size_bytes
     for seed in range(20):
         disk.rng.seed(seed)
@@ -53,7 +53,7 @@ def test_what_a_killed_process_has_written_is_made_durable_at_the_start() -> Non
         assert MetadataLog.open(disk, "/data", now_ms=0).end_offset == 3
 
 
-def test_wrong_bits_are_no_metadata() -> None:
+def test_metadata_with_wrong_bits_is_rejected() -> None:
     """Controllers, seed 36: what is committed is read back from the disk, and may come wrong."""
     disk = _Disk(resident=lambda: False)
     disk.mkdir("/data")
@@ -93,7 +93,7 @@ def test_wrong_bits_are_no_metadata() -> None:
     assert isinstance(failed[0], OperatorError)
 
 
-def test_a_batch_that_does_not_follow_is_not_taken_in() -> None:
+def test_a_batch_that_does_not_follow_is_rejected() -> None:
     disk = _Disk(resident=lambda: False)
     disk.mkdir("/data")
     log = MetadataLog.open(disk, "/data", now_ms=0)
@@ -111,7 +111,7 @@ def test_a_batch_that_does_not_follow_is_not_taken_in() -> None:
 
 
 @pytest.mark.parametrize("at", range(12, 16))
-def test_an_epoch_that_the_checkpoint_does_not_know_is_refused(at: int) -> None:
+def test_an_epoch_missing_from_the_checkpoint_is_rejected(at: int) -> None:
     """No CRC covers either, and a log that claims an epoch too high wins elections: quorum's seed 245, all's 20126."""
     disk = _Disk(resident=lambda: False)
     disk.mkdir("/data")
@@ -128,7 +128,7 @@ def test_an_epoch_that_the_checkpoint_does_not_know_is_refused(at: int) -> None:
     assert log.replay().record_count == 1
 
 
-def test_what_a_full_disk_refuses_leaves_no_epoch_behind() -> None:
+def test_an_append_to_a_full_disk_leaves_no_epoch_behind() -> None:
     """Else nothing that the leader sends fits any more, and the node wins elections with an epoch that it does not
     have: all's seed 246."""
     disk = SimDisk()
@@ -154,7 +154,7 @@ def test_what_a_full_disk_refuses_leaves_no_epoch_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("story", "seed"),
+    ("scenario", "seed"),
     [
         ("quorum", 174),  # a snapshot that needs a damaged record
         ("controllers", 246),  # epochs of batches that a full disk refused
@@ -164,12 +164,12 @@ def test_what_a_full_disk_refuses_leaves_no_epoch_behind() -> None:
         ("quorum", 1432),  # a wrong bit in the epochs' checkpoint was written back
     ],
 )
-def test_seeds_that_found_something(story: str, seed: int) -> None:
-    outcome = play(seed, story)
+def test_seeds_that_found_something(scenario: str, seed: int) -> None:
+    outcome = play(seed, scenario)
     assert outcome.failure is None, outcome.report()
 
 
-def test_a_broker_fetches_again_what_a_loss_of_power_tore_out_of_its_metadata() -> None:
+def test_a_broker_fetches_metadata_lost_in_a_power_failure_again() -> None:
     """Brokers, seed 22: who never votes syncs no append, so a hole may lie before batches that are whole. A voter with
     such a log may have acknowledged what is gone: it starts only where others have it (`test_holes`)."""
     disk = SimDisk()

@@ -28,24 +28,24 @@ def test_the_acknowledged_commit_counts() -> None:
 
 
 def test_an_older_commit_of_the_same_offset_is_a_loss() -> None:
-    with pytest.raises(InvariantBroken, match=r"offset 5 of commit 1, it had offset 5 of commit 2 \(committed offsets"):
+    with pytest.raises(InvariantBroken, match=r"offset 5 of commit 1 after offset 5 of commit 2 \(committed offsets"):
         read(positions(), FIRST)
     read(positions(), FIRST, may_be_older=True)
 
 
-def test_a_position_that_is_gone_needs_a_request() -> None:
+def test_a_missing_offset_needs_a_request() -> None:
     made = positions()
-    with pytest.raises(InvariantBroken, match="no position"):
+    with pytest.raises(InvariantBroken, match="no offset"):
         read(made, NOTHING)
     made.deletes("g")
     read(made, NOTHING)
     made = positions()
     made.deletes("g", OTHER)
-    with pytest.raises(InvariantBroken, match="no position"):
+    with pytest.raises(InvariantBroken, match="no offset"):
         read(made, NOTHING)
 
 
-def test_a_commit_without_an_answer_may_count() -> None:
+def test_a_commit_without_a_response_may_count() -> None:
     made = positions()
     made.sends("g", KEY, THIRD)
     read(made, SECOND)
@@ -54,14 +54,14 @@ def test_a_commit_without_an_answer_may_count() -> None:
         read(made, SECOND)
 
 
-def test_another_topic_of_the_name_has_no_position() -> None:
+def test_a_new_topic_of_the_name_has_no_committed_offset() -> None:
     made = positions()
     read(made, NOTHING, key=OTHER)
     with pytest.raises(InvariantBroken):
         read(made, SECOND, key=OTHER)
 
 
-def test_what_was_deleted_does_not_come_back() -> None:
+def test_a_deleted_offset_does_not_return() -> None:
     made = positions()
     made.deletes("g", KEY)
     made.deleted("g", KEY)

@@ -1,4 +1,4 @@
-"""Voters whose metadata log has a hole before whole batches, in clusters (gaps.md G24, `docs/decisions/010`)."""
+"""Voters whose metadata log has a hole before complete batches, in clusters (gaps.md G24, `docs/decisions/010`)."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ def _elected_without_what_is_acknowledged() -> None:
     acknowledged, and the leader is gone for a while."""
     play = _Play("controllers", {"nodes": "3"}, 1)
     try:
-        list(play.do("settle", []))
+        list(play.execute("settle", []))
         processes = play._world.processes
         _, leader = play._leader()
         behind, damaged = (process for process in processes.values() if process.node_id != leader)
         behind.kill(power_lost=False)
-        list(play.do("run", ["20"]))
+        list(play.execute("run", ["20"]))
         before = len(play._invariants.committed)
         damaged.kill(power_lost=False)
         processes[leader].kill(power_lost=False)
         play._last = [damaged]
-        list(play.do("tear", ["last"]))
+        list(play.execute("tear", ["last"]))
         _start(damaged, behind)
-        list(play.do("run", ["30"]))
+        list(play.execute("run", ["30"]))
         assert play._leader()[1] != behind.node_id, "it lacks what was committed"
         assert len(play._invariants.committed) == before
         processes[leader].start()
-        assert next(iter(play.do("settle", []))).endswith("3 of 3 follow or lead, clients are served")
-        list(play.do("run", ["10"]))
+        assert next(iter(play.execute("settle", []))).endswith("3 of 3 follow or lead, clients are served")
+        list(play.execute("run", ["10"]))
         assert damaged.disk.peek("/data/__cluster_metadata-0/promised-end") is None
     finally:
         play.close()
@@ -67,11 +67,11 @@ def _start(*processes: Process) -> None:
         process.start()
 
 
-def test_nobody_leads_without_what_a_damaged_voter_had_acknowledged() -> None:
+def test_no_voter_leads_without_what_a_damaged_voter_had_acknowledged() -> None:
     _elected_without_what_is_acknowledged()
 
 
-def test_without_its_promise_somebody_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_promised_end_a_voter_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promised_end, "write", lambda disk, directory, end: None)
     with pytest.raises((InvariantBroken, AssertionError)):
         _elected_without_what_is_acknowledged()

@@ -1,4 +1,4 @@
-"""A life on a disk: its end, its crash points, and bits that are wrong."""
+"""The disk of one process: its end, its crash points, and wrong bits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Machine:
         self.disk = SimDisk(seed)
         self.disk.mkdir("/d")
         self.told: list[str] = []
-        self.life = LifeDisk(self.disk, Random(seed), tell=self.told.append, die=self._die)
+        self.life = LifeDisk(self.disk, Random(seed), log_event=self.told.append, end_process=self._die)
 
     def _die(self) -> None:
         self.life.forget()
         self.disk.crash()
 
 
-def test_an_ended_life_reaches_nothing() -> None:
+def test_an_ended_process_changes_nothing() -> None:
     machine = Machine()
     fd = machine.life.open_append("/d/a")
     machine.life.write(fd, b"written")
@@ -63,7 +63,7 @@ def test_replacing_a_file_survives_a_crash_at_every_call() -> None:
     assert {content for calls, content in seen if calls == 7} == {b"new" * 1000}
 
 
-def test_a_write_is_cut_in_its_middle() -> None:
+def test_a_write_is_torn() -> None:
     sizes = set()
     for seed in range(40):
         machine = Machine(seed)
@@ -94,7 +94,7 @@ def test_the_next_append_of_one_directory_is_torn() -> None:
     assert len(sizes) > 5
     machine = Machine()
     machine.life.crash_in_append("/d")
-    machine.life.spare()
+    machine.life.cancel_crash()
     machine.life.write(machine.life.open_append("/d/00.log"), b"x")
 
 
@@ -110,7 +110,7 @@ def test_wrong_bits_are_read_but_not_stored() -> None:
     assert machine.life.flips == 1
 
 
-def test_every_change_is_told() -> None:
+def test_every_change_is_reported() -> None:
     machine = Machine()
     replace_file(machine.life, "/d/a", b"content")
     assert [line.split()[0] for line in machine.told] == ["create", "write", "fsync", "rename", "fsync"]

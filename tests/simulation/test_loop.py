@@ -1,4 +1,4 @@
-"""The virtual loop: time, order, processes that stop and end, jobs, and what it refuses."""
+"""The virtual loop: time, order, processes that pause and end, jobs, and unsupported calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fenceline.testing.simulation.scheduler import (
 
 
 def test_time_passes_only_by_timers() -> None:
-    async def story() -> list[float]:
+    async def scenario() -> list[float]:
         now = asyncio.get_running_loop().time
         seen = [now()]
         await asyncio.sleep(3600)
@@ -36,12 +36,12 @@ def test_time_passes_only_by_timers() -> None:
         return seen
 
     began = time.process_time()
-    assert run(story()) == [0, 3600, 3605, 3615, 3619]
+    assert run(scenario()) == [0, 3600, 3605, 3615, 3619]
     assert time.process_time() - began < 60, "an hour was not waited for"
 
 
 def test_callbacks_run_in_the_order_they_were_given() -> None:
-    async def story() -> list[int]:
+    async def scenario() -> list[int]:
         loop, seen = asyncio.get_running_loop(), []
         for number in range(5):
             loop.call_soon(seen.append, number)
@@ -52,7 +52,7 @@ def test_callbacks_run_in_the_order_they_were_given() -> None:
         await asyncio.sleep(2)
         return seen
 
-    assert run(story()) == [0, 1, 2, 3, 4, 5, 6]
+    assert run(scenario()) == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_timers_of_one_instant_are_shuffled_by_the_seed() -> None:
@@ -71,33 +71,33 @@ def test_timers_of_one_instant_are_shuffled_by_the_seed() -> None:
     assert sorted(order(Random(2))) == list(range(20))
 
 
-def test_nothing_left_is_told() -> None:
-    async def story() -> None:
+def test_nothing_left_is_reported() -> None:
+    async def scenario() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(NothingLeft):
-        run(story())
+        run(scenario())
 
 
-def test_a_loop_without_end_at_one_instant_is_told() -> None:
-    async def story() -> None:
+def test_an_endless_loop_at_one_instant_is_reported() -> None:
+    async def scenario() -> None:
         while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     with pytest.raises(Livelock, match=r"1001 callbacks at 0\.0"):
-        run(story(), scheduler=Scheduler(max_steps_at_once=1000))
+        run(scenario(), scheduler=Scheduler(max_steps_at_once=1000))
 
 
-def test_what_a_node_would_only_log_ends_the_simulation() -> None:
-    async def story() -> None:
+def test_an_error_that_a_node_would_only_log_ends_the_simulation() -> None:
+    async def scenario() -> None:
         asyncio.get_running_loop().call_soon(lambda: 1 // 0)
         await asyncio.sleep(1)
 
     with pytest.raises(SimulationError, match="ZeroDivisionError"):
-        run(story())
+        run(scenario())
 
 
-def test_a_paused_process_catches_up_and_others_go_on() -> None:
+def test_a_paused_process_catches_up_and_others_continue() -> None:
     scheduler = Scheduler()
     paused, other = SimLoop(scheduler, "paused"), SimLoop(scheduler, "other")
     seen: list[tuple[str, float]] = []
@@ -138,7 +138,7 @@ def test_a_killed_process_does_nothing_more() -> None:
     assert seen == ["before"], "not even a finally runs"
     with pytest.raises(SimulationError, match="has ended"):
         victim.create_task(life())
-    victim.bury()
+    victim.close_tasks()
 
 
 def test_a_process_may_end_in_the_middle_of_its_own_work() -> None:
@@ -155,7 +155,7 @@ def test_a_process_may_end_in_the_middle_of_its_own_work() -> None:
     loop.call_soon(seen.append, 2)
     scheduler.run()
     assert seen == [1]
-    loop.bury()
+    loop.close_tasks()
 
 
 def test_jobs_overlap_with_the_loop_and_their_result_comes_later() -> None:
@@ -163,7 +163,7 @@ def test_jobs_overlap_with_the_loop_and_their_result_comes_later() -> None:
     loop = SimLoop(Scheduler(), job_times=lambda: next(times))
     seen: list[tuple[Any, float]] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         one = SimExecutor(1)
         first = loop.run_in_executor(one, lambda: seen.append(("first runs", loop.time())))
         second = loop.run_in_executor(one, lambda: seen.append(("second runs", loop.time())))
@@ -174,7 +174,7 @@ def test_jobs_overlap_with_the_loop_and_their_result_comes_later() -> None:
         await first
         seen.append(("first known", loop.time()))
 
-    loop.run_until_complete(story())
+    loop.run_until_complete(scenario())
     assert seen == [
         ("other thread", 0.5),
         ("first runs", 1.0),
@@ -185,34 +185,34 @@ def test_jobs_overlap_with_the_loop_and_their_result_comes_later() -> None:
 
 
 def test_a_job_has_no_loop_and_its_error_is_delivered() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         loop = asyncio.get_running_loop()
         with pytest.raises(RuntimeError, match="no running event loop"):
             await loop.run_in_executor(None, asyncio.get_running_loop)
         assert asyncio.get_running_loop() is loop
 
-    run(story())
+    run(scenario())
 
 
 def test_a_clock_that_runs_fast() -> None:
     scheduler = Scheduler()
     loop = SimLoop(scheduler, rate=2.0, base_s=100.0)
 
-    async def story() -> tuple[float, float]:
+    async def scenario() -> tuple[float, float]:
         await asyncio.sleep(10)
         return loop.time(), scheduler.now_s
 
-    assert loop.run_until_complete(story()) == (110.0, 5.0)
+    assert loop.run_until_complete(scenario()) == (110.0, 5.0)
 
 
-def test_the_network_of_the_machine_is_out_of_reach() -> None:
-    async def story() -> None:
+def test_the_network_of_the_machine_is_unreachable() -> None:
+    async def scenario() -> None:
         with pytest.raises(SimulationError, match="no sockets"):
             await asyncio.open_connection("127.0.0.1", 9092)
         with pytest.raises(SimulationError, match="no sockets"):
             await asyncio.get_running_loop().getaddrinfo("localhost", 1)
 
-    run(story())
+    run(scenario())
 
 
 def test_cancelled_timers_do_not_pile_up() -> None:
@@ -224,7 +224,7 @@ def test_cancelled_timers_do_not_pile_up() -> None:
     scheduler.run()
 
 
-def test_the_watcher_looks_after_what_may_have_changed_a_process() -> None:
+def test_the_watcher_is_called_after_callbacks_that_may_change_a_process() -> None:
     """Not after the timer of a sleep and not after the end of a job: they only make the coroutine due."""
     looks: list[float] = []
     scheduler = Scheduler()
@@ -232,18 +232,18 @@ def test_the_watcher_looks_after_what_may_have_changed_a_process() -> None:
     loop = SimLoop(scheduler, "p", owner="p", job_times=lambda: (1.0, 1.0))
     ran: list[float] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         await asyncio.sleep(1)
         await asyncio.get_running_loop().run_in_executor(SimExecutor(), lambda: ran.append(scheduler.now_s))
 
-    loop.create_task(story())
+    loop.create_task(scenario())
     scheduler.run()
     loop.close()
     assert ran == [2.0]
     assert looks == [0.0, 1.0, 2.0, 3.0], "when it begins, sleeps no more, in the job, and when it knows of that"
 
 
-def test_an_error_that_nothing_asks_for_is_reported_though_the_task_is_held() -> None:
+def test_an_unretrieved_error_is_reported_even_if_the_task_is_referenced() -> None:
     """asyncio reports it when the task is collected; a follower stood still for ever meanwhile."""
     scheduler = Scheduler()
     loop = SimLoop(scheduler, "p")
@@ -251,13 +251,13 @@ def test_an_error_that_nothing_asks_for_is_reported_though_the_task_is_held() ->
     async def fail() -> None:
         raise ValueError("of our own")
 
-    async def story() -> None:
+    async def scenario() -> None:
         held.append(loop.create_task(fail()))
         with pytest.raises(ValueError, match="of our own"):
             await loop.create_task(fail())
 
     held: list[asyncio.Task[None]] = []
-    loop.create_task(story())
+    loop.create_task(scenario())
     scheduler.run()
     loop.report_unseen_errors()
     with pytest.raises(SimulationError, match="was not awaited: ValueError"):

@@ -1,4 +1,4 @@
-"""What peers notice of the network and of each other's end."""
+"""What peers observe of the network and of each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fenceline.testing.simulation.loop import SimLoop
-from fenceline.testing.simulation.network import Lost, Network, Refused, TimedOut, Weather
+from fenceline.testing.simulation.network import Lost, Network, NetworkConditions, PeerRefused, TimedOut
 from fenceline.testing.simulation.scheduler import Scheduler
 from fenceline.testing.simulation.trace import Trace
 
@@ -18,9 +18,9 @@ from fenceline.testing.simulation.trace import Trace
 class Pair:
     """Node 1 asks, node 2 answers with what it got, backwards."""
 
-    def __init__(self, weather: Weather | None = None, seed: int = 1) -> None:
+    def __init__(self, conditions: NetworkConditions | None = None, seed: int = 1) -> None:
         self.scheduler = Scheduler(Random(seed))
-        self.network = Network(self.scheduler, Random(seed), Trace(), weather)
+        self.network = Network(self.scheduler, Random(seed), Trace(), conditions)
         self.asker = SimLoop(self.scheduler, "n1")
         self.server = SimLoop(self.scheduler, "n2")
         self.got: list[bytes] = []
@@ -50,7 +50,7 @@ async def _outcome(work: Coroutine[Any, Any, bytes]) -> bytes | type[ConnectionE
 
 
 def test_a_request_is_answered_after_two_delays() -> None:
-    pair = Pair(Weather(min_delay_s=0.5, max_delay_s=0.5))
+    pair = Pair(NetworkConditions(min_delay_s=0.5, max_delay_s=0.5))
     assert pair.run(pair.network.request(1, 2, b"abc")) == b"cba"
     assert pair.scheduler.now_s == 1.0
 
@@ -59,7 +59,7 @@ def test_a_request_is_answered_after_two_delays() -> None:
 def test_a_process_that_does_not_run_refuses(connected: bool) -> None:
     pair = Pair()
     pair.end(power_lost=False)
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         pair.run(pair.network.connect(1, 2) if connected else pair.network.request(1, 2, b"abc"))
 
 
@@ -77,15 +77,15 @@ def test_a_machine_without_power_is_silent_until_it_is_back(connected: bool) -> 
         pair.run(ask())
     assert pair.scheduler.now_s == pytest.approx(3)
     pair.network.machine_is_back(2)
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         pair.run(ask())
 
 
-def test_who_is_connected_hears_of_a_killed_process_at_once() -> None:
+def test_a_peer_is_notified_of_a_killed_process_at_once() -> None:
     pair = Pair()
     lost: list[float] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         connection = await pair.network.connect(1, 2, on_lost=lambda: lost.append(pair.scheduler.now_s))
         pair.asker.call_later(5, lambda: pair.end(power_lost=False))
         with pytest.raises(Lost):
@@ -94,15 +94,15 @@ def test_who_is_connected_hears_of_a_killed_process_at_once() -> None:
         with pytest.raises(Lost):
             await connection.request(b"abc")
 
-    pair.run(story())
+    pair.run(scenario())
     assert len(lost) == 1
     assert 5 < lost[0] < 5.1
 
 
-def test_who_is_connected_to_a_dead_machine_hears_nothing_until_it_is_back() -> None:
+def test_a_peer_of_a_dead_machine_is_notified_when_it_is_back() -> None:
     pair = Pair()
 
-    async def story() -> None:
+    async def scenario() -> None:
         connection = await pair.network.connect(1, 2)
         pair.end(power_lost=True)
         with pytest.raises(TimedOut):
@@ -112,14 +112,14 @@ def test_who_is_connected_to_a_dead_machine_hears_nothing_until_it_is_back() -> 
         with pytest.raises(Lost):
             await connection.request(b"abc", timeout_s=10)
 
-    pair.run(story())
+    pair.run(scenario())
 
 
 def test_a_connection_keeps_its_order_and_single_requests_do_not() -> None:
     async def ask(request: Callable[[bytes], Coroutine[Any, Any, bytes]]) -> None:
         await asyncio.gather(*(request(b"%d" % number) for number in range(50)))
 
-    pair = Pair(Weather(min_delay_s=0.0, max_delay_s=1.0))
+    pair = Pair(NetworkConditions(min_delay_s=0.0, max_delay_s=1.0))
     pair.run(ask(lambda frame: pair.network.request(1, 2, frame)))
     assert sorted(pair.got, key=int) != pair.got
 
@@ -133,14 +133,14 @@ def test_a_connection_keeps_its_order_and_single_requests_do_not() -> None:
 
 
 def test_losses_and_duplicates() -> None:
-    pair = Pair(Weather(loss_chance=0.3, duplicate_chance=0.3))
+    pair = Pair(NetworkConditions(loss_chance=0.3, duplicate_chance=0.3))
 
-    async def story() -> list[bytes | type[ConnectionError]]:
+    async def scenario() -> list[bytes | type[ConnectionError]]:
         return await asyncio.gather(
             *(_outcome(pair.network.request(1, 2, b"%d" % number, timeout_s=5)) for number in range(200))
         )
 
-    outcomes = pair.run(story())
+    outcomes = pair.run(scenario())
     assert {type(each) for each in outcomes} == {bytes, type}
     assert len(pair.got) > len(set(pair.got)), "some came twice"
     assert len(set(pair.got)) < 200, "some never came"
@@ -151,7 +151,7 @@ def test_a_partition_of_one_direction(link: tuple[int, int], arrives: bool) -> N
     """What was sent on a connection arrives when the partition has healed; single requests are lost."""
     pair = Pair()
 
-    async def story() -> None:
+    async def scenario() -> None:
         connection = await pair.network.connect(1, 2)
         pair.network.cut(*link)
         assert await _outcome(pair.network.request(1, 2, b"x", timeout_s=1)) is TimedOut
@@ -162,13 +162,13 @@ def test_a_partition_of_one_direction(link: tuple[int, int], arrives: bool) -> N
         assert pair.scheduler.now_s > 5
         assert pair.got == [b"abc"], "nothing was lost with the connection"
 
-    pair.run(story())
+    pair.run(scenario())
 
 
-def test_what_waited_in_a_partition_keeps_its_order() -> None:
-    pair = Pair(Weather(min_delay_s=0.0, max_delay_s=1.0))
+def test_frames_held_by_a_partition_keep_their_order() -> None:
+    pair = Pair(NetworkConditions(min_delay_s=0.0, max_delay_s=1.0))
 
-    async def story() -> None:
+    async def scenario() -> None:
         connection = await pair.network.connect(1, 2)
         pair.network.cut(1, 2)
         first = [asyncio.ensure_future(connection.request(b"%d" % number)) for number in range(20)]
@@ -176,7 +176,7 @@ def test_what_waited_in_a_partition_keeps_its_order() -> None:
         pair.network.heal()
         await asyncio.gather(*first, *(connection.request(b"%d" % number) for number in range(20, 40)))
 
-    pair.run(story())
+    pair.run(scenario())
     assert pair.got == [b"%d" % number for number in range(40)]
 
 
@@ -184,7 +184,7 @@ def test_connections_that_are_reset() -> None:
     pair = Pair()
     lost: list[int] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         connection = await pair.network.connect(1, 2, on_lost=lambda: lost.append(1))
         pair.asker.call_later(1, lambda: pair.network.drop_connections(2))
         assert await _outcome(connection.request(b"slow")) is Lost
@@ -192,11 +192,11 @@ def test_connections_that_are_reset() -> None:
         assert await again.request(b"abc") == b"cba"
         assert await _outcome(again.request(b"bad")) is Lost, "who sends what nobody understands is cut off"
 
-    pair.run(story())
+    pair.run(scenario())
     assert lost == [1]
 
 
-def test_a_paused_process_answers_late() -> None:
+def test_a_paused_process_responds_late() -> None:
     pair = Pair()
     pair.server.pause()
     pair.asker.call_later(7, pair.server.resume)

@@ -1,4 +1,4 @@
-"""The lists of operations and faults: each has a meaning, and what strikes is recorded under its name."""
+"""The lists of operations and faults: each has a meaning, and injected faults are recorded by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fenceline.testing.simulation.operations import FAULTS, OPERATIONS, Fault, O
 from fenceline.testing.simulation.search import CALM
 from fenceline.testing.simulation.stage import Outcome, options_of, play
 
-from .test_brokers_story import NO_FAULTS
+from .test_brokers_scenario import NO_FAULTS
 
 PROFILES = {"operated", "incarnations", "cleaning", "groups", "moves", "metadata"}
 BEGUN = {
@@ -105,7 +105,7 @@ def test_directories_are_lost() -> None:
     assert _outcome_of("moves").struck[Fault.DIRECTORY_LOST.value] > 0
 
 
-def test_what_a_later_unclean_election_brings_back_is_not_lost() -> None:
+def test_records_restored_by_a_later_unclean_election_are_not_lost() -> None:
     """Seed 100066: a replica that lost its log leads, then the one that has all of it leads again."""
     busy = {"quiet_s": "0", "safety_s": "6", "tidy_ms": "2000"}
     outcome = play(100066, "operations", overrides={"retention": "0", "stop_s": "1.5"} | busy)
@@ -168,7 +168,7 @@ def test_a_loss_without_a_receipt_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(DataChecks, "losses_have_receipts", without_receipts)
     outcome = play(0, "brokers")
     assert outcome.failure is not None
-    assert "was acknowledged and is lost, no receipt says so (losses)" in outcome.failure
+    assert "was acknowledged and lost without a receipt (losses)" in outcome.failure
 
 
 def test_a_replica_that_lost_its_files_is_replaced() -> None:
@@ -199,11 +199,11 @@ def test_a_log_that_the_cleaner_gives_up_is_found(monkeypatch: pytest.MonkeyPatc
     no_faults = NO_FAULTS | dict.fromkeys(("fail_s", "flip_s", "lose_dir_s"), "0")
     outcome = play(3, "operations", overrides=no_faults | wanted)
     assert outcome.failure is not None
-    assert "is not compacted any more: a test (compaction)" in outcome.failure
+    assert "is no longer compacted: a test (compaction)" in outcome.failure
 
 
-def test_an_operator_that_has_enough_still_creates_topics_that_are_deleted_late() -> None:
+def test_an_operator_at_its_request_limit_still_recreates_topics() -> None:
     """Seed 10095: the deletion whose answer was lost took effect two seconds after the last fault."""
     operator = object.__new__(Operator)
-    operator.enough, operator.done = 3, 5
+    operator.request_limit, operator.done = 3, 5
     assert operator.quiet_s() == 0.0

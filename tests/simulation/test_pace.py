@@ -1,4 +1,4 @@
-"""Bursts and rests: `fenceline.testing.simulation.pace`."""
+"""Bursts and pauses: `fenceline.testing.simulation.pace`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from fenceline.testing.simulation.pace import Tide
+from fenceline.testing.simulation.pace import LoadCycle
 
 
-def _turns(tide: Tide, until_s: float) -> list[tuple[float, bool]]:
+def _turns(tide: LoadCycle, until_s: float) -> list[tuple[float, bool]]:
     """When clients begin or end to rest, in steps of a hundredth of a second."""
     found: list[tuple[float, bool]] = []
     for step in range(int(until_s * 100)):
@@ -21,8 +21,8 @@ def _turns(tide: Tide, until_s: float) -> list[tuple[float, bool]]:
     return found
 
 
-def test_load_and_quiet_take_turns() -> None:
-    turns = _turns(Tide(Random(1), 1.0, 3.0), 400)
+def test_load_and_pauses_alternate() -> None:
+    turns = _turns(LoadCycle(Random(1), 1.0, 3.0), 400)
     lasted = [(rests, end - begin) for (begin, rests), (end, _) in pairwise(turns)]
     assert not turns[0][1], "it begins with load"
     assert all(0.39 <= each <= 1.61 for rests, each in lasted if not rests)
@@ -30,14 +30,14 @@ def test_load_and_quiet_take_turns() -> None:
     assert sum(each for rests, each in lasted if rests) == pytest.approx(300, rel=0.1)
 
 
-def test_who_rests_is_told_when_the_next_load_begins() -> None:
-    tide = Tide(Random(2), 0.5, 2.0)
+def test_a_pausing_client_knows_when_load_begins_again() -> None:
+    tide = LoadCycle(Random(2), 0.5, 2.0)
     now_s = next(step / 10 for step in range(100) if tide.quiet_s(step / 10) > 0)
     assert tide.quiet_s(now_s + tide.quiet_s(now_s)) == 0.0
 
 
-def test_what_lasts_under_load_lasts_four_times_as_long_in_quiet() -> None:
-    tide, twin = Tide(Random(3), 1.0, 3.0), Tide(Random(3), 1.0, 3.0)
+def test_an_interval_is_four_times_as_long_in_a_pause() -> None:
+    tide, twin = LoadCycle(Random(3), 1.0, 3.0), LoadCycle(Random(3), 1.0, 3.0)
     assert tide.lasting_s(0.0, 0.1) == 0.1, "under load"
     load_ends_s = next(step / 1000 for step in range(10_000) if twin.quiet_s(step / 1000) > 0)
     assert tide.lasting_s(load_ends_s, 0.1) == pytest.approx(0.4), "in quiet"
@@ -46,7 +46,7 @@ def test_what_lasts_under_load_lasts_four_times_as_long_in_quiet() -> None:
 
 
 def test_a_long_time_is_the_sum_of_its_turns() -> None:
-    tide = Tide(Random(4), 1.0, 3.0)
+    tide = LoadCycle(Random(4), 1.0, 3.0)
     whole_s = tide.lasting_s(0.0, 100.0)
     half_s = tide.lasting_s(0.0, 50.0)
     assert half_s + tide.lasting_s(half_s, 50.0) == pytest.approx(whole_s)

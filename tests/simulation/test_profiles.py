@@ -1,4 +1,4 @@
-"""What seeds of the story of clusters with data are about, and machines that hear others late."""
+"""The profiles of the scenarios of clusters with data, and machines that receive messages late."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_leaders_are_stranded() -> None:
     assert _struck_in("unclean")["stranded"] > 0
 
 
-def test_machines_hear_others_late() -> None:
+def test_machines_receive_messages_late() -> None:
     assert _struck_in("leaders")["lag"] > 1
 
 

@@ -1,4 +1,4 @@
-"""The same seed is the same story: everywhere, every time."""
+"""The same seed is the same run: everywhere, every time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fenceline.testing import reaper
 from fenceline.testing.simulation import controller_of_one
 from fenceline.testing.simulation.__main__ import main
 from fenceline.testing.simulation.options import Options
-from fenceline.testing.simulation.stage import STORIES, options_of, play
+from fenceline.testing.simulation.stage import SCENARIOS, options_of, play
 from fenceline.testing.simulation.trace import Trace
 from fenceline.testing.simulation.workers import outcomes
 
 SEED = 15
 
 pytestmark = pytest.mark.timeout(600)
-"""Against hanging only: each story is played several times, in processes of its own, on a machine that may be busy."""
+"""Only to detect hanging: each scenario runs several times, in its own processes, on a machine that may be busy."""
 
 
-def test_what_another_thread_logs_is_not_of_the_game() -> None:
+def test_log_lines_of_other_threads_are_not_in_the_trace() -> None:
     """A test before this one may have left a thread at work in this process."""
     told, ended = [], threading.Event()
 
@@ -52,9 +52,9 @@ def test_what_another_thread_logs_is_not_of_the_game() -> None:
 
 
 def _digests_in_a_new_process(hash_seed: str) -> list[str]:
-    """Of the whole trace of each story, in a process where sets and maps have another order."""
-    code = "from fenceline.testing.simulation.stage import STORIES, play\n"
-    code += f"for story in sorted(STORIES): print(play({SEED}, story).digest)"
+    """Of the whole trace of each scenario, in a process where sets and maps have another order."""
+    code = "from fenceline.testing.simulation.stage import SCENARIOS, play\n"
+    code += f"for scenario in sorted(SCENARIOS): print(play({SEED}, scenario).digest)"
     return _lines_of_a_new_process(code, hash_seed)
 
 
@@ -70,24 +70,24 @@ def _lines_of_a_new_process(code: str, hash_seed: str) -> list[str]:
 
 
 def test_the_same_seed_in_two_processes() -> None:
-    here = [play(SEED, story) for story in sorted(STORIES)]
+    here = [play(SEED, scenario) for scenario in sorted(SCENARIOS)]
     for outcome in here:
         assert outcome.failure is None, outcome.report()
         assert outcome.events > 500
     digests = [outcome.digest for outcome in here]
-    assert len(set(digests)) == len(STORIES)
+    assert len(set(digests)) == len(SCENARIOS)
     assert _digests_in_a_new_process("1") == digests
     assert _digests_in_a_new_process("4711") == digests
-    assert [play(SEED, story).digest for story in sorted(STORIES)] == digests
+    assert [play(SEED, scenario).digest for scenario in sorted(SCENARIOS)] == digests
 
 
 def test_two_topics_in_two_processes() -> None:
     """Topics are found by their names' hashes, which are others in each process."""
-    for seed, story in ((7, "brokers"), (6, "operations")):
-        assert options_of(seed, story).topics == 2
+    for seed, scenario in ((7, "brokers"), (6, "operations")):
+        assert options_of(seed, scenario).topics == 2
         lines: list[str] = []
-        play(seed, story, sink=lines.append)
-        code = f"from fenceline.testing.simulation.stage import play\nplay({seed}, {story!r}, sink=print)"
+        play(seed, scenario, sink=lines.append)
+        code = f"from fenceline.testing.simulation.stage import play\nplay({seed}, {scenario!r}, sink=print)"
         for hash_seed in ("1", "3"):
             told = _lines_of_a_new_process(code, hash_seed)
             differ = next(
@@ -97,11 +97,11 @@ def test_two_topics_in_two_processes() -> None:
             assert len(lines) == len(told)
 
 
-@pytest.mark.parametrize("story", sorted(STORIES))
-def test_a_seed_is_told_again_word_for_word(story: str) -> None:
-    digest = play(SEED, story).digest
-    assert play(SEED, story).digest == digest
-    assert play(SEED + 1, story).digest != digest
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS))
+def test_a_seed_has_the_same_trace_again(scenario: str) -> None:
+    digest = play(SEED, scenario).digest
+    assert play(SEED, scenario).digest == digest
+    assert play(SEED + 1, scenario).digest != digest
 
 
 def test_a_trace_is_its_lines() -> None:
@@ -124,7 +124,7 @@ def test_options_are_drawn_printed_and_overridden() -> None:
     assert (options.crash_s, options.shuffle, options.clients) == (2.5, False, 7)
     printed = dict(each.split("=") for each in str(options).split())
     assert Options().with_text(printed) == options, "what is printed gives the same options"
-    with pytest.raises(ValueError, match="no option 'crash'"):
+    with pytest.raises(ValueError, match="unknown option 'crash'"):
         options_of(3, "controller", {"crash": "1"})
 
 
@@ -139,7 +139,7 @@ def test_a_failure_is_reported_with_its_seed(
     monkeypatch.setattr(controller_of_one, "serve_client", refuse)
     assert main(["--seed", "5", "--option", "safety_s=1", "--option", "liveness_s=3"]) == 1
     shown = capsys.readouterr().out
-    assert "seed 5 of story controller failed: SimulationError: no progress within 3.0 s" in shown
+    assert "seed 5 of scenario controller failed: SimulationError: no progress within 3.0 s" in shown
     assert "safety_s=1.0" in shown
     assert "n1 starts, life 1" in shown or "n1 write" in shown, "the last events"
     assert "python -m fenceline.testing.simulation controller --seed 5" in shown
@@ -156,7 +156,7 @@ def test_many_seeds_from_the_command_line(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGKILL])
-def test_workers_end_with_who_started_them(ends: signal.Signals) -> None:
+def test_workers_end_with_their_parent(ends: signal.Signals) -> None:
     """Ctrl-C, or a kill, in the midst of seeds."""
     command = [sys.executable, "-m", "fenceline.testing.simulation", "--seeds", "0..1000000", "--progress", "1"]
     with subprocess.Popen([*command, "--workers", "2"], stdout=subprocess.PIPE, text=True) as process:

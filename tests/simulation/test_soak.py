@@ -1,4 +1,4 @@
-"""New seeds for as long as is wished: stops at the first that fails."""
+"""New seeds for as long as wanted: stops at the first that fails."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from itertools import count
 
 import pytest
 
-from fenceline.testing.simulation.stage import STORIES, play
+from fenceline.testing.simulation.stage import SCENARIOS, play
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("story", sorted(STORIES))
-def test_new_seeds(story: str) -> None:
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS))
+def test_new_seeds(scenario: str) -> None:
     """Begins at another seed each day; FENCELINE_SOAK_S says how long, 600 s where it does not."""
     ends_at_s = time.monotonic() + float(os.environ.get("FENCELINE_SOAK_S", "600"))
     for seed in count(int(time.time()) // 86400 * 1_000_000):
-        outcome = play(seed, story)
+        outcome = play(seed, scenario)
         assert outcome.failure is None, outcome.report()
         if time.monotonic() > ends_at_s:
             return

@@ -15,6 +15,6 @@ def a_life(disk: SimDisk, seed: int, changes: int = -1) -> LifeDisk:
         life.forget()
         disk.crash()
 
-    life = LifeDisk(disk, Random(seed), tell=lambda _: None, die=die)
+    life = LifeDisk(disk, Random(seed), log_event=lambda _: None, end_process=die)
     life.crash_after(changes)
     return life

@@ -1,4 +1,4 @@
-"""The test's side of a process with plain TCP sockets that does what it is told (`echo_process.py`)."""
+"""The controlling side of a process with plain TCP sockets (`echo_process.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger of a group finds commits that were forgotten and records that no member was given."""
+"""The ledger of a group detects forgotten commits and records that no member received."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _ledger() -> GroupLedger:
     return ledger
 
 
-def test_what_went_well() -> None:
+def test_a_correct_ledger() -> None:
     ledger = _ledger()
     ledger.note_begin("m", 0, 6, committed=6)
     ledger.note_begin("m", 0, 8, committed=6)  # a commit whose answer was lost
@@ -30,13 +30,13 @@ def test_a_commit_that_was_forgotten() -> None:
     assert ledger.complaints({0: 10, 1: 5}) == ["m began t-0 at 5, though a commit of 6 was answered"]
 
 
-def test_a_late_answer_takes_nothing_back() -> None:
+def test_a_late_response_changes_nothing() -> None:
     ledger = _ledger()
     ledger.note_commit({0: 3})
     assert ledger.committed() == {0: 6, 1: 5}
 
 
-def test_records_that_no_member_was_given() -> None:
+def test_records_that_no_member_received() -> None:
     ledger = GroupLedger("t", 2)
     ledger.note_read(0, 0, 4)
     ledger.note_read(0, 5, 10)

@@ -44,7 +44,7 @@ class Made:
         return {each.kind for each in self.found(*losses)}
 
 
-def test_what_went_well_is_no_anomaly() -> None:
+def test_a_correct_history_has_no_anomaly() -> None:
     made = Made()
     made.acknowledge(*range(8))  # the fate of the last two is unknown
     made.poll(*range(4))
@@ -100,7 +100,7 @@ def test_duplicate() -> None:
     assert (one.offset, one.value, one.who, two.who) == (7, made.values[3], "replica 1", "replica 2")
 
 
-def test_who_is_not_idempotent_may_repeat_and_reorder() -> None:
+def test_a_producer_that_is_not_idempotent_may_repeat_and_reorder() -> None:
     made = Made(is_idempotent=False)
     made.log[7] = made.other[7] = made.values[3]
     made.log[1], made.log[2] = made.log[2], made.log[1]
@@ -144,21 +144,21 @@ def test_acknowledged_at_two_offsets() -> None:
     assert made.kinds() == {Kind.DISAGREEMENT}
 
 
-def test_refused_and_written() -> None:
+def test_rejected_and_written() -> None:
     made = Made()
-    made.producer.refused(P, made.values[4])
-    assert made.kinds() == {Kind.REFUSED_AND_WRITTEN}
+    made.producer.rejected(P, made.values[4])
+    assert made.kinds() == {Kind.REJECTED_AND_WRITTEN}
 
 
-def test_refused_and_not_written() -> None:
+def test_rejected_and_not_written() -> None:
     made = Made()
-    made.producer.refused(P, made.values[9])
+    made.producer.rejected(P, made.values[9])
     del made.log[9], made.offsets[9], made.other[9]
     assert made.found() == []
 
 
 @pytest.mark.parametrize("where", [("t", 0), ("t", 1)])
-def test_what_nobody_sent_to_this_partition(where: tuple[str, int]) -> None:
+def test_a_value_never_sent_to_this_partition(where: tuple[str, int]) -> None:
     made = Made()
     stranger = made.producer.next_value()
     if where != P:
@@ -167,7 +167,7 @@ def test_what_nobody_sent_to_this_partition(where: tuple[str, int]) -> None:
     made.log.append(stranger)
     made.offsets.append(10)
     made.other.append(stranger)
-    assert made.kinds() == {Kind.NOBODY_SENT_IT}
+    assert made.kinds() == {Kind.NEVER_SENT}
 
 
 def test_reordered() -> None:
@@ -220,7 +220,7 @@ def test_hole() -> None:
     assert (found.kind, found.offset) == (Kind.HOLE, 4)
 
 
-def test_what_a_receipt_tells_is_no_anomaly() -> None:
+def test_a_reported_loss_is_no_anomaly() -> None:
     """Eight and nine were acknowledged and read, then lost; two others lie there now."""
     made = Made()
     made.acknowledge(*range(10))
@@ -251,7 +251,7 @@ def _two_lost_and_two_anew(made: Made) -> list[int]:
     return later
 
 
-def test_a_receipt_that_knows_what_was_lost_tells_of_nothing_else() -> None:
+def test_a_receipt_with_values_covers_nothing_else() -> None:
     made = Made()
     later = _two_lost_and_two_anew(made)
     made.consumer.positioned(P, 8)
@@ -262,7 +262,7 @@ def test_a_receipt_that_knows_what_was_lost_tells_of_nothing_else() -> None:
     assert made.kinds(LossRange(P, 8, 9, frozenset(made.values[8:]))) == {Kind.LOST_WRITE, Kind.INCONSISTENT_OFFSET}
 
 
-def test_what_was_acknowledged_without_an_offset_is_told_of_by_its_value() -> None:
+def test_an_acknowledgement_without_an_offset_is_covered_by_its_value() -> None:
     made = Made()
     made.producer.acknowledged(P, made.values[9])
     del made.log[9], made.offsets[9], made.other[9]
@@ -289,7 +289,7 @@ def test_a_consumer_that_ends_before_a_truncation_has_crossed_none() -> None:
     assert made.found(LossRange(P, 8, 10)) == []
 
 
-def test_without_the_log_nothing_can_be_said() -> None:
+def test_a_check_needs_the_log() -> None:
     made = Made()
     with pytest.raises(ValueError, match="t-0"):
         list(check(made.history))
@@ -303,7 +303,7 @@ def test_a_summary_counts_all_and_shows_some() -> None:
     made.other.clear()
     lines = summary(made.found()).splitlines()
     assert lines[0] == "10 LOST_WRITE"
-    assert lines[1] == f"LOST_WRITE: t-0 offset 0, value {made.values[0]}, p: acknowledged, and not in the log"
+    assert lines[1] == f"LOST_WRITE: t-0 offset 0, value {made.values[0]}, p: acknowledged, but not in the log"
     assert len(lines) == 6
 
 
@@ -325,7 +325,7 @@ def _random_history(rng: random.Random) -> tuple[History, list[tuple[int, int]]]
             case "told without offset":
                 producer.acknowledged(P, value)
             case "refused":
-                producer.refused(P, value)
+                producer.rejected(P, value)
                 continue
             case "never came":
                 continue

@@ -1,4 +1,4 @@
-"""Who can hear whom: nodes here are plain processes with TCP sockets, each with an address of its own."""
+"""Which nodes can reach which: nodes here are plain processes with TCP sockets, each with its own address."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_one_way(cluster: Cluster, inbound: bool) -> None:
     hanging.wait_state(ESTABLISHED)
 
 
-def test_what_a_client_asks_arrives_and_the_answer_does_not(cluster: Cluster) -> None:
+def test_a_request_arrives_and_the_response_does_not(cluster: Cluster) -> None:
     asking, serving = cluster.client.connect(cluster[1])
     cluster.cuts.isolate(1, [Cut(inbound=False)])
     passes(asking, serving, "question")
@@ -196,7 +196,7 @@ def test_which_ways_are_cut(cut: Cut, lost: set[tuple[int | None, int | None]]) 
     assert not any(cuts.is_lost(a, b) for a in everybody for b in everybody)
 
 
-def test_where_it_is_forbidden_nothing_changes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_permission_nothing_changes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_cuts.sys, "platform", "darwin")
     with pytest.raises(CutsUnavailable):
         cluster.cuts.isolate(1, [Cut()])

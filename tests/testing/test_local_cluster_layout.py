@@ -1,4 +1,4 @@
-"""The folder of a local cluster: what is written once, what is continued, and what is refused before a start."""
+"""The folder of a local cluster: what is written once, what is continued, and what is rejected before a start."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ def test_a_folder_that_was_left_half_formatted_is_finished(tmp_path: Path) -> No
     ("controllers", "lost", "advice"),
     [
         (0, 2, "--no-initial-controllers; once the cluster is up, `fenceline quorum remove 2`"),
-        (1, 2, "let it begin anew: fenceline format --config"),
+        (1, 2, "format it as an empty node: fenceline format --config"),
         (1, 4, "it was the only controller"),
     ],
 )
-def test_a_directory_that_is_gone_is_not_made_again_in_silence(
+def test_a_missing_directory_is_not_silently_recreated(
     tmp_path: Path, controllers: int, lost: int, advice: str
 ) -> None:
     layout = make(tmp_path, controllers=controllers)
@@ -145,13 +145,13 @@ def test_a_port_that_is_taken(tmp_path: Path, is_controller: bool) -> None:
     assert port is not None
     with socket.create_server(("127.0.0.1", port)):
         assert not is_free(port)
-        with pytest.raises(OperatorError, match=f"Port {port}, which node 2 needs, is taken") as refused:
+        with pytest.raises(OperatorError, match=f"Port {port}, needed by node 2, is already in use") as refused:
             plan(tmp_path, nodes=3, controllers=0, port=layout.nodes[0].port or 0)
     assert ("cluster.json keeps it" in refused.value.advice) is is_controller
 
 
 def test_a_port_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OperatorError, match="is taken"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OperatorError, match="already in use"):
         plan(tmp_path, nodes=1, controllers=0, port=taken.getsockname()[1])
     assert not list(tmp_path.iterdir())
 
@@ -166,7 +166,7 @@ def test_a_port_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
         (1, 0, -1, "no 1 ports"),
     ],
 )
-def test_numbers_that_can_not_be(tmp_path: Path, nodes: int, controllers: int, port: int, said: str) -> None:
+def test_invalid_numbers(tmp_path: Path, nodes: int, controllers: int, port: int, said: str) -> None:
     with pytest.raises(OperatorError, match=said):
         plan(tmp_path, nodes=nodes, controllers=controllers, port=port)
 
@@ -184,25 +184,25 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}', '{"version": 1, "cluster_id": "x", "nodes": [{}]}'])
 def test_a_damaged_description(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.json").write_text(text)
-    with pytest.raises(OperatorError, match=r"cluster\.json can not be understood"):
+    with pytest.raises(OperatorError, match=r"cluster\.json cannot be parsed"):
         plan(tmp_path, nodes=None, controllers=None, port=0)
 
 
 def test_settings_that_are_the_clusters_own(tmp_path: Path) -> None:
     layout = plan(tmp_path, nodes=1, controllers=0, port=0)
-    with pytest.raises(OperatorError, match=r"node\.id can not be set"):
+    with pytest.raises(OperatorError, match=r"node\.id cannot be set"):
         write(layout, {"node.id": "7"})
     assert not (tmp_path / "cluster.json").exists()
 
 
-def test_what_is_kept_is_json_that_a_person_can_read(tmp_path: Path) -> None:
+def test_the_description_is_readable_json(tmp_path: Path) -> None:
     layout = make(tmp_path, nodes=1)
     kept = json.loads((tmp_path / "cluster.json").read_text())
     assert kept["cluster_id"] == layout.cluster_id
     assert kept["nodes"][0]["roles"] == ["broker", "controller"]
 
 
-def test_free_ports_are_in_a_row_and_not_those_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_are_consecutive_and_not_those_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     first = free_ports(5)
     assert all(is_free(first + index) for index in range(5))
     assert all(20_000 <= free_ports(200) <= 32_768 - 200 for _ in range(20)), "more than one block has"
@@ -212,7 +212,7 @@ def test_free_ports_are_in_a_row_and_not_those_of_connections(monkeypatch: pytes
     assert not {taken, taken + 3, taken + 4} & {port for first in found for port in (first, first + 1)}
 
 
-def test_ports_are_given_once_and_not_by_two_processes() -> None:
+def test_ports_are_assigned_once_and_not_by_two_processes() -> None:
     """Some time goes by until a node opens the port that was free."""
     others = subprocess.Popen(
         [sys.executable, "-c", f"{_GIVE}; sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

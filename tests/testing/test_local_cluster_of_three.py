@@ -58,7 +58,7 @@ def other(node: int) -> int:
     return node % 3 + 1
 
 
-def test_ready_means_that_everybody_knows_everybody(cluster: LocalCluster) -> None:
+def test_ready_means_that_every_broker_knows_all_brokers(cluster: LocalCluster) -> None:
     assert [known_brokers(port, timeout_s=30) for port in ports(cluster).values()] == [{1, 2, 3}] * 3
     assert [status.state for status in cluster.status()] == ["running"] * 3
     assert len({status.pid for status in cluster.status()}) == 3
@@ -84,7 +84,7 @@ def test_cut_off_and_healed(cluster: LocalCluster, node: int) -> None:
     eventually(lambda: knows_topic(ports(cluster)[node], name), "what the others decided is known")
 
 
-def test_nobody_decides_alone(cluster: LocalCluster) -> None:
+def test_no_node_decides_alone(cluster: LocalCluster) -> None:
     """A node that clients still reach, but no other node, does not take part in what is decided."""
     need_cuts()
     cluster.isolate(1, peers=[2, 3])
@@ -94,7 +94,7 @@ def test_nobody_decides_alone(cluster: LocalCluster) -> None:
     eventually(lambda: knows_topic(ports(cluster)[1], "two-of-three"), "what the others decided is known")
 
 
-def test_all_stop_cleanly_and_go_on(cluster: LocalCluster) -> None:
+def test_all_stop_cleanly_and_continue(cluster: LocalCluster) -> None:
     cluster_id = cluster.cluster_id
     create_topic(ports(cluster)[1], "kept")
     assert cluster.stop() == {1: 0, 2: 0, 3: 0}

@@ -1,4 +1,4 @@
-"""Who starts nodes and brokers and is killed leaves none of them, and no folder, behind."""
+"""A process that starts nodes and brokers and is killed leaves none of them, and no folder, behind."""
 
 from __future__ import annotations
 
@@ -96,21 +96,21 @@ def assert_no_node(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_node_goes_with_the_program_that_started_it(start: Callable[..., Started], number: signal.Signals) -> None:
+def test_a_node_ends_with_the_program_that_started_it(start: Callable[..., Started], number: signal.Signals) -> None:
     program = start("-c", _NODE + _WAIT)
     assert not is_gone(int(program.words[0]))
     program.end_by(number)
     assert_no_node(program.words)
 
 
-def test_a_node_goes_with_a_program_that_forgot_it(start: Callable[..., Started]) -> None:
+def test_a_node_ends_with_a_program_that_did_not_close_it(start: Callable[..., Started]) -> None:
     program = start("-c", _NODE)
     assert program.process.wait(60) == 0
     assert_no_node(program.words)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_node_goes_with_a_test_run_that_is_killed(
+def test_a_node_ends_with_a_killed_test_run(
     start: Callable[..., Started], number: signal.Signals, tmp_path: Path
 ) -> None:
     path = tmp_path / "test_inner.py"
@@ -121,14 +121,14 @@ def test_a_node_goes_with_a_test_run_that_is_killed(
     assert_no_node(run.words)
 
 
-def test_a_whole_group_of_processes_goes(start: Callable[..., Started]) -> None:
+def test_a_complete_process_group_is_killed(start: Callable[..., Started]) -> None:
     program = start("-c", _GROUP + _WAIT)
     program.end_by(signal.SIGKILL)
     for pid in map(int, program.words):
         eventually(lambda pid=pid: is_gone(pid))  # type: ignore[misc]
 
 
-def test_what_was_forgotten_stays(tmp_path: Path, start: Callable[..., Started]) -> None:
+def test_forgotten_processes_and_folders_stay(tmp_path: Path, start: Callable[..., Started]) -> None:
     kept, gone = tmp_path / "kept", tmp_path / "gone"
     kept.mkdir()
     gone.mkdir()

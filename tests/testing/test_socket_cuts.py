@@ -1,4 +1,4 @@
-"""What is done to sockets of another process: nothing arrives, nothing is refused, nothing is lost afterwards."""
+"""Filters on sockets of another process: nothing arrives, nothing is refused, nothing is lost afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fenceline.testing import socket_cuts
-from fenceline.testing.socket_cuts import UNTOUCHED, CutsUnavailable, Treatment, sockets_of
+from fenceline.testing.socket_cuts import UNFILTERED, CutsUnavailable, SocketFilter, sockets_of
 from tests.testing.echo_peer import Peer, need_cuts
 from tests.testing.echo_process import ESTABLISHED, SYN_SENT
 
@@ -28,17 +28,17 @@ def client() -> Iterator[Peer]:
         yield peer
 
 
-def treat(peer: Peer, treatment: Treatment, *, listening: bool, before: Treatment = UNTOUCHED) -> int:
+def treat(peer: Peer, treatment: SocketFilter, *, listening: bool, before: SocketFilter = UNFILTERED) -> int:
     """Treat all listening sockets or all connections of a process; how many."""
     count = 0
     for found in sockets_of(peer.pid):
         if found.is_listening is listening:
-            found.treat(before, treatment)
+            found.apply(before, treatment)
             count += 1
     return count
 
 
-def test_sockets_are_told_apart(server: Peer, client: Peer) -> None:
+def test_sockets_are_distinguished(server: Peer, client: Peer) -> None:
     client.connect(server)
     found = [(each.is_listening, each.local, each.remote) for each in sockets_of(server.pid)]
     listening, connected = sorted(found, key=lambda each: not each[0])
@@ -50,7 +50,7 @@ def test_sockets_are_told_apart(server: Peer, client: Peer) -> None:
 
 def test_incoming_is_lost_and_comes_when_the_cut_ends(server: Peer, client: Peer) -> None:
     near, far = client.connect(server)
-    cut = Treatment(lose_incoming=True)
+    cut = SocketFilter(lose_incoming=True)
     near.send("before ")
     far.wait_heard("before ")
     assert treat(server, cut, listening=False) == 1
@@ -58,7 +58,7 @@ def test_incoming_is_lost_and_comes_when_the_cut_ends(server: Peer, client: Peer
     near.wait_lost()
     far.look()
     assert far.heard == "before "
-    treat(server, UNTOUCHED, listening=False, before=cut)
+    treat(server, UNFILTERED, listening=False, before=cut)
     near.send("after")
     far.wait_heard("before during after")
     assert not near.is_ended
@@ -66,7 +66,7 @@ def test_incoming_is_lost_and_comes_when_the_cut_ends(server: Peer, client: Peer
 
 def test_outgoing_is_lost_while_incoming_arrives(server: Peer, client: Peer) -> None:
     near, far = client.connect(server)
-    cut = Treatment(lose_outgoing=True)
+    cut = SocketFilter(lose_outgoing=True)
     treat(server, cut, listening=False)
     far.send("answer ")
     far.wait_lost()
@@ -74,19 +74,19 @@ def test_outgoing_is_lost_while_incoming_arrives(server: Peer, client: Peer) -> 
     assert near.heard == ""
     near.send("question")
     far.wait_heard("question")
-    treat(server, UNTOUCHED, listening=False, before=cut)
+    treat(server, UNFILTERED, listening=False, before=cut)
     far.send("and more")
     near.wait_heard("answer and more")
 
 
 def test_a_connect_hangs_and_is_not_refused(server: Peer, client: Peer) -> None:
-    cut = Treatment(lose_incoming=True)
+    cut = SocketFilter(lose_incoming=True)
     assert treat(server, cut, listening=True) == 1
     near = client.dial(server)
     near.wait_lost()
     assert near.look()["state"] == SYN_SENT
     assert not near.is_ended
-    treat(server, UNTOUCHED, listening=True, before=cut)
+    treat(server, UNFILTERED, listening=True, before=cut)
     near.wait_state(ESTABLISHED)
     near.send("hello")
     server.accept().wait_heard("hello")
@@ -95,13 +95,13 @@ def test_a_connect_hangs_and_is_not_refused(server: Peer, client: Peer) -> None:
 @pytest.mark.parametrize(
     ("treatment", "connects", "hangs"),
     [
-        (Treatment(lose_from=frozenset({"127.0.0.7", "127.0.0.8"})), "127.0.0.9", "127.0.0.7"),
-        (Treatment(lose_from=frozenset({"127.0.0.6", "127.0.0.7"})), "127.0.0.9", "127.0.0.7"),
-        (Treatment(lose_incoming=True, let_in=frozenset({"127.0.0.9"})), "127.0.0.9", "127.0.0.7"),
+        (SocketFilter(lose_from=frozenset({"127.0.0.7", "127.0.0.8"})), "127.0.0.9", "127.0.0.7"),
+        (SocketFilter(lose_from=frozenset({"127.0.0.6", "127.0.0.7"})), "127.0.0.9", "127.0.0.7"),
+        (SocketFilter(lose_incoming=True, let_in=frozenset({"127.0.0.9"})), "127.0.0.9", "127.0.0.7"),
     ],
 )
-def test_listening_sockets_tell_sources_apart(
-    server: Peer, client: Peer, treatment: Treatment, connects: str, hangs: str
+def test_listening_sockets_distinguish_sources(
+    server: Peer, client: Peer, treatment: SocketFilter, connects: str, hangs: str
 ) -> None:
     assert hangs == "127.0.0.7"
     treat(server, treatment, listening=True)
@@ -114,9 +114,9 @@ def test_listening_sockets_tell_sources_apart(
     assert lost.look()["state"] == SYN_SENT
 
 
-def test_the_end_of_a_process_that_is_cut_off_is_not_heard(server: Peer, client: Peer) -> None:
+def test_the_end_of_a_cut_off_process_is_not_noticed(server: Peer, client: Peer) -> None:
     near, _ = client.connect(server)
-    treat(server, Treatment(lose_incoming=True, lose_outgoing=True), listening=False)
+    treat(server, SocketFilter(lose_incoming=True, lose_outgoing=True), listening=False)
     server.kill()
     near.send("anybody?")
     near.wait_lost()
@@ -124,15 +124,15 @@ def test_the_end_of_a_process_that_is_cut_off_is_not_heard(server: Peer, client:
     assert not near.is_ended
 
 
-def test_a_process_that_is_gone_has_no_sockets(server: Peer) -> None:
+def test_an_ended_process_has_no_sockets(server: Peer) -> None:
     server.kill()
     assert list(sockets_of(server.pid)) == []
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(errno.EPERM, "can not be reached"), (errno.ENOSYS, "can not be cut on this kernel")]
+    ("code", "said"), [(errno.EPERM, "cannot be reached"), (errno.ENOSYS, "cannot be cut on this kernel")]
 )
-def test_a_system_that_forbids_it(server: Peer, monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
+def test_a_system_without_permission(server: Peer, monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
     class Refuses:
         def syscall(self, *arguments: int) -> int:
             ctypes.set_errno(code)
@@ -168,9 +168,9 @@ def test_a_system_that_delivers_source_routed_packets(
         (tmp_path / device).write_text("1\n")
     monkeypatch.setattr(socket_cuts, "_SOURCE_ROUTE_ACCEPTED", f"{tmp_path}/{{}}")
     with pytest.raises(CutsUnavailable, match="source-routed"):
-        treat(server, Treatment(lose_outgoing=True), listening=False)
+        treat(server, SocketFilter(lose_outgoing=True), listening=False)
     (tmp_path / "all").write_text("0\n")
-    assert treat(server, Treatment(lose_outgoing=True), listening=False) == 1
+    assert treat(server, SocketFilter(lose_outgoing=True), listening=False) == 1
 
 
 def test_nothing_stays_open_here(server: Peer) -> None:

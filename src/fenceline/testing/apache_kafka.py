@@ -1,4 +1,4 @@
-"""A real Apache Kafka node as a child process, to compare with and to test against. Never used by the server."""
+"""An Apache Kafka node as a child process, for comparisons and tests. Never used by the server."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fenceline.testing.local_cluster_ports import free_ports
 
 KAFKA_VERSION = "4.3.1"
 QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
-"""JVM options for tools and test brokers, which live too shortly for a better compiler. Never to measure with."""
+"""JVM options for tools and test brokers, which are too short-lived for a better compiler. Not for measurements."""
 DEFAULT_JARS = Path(__file__).resolve().parents[3] / ".cache" / f"kafka-{KAFKA_VERSION}"
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago, and that no outgoing connection takes."""
+    """A TCP port of the loopback interface that is free now, outside the range of outgoing connections."""
     return free_ports(1)
 
 
 def why_unavailable(jars: Path = DEFAULT_JARS) -> str | None:
-    """The reason why Apache Kafka can not be run here, or None when it can."""
+    """The reason why Apache Kafka cannot be run here, or None if it can."""
     if shutil.which("java") is None:
         return "Java is missing"
     if not (jars / ".complete").exists():
@@ -56,10 +56,9 @@ def java_command(
 
 
 def tool_options(jars: Path = DEFAULT_JARS) -> list[str]:
-    """JVM options for Kafka's command line tools: `QUICK_START`, and their classes as one file that is only mapped.
+    """JVM options for Kafka's command line tools: `QUICK_START`, and their classes in a memory-mapped archive.
 
-    The file is made by the first who asks (one to two seconds); a JVM that it does not fit goes without it.
-    """
+    The first caller creates the archive (one to two seconds); a JVM that cannot use it ignores it."""
     archive = jars / "tools.jsa"
     if not archive.exists():
         made = archive.with_name(f"tools-{os.getpid()}.jsa")
@@ -77,7 +76,7 @@ def tool_options(jars: Path = DEFAULT_JARS) -> list[str]:
 def run_tool(
     main_class: str, *arguments: str, jars: Path = DEFAULT_JARS, timeout_s: float = 300, check: bool = True
 ) -> str:
-    """Run one of Kafka's own tools to its end and return what it printed (stdout and stderr)."""
+    """Run one of Kafka's own tools to its end and return its output (stdout and stderr)."""
     _write_log_config(jars)
     command = java_command(main_class, *arguments, jars=jars, heap="512m", jvm_options=tool_options(jars))
     code, printed = reaper.run(command, timeout_s=timeout_s)
@@ -97,10 +96,9 @@ def _write_log_config(jars: Path) -> None:
 
 
 class ApacheKafka(ChildProcesses):
-    """One combined broker and controller. `data_dir` is kept when given.
+    """One combined broker and controller. `data_dir` is kept if given.
 
-    `jvm_options` are in place of the collector that Kafka's own start script asks for.
-    """
+    `jvm_options` replace the garbage collector that Kafka's start script selects."""
 
     def __init__(
         self,
@@ -132,7 +130,7 @@ class ApacheKafka(ChildProcesses):
         return self._process.pid
 
     def start(self, *, wait_s: float = 200) -> None:
-        """Format the directory when it is new, spawn the process and wait until its port answers."""
+        """Format the directory if it is new, spawn the process and wait until its port accepts connections."""
         self.root.mkdir(parents=True, exist_ok=True)
         _write_log_config(self._jars)
         properties = self._write_properties()
@@ -148,7 +146,7 @@ class ApacheKafka(ChildProcesses):
                 jars=self._jars,
             )
         output = (self.root / "kafka.log").open("ab")
-        # Native libraries are unpacked there; a killed JVM leaves them behind.
+        # Native libraries are unpacked there; a killed JVM does not delete them.
         scratch = self.root / "tmp"
         scratch.mkdir(exist_ok=True)
         options = (*self._jvm_options, f"-Djava.io.tmpdir={scratch}")
@@ -163,7 +161,9 @@ class ApacheKafka(ChildProcesses):
         while True:
             if self._process.poll() is not None:
                 self._ended()
-                raise RuntimeError(f"Apache Kafka ended at start:\n{(self.root / 'kafka.log').read_text()[-4000:]}")
+                raise RuntimeError(
+                    f"Apache Kafka ended during startup:\n{(self.root / 'kafka.log').read_text()[-4000:]}"
+                )
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
                 return
@@ -174,7 +174,7 @@ class ApacheKafka(ChildProcesses):
                 time.sleep(0.05)
 
     def stop(self, *, wait_s: float = 120) -> None:
-        """Stop cleanly (SIGTERM) and wait; the data directory stays."""
+        """Stop cleanly (SIGTERM) and wait; the data directory is kept."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -186,7 +186,7 @@ class ApacheKafka(ChildProcesses):
         self._ended()
 
     def kill(self) -> None:
-        """kill -9; the data directory stays as it is."""
+        """kill -9; the data directory is left unchanged."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -227,5 +227,5 @@ class ApacheKafka(ChildProcesses):
 def small_kafka(
     *, overrides: Mapping[str, str] | None = None, data_dir: Path | None = None, port: int | None = None
 ) -> ApacheKafka:
-    """A Kafka to test against: a small heap and a quick start. Never to measure with."""
+    """A Kafka for tests: a small heap and a quick start. Not for measurements."""
     return ApacheKafka(overrides=overrides, data_dir=data_dir, port=port, heap="512m", jvm_options=QUICK_START)

@@ -1,6 +1,6 @@
-"""Processes with a folder that belong to the process that started them: both are gone when it closes them.
+"""Child processes with a folder: both are removed when their owner closes them.
 
-Owns the `with` block and the temporary folder where none was given. The folder goes also when we are killed
+Owns the `with` block and the temporary folder if none was given. The folder is also removed when the owner is killed
 (`reaper.py`).
 """
 
@@ -17,7 +17,7 @@ from fenceline.testing import reaper
 
 
 class ChildProcesses(ABC):
-    """Use as a context manager, or call `start` and `close`. `data_dir` is kept when given."""
+    """Use as a context manager, or call `start` and `close`. `data_dir` is kept if given."""
 
     def __init__(self, data_dir: Path | None, *, prefix: str) -> None:
         self._own_dir = Path(tempfile.mkdtemp(prefix=prefix)) if data_dir is None else None
@@ -40,14 +40,14 @@ class ChildProcesses(ABC):
 
     @abstractmethod
     def start(self) -> object:
-        """Start what is not there yet."""
+        """Start the processes that do not run yet."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Kill what runs, and wait until it is gone."""
+        """Kill the running processes, and wait until they have ended."""
 
     def close(self) -> None:
-        """Kill what runs; remove the folder where it is our own."""
+        """Kill the running processes; remove the folder if it is temporary."""
         self._end()
         if self._own_dir is not None:
             shutil.rmtree(self._own_dir, ignore_errors=True)

@@ -1,11 +1,11 @@
-"""What clients did to a cluster and what they were told, recorded so that it can be judged afterwards.
+"""The requests of clients to a cluster and their responses, recorded so that they can be checked afterwards.
 
-Owns the record only: who sent which value where, which answer came, what each consumer saw in which order, what every
-log held in the end. `history_checks.check` judges it. Never talks to a cluster, reads no clock.
+Owns the record only: who sent which value where, which response arrived, what each consumer read in which order, what
+every log contained at the end. `history_checks.check` checks it. Never talks to a cluster, reads no clock.
 
-Every value is a number that is sent once in a whole history (`Producer.next_value`); how it is written into a record is
-the caller's. Each producer and consumer is written by one thread at a time, different ones by different threads. A
-record of a history costs 8 to 24 bytes an event.
+Every value is a number that is sent once in a history (`Producer.next_value`); the caller decides how it is written
+into a record. Each producer and consumer is used by one thread at a time, different ones by different threads. An event
+takes 8 to 24 bytes.
 
     history = History()
     producer, consumer = history.producer("p"), history.consumer("c")
@@ -16,7 +16,7 @@ record of a history costs 8 to 24 bytes an event.
     history.log("end", ("t", 0), [0], [value])
     assert list(check(history)) == []
 
-It is for topics that keep everything: no compaction, no transactions.
+For topics that keep everything: no compaction, no transactions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Partition: TypeAlias = tuple[str, int]
 """Topic, index."""
 
 NO_OFFSET: Final = -1
-"""An acknowledgement that does not say where: some clients' for a batch that the broker had already."""
+"""An acknowledgement without an offset: some clients give none for a batch that the broker already had."""
 _REPOSITIONED: Final = -2
 _SEQUENCE_BITS: Final = 40
 
@@ -42,19 +42,19 @@ def _numbers() -> array[int]:
 
 @dataclass(slots=True)
 class Sends:
-    """What one producer did to one partition. Columns of a pair are of one length."""
+    """What one producer did to one partition. The columns of a pair have the same length."""
 
     values: array[int] = field(default_factory=_numbers)
     """In the order of sending."""
     acknowledged_values: array[int] = field(default_factory=_numbers)
     acknowledged_offsets: array[int] = field(default_factory=_numbers)
-    refused: array[int] = field(default_factory=_numbers)
-    """Certainly not written, as the producer was told."""
+    rejected: array[int] = field(default_factory=_numbers)
+    """Rejected: certainly not written."""
 
 
 @dataclass(slots=True)
 class Polls:
-    """What one consumer saw of one partition, in order. A negative offset: it was positioned, at `values[i]`."""
+    """What one consumer read from one partition, in order. A negative offset: it was positioned at `values[i]`."""
 
     offsets: array[int] = field(default_factory=_numbers)
     values: array[int] = field(default_factory=_numbers)
@@ -62,14 +62,14 @@ class Polls:
 
 @dataclass(slots=True)
 class Contents:
-    """What a log holds: offsets as they lie there."""
+    """The content of a log, in order."""
 
     offsets: array[int]
     values: array[int]
 
 
 class Producer:
-    """`is_idempotent`: what it sends to a partition lies there once and in this order, whatever happened meanwhile."""
+    """`is_idempotent`: each value is in the partition once and in this order, whatever fails."""
 
     def __init__(self, name: str, number: int, *, is_idempotent: bool) -> None:
         self.name = name
@@ -78,12 +78,12 @@ class Producer:
         self._next = number << _SEQUENCE_BITS
 
     def next_value(self) -> int:
-        """One that nobody else has."""
+        """A value that is unique in the history."""
         self._next += 1
         return self._next
 
     def sent(self, partition: Partition, value: int) -> None:
-        """It was given to the client. Without one of the next two its fate is unknown."""
+        """The value was given to the client. Without one of the next two calls its outcome is unknown."""
         self._of(partition).values.append(value)
 
     def acknowledged(self, partition: Partition, value: int, offset: int = NO_OFFSET) -> None:
@@ -91,9 +91,9 @@ class Producer:
         sends.acknowledged_values.append(value)
         sends.acknowledged_offsets.append(offset if offset >= 0 else NO_OFFSET)
 
-    def refused(self, partition: Partition, value: int) -> None:
-        """Certainly not written. A timeout is not that."""
-        self._of(partition).refused.append(value)
+    def rejected(self, partition: Partition, value: int) -> None:
+        """Certainly not written. A timeout is not a rejection."""
+        self._of(partition).rejected.append(value)
 
     def _of(self, partition: Partition) -> Sends:
         found = self.sends.get(partition)
@@ -103,7 +103,7 @@ class Producer:
 
 
 class Consumer:
-    """One who reads committed records, in whatever order of partitions."""
+    """A consumer of committed records, in any order of partitions."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -111,7 +111,7 @@ class Consumer:
 
     def positioned(self, partition: Partition, offset: int) -> None:
         """The next record is the first at or after `offset`: a seek, or a new assignment. The first poll of a partition
-        needs none and may be anywhere."""
+        needs no position and may start anywhere."""
         polls = self._of(partition)
         polls.offsets.append(_REPOSITIONED)
         polls.values.append(offset)
@@ -130,13 +130,13 @@ class Consumer:
 
 
 class History:
-    """Everything that a run did."""
+    """All events of a run."""
 
     def __init__(self) -> None:
         self.producers: list[Producer] = []
         self.consumers: list[Consumer] = []
         self.logs: dict[Partition, dict[str, Contents]] = {}
-        """What each copy of a partition held in the end, by the copy's name."""
+        """The final content of each copy of a partition, by the name of the copy."""
         self._lock = threading.Lock()
 
     def producer(self, name: str, *, is_idempotent: bool = True) -> Producer:
@@ -150,12 +150,12 @@ class History:
             return self.consumers[-1]
 
     def log(self, copy: str, partition: Partition, offsets: Iterable[int], values: Iterable[int]) -> None:
-        """The whole of one copy, when nobody writes any more: a replica's, or what a reader got from begin to end."""
+        """The complete content of one copy, after all writes: of a replica, or as read from start to end."""
         contents = Contents(array("q", offsets), array("q", values))
         assert len(contents.offsets) == len(contents.values), "each record has an offset and a value"
         self.logs.setdefault(partition, {})[copy] = contents
 
     @property
     def acknowledged(self) -> int:
-        """Acknowledgements so far."""
+        """The number of acknowledgements so far."""
         return sum(len(sends.acknowledged_values) for each in self.producers for sends in tuple(each.sends.values()))

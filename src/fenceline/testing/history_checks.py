@@ -1,11 +1,11 @@
-"""Judges a history of producers and consumers: what can not have happened in a log that keeps its promises.
+"""Checks a history of producers and consumers for events that cannot have happened in a correct log.
 
-Owns the rules and nothing else: pure functions of a `History`. One pass a partition, so that memory follows the largest
-partition, not the run. Asserts nothing: each find is an `Anomaly`.
+Owns the rules and nothing else: pure functions of a `History`. One pass per partition, so that memory use depends on
+the largest partition, not on the run. Raises nothing for a violation: each is an `Anomaly`.
 
-The kinds are those that Jepsen's Kafka workload looks for, and a few for who can look into every replica's log. What a
-receipt tells as lost (`LossRange`) is no anomaly: a record of such a range may be gone, another may have its offset.
-But who had read it must have been told, and have been positioned anew.
+The kinds are those of Jepsen's Kafka workload, and a few that need the log of every replica. A loss that a receipt
+reports (`LossRange`) is no anomaly: a record in such a range may be missing, and another may have its offset. But a
+consumer that had read it must have been notified, and positioned again.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ SHOWN_OF_A_KIND: Final = 5
 
 
 class Kind(Enum):
-    LOST_WRITE = "acknowledged, and not in the log"
-    LOST_READ = "given to a consumer, and not in the log"
-    DUPLICATE = "sent once, and there twice"
+    LOST_WRITE = "acknowledged, but not in the log"
+    LOST_READ = "read by a consumer, but not in the log"
+    DUPLICATE = "sent once, but in the log twice"
     INCONSISTENT_OFFSET = "two values at one offset"
-    DISAGREEMENT = "acknowledged at another offset than it is at"
-    REFUSED_AND_WRITTEN = "refused, and there all the same"
-    NOBODY_SENT_IT = "there, and nobody sent it to this partition"
-    REORDERED = "before what its idempotent producer sent earlier"
-    POLL_SKIP = "left out by a consumer"
-    NONMONOTONIC_POLL = "a consumer went back without being asked to"
-    CROSSED_TRUNCATION = "cut off after a consumer had read it, which read on without being told"
+    DISAGREEMENT = "acknowledged at another offset than in the log"
+    REJECTED_AND_WRITTEN = "rejected, but in the log"
+    NEVER_SENT = "in the log, but never sent to this partition"
+    REORDERED = "before a record that its idempotent producer sent earlier"
+    POLL_SKIP = "skipped by a consumer"
+    NONMONOTONIC_POLL = "a consumer went back without a seek"
+    CROSSED_TRUNCATION = "truncated after a consumer had read it, which continued without a notification"
     HOLE = "offsets without a record"
-    COPIES_DIFFER = "copies of one log end differently"
+    COPIES_DIFFER = "copies of a log have different ends"
 
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """`offset`: -1 where it is not about one. `who`: the client or copy that shows it."""
+    """`offset`: -1 if the anomaly has none. `who`: the client or copy that shows it."""
 
     kind: Kind
     partition: Partition
@@ -57,16 +57,16 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True)
 class LossRange:
-    """A range that was cut off, and that somebody was told about. `values`: what lay there, where that is known; then
-    nothing else may be missing."""
+    """A truncated range that was reported as lost. `values`: the values in it, if known; then no other value may be
+    missing."""
 
     partition: Partition
     start_offset: int
     end_offset_exclusive: int
     values: frozenset[int] | None = None
 
-    def tells(self, offset: int, value: int) -> bool:
-        """An acknowledgement that does not say where is told of by its value alone."""
+    def covers(self, offset: int, value: int) -> bool:
+        """An acknowledgement without an offset is covered by its value alone."""
         if self.values is not None and value not in self.values:
             return False
         if offset == NO_OFFSET:
@@ -75,21 +75,21 @@ class LossRange:
 
 
 def check(history: History, losses: Iterable[LossRange] = ()) -> Iterator[Anomaly]:
-    """All anomalies, partition by partition. Raises ValueError where the log of a partition is not in the history:
-    without it nothing can be said to be lost."""
-    told = list(losses)
+    """All anomalies, partition by partition. Raises ValueError if the log of a partition is not in the history: without
+    it no loss can be detected."""
+    reported = list(losses)
     partitions = {each for producer in history.producers for each in producer.sends}
     partitions.update(each for consumer in history.consumers for each in consumer.polls)
     partitions.update(history.logs)
     for partition in sorted(partitions):
         if not history.logs.get(partition):
-            raise ValueError(f"what the log of {partition[0]}-{partition[1]} held in the end is not recorded")
-        losses = [each for each in told if each.partition == partition]
-        yield from _Judged(history, partition, losses).anomalies()
+            raise ValueError(f"the final content of the log of {partition[0]}-{partition[1]} is not recorded")
+        losses = [each for each in reported if each.partition == partition]
+        yield from _PartitionCheck(history, partition, losses).anomalies()
 
 
 def summary(anomalies: Iterable[Anomaly]) -> str:
-    """How many of each kind, and the first of each; empty where there are none."""
+    """The number of each kind, and the first of each; empty if there are none."""
     counts: Counter[Kind] = Counter()
     lines: list[str] = []
     for each in anomalies:
@@ -101,8 +101,8 @@ def summary(anomalies: Iterable[Anomaly]) -> str:
     return "\n".join([", ".join(f"{count} {kind.name}" for kind, count in counts.most_common()), *lines])
 
 
-class _Judged:
-    """One partition."""
+class _PartitionCheck:
+    """The check of one partition."""
 
     def __init__(self, history: History, partition: Partition, losses: Sequence[LossRange]) -> None:
         self._partition = partition
@@ -111,7 +111,7 @@ class _Judged:
         self._consumers = [(each, each.polls[partition]) for each in history.consumers if partition in each.polls]
         self._copies = history.logs[partition]
         self._at: dict[int, int] = {}
-        """Offset -> value: the first copy that has it."""
+        """Offset -> value, from the first copy that has it."""
         self._where: dict[int, int] = {}
         """Value -> its lowest offset in any copy."""
         for contents in self._copies.values():
@@ -131,12 +131,12 @@ class _Judged:
         for producer, sends in self._producers:
             sent.update(sends.values)
             yield from self._acknowledgements(producer.name, sends)
-            yield from self._refusals(producer.name, sends)
+            yield from self._rejections(producer.name, sends)
             if producer.is_idempotent:
                 yield from self._order(producer.name, sends)
         for value, offset in self._where.items():
             if value not in sent:
-                yield self._anomaly(Kind.NOBODY_SENT_IT, "log", offset, value)
+                yield self._anomaly(Kind.NEVER_SENT, "log", offset, value)
         for consumer, polls in self._consumers:
             yield from self._polls(consumer, polls)
 
@@ -152,7 +152,7 @@ class _Judged:
                 yield self._anomaly(Kind.INCONSISTENT_OFFSET, name, offset, value, f"{offset} is in the log twice")
             expected = offset + 1
             known = self._at[offset]
-            if known != value and not self._is_told(offset, value):
+            if known != value and not self._is_reported(offset, value):
                 yield self._anomaly(
                     Kind.INCONSISTENT_OFFSET, name, offset, value, f"another copy has {known} at this offset"
                 )
@@ -164,34 +164,34 @@ class _Judged:
         ends = {name: contents.offsets[-1] + 1 if contents.offsets else 0 for name, contents in self._copies.items()}
         if len(set(ends.values())) > 1:
             shortest = min(ends, key=lambda name: ends[name])
-            told = ", ".join(f"{name} at {end}" for name, end in ends.items())
-            yield self._anomaly(Kind.COPIES_DIFFER, shortest, ends[shortest], NO_OFFSET, f"ends: {told}")
+            all_ends = ", ".join(f"{name} at {end}" for name, end in ends.items())
+            yield self._anomaly(Kind.COPIES_DIFFER, shortest, ends[shortest], NO_OFFSET, f"ends: {all_ends}")
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
     def _acknowledgements(self, name: str, sends: Sends) -> Iterator[Anomaly]:
-        told: dict[int, int] = {}
+        acknowledged_at: dict[int, int] = {}
         for value, offset in zip(sends.acknowledged_values, sends.acknowledged_offsets, strict=True):
             found = self._where.get(value)
-            before = told.setdefault(value, offset)
+            before = acknowledged_at.setdefault(value, offset)
             if NO_OFFSET not in (before, offset) and before != offset:
-                yield self._anomaly(Kind.DISAGREEMENT, name, offset, value, f"first it was told to be at {before}")
-            is_told = self._is_told(offset, value)
+                yield self._anomaly(Kind.DISAGREEMENT, name, offset, value, f"it was first acknowledged at {before}")
+            is_reported = self._is_reported(offset, value)
             if found is None:
-                if not is_told:
+                if not is_reported:
                     yield self._anomaly(Kind.LOST_WRITE, name, offset, value)
                 continue
             for copy, contents in self._copies.items():
                 if not _holds(contents, found):
                     yield self._anomaly(Kind.LOST_WRITE, copy, found, value, "another copy has it")
             is_there = offset == NO_OFFSET or self._at.get(offset) == value
-            if not is_there and not is_told and value not in self._may_repeat:
+            if not is_there and not is_reported and value not in self._may_repeat:
                 yield self._anomaly(Kind.DISAGREEMENT, name, offset, value, f"it is at {found}")
 
-    def _refusals(self, name: str, sends: Sends) -> Iterator[Anomaly]:
-        for value in sends.refused:
+    def _rejections(self, name: str, sends: Sends) -> Iterator[Anomaly]:
+        for value in sends.rejected:
             if value in self._where:
-                yield self._anomaly(Kind.REFUSED_AND_WRITTEN, name, self._where[value], value)
+                yield self._anomaly(Kind.REJECTED_AND_WRITTEN, name, self._where[value], value)
 
     def _order(self, name: str, sends: Sends) -> Iterator[Anomaly]:
         last_offset, last_value = -1, 0
@@ -207,13 +207,13 @@ class _Judged:
     # -- consumers -----------------------------------------------------------------------------------------------------
 
     def _polls(self, consumer: Consumer, polls: Polls) -> Iterator[Anomaly]:
-        position: int | None = None  # where the next record is looked for; None: anywhere
-        gone: tuple[int, int] | None = None  # the first that it read, has not read anew, and that was cut off
+        position: int | None = None  # the offset of the next record; None: anywhere
+        lost: tuple[int, int] | None = None  # the first truncated record that it read, unless it went back
         for offset, value in zip(polls.offsets, polls.values, strict=True):
             if offset < 0:
                 position = value
-                if gone is not None and position <= gone[0]:
-                    gone = None
+                if lost is not None and position <= lost[0]:
+                    lost = None
                 continue
             if position is not None and offset < position:
                 yield self._anomaly(
@@ -232,12 +232,12 @@ class _Judged:
             position = offset + 1
             known = self._at.get(offset)
             if known == value:
-                # A log that has this record never had the other one before it.
-                if gone is not None and gone[0] < offset:
-                    yield self._anomaly(Kind.CROSSED_TRUNCATION, consumer.name, *gone, f"it read on, up to {offset}")
-                    gone = None
-            elif self._is_told(offset, value):
-                gone = gone or (offset, value)
+                # A log with this record never had the lost one before it.
+                if lost is not None and lost[0] < offset:
+                    yield self._anomaly(Kind.CROSSED_TRUNCATION, consumer.name, *lost, f"it continued to {offset}")
+                    lost = None
+            elif self._is_reported(offset, value):
+                lost = lost or (offset, value)
             elif known is None:
                 yield self._anomaly(Kind.LOST_READ, consumer.name, offset, value)
             else:
@@ -253,8 +253,8 @@ class _Judged:
 
     # -- shared --------------------------------------------------------------------------------------------------------
 
-    def _is_told(self, offset: int, value: int) -> bool:
-        return any(each.tells(offset, value) for each in self._losses)
+    def _is_reported(self, offset: int, value: int) -> bool:
+        return any(each.covers(offset, value) for each in self._losses)
 
     def _anomaly(self, kind: Kind, who: str, offset: int, value: int, detail: str = "") -> Anomaly:
         return Anomaly(kind, self._partition, who, offset, value, detail)
@@ -264,7 +264,7 @@ def _holds(contents: Contents, offset: int) -> bool:
     offsets = contents.offsets
     if not offsets or not offsets[0] <= offset <= offsets[-1]:
         return False
-    # Without holes it lies at its distance from the first.
+    # In a log without holes the index is the distance from the first offset.
     guess = offset - offsets[0]
     if guess < len(offsets) and offsets[guess] == offset:
         return True

@@ -1,6 +1,6 @@
 """A cluster of nodes as separate processes of this machine, for tests, benchmarks and `fenceline cluster`.
 
-Owns the nodes' processes and the cluster's folder while it is up. Is never in the way of a byte between nodes and
+Owns the processes of the nodes and the folder of the cluster while it is up. Never relays bytes between nodes and
 clients: it starts, watches, signals, and cuts sockets off (`local_cluster_cuts.py`).
 
     with LocalCluster(3) as cluster:
@@ -43,7 +43,8 @@ _TRIM_EVERY_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node as it is now. `state` is new, starting, running, paused or ended; `exit_code` is of the last process."""
+    """The current state of a node. `state` is new, starting, running, paused or ended; `exit_code` is that of the last
+    process."""
 
     node: int
     roles: tuple[str, ...]
@@ -58,7 +59,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeEnded:
-    """A node's process is gone. `was_wanted` says whether somebody asked for it."""
+    """The process of a node has ended. `was_wanted`: whether this was requested."""
 
     node: int
     exit_code: int
@@ -67,13 +68,12 @@ class NodeEnded:
 
 
 class LocalCluster(ChildProcesses):
-    """Nodes 1 to N. Safe for threads.
+    """Nodes 1 to N. Thread-safe.
 
-    `data_dir` is kept when given, and continued when it holds a cluster; without it a temporary folder goes with the
-    cluster. `nodes` (3 in a new folder) are brokers, and controllers as well unless `controllers` asks for so many
-    nodes of their own. `port` is node 1's, the others follow; 0 takes free ones. `overrides` are
-    properties of every node. `on_end` is called, from a thread of its own, when a node's process has ended.
-    """
+    `data_dir` is kept if given, and continued if it has a cluster; otherwise a temporary folder is deleted with the
+    cluster. `nodes` (3 in a new folder) are brokers, and controllers as well unless `controllers` adds that many nodes
+    for this role. `port` is that of node 1, the others follow; 0 selects free ones. `overrides` are properties of every
+    node. `on_end` is called, from its own thread, when the process of a node has ended."""
 
     def __init__(
         self,
@@ -110,13 +110,13 @@ class LocalCluster(ChildProcesses):
 
     @property
     def layout(self) -> ClusterLayout:
-        """Who the nodes are, and where. Only known once `start` was called."""
+        """The nodes and their files. Only available after `start`."""
         assert self._layout is not None, "the cluster was not started"
         return self._layout
 
     @property
     def bootstrap(self) -> str:
-        """The brokers' addresses, separated by commas."""
+        """The addresses of the brokers, separated by commas."""
         return self.layout.bootstrap
 
     @property
@@ -124,20 +124,19 @@ class LocalCluster(ChildProcesses):
         return self.layout.cluster_id
 
     def pid(self, node: int) -> int:
-        """The process of a node that was started."""
+        """The pid of a node that was started."""
         return self._process(node).pid
 
     # --- the cluster's life ---------------------------------------------------------------------------------------
 
     def start(self, *, wait_s: float = READY_WAIT_S) -> None:
-        """Make or continue the cluster, start its nodes side by side and wait until it is complete.
+        """Create or continue the cluster, start its nodes in parallel and wait until it is complete.
 
-        Raises OperatorError; `close` or `stop` then ends what was started.
-        """
+        Raises OperatorError; `close` or `stop` then ends the started nodes."""
         with self._life:
             if self._is_stopping:
                 raise OperatorError("The cluster was stopped before it was started")
-            self._take_folder()
+            self._lock_folder()
             wait_for_leftovers(self.root, wait_s=_LEFTOVER_WAIT_S)
             self._layout = layouts.plan(
                 self.root, nodes=self._wanted_nodes, controllers=self._wanted_controllers, port=self._wanted_port
@@ -153,30 +152,31 @@ class LocalCluster(ChildProcesses):
 
     @property
     def waits_for(self) -> str:
-        """What a start or restart waits for now, in words; empty where there is nothing to say."""
+        """What a start or restart is waiting for; empty if it is not waiting."""
         return self._waits_for
 
     def warnings(self) -> list[str]:
-        """What nodes find odd in their settings, such as keys that nobody knows. Not before `start`."""
+        """Warnings about the settings of the nodes, such as unknown keys. Only after `start`."""
         from fenceline.config.node import NodeConfig
 
         return list(NodeConfig.load(self.layout.nodes[0].properties_file, {}, self._environment).warnings)
 
     def wait_until_ready(self, *, wait_s: float = READY_WAIT_S) -> None:
-        """Wait until every node has said that it is ready, and every broker knows all of them as registered and alive.
+        """Wait until every node has reported that it is ready, and every broker knows all brokers as registered and
+        unfenced.
 
-        Raises OperatorError when a node ends meanwhile, with its last words, or when it takes too long.
-        """
+        Raises OperatorError if a node ends meanwhile, with its last lines, or if it takes too long."""
         deadline = time.monotonic() + wait_s
         for place in self.layout.nodes:
             self._wait_ready(place.node_id, deadline)
-        everybody = frozenset(broker.node_id for broker in self.layout.brokers)
+        all_brokers = frozenset(broker.node_id for broker in self.layout.brokers)
         for broker in self.layout.brokers:
-            self._wait_known(broker, everybody, deadline)
+            self._wait_known(broker, all_brokers, deadline)
         self._waits_for = ""
 
     def stop(self, *, wait_s: float = STOP_WAIT_S) -> dict[int, int]:
-        """Stop all nodes that run cleanly, and kill those that take longer; their exit codes. The folder stays."""
+        """Stop all running nodes cleanly, and kill those that take too long; returns their exit codes. The folder is
+        kept."""
         self._is_stopping = True
         with self._changed:
             self._changed.notify_all()
@@ -187,7 +187,7 @@ class LocalCluster(ChildProcesses):
             if self._cuts is not None:
                 self._cuts.close()
             processes = {node: each for node, each in self._processes.items() if each.is_running}
-            # Brokers are let go by controllers, so those are there until the end.
+            # A controlled shutdown of brokers needs the controllers, so these stop last.
             for is_controller in (False, True):
                 stopping = [each for each in processes.values() if each.place.is_controller is is_controller]
                 for process in stopping:
@@ -195,7 +195,7 @@ class LocalCluster(ChildProcesses):
                 self._wait_ended(stopping, wait_s)
             self.kill_all()
             self._wait_ended(processes.values(), STOP_WAIT_S)
-            self._leave_folder()
+            self._unlock_folder()
             self._is_stopping = False
         return {node: process.exit_code or 0 for node, process in processes.items()}
 
@@ -213,7 +213,7 @@ class LocalCluster(ChildProcesses):
     # --- one node -------------------------------------------------------------------------------------------------
 
     def status(self) -> list[NodeStatus]:
-        """All nodes."""
+        """The status of all nodes."""
         return [self.status_of(place.node_id) for place in self.layout.nodes]
 
     def status_of(self, node: int) -> NodeStatus:
@@ -232,7 +232,8 @@ class LocalCluster(ChildProcesses):
         )
 
     def quorum(self) -> QuorumStatus | None:
-        """The active controller's view of the quorum; None while nobody leads, or who leads can not be asked."""
+        """The quorum as the active controller reports it; None if no controller leads, or the leader cannot be
+        queried."""
         ports = [
             place.controller_port
             for place, status in zip(self.layout.nodes, self.status(), strict=True)
@@ -242,7 +243,7 @@ class LocalCluster(ChildProcesses):
         return quorum_status(ports, timeout_s=_PROBE_TIMEOUT_S)
 
     def kill(self, node: int) -> None:
-        """kill -9, and wait until it is gone. Raises OperatorError when it does not run."""
+        """kill -9, and wait until it has ended. Raises OperatorError if it does not run."""
         process = self._process(node)
         process.ask_to_end(signal.SIGKILL)
         self._wait_ended([process], STOP_WAIT_S)
@@ -252,14 +253,13 @@ class LocalCluster(ChildProcesses):
         self._process(node).pause()
 
     def resume(self, node: int) -> None:
-        """Let a paused node go on."""
+        """Resume a paused node."""
         self._process(node).resume()
 
     def restart(self, node: int, *, wait_s: float = READY_WAIT_S) -> None:
-        """Stop a node cleanly if it runs, start it, and wait until it is ready and known to itself.
+        """Stop a node cleanly if it runs, start it, and wait until it is ready and in its own metadata.
 
-        A node that is cut off from clients is not waited for. Raises OperatorError.
-        """
+        Does not wait for a node that is cut off from clients. Raises OperatorError."""
         place, process = self._place(node), self._processes.get(node)
         if process is not None and process.is_running:
             process.ask_to_end(signal.SIGTERM)
@@ -277,22 +277,22 @@ class LocalCluster(ChildProcesses):
         self._waits_for = ""
 
     def isolate(self, node: int, *, peers: Iterable[int] = (), inbound: bool = True, outbound: bool = True) -> None:
-        """Cut a node off, silently: what it sends and what is sent to it is lost, on new and on open connections.
+        """Cut a node off, silently: traffic from it and to it is lost, on new and on open connections.
 
-        From everybody, clients too, or only from `peers`. Cuts add up until `heal`, and outlast a restart of the node.
-        Raises OperatorError: not on Linux, forbidden by the system, no such node.
-        """
+        From all nodes and clients, or only from `peers`. Cuts accumulate until `heal`, and survive a restart of the
+        node. Raises OperatorError: not on Linux, forbidden by the system, no such node."""
         self._place(node)
         wanted = [Cut(self._place(peer).node_id, inbound, outbound) for peer in peers] or [Cut(None, inbound, outbound)]
         if not inbound and not outbound:
-            raise OperatorError("A cut needs a direction", "Cut inbound, outbound or both.")
+            raise OperatorError("A cut needs a direction", "Specify inbound, outbound or both.")
         if any(cut.peer == node for cut in wanted):
-            raise OperatorError(f"Node {node} can not be cut off from itself")
+            raise OperatorError(f"Node {node} cannot be cut off from itself")
         assert self._cuts is not None, "the cluster was not started"
         self._cuts.isolate(node, wanted)
 
     def heal(self, node: int) -> None:
-        """End all cuts that `isolate` made for this node. TCP goes on when it sends again, which may take a while."""
+        """End all cuts that `isolate` made for this node. TCP continues with its next retransmission, which may take a
+        while."""
         self._place(node)
         assert self._cuts is not None, "the cluster was not started"
         self._cuts.heal(node)
@@ -309,14 +309,15 @@ class LocalCluster(ChildProcesses):
         self._place(node)
         process = self._processes.get(node)
         if process is None or not process.is_running:
-            raise OperatorError(f"Node {node} does not run", f"Start it with: fenceline cluster restart {node}")
+            raise OperatorError(f"Node {node} is not running", f"Start it with: fenceline cluster restart {node}")
         return process
 
     def _running_pids(self) -> dict[int, int]:
         return {node: process.pid for node, process in list(self._processes.items()) if process.is_running}
 
     def _spawn(self, place: NodePlace) -> None:
-        """All spawns happen in one thread that lives as long as the cluster: a node ends with the one it comes from."""
+        """All spawns happen in one thread that lives as long as the cluster: a node ends with the thread that spawned
+        it."""
         spawner = self._spawner
         if self._is_stopping or spawner is None:
             raise OperatorError("The cluster is stopping")
@@ -324,7 +325,7 @@ class LocalCluster(ChildProcesses):
         def spawn() -> None:
             process = self._processes.get(place.node_id)
             if process is not None and process.is_running:
-                raise OperatorError(f"Node {place.node_id} runs already")
+                raise OperatorError(f"Node {place.node_id} is already running")
             self._processes[place.node_id] = NodeProcess(
                 place, environment=self._environment, log_level=self._log_level, on_change=self._on_change
             )
@@ -366,10 +367,10 @@ class LocalCluster(ChildProcesses):
         while not wanted <= (known := known_brokers(broker.port, timeout_s=_PROBE_TIMEOUT_S)):
             self._check_alive(process)
             missing = ", ".join(str(node) for node in sorted(wanted - known))
-            self._waits_for = f"broker {missing} to be registered, as node {broker.node_id} sees it"
+            self._waits_for = f"broker {missing} to be registered in the metadata of node {broker.node_id}"
             if time.monotonic() > deadline:
                 raise OperatorError(
-                    f"Node {broker.node_id} did not see node {missing} registered in time",
+                    f"Node {broker.node_id} did not get the registration of node {missing} in time",
                     f"See the logs of the nodes: {self.root}/node-*/node.log",
                 )
             with self._changed:
@@ -382,7 +383,7 @@ class LocalCluster(ChildProcesses):
             lines = "".join(f"\n  {line}" for line in process.last_lines(LAST_LINES))
             raise OperatorError(
                 f"Node {process.place.node_id} ended with {process.exit_code} before it was ready:{lines}",
-                f"Its whole log is {process.place.log_file}.",
+                f"See its log: {process.place.log_file}.",
             )
 
     def _wait_ended(self, processes: Iterable[NodeProcess], wait_s: float) -> None:
@@ -390,16 +391,16 @@ class LocalCluster(ChildProcesses):
         with self._changed:
             self._changed.wait_for(lambda: not any(process.is_running for process in waited), wait_s)
 
-    def _take_folder(self) -> None:
+    def _lock_folder(self) -> None:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self._lock_file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileExistsError:
-            raise OperatorError(f"{self.root} is a file", "Name a folder, which may be new.") from None
+            raise OperatorError(f"{self.root} is a file", "Specify a folder, which may be new.") from None
         except OSError as error:
             raise OperatorError(
-                f"{self.root} can not be used: {error.strerror or error}",
-                "Name a folder that can be made and written by this user.",
+                f"{self.root} cannot be used: {error.strerror or error}",
+                "Specify a folder that this user can create and write.",
             ) from error
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -407,11 +408,12 @@ class LocalCluster(ChildProcesses):
             os.close(self._lock_file)
             self._lock_file = None
             raise OperatorError(
-                f"The cluster of {self.root} is up already", f"See: fenceline cluster status --data-dir {self.root}"
+                f"The cluster in {self.root} is already running",
+                f"See: fenceline cluster status --data-dir {self.root}",
             ) from None
         (self.root / "supervisor.pid").write_text(f"{os.getpid()}\n")
 
-    def _leave_folder(self) -> None:
+    def _unlock_folder(self) -> None:
         if self._spawner is not None:
             self._spawner.shutdown()
             self._spawner = None

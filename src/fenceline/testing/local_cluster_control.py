@@ -1,8 +1,8 @@
 """How `fenceline cluster kill 2` in one terminal reaches the cluster that runs in another.
 
-Owns a unix socket in the cluster's folder and what goes over it: one JSON line asks, one JSON line answers, then the
-connection ends. Decides nothing: every command is a method of LocalCluster. Bounded: long lines are refused, and so
-are more connections than a person needs.
+Owns a unix socket in the folder of the cluster and its protocol: one JSON line is the request, one JSON line the
+response, then the connection is closed. Decides nothing: every command is a method of LocalCluster. Bounded: long lines
+and too many connections are rejected.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 SOCKET_FILE: Final = "control.sock"
 ANSWER_WAIT_S: Final = 120.0
-"""Longer than a restart may take."""
+"""Longer than a restart can take."""
 _MAX_LINE_BYTES: Final = 64 * 1024
 _MAX_CONNECTIONS: Final = 16
 _REQUEST_WAIT_S: Final = 10.0
 
 
 class ControlServer:
-    """Answers commands for one cluster until it is closed. Its socket is for this user only."""
+    """Serves commands for one cluster until it is closed. Only this user can open its socket."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
@@ -49,8 +49,8 @@ class ControlServer:
         threading.Thread(target=self._accept, name="cluster control", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more commands; those under way are answered."""
-        # Wakes the thread that accepts; closing alone would not.
+        """Accept no more commands; those in progress are completed."""
+        # Wakes the accepting thread; closing alone would not.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -82,11 +82,11 @@ class ControlServer:
         except OperatorError as error:
             return {"ok": False, "message": error.message, "advice": error.advice}
         except (ValueError, KeyError, TypeError) as error:
-            return {"ok": False, "message": f"The command can not be understood: {error!r}", "advice": ""}
+            return {"ok": False, "message": f"Invalid command: {error!r}", "advice": ""}
 
 
 def run_command(cluster: LocalCluster, request: dict[str, Any]) -> dict[str, Any]:
-    """Do what a request asks and describe the outcome. Raises OperatorError, ValueError, KeyError, TypeError."""
+    """Execute a command and return the result. Raises OperatorError, ValueError, KeyError, TypeError."""
     command = request["command"]
     if command == "status":
         return {
@@ -117,7 +117,8 @@ def run_command(cluster: LocalCluster, request: dict[str, Any]) -> dict[str, Any
 
 
 def ask(root: Path, command: str, **arguments: Any) -> dict[str, Any]:
-    """Have the cluster of a folder do something; its answer. Raises OperatorError, also when no cluster is up there."""
+    """Send a command to the cluster of a folder; returns its result. Raises OperatorError, also if no cluster runs
+    there."""
     try:
         with socket.socket(socket.AF_UNIX) as connection, _short_path(root) as path:
             connection.settimeout(ANSWER_WAIT_S)
@@ -126,12 +127,12 @@ def ask(root: Path, command: str, **arguments: Any) -> dict[str, Any]:
             answer = json.loads(_read_line(connection))
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
         raise OperatorError(
-            f"No cluster is up in {root}", f"Start it with: fenceline cluster up --data-dir {root}"
+            f"No cluster is running in {root}", f"Start it with: fenceline cluster up --data-dir {root}"
         ) from error
     except (OSError, ValueError) as error:
         raise OperatorError(
             f"The cluster of {root} did not answer: {error}",
-            "Look at the terminal where `fenceline cluster up` runs.",
+            "Check the terminal in which `fenceline cluster up` runs.",
         ) from error
     if not answer["ok"]:
         raise OperatorError(answer["message"], answer["advice"])
@@ -152,7 +153,7 @@ def _read_line(connection: socket.socket) -> bytes:
 
 @contextlib.contextmanager
 def _short_path(root: Path) -> Iterator[str]:
-    """The socket's path by way of an open folder: addresses of unix sockets are short, paths of folders need not be."""
+    """A short path of the socket via an open folder: the addresses of unix sockets have a small limit."""
     if not sys.platform.startswith("linux"):
         yield str(root / SOCKET_FILE)
         return

@@ -1,10 +1,10 @@
-"""Which nodes of a local cluster can not hear which others, and keeping it so while they live.
+"""Which nodes of a local cluster are cut off from which others, and applying this to new sockets while it lasts.
 
-Owns the rules (who is cut off from whom) and the watch that treats sockets that open later. Never touches a socket
-itself (`socket_cuts.py`), and does nothing at all while nobody is cut off.
+Owns the rules (which node is cut off from which) and the watcher for sockets that open later. Never changes a socket
+itself (`socket_cuts.py`), and does nothing while no node is cut off.
 
-A node's connections are told apart by the address that they come from (`outbound_address`, one for each node) and by
-the addresses that nodes listen on. Everything else is a client.
+The connections of a node are identified by their source address (`outbound_address`, one for each node) and by the
+addresses on which nodes listen. Everything else is a client.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fenceline.testing.socket_cuts import UNTOUCHED, Address, ForeignSocket, Treatment, sockets_of
+from fenceline.testing.socket_cuts import UNFILTERED, Address, ForeignSocket, SocketFilter, sockets_of
 
 MAX_NODES: Final = 64
 """Keeps outbound addresses within 127.0.0.0/24, and filters short."""
 _WATCH_INTERVAL_S: Final = 0.02
 _WATCH_SHARE: Final = 10
-"""The watch sleeps this many times as long as a look at the sockets takes."""
+"""The watcher sleeps this many times as long as a check of the sockets takes."""
 
 
 def outbound_address(node_id: int) -> str:
-    """Where a node's own connections come from; clients come from 127.0.0.1."""
+    """The source address of a node's own connections; clients use 127.0.0.1."""
     assert 1 <= node_id <= MAX_NODES
     return f"127.0.0.{1 + node_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One rule of a node: what comes from `peer` is lost, what goes to it, or both. `peer` None is everybody."""
+    """One rule of a node: traffic from `peer` is lost, traffic to it, or both. `peer` None means all."""
 
     peer: int | None = None
     inbound: bool = True
@@ -41,10 +41,9 @@ class Cut:
 
 
 class NetworkCuts:
-    """The cuts of one cluster. Safe for threads.
+    """The cuts of one cluster. Thread-safe.
 
-    `listeners` are the addresses on which nodes can be listening; `processes` gives the nodes that run now, by pid.
-    """
+    `listeners` are the addresses on which nodes may listen; `processes` returns the running nodes with their pids."""
 
     def __init__(self, listeners: Mapping[Address, int], processes: Callable[[], Mapping[int, int]]) -> None:
         self._owners = dict(listeners)
@@ -52,14 +51,14 @@ class NetworkCuts:
         self._outbound = {outbound_address(node): node for node in self._nodes}
         self._processes = processes
         self._rules: dict[int, set[Cut]] = {}
-        self._treated: dict[tuple[int, int], Treatment] = {}
-        """What was done to which socket, by pid and inode."""
+        self._applied: dict[tuple[int, int], SocketFilter] = {}
+        """The filter of each socket, by pid and inode."""
         self._lock = threading.Lock()
         self._watch: threading.Thread | None = None
         self._is_closed = False
 
     def isolate(self, node: int, cuts: Iterable[Cut]) -> None:
-        """Add rules to a node. What was on its way already may arrive. Raises CutsUnavailable, changing nothing."""
+        """Add rules to a node. Traffic already in flight may arrive. Raises CutsUnavailable, changing nothing."""
         with self._lock:
             before = self._rules.get(node, set())
             self._rules[node] = before | set(cuts)
@@ -71,11 +70,11 @@ class NetworkCuts:
                     self._apply()
                 raise
             if self._watch is None:
-                self._watch = threading.Thread(target=self._keep, name="network cuts", daemon=True)
+                self._watch = threading.Thread(target=self._keep_applied, name="network cuts", daemon=True)
                 self._watch.start()
 
     def heal(self, node: int) -> None:
-        """Take all rules of a node away; those of other nodes stay."""
+        """Remove all rules of a node; those of other nodes stay."""
         with self._lock:
             self._rules.pop(node, None)
             self._apply()
@@ -86,7 +85,7 @@ class NetworkCuts:
             return sorted(self._rules.get(node, ()), key=lambda cut: (cut.peer or 0, cut.inbound, cut.outbound))
 
     def is_lost(self, source: int | None, target: int | None) -> bool:
-        """Whether what `source` sends does not reach `target`; None is a client."""
+        """Whether traffic from `source` to `target` is lost; None is a client."""
         if source == target:
             return False
         return any(cut.outbound and cut.peer in (None, target) for cut in self._rules.get(source or 0, ())) or any(
@@ -94,23 +93,22 @@ class NetworkCuts:
         )
 
     def close(self) -> None:
-        """End the watch. Sockets stay as they are: the nodes are to end, too."""
+        """End the watcher. Sockets stay unchanged: the nodes are about to end, too."""
         with self._lock:
             self._is_closed = True
 
     # --- sockets --------------------------------------------------------------------------------------------------
 
     def _apply(self) -> None:
-        """Bring every socket to where the rules want it.
+        """Apply the rules to every socket.
 
-        Listening sockets come first, so that a connection which they handed out before is found in the second look.
-        """
+        Listening sockets come first, so that a connection which they accepted before is found in the second pass."""
         for _ in range(2):
             seen: set[tuple[int, int]] = set()
             for listening in (True, False):
                 for node, pid in self._processes().items():
                     self._apply_to(node, pid, listening, seen)
-            self._treated = {key: done for key, done in self._treated.items() if key in seen}
+            self._applied = {key: applied for key, applied in self._applied.items() if key in seen}
 
     def _apply_to(self, node: int, pid: int, listening: bool, seen: set[tuple[int, int]]) -> None:
         for found in sockets_of(pid):
@@ -118,32 +116,32 @@ class NetworkCuts:
             seen.add(key)
             if found.is_listening is not listening:
                 continue
-            before = self._treated.get(key, UNTOUCHED)
+            before = self._applied.get(key, UNFILTERED)
             wanted = self._wanted(node, found)
             if wanted == before:
                 continue
-            # A connection that ends meanwhile needs no treatment.
+            # A connection that ends meanwhile needs no filter.
             with contextlib.suppress(OSError):
-                found.treat(before, wanted)
-                self._treated[key] = wanted
+                found.apply(before, wanted)
+                self._applied[key] = wanted
 
-    def _wanted(self, node: int, found: ForeignSocket) -> Treatment:
+    def _wanted(self, node: int, found: ForeignSocket) -> SocketFilter:
         if found.is_listening:
-            # A connection needs both directions to come up.
+            # A new connection needs both directions.
             if self._is_cut(node, None):
-                return Treatment(lose_incoming=True, let_in=frozenset({outbound_address(node)}))
+                return SocketFilter(lose_incoming=True, let_in=frozenset({outbound_address(node)}))
             lost = (outbound_address(peer) for peer in self._nodes if self._is_cut(node, peer))
-            return Treatment(lose_from=frozenset(lost))
+            return SocketFilter(lose_from=frozenset(lost))
         if found.remote is None:
-            return UNTOUCHED
+            return UNFILTERED
         peer = self._outbound.get(found.remote[0], self._owners.get(found.remote))
-        return Treatment(lose_incoming=self.is_lost(peer, node), lose_outgoing=self.is_lost(node, peer))
+        return SocketFilter(lose_incoming=self.is_lost(peer, node), lose_outgoing=self.is_lost(node, peer))
 
     def _is_cut(self, node: int, peer: int | None) -> bool:
         return self.is_lost(node, peer) or self.is_lost(peer, node)
 
-    def _keep(self) -> None:
-        """Treat what nodes open, accept or are started with while a cut lasts."""
+    def _keep_applied(self) -> None:
+        """Apply the rules to sockets that nodes open or accept, and to restarted nodes, while a cut lasts."""
         took_s = 0.0
         while True:
             time.sleep(max(_WATCH_INTERVAL_S, took_s * _WATCH_SHARE))

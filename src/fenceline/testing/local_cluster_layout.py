@@ -1,9 +1,9 @@
-"""What a local cluster keeps in its folder: who its nodes are, their settings, and their files.
+"""The folder of a local cluster: its nodes, their settings, and their files.
 
 Owns the names in the folder and the contents of `cluster.json` and of each `server.properties`. Starts nothing.
 
     D/cluster.json          cluster id, and for each node its id, roles, controller port and directory id
-    D/supervisor.pid, D/lock, D/control.sock      only of use while the cluster is up
+    D/supervisor.pid, D/lock, D/control.sock      used only while the cluster is up
     D/node-1/server.properties, node.log, pid, data/
 """
 
@@ -43,14 +43,14 @@ _OUR_KEYS: Final = frozenset(
         "fenceline.outbound.address",
     }
 )
-"""Settings that say which node is which; the cluster chooses them itself."""
+"""Settings that identify a node; the cluster sets them itself."""
 _BROKER: Final = "broker"
 _CONTROLLER: Final = "controller"
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """One node: its part in the cluster, its ports (None where it has no such listener), its folder."""
+    """One node: its roles, its ports (None if it has no such listener), its folder."""
 
     node_id: int
     roles: tuple[str, ...]
@@ -69,7 +69,7 @@ class NodePlace:
 
     @property
     def address(self) -> str:
-        """Where it is found: by clients, or by other nodes where it is a controller only."""
+        """The address for clients, or for other nodes if it is only a controller."""
         return f"{HOST}:{self.port if self.port is not None else self.controller_port}"
 
     @property
@@ -97,7 +97,7 @@ class ClusterLayout:
     cluster_id: str
     nodes: tuple[NodePlace, ...]
     is_formatted: bool = False
-    """Whether all directories have been there: one that is missing then is lost, not new."""
+    """Whether all directories existed: one that is missing then is lost, not new."""
 
     @property
     def brokers(self) -> tuple[NodePlace, ...]:
@@ -105,12 +105,12 @@ class ClusterLayout:
 
     @property
     def bootstrap(self) -> str:
-        """Addresses for clients, separated by commas."""
+        """The addresses for clients, separated by commas."""
         return ",".join(node.address for node in self.brokers)
 
     @property
     def listeners(self) -> dict[tuple[str, int], int]:
-        """Every address that a node of the cluster listens on."""
+        """Every address on which a node of the cluster listens."""
         return {
             (HOST, port): node.node_id
             for node in self.nodes
@@ -120,12 +120,10 @@ class ClusterLayout:
 
 
 def plan(root: Path, *, nodes: int | None, controllers: int | None, port: int) -> ClusterLayout:
-    """The cluster that the folder holds, or a new one (of three nodes, unless `nodes` is given); nothing is
-    written.
+    """The cluster in the folder, or a new one (of three nodes, unless `nodes` is given); nothing is written.
 
-    `port` 0 finds free ones. Raises OperatorError: another number of nodes than it has, a folder of something else,
-    a port that is taken.
-    """
+    `port` 0 selects free ones. Raises OperatorError: a different number of nodes than the cluster has, a folder with
+    other content, a port in use."""
     kept = _read(root)
     if kept is None:
         layout = _new(
@@ -136,40 +134,40 @@ def plan(root: Path, *, nodes: int | None, controllers: int | None, port: int) -
     for node in layout.nodes:
         for number in (node.port, node.controller_port):
             if number is not None and not is_free(number):
-                advice = "Choose another with --port (0 finds free ones), or end the process that has it."
+                advice = "Choose another one with --port (0 selects free ones), or stop the process that uses it."
                 if number == node.controller_port:
-                    advice = f"{root / CLUSTER_FILE} keeps it for this cluster: end the process that has it."
-                raise OperatorError(f"Port {number}, which node {node.node_id} needs, is taken", advice)
+                    advice = f"{root / CLUSTER_FILE} keeps it for this cluster: stop the process that uses it."
+                raise OperatorError(f"Port {number}, needed by node {node.node_id}, is already in use", advice)
     return layout
 
 
 def write(layout: ClusterLayout, overrides: Mapping[str, str]) -> None:
-    """Write everything down and format what is not formatted yet. Raises OperatorError."""
-    refused = sorted(_OUR_KEYS.intersection(overrides))
-    if refused:
+    """Write all files and format the directories that are not formatted yet. Raises OperatorError."""
+    rejected = sorted(_OUR_KEYS.intersection(overrides))
+    if rejected:
         raise OperatorError(
-            f"{refused[0]} can not be set for a local cluster, which chooses it for each node",
-            "Take it out; for a node set up by hand use `fenceline start`.",
+            f"{rejected[0]} cannot be set for a local cluster, which sets it for each node",
+            "Remove it; for a node configured by hand use `fenceline start`.",
         )
     try:
         for node in layout.nodes:
             node.root.mkdir(parents=True, exist_ok=True)
-        _keep(layout)
+        _write_description(layout)
         for node in layout.nodes:
             _replace(node.properties_file, format_properties({**_properties(layout, node), **overrides}))
     except OSError as error:
         raise OperatorError(
-            f"{error.filename or layout.root} can not be written: {error.strerror or error}",
-            "Name a folder that can be made and written by this user.",
+            f"{error.filename or layout.root} cannot be written: {error.strerror or error}",
+            "Specify a folder that this user can create and write.",
         ) from error
     _format(layout)
 
 
-def _keep(layout: ClusterLayout) -> None:
+def _write_description(layout: ClusterLayout) -> None:
     _replace(layout.root / CLUSTER_FILE, json.dumps(_document(layout), indent=2) + "\n")
 
 
-# --- what is kept -------------------------------------------------------------------------------------------------
+# --- cluster.json -------------------------------------------------------------------------------------------------
 
 
 def _read(root: Path) -> dict[str, Any] | None:
@@ -177,15 +175,15 @@ def _read(root: Path) -> dict[str, Any] | None:
     try:
         text = path.read_text()
     except (FileNotFoundError, NotADirectoryError):
-        stray = _stray(root)
-        if stray is not None:
+        foreign = _foreign_file(root)
+        if foreign is not None:
             raise OperatorError(
-                f"{root} holds {stray}, but no cluster",
-                "Name a new or empty folder, or one that a local cluster has made.",
+                f"{root} holds {foreign}, but no cluster",
+                "Specify a new or empty folder, or one that a local cluster has created.",
             ) from None
         return None
     except OSError as error:
-        raise OperatorError(f"{path} can not be read: {error.strerror or error}") from error
+        raise OperatorError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
         document = json.loads(text)
         if document["version"] == _VERSION:
@@ -193,18 +191,16 @@ def _read(root: Path) -> dict[str, Any] | None:
         damage = f"version {document['version']}"
     except (ValueError, KeyError, TypeError) as error:
         damage = repr(error)
-    raise OperatorError(
-        f"{path} can not be understood: {damage}", "Restore it from a copy, or start with an empty folder."
-    )
+    raise OperatorError(f"{path} cannot be parsed: {damage}", "Restore it from a copy, or use an empty folder.")
 
 
-def _stray(root: Path) -> str | None:
+def _foreign_file(root: Path) -> str | None:
     try:
         names = sorted(os.listdir(root))
     except FileNotFoundError:
         return None
     except NotADirectoryError:
-        raise OperatorError(f"{root} is a file, not a folder", "Name a folder, which need not exist.") from None
+        raise OperatorError(f"{root} is a file, not a folder", "Specify a folder, which need not exist.") from None
     ours = {"lock", "control.sock", "supervisor.pid"}
     return next((name for name in names if name not in ours and not name.startswith((".", "lost+found"))), None)
 
@@ -214,7 +210,7 @@ def _new(root: Path, *, nodes: int, controllers: int, port: int) -> ClusterLayou
     if nodes < 1 or controllers < 0 or total > MAX_NODES:
         raise OperatorError(
             f"A local cluster has 1 to {MAX_NODES} nodes, not {total}",
-            "Choose --nodes (and --controllers) accordingly; 3 is the usual number.",
+            "Change --nodes (and --controllers); 3 is the usual number.",
         )
     check_ports(nodes, port)
     first = port or free_ports(nodes)
@@ -257,14 +253,14 @@ def _continued(
         layout = ClusterLayout(root, str(kept["cluster_id"]), places, bool(kept.get("formatted", False)))
     except (ValueError, KeyError, TypeError) as error:
         raise OperatorError(
-            f"{root / CLUSTER_FILE} can not be understood: {error!r}",
-            "Restore it from a copy, or start with an empty folder.",
+            f"{root / CLUSTER_FILE} cannot be parsed: {error!r}",
+            "Restore it from a copy, or use an empty folder.",
         ) from error
     for what, has, asked in (("nodes", brokers, nodes), ("controllers", alone, controllers)):
         if asked is not None and asked != has:
             raise OperatorError(
                 f"{root} holds a cluster with --{what} {has}, not {asked}",
-                f"Leave --{what} out to go on with it, or name another folder for a new one.",
+                f"Omit --{what} to continue it, or specify another folder for a new one.",
             )
     return layout
 
@@ -296,7 +292,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _properties(layout: ClusterLayout, node: NodePlace) -> dict[str, str]:
-    """What Kafka would want in the node's server.properties."""
+    """The server.properties of the node, as for Kafka."""
     controllers = [each for each in layout.nodes if each.is_controller]
     listeners = []
     settings = {"node.id": str(node.node_id), "process.roles": ",".join(node.roles)}
@@ -324,7 +320,7 @@ def _properties(layout: ClusterLayout, node: NodePlace) -> dict[str, str]:
 
 
 def owned_environment() -> frozenset[str]:
-    """Environment variables that would change which node is which; nodes are started without them."""
+    """Environment variables that would change the identity of a node; nodes are started without them."""
     from fenceline.config.node import environment_name
 
     return frozenset(environment_name(key) for key in _OUR_KEYS)
@@ -334,12 +330,12 @@ def _format(layout: ClusterLayout) -> None:
     missing = [node for node in layout.nodes if not (node.data_dir / "meta.properties").exists()]
     if missing and layout.is_formatted:
         raise OperatorError(
-            f"Node {missing[0].node_id} has lost its directory: {missing[0].data_dir}/meta.properties is not there",
-            f"Bring it back, or {_without(missing[0], layout)}",
+            f"Node {missing[0].node_id} has lost its directory: {missing[0].data_dir}/meta.properties is missing",
+            f"Restore it, or {_advice_without(missing[0], layout)}",
         )
     if not missing and layout.is_formatted:
         return
-    # A cluster that goes on needs none of this.
+    # Not needed for a cluster that is continued.
     from fenceline.node.format import format_directory, parse_initial_controllers
 
     voters = parse_initial_controllers(_initial_controllers(layout), "CONTROLLER")
@@ -350,26 +346,25 @@ def _format(layout: ClusterLayout) -> None:
             node_id=node.node_id,
             voters=voters if node.is_controller else (),
         )
-    _keep(replace(layout, is_formatted=True))
+    _write_description(replace(layout, is_formatted=True))
 
 
-def _without(node: NodePlace, layout: ClusterLayout) -> str:
-    """How the cluster goes on without what a node had. A voter that came back empty under its old directory id could
-    vote twice, so it gets a new one.
-    """
+def _advice_without(node: NodePlace, layout: ClusterLayout) -> str:
+    """How the cluster continues without the data of a node. A voter that came back empty under its old directory id
+    could vote twice, so it gets a new one."""
     command = f"fenceline format --config '{node.properties_file}' --cluster-id {layout.cluster_id}"
     if not node.is_controller:
-        return f"let it begin anew: {command}"
+        return f"format it as an empty node: {command}"
     if sum(each.is_controller for each in layout.nodes) == 1:
-        return "begin with a new folder: it was the only controller."
+        return "start a new cluster in another folder: it was the only controller."
     return (
-        f"let it join as a new one: {command} --no-initial-controllers;"
+        f"let it join as a new node: {command} --no-initial-controllers;"
         f" once the cluster is up, `fenceline quorum remove {node.node_id}` and `fenceline quorum add --config ...`."
     )
 
 
 def _initial_controllers(layout: ClusterLayout) -> str:
-    """As Kafka's `kafka-storage format --initial-controllers` takes it: a dynamic quorum (KIP-853) of all of them."""
+    """As in `kafka-storage format --initial-controllers`: a dynamic quorum (KIP-853) of all controllers."""
     return ",".join(
         f"{node.node_id}@{HOST}:{node.controller_port}:{encode_uuid(node.directory_id)}"
         for node in layout.nodes

@@ -1,8 +1,8 @@
-"""Ports of a local cluster: which are free, and which may be given away.
+"""Ports of a local cluster: which are free, and which may be assigned.
 
-Owns no port: one that was free may be taken by the time a node opens it, which the node then says. But processes that
-ask here do not get in each other's way: each gives away ports of blocks that are its own as long as it lives, and none
-twice as long as it has others.
+Owns no port: a free port may be used by another process before a node opens it, which the node then reports. But
+processes that use this module do not conflict: each assigns ports from blocks that it owns as long as it runs, and none
+twice while it has others.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ _BLOCK: Final = 128
 
 def check_ports(nodes: int, port: int) -> None:
     if port < 0 or port + nodes - 1 > 65535:
-        raise OperatorError(f"There are no {nodes} ports from {port} on", "Choose a lower --port; 65535 is the last.")
+        raise OperatorError(
+            f"There are no {nodes} ports from {port} on", "Choose a lower --port; 65535 is the highest port."
+        )
 
 
 def is_free(port: int) -> bool:
-    """Whether a listener could be opened on the port of the loopback interface now."""
+    """Whether a listener can be opened on this port of the loopback interface now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -38,22 +40,24 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int, *, apart_from: range = range(0)) -> int:
-    """The first of `count` free ports in a row, below those that the system gives to outgoing connections."""
+    """The first of `count` consecutive free ports, below those that the system uses for outgoing connections."""
     for first in _candidates(count):
         wanted = range(first, first + count)
         if not set(wanted).intersection(apart_from) and all(is_free(port) for port in wanted):
             _given.update(wanted)
             return first
-    raise OperatorError(f"There are no {count} free ports in a row", "End some of what runs on this machine.")
+    raise OperatorError(
+        f"There are no {count} consecutive free ports", "Stop other processes that listen on this machine."
+    )
 
 
 _claimed: Final[list[int]] = []
-"""First ports of the blocks that are this process's."""
+"""The first ports of the blocks that this process owns."""
 _given: Final[set[int]] = set()
 
 
 def _candidates(count: int) -> Iterator[int]:
-    """First ports to look at: in the own blocks what was not given yet, then in new ones, then anything."""
+    """The first ports to try: unassigned ones in owned blocks, then in new blocks, then any."""
     yield from (first for block in list(_claimed) for first in _fresh(block, count))
     above = _first_outgoing_port()
     blocks = list(range(_LOWEST_PORT, above - _BLOCK, _BLOCK)) if count <= _BLOCK else []
@@ -74,7 +78,7 @@ def _fresh(block: int, count: int) -> Iterator[int]:
 
 
 def _claim(block: int) -> bool:
-    """Until this process ends. A name without a file is nothing that could stay behind."""
+    """Owned until this process ends. An abstract socket name leaves no file behind."""
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0fenceline-ports-{block}")

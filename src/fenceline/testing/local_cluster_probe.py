@@ -1,6 +1,6 @@
-"""Asks nodes which brokers they know and who leads the quorum, to see when a cluster is complete and how it is.
+"""Queries nodes for the brokers they know and the leader of the quorum, to see when a cluster is complete.
 
-Owns one request of one short connection each. Never used by the server.
+Owns one request on one short connection each. Never used by the server.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fenceline.wire.entities import read_response, write_request
 from fenceline.wire.frame import encode_request_frame, parse_response_header
 
 _METADATA_VERSION: Final = 1
-"""The oldest in which no topics can be asked for."""
+"""The oldest version that can request no topics."""
 _DESCRIBE_QUORUM_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumStatus:
-    """The active controller, and by how many records of the metadata log each replica is behind it."""
+    """The active controller, and how many records of the metadata log each replica lags behind it."""
 
     leader_id: int
     leader_epoch: int
@@ -33,19 +33,20 @@ class QuorumStatus:
 
 
 def known_brokers(port: int, *, timeout_s: float) -> frozenset[int]:
-    """The brokers that the node at `port` has in its metadata: registered and not fenced. Empty without an answer."""
+    """The brokers in the metadata of the node at `port`: registered and not fenced. Empty without a response."""
     answer = _ask(port, ApiKey.METADATA, _METADATA_VERSION, {"topics": ()}, timeout_s)
     return frozenset() if answer is None else frozenset(broker.node_id for broker in answer.brokers)
 
 
 def quorum_status(controller_ports: Sequence[int], *, timeout_s: float) -> QuorumStatus | None:
-    """What the active controller says of the quorum; all are asked at once. None where none of them leads."""
+    """The quorum as the active controller reports it; all controllers are queried at once. None if none of them
+    leads."""
     if not controller_ports:
         return None
     with ThreadPoolExecutor(len(controller_ports)) as asking:
-        told = list(asking.map(lambda port: _quorum_of(port, timeout_s), controller_ports))
-    # One that was away may still believe that it leads.
-    return max((each for each in told if each is not None), key=lambda each: each.leader_epoch, default=None)
+        reports = list(asking.map(lambda port: _quorum_of(port, timeout_s), controller_ports))
+    # A controller that was cut off may still report itself as leader.
+    return max((each for each in reports if each is not None), key=lambda each: each.leader_epoch, default=None)
 
 
 def _quorum_of(port: int, timeout_s: float) -> QuorumStatus | None:
@@ -67,7 +68,7 @@ def _quorum_of(port: int, timeout_s: float) -> QuorumStatus | None:
 
 
 def _ask(port: int, api: ApiKey, version: int, fields: dict[str, Any], timeout_s: float) -> Any:
-    """One answer of the node at `port`; None where there is none in time."""
+    """One response of the node at `port`; None if there is none in time."""
     body = write_request(api, version, fields)
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:

@@ -1,10 +1,10 @@
 """One node of a local cluster as a child process.
 
-Owns the process: its spawn, its signals, the moment it says that it is ready, its end. What it writes goes straight
-into its log file; nothing of it passes through here but the ready line.
+Owns the process: its spawn, its signals, its ready line, its end. Its output goes directly into its log file; only the
+ready line is read here.
 
-On Linux a node is killed by the system when the thread that spawned it ends, however that happens (PR_SET_PDEATHSIG):
-whoever makes a NodeProcess must be a thread that lives as long as the cluster. Elsewhere `reaper.py` does it.
+On Linux the system kills a node when the thread that spawned it ends, for whatever reason (PR_SET_PDEATHSIG): a
+NodeProcess must be created by a thread that lives as long as the cluster. On other systems `reaper.py` does this.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class NodeProcess:
     ) -> None:
         self.place = place
         self.is_ready = False
-        """Whether it has said so; it may have ended since."""
+        """Whether it has reported that it is ready; it may have ended since."""
         self.exit_code: int | None = None
-        """None while it runs; negative is the signal that ended it."""
+        """None while it runs; a negative value is the signal that ended it."""
         self.is_paused = False
         self.end_is_wanted = False
-        """Whether it was asked to end, so that its end is no news."""
+        """Whether its end was requested."""
         self._on_change = on_change
         before_exec = _end_with(os.getpid())
         command = [sys.executable, "-m", "fenceline", "start", "--config", str(place.properties_file)]
@@ -76,22 +76,22 @@ class NodeProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there, paused or not."""
+        """Whether the process runs, paused or not."""
         return self.exit_code is None
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens when the process has ended."""
+        """Does nothing if the process has ended."""
         self._process.send_signal(number)
 
     def ask_to_end(self, number: signal.Signals) -> None:
-        """SIGTERM for a clean stop, SIGKILL for none. A paused node wakes up for the first."""
+        """SIGTERM for a clean stop, or SIGKILL. SIGTERM also resumes a paused node."""
         self.end_is_wanted = True
         self.send_signal(number)
         if number is not signal.SIGKILL:
             self.resume()
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP), and wait until it is."""
+        """Freeze it (SIGSTOP), and wait until it is frozen."""
         self.send_signal(signal.SIGSTOP)
         self.is_paused = True
         deadline = time.monotonic() + _STOP_WAIT_S
@@ -103,7 +103,7 @@ class NodeProcess:
         self.send_signal(signal.SIGCONT)
 
     def memory_bytes(self) -> int | None:
-        """Resident memory; None where the system does not tell."""
+        """Resident memory; None if the system does not report it."""
         try:
             pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         except (OSError, IndexError, ValueError):
@@ -111,10 +111,10 @@ class NodeProcess:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def last_lines(self, count: int) -> list[str]:
-        """The end of what this process (not one before it) wrote into the log."""
+        """The last lines that this process (not an earlier one) wrote to the log."""
         with contextlib.suppress(OSError), self.place.log_file.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
-            # A file that has been trimmed since holds nothing of a process before this one.
+            # A log file trimmed since then has no lines of earlier processes.
             start = self._log_start if self._log_start <= end else 0
             log.seek(max(start, end - _TAIL_BYTES))
             return log.read(_TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
@@ -145,7 +145,7 @@ class NodeProcess:
 
 
 def _end_with(parent: int) -> Callable[[], None] | None:
-    """What a child does between fork and exec, so that it never outlives us. Nothing may be imported there."""
+    """The code of a child between fork and exec, so that it never outlives us. It must not import anything."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -160,7 +160,7 @@ def _end_with(parent: int) -> Callable[[], None] | None:
 
 
 def wait_for_leftovers(root: Path, *, wait_s: float) -> None:
-    """Wait until nodes of a supervisor that was killed have ended, as the system makes them do."""
+    """Wait until the nodes of a killed supervisor have ended, as the system ensures."""
     deadline = time.monotonic() + wait_s
     for pid_file in root.glob("node-*/pid"):
         while _is_leftover(pid_file) and time.monotonic() < deadline:
@@ -168,7 +168,7 @@ def wait_for_leftovers(root: Path, *, wait_s: float) -> None:
 
 
 def _is_leftover(pid_file: Path) -> bool:
-    """Whether the process is there and runs this node, not something else that has got its number."""
+    """Whether the process exists and runs this node, not another program with the same pid."""
     try:
         pid = int(pid_file.read_text())
         command = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -1,7 +1,7 @@
 """Clusters of real processes on one machine, with the same properties: Fenceline nodes, Apache Kafka nodes, or both.
 
-Owns the nodes' folders and processes. Nothing is waited for unless it is asked for, so that all can be timed from
-outside. Where Fenceline alone is wanted, with cuts and a command line, there is `local_cluster.py`.
+Owns the folders and processes of the nodes. Waits only when asked, so that everything can be timed from outside. For
+Fenceline alone, with cuts and a command line, there is `local_cluster.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MixedNode:
         self.log_dirs = (self.log_dir, *(self.root / f"data-{number}" for number in range(2, cluster.directories + 1)))
         self.properties_file = self.root / "server.properties"
         self.settings: dict[str, str] = {}
-        """Its own, from its next start on; they win."""
+        """Properties of this node, from its next start on; they take precedence."""
         self._cluster = cluster
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -71,12 +71,12 @@ class MixedNode:
 
     @property
     def controller(self) -> str:
-        """Its controllers' listener."""
+        """The address of its controller listener."""
         return f"127.0.0.1:{self.controller_port}"
 
     @property
     def output(self) -> str:
-        """What it wrote since it was started last."""
+        """Its output since its last start."""
         return (self.root / "output").read_text(errors="replace")
 
     @property
@@ -88,7 +88,7 @@ class MixedNode:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    # --- its life -------------------------------------------------------------------------------------------------
+    # --- life cycle -----------------------------------------------------------------------------------------------
 
     def write_properties(self) -> None:
         listeners = []
@@ -112,7 +112,7 @@ class MixedNode:
         self.properties_file.write_text(format_properties(settings))
 
     def format(self) -> None:
-        """Make its directory part of the cluster."""
+        """Format its directory for the cluster."""
         self.write_properties()
         controllers = self._cluster.initial_controllers
         votes = f"{self.node_id}@" in controllers
@@ -127,7 +127,7 @@ class MixedNode:
         run_tool("kafka.tools.StorageTool", "format", "--cluster-id", CLUSTER_ID, "--config", path, *how)
 
     def start(self) -> None:
-        """Spawn it; nobody waits for it."""
+        """Spawn it, without waiting."""
         self.write_properties()
         path = str(self.properties_file)
         if self.is_kafka:
@@ -150,13 +150,13 @@ class MixedNode:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9; does nothing where it does not run."""
+        """kill -9; does nothing if it does not run."""
         if self._process is not None:
             self._process.kill()
             self._ended(STOP_WAIT_S)
 
     def stop(self, *, wait_s: float = STOP_WAIT_S) -> int:
-        """SIGTERM; its exit code."""
+        """SIGTERM; returns its exit code."""
         self.send_signal(signal.SIGTERM)
         return self._ended(wait_s)
 
@@ -167,17 +167,17 @@ class MixedNode:
         self._process = None
         return code
 
-    # --- what it says ---------------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------------------------
 
     def wait_ready(self) -> None:
-        """Until its ready line is there (Fenceline), or its port takes connections (Kafka)."""
+        """Wait for its ready line (Fenceline), or until its port accepts connections (Kafka)."""
         if self.is_kafka:
             eventually(self._accepts, f"Kafka's node {self.node_id} is ready", wait_s=READY_WAIT_S)
         else:
-            eventually(self._says_ready, f"node {self.node_id} is ready", wait_s=READY_WAIT_S)
+            eventually(self._has_ready_line, f"node {self.node_id} is ready", wait_s=READY_WAIT_S)
 
     def listens(self) -> bool:
-        """Whether its controllers' listener takes connections."""
+        """Whether its controller listener accepts connections."""
         try:
             socket.create_connection(("127.0.0.1", self.controller_port), timeout=1).close()
         except OSError:
@@ -185,12 +185,12 @@ class MixedNode:
         return True
 
     def knows(self, brokers: Iterable[int]) -> bool:
-        """Whether its metadata names all of them: registered and not fenced. Raises RuntimeError when it has ended."""
+        """Whether all of them are in its metadata: registered and not fenced. Raises RuntimeError if it has ended."""
         self._check_running()
         return set(brokers) <= known_brokers(self.port, timeout_s=5)
 
     def describe_quorum(self) -> Any:
-        """The metadata partition of its DescribeQuorum answer, asked at its controllers' listener. Raises OSError."""
+        """The metadata partition of its DescribeQuorum response, from its controller listener. Raises OSError."""
 
         async def ask() -> Any:
             connection = await open_peer("127.0.0.1", self.controller_port, client_id="test")
@@ -203,7 +203,7 @@ class MixedNode:
 
         return asyncio.run(ask())
 
-    def _says_ready(self) -> bool:
+    def _has_ready_line(self) -> bool:
         ready = _READY_LINE in self.output
         if not ready:
             self._check_running()
@@ -213,11 +213,11 @@ class MixedNode:
         self._check_running()
         port = self.port if BROKER in self.roles else self.controller_port
 
-        async def look() -> bool:
+        async def poll() -> bool:
             (await open_peer("127.0.0.1", port, client_id="test")).close()
             return True
 
-        return asyncio.run(look())
+        return asyncio.run(poll())
 
     def _check_running(self) -> None:
         if not self.is_running:
@@ -225,12 +225,11 @@ class MixedNode:
 
 
 class MixedCluster(ChildProcesses):
-    """`kinds` says of each node, ids from 1 on: its roles, with `kafka:` before them for Apache Kafka.
+    """`kinds` has the roles of each node, with ids from 1 on; the prefix `kafka:` means Apache Kafka.
 
-    Only the first `voters` controllers begin the quorum, all without it; nodes of `late` are formatted and not started.
-    `static` voters are those of `controller.quorum.voters`, with kraft.version 0. `heap` is of each of Kafka's JVMs,
-    `options` are of each `fenceline start`, `directories` is how many data directories each node has.
-    """
+    Only the first `voters` controllers form the initial quorum, by default all; nodes of `late` are formatted but not
+    started. `static` voters are those of `controller.quorum.voters`, with kraft.version 0. `heap` is that of each Kafka
+    JVM, `options` are those of each `fenceline start`, `directories` is the number of data directories of each node."""
 
     def __init__(
         self,
@@ -284,22 +283,22 @@ class MixedCluster(ChildProcesses):
         return self.nodes[node_id - 1]
 
     def wait_ready(self) -> None:
-        """Until all nodes that are not late are ready."""
+        """Wait until all nodes that are not late are ready."""
         for node in self.nodes:
             if node.node_id not in self._late:
                 node.wait_ready()
 
     def wait_complete(self) -> None:
-        """Until every broker that runs knows all brokers that run."""
+        """Wait until every running broker knows all running brokers."""
         brokers = [node for node in self.nodes if BROKER in node.roles and node.is_running]
         ids = [node.node_id for node in brokers]
         for node in brokers:
             eventually(partial(node.knows, ids), f"{node.kind}'s node {node.node_id} knows {ids}", wait_s=READY_WAIT_S)
 
     def leader(self, *, but: int = -1) -> MixedNode:
-        """Who leads the quorum and says so itself; waits for it."""
+        """The leader of the quorum by its own report; waits for one."""
 
-        def look() -> MixedNode | None:
+        def poll() -> MixedNode | None:
             for node in self.nodes:
                 if node.is_running and node.is_controller and node.node_id != but:
                     try:
@@ -310,4 +309,4 @@ class MixedCluster(ChildProcesses):
                         return node
             return None
 
-        return eventually(look, "a leader")
+        return eventually(poll, "a leader")

@@ -15,14 +15,13 @@ from fenceline.testing.child_processes import ChildProcesses
 
 
 class NodeFailed(RuntimeError):
-    """The process ended before it was ready, or did not become ready in time; carries what it printed."""
+    """The process ended before it was ready, or was not ready in time; contains its output."""
 
 
 class EmbeddedNode(ChildProcesses):
-    """One node in a process of its own. `data_dir` is kept when given.
+    """One node in its own process. `data_dir` is kept if given.
 
-    `port` 0 takes a free one, and the same one again at a restart.
-    """
+    `port` 0 selects a free port, which is kept for restarts."""
 
     def __init__(
         self,
@@ -53,12 +52,12 @@ class EmbeddedNode(ChildProcesses):
 
     @property
     def log_dir(self) -> Path:
-        """Where the node keeps its partitions."""
+        """The directory of the partitions."""
         return self.root / "data"
 
     @property
     def errors(self) -> str:
-        """What the node wrote to stderr so far."""
+        """The stderr output of the node so far."""
         return "".join(self._errors)
 
     def command(self) -> list[str]:
@@ -95,30 +94,30 @@ class EmbeddedNode(ChildProcesses):
             reaper.forget_process(process.pid)
             self._reader.join()
             self._process = None
-            raise NodeFailed(f"the node ended with {process.returncode} before it was ready:\n{self.errors}")
+            raise NodeFailed(f"the node ended with exit code {process.returncode} before it was ready:\n{self.errors}")
         self.port = int(line.rsplit(":", 1)[1].split()[0])
         return line.strip()
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there; False also when it ended by itself."""
+        """Whether the process runs; False also if it ended by itself."""
         return self._process is not None and self._process.poll() is None
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens when the process has ended."""
+        """Send a signal; does nothing if the process has ended."""
         assert self._process is not None, "the node is not started"
         self._process.send_signal(number)
 
     def wait(self, *, wait_s: float = 30) -> int:
-        """Wait until the process has ended by itself; its exit code."""
+        """Wait until the process has ended by itself; returns its exit code."""
         return self._wait_ended(None, wait_s)
 
     def stop(self, *, wait_s: float = 30) -> int:
-        """Stop cleanly (SIGTERM); the exit code. The data directory stays."""
+        """Stop cleanly (SIGTERM); returns the exit code. The data directory is kept."""
         return self._wait_ended(signal.SIGTERM, wait_s)
 
     def kill(self) -> None:
-        """kill -9; the data directory stays as it is."""
+        """kill -9; the data directory is left unchanged."""
         self._wait_ended(signal.SIGKILL, 30)
 
     def _end(self) -> None:

@@ -1,9 +1,9 @@
-"""Ends what a process started, and removes its folders, when that process is gone without having done so itself.
+"""Kills the child processes of a process, and removes its folders, if it ends without doing so itself.
 
-A test run that is killed runs no `finally`. So the first thing that needs it starts a small helper process, which holds
-the reading end of a pipe: it learns over it what runs, and that its parent is gone when the pipe ends. The helper has a
-session of its own, so that a signal to the terminal's process group does not meet it. This module is also the helper's
-program; it must import nothing but the standard library, and cheap parts of it.
+A killed test run executes no `finally`. So the first use starts a small helper process, which holds the reading end of
+a pipe: over it, it learns what runs, and the end of the pipe means that its parent has ended. The helper has its own
+session, so that a signal to the terminal's process group does not reach it. This module is also the helper's program;
+it must import only the standard library, and only cheap parts of it.
 """
 
 from __future__ import annotations
@@ -21,37 +21,36 @@ from collections.abc import Sequence
 from typing import BinaryIO, Final
 
 _PATIENCE_S: Final = 10
-"""How long the helper waits for a killed process to be gone before it removes folders all the same."""
+"""How long the helper waits for killed processes to end before it removes folders anyway."""
 
 _lock: Final = threading.Lock()
 _helper: tuple[int, subprocess.Popen[bytes]] | None = None
-"""The helper, and the process that it belongs to: a fork of that one starts its own."""
+"""The helper, and the process that owns it: a fork of that process starts its own."""
 
 
 def watch_process(pid: int) -> None:
-    """Kill the process when we are gone; the whole group of it, when it leads one."""
-    _tell(f"+process {pid}")
+    """Kill the process when we end; its complete group if it leads one."""
+    _send(f"+process {pid}")
 
 
 def forget_process(pid: int) -> None:
-    """It was waited for: another process may have its number from now on."""
-    _tell(f"-process {pid}")
+    """The process was waited for: another process may get its pid from now on."""
+    _send(f"-process {pid}")
 
 
 def watch_folder(path: str | os.PathLike[str]) -> None:
-    """Remove the folder and what is in it when we are gone, after every watched process is."""
-    _tell(f"+folder {os.fspath(path)}")
+    """Remove the folder and its content when we end, after every watched process has ended."""
+    _send(f"+folder {os.fspath(path)}")
 
 
 def forget_folder(path: str | os.PathLike[str]) -> None:
-    _tell(f"-folder {os.fspath(path)}")
+    _send(f"-folder {os.fspath(path)}")
 
 
 def run(command: Sequence[str], *, stdin: str = "", timeout_s: float) -> tuple[int, str]:
-    """Run a command to its end, which comes with ours at the latest: its exit code, and what it printed on both ways.
+    """Run a command to its end, which comes with ours at the latest: its exit code and output (stdout and stderr).
 
-    Raises subprocess.TimeoutExpired when it takes too long; it is killed then.
-    """
+    Raises subprocess.TimeoutExpired if it takes too long; it is killed then."""
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -67,7 +66,7 @@ def run(command: Sequence[str], *, stdin: str = "", timeout_s: float) -> tuple[i
     return process.returncode, printed
 
 
-def _tell(line: str) -> None:
+def _send(line: str) -> None:
     global _helper
     assert "\n" not in line
     with _lock:
@@ -83,7 +82,7 @@ def _tell(line: str) -> None:
             atexit.register(_end_helper, *_helper)
         pipe = _helper[1].stdin
         assert pipe is not None
-        # Whoever killed the helper wants to do its work himself.
+        # If the helper was killed, cleanup is up to whoever killed it.
         with contextlib.suppress(BrokenPipeError):
             pipe.write(line.encode() + b"\n")
             pipe.flush()
@@ -99,7 +98,7 @@ def _end_helper(owner: int, helper: subprocess.Popen[bytes]) -> None:
 
 
 class _Watched:
-    """A process by its number and, where the system has such, by a descriptor that can mean no other process."""
+    """A process by its pid and, if supported, by a descriptor that can refer to no other process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -127,7 +126,7 @@ class _Watched:
 
 
 def run_helper(lines: BinaryIO) -> None:
-    """The helper's life: what it is told, to the end of the pipe, and then what is left to do."""
+    """The main loop of the helper: reads orders until the pipe ends, and then cleans up."""
     processes: dict[int, _Watched] = {}
     folders: set[str] = set()
     for line in lines:

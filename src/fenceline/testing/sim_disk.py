@@ -1,15 +1,15 @@
 """A disk in memory that can crash, fill up and fail: the `Disk` interface for simulation and tests.
 
-Owns the model of what a machine may lose. Never touches the real disk. What a crash keeps is drawn from the given
-random source, so one seed tells one story:
+Owns the model of what a machine may lose. Never touches the real disk. What survives a crash is drawn from the given
+random source, so one seed determines one run:
 
-- A file's bytes are safe up to its last fsync. Of what was written after it a crash keeps a prefix of any length (torn
-  writes), and some 512-byte sectors of that prefix may be zeros (their pages were never written back).
-- A directory's entries are safe up to its last fsync. Of the creations, renames and removals after it a crash keeps a
-  prefix for each directory, as a journal would; a rename between two directories is kept in both or in neither.
-- A truncation that was not followed by an fsync may be kept or not.
+- The bytes of a file are durable up to its last fsync. Of the bytes written after it, a crash keeps a prefix of any
+  length (torn writes), and some 512-byte sectors of that prefix may be zeros (their pages were never written back).
+- The entries of a directory are durable up to its last fsync. Of the creations, renames and removals after it, a crash
+  keeps a prefix for each directory, as a journal would; a rename between two directories is kept in both or in neither.
+- A truncation without a later fsync may be kept or not.
 
-`fail` injects errors (EIO) by kind of call and path, `capacity_bytes` makes writes stop with ENOSPC when it is reached.
+`fail` injects errors (EIO) by kind of call and path, `capacity_bytes` makes writes fail with ENOSPC when it is reached.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ Call = Literal["open", "write", "read", "fsync", "rename", "unlink", "truncate"]
 @dataclass(eq=False, slots=True)
 class _File:
     content: bytearray = field(default_factory=bytearray)
-    safe: bytes = b""
-    safe_sizes: list[int] = field(default_factory=list)
-    """Sizes that truncations since the last fsync left: a crash may go back before any of them."""
+    durable: bytes = b""
+    durable_sizes: list[int] = field(default_factory=list)
+    """Sizes after truncations since the last fsync: a crash may restore the size before any of them."""
     modified_ms: int = 0
     locked_by: int = -1
 
 
 @dataclass(slots=True)
 class _Change:
-    """A change of directory entries that is not safe yet: (directory, name, file or None) each."""
+    """A change of directory entries that is not durable yet: (directory, name, file or None) each."""
 
     entries: list[tuple[str, str, _File | None]]
 
 
 class SimMapping:
-    """A window whose slices are copies, so that they stay as they were when they were taken."""
+    """A mapping whose slices are copies, so that they never change."""
 
     __slots__ = ("_file", "_position", "size_bytes")
 
@@ -58,7 +58,9 @@ class SimMapping:
         self.size_bytes = size_bytes
 
     def slice(self, start: int, end: int) -> memoryview:
-        assert self._position + end <= len(self._file.content), "a slice past the end of the file: SIGBUS for real"
+        assert self._position + end <= len(self._file.content), (
+            "a slice past the end of the file: SIGBUS on a real disk"
+        )
         return memoryview(bytes(self._file.content[self._position + start : self._position + end]))
 
     def file_slice(self, fd: int, start: int, end: int) -> None:
@@ -85,12 +87,12 @@ class SimDisk:
         """Whether the next `pread_resident` finds its bytes in the page cache."""
         self._now_ms = now_ms
         self._entries: dict[str, dict[str, _File]] = {"/": {}}
-        self._safe_entries: dict[str, dict[str, _File]] = {"/": {}}
-        self.safe_version = 0
-        """Changes when another set of files may be safe."""
+        self._durable_entries: dict[str, dict[str, _File]] = {"/": {}}
+        self.durable_version = 0
+        """Changes when the set of durable files may have changed."""
         self._directories: set[str] = {"/"}
         self._below: dict[str, frozenset[str]] = {}
-        """By directory, as far as it was asked for: names of the directories in it."""
+        """By directory, a cache: names of its subdirectories."""
         self._changes: list[_Change] = []
         self._descriptors: dict[int, _File] = {}
         self._next_fd = 3
@@ -102,11 +104,12 @@ class SimDisk:
     # -- faults -------------------------------------------------------------------------------------------------
 
     def fail(self, call: Call, suffix: str = "", number: int = errno.EIO, *, under: str = "") -> None:
-        """Every such call on a path that ends in `suffix` fails from now on, until `heal`; only those `under` one."""
+        """Every such call on a path that ends in `suffix`, and is `under` this path, fails from now on, until
+        `heal`."""
         self._faults.append((call, lambda path: path.endswith(suffix) and path.startswith(under), number))
 
     def lose(self, directory: str) -> Callable[[], None]:
-        """Every call under a directory fails with EIO, until what this returns is called."""
+        """Every call under a directory fails with EIO, until the returned function is called."""
         kinds: tuple[Call, ...] = ("open", "write", "read", "fsync", "rename", "unlink", "truncate")
 
         def is_there(path: str) -> bool:
@@ -115,72 +118,71 @@ class SimDisk:
         faults: list[tuple[Call, Callable[[str], bool], int]] = [(kind, is_there, errno.EIO) for kind in kinds]
         self._faults += faults
 
-        def give_back() -> None:
+        def restore() -> None:
             self._faults = [each for each in self._faults if each not in faults]
 
-        return give_back
+        return restore
 
     def heal(self) -> None:
         self._faults.clear()
         self.capacity_bytes = None
 
-    def _meet(self, call: Call, path: str) -> None:
+    def _check_faults(self, call: Call, path: str) -> None:
         self.calls[call] = self.calls.get(call, 0) + 1
         for kind, matches, number in self._faults:
             if kind == call and matches(path):
                 raise OSError(number, os.strerror(number), path)
 
     def peek(self, path: str, start: int = 0, end: int | None = None) -> bytes | None:
-        """What the file holds now, for who checks a simulation: past every fault. None where there is no file."""
+        """The current content of a file for the checks, regardless of faults. None if there is no file."""
         directory, name = path.rsplit("/", 1)
         file = self._entries.get(directory or "/", {}).get(name)
         return bytes(memoryview(file.content)[start:end]) if file is not None else None
 
     def unsynced(self) -> list[tuple[str, int]]:
-        """Files with bytes that were appended since they were synced: path, and where these begin. Past every fault."""
+        """Files with bytes appended since their last sync: path, and where these bytes begin. Regardless of faults."""
         return [
-            (f"{directory.rstrip('/')}/{name}", len(file.safe))
+            (f"{directory.rstrip('/')}/{name}", len(file.durable))
             for directory, names in self._entries.items()
             for name, file in names.items()
-            if len(file.content) > len(file.safe) and file.content.startswith(file.safe)
+            if len(file.content) > len(file.durable) and file.content.startswith(file.durable)
         ]
 
     def folder(self, directory: str) -> Collection[str] | None:
-        """Names of the files in a directory, past every fault; None where there is none. The same object as long as it
-        is the same directory and power lasts.
-        """
+        """Names of the files in a directory, regardless of faults; None if it does not exist. The same object as long
+        as it is the same directory and power lasts."""
         return self._entries.get(directory)
 
     def folders(self) -> Sequence[str]:
-        """All directories, in order, past every fault."""
+        """All directories, sorted, regardless of faults."""
         return sorted(self._directories)
 
     def flip(self, path: str, position: int) -> None:
-        """Change one byte where it lies, past every fault; the same call again puts it back."""
+        """Change one byte in place, regardless of faults; the same call again restores it."""
         directory, name = path.rsplit("/", 1)
         self._entries[directory or "/"][name].content[position] ^= 0x55
 
-    def safe(self, directory: str) -> dict[str, bytes]:
-        """By name, what no loss of power can take from the directory's files."""
-        return {name: self.safe_content(directory, name) for name in self.safe_names(directory)}
+    def durable(self, directory: str) -> dict[str, bytes]:
+        """By name, the durable bytes of the files of a directory."""
+        return {name: self.durable_content(directory, name) for name in self.durable_names(directory)}
 
-    def safe_names(self, directory: str) -> Iterable[str]:
-        """The files that no loss of power can take."""
-        return self._safe_entries.get(directory, {})
+    def durable_names(self, directory: str) -> Iterable[str]:
+        """The durable files of a directory."""
+        return self._durable_entries.get(directory, {})
 
-    def safe_content(self, directory: str, name: str) -> bytes:
-        """What no loss of power can take from one of them."""
-        file = self._safe_entries[directory][name]
-        return file.safe[: min(file.safe_sizes)] if file.safe_sizes else file.safe
+    def durable_content(self, directory: str, name: str) -> bytes:
+        """The durable bytes of one of them."""
+        file = self._durable_entries[directory][name]
+        return file.durable[: min(file.durable_sizes)] if file.durable_sizes else file.durable
 
     def crash(self) -> None:
-        """Power off and on: descriptors are gone, what was not synced is kept or lost by chance."""
+        """Power off and on: descriptors are invalid, unsynced data is kept or lost by chance."""
         self.power_losses += 1
         for descriptor in self._descriptors.values():
             descriptor.locked_by = -1
         self._descriptors.clear()
         self._paths.clear()
-        entries = {directory: dict(names) for directory, names in self._safe_entries.items()}
+        entries = {directory: dict(names) for directory, names in self._durable_entries.items()}
         stopped: set[str] = set()
         for change in self._changes:
             involved = {directory for directory, _, _ in change.entries}
@@ -189,8 +191,8 @@ class SimDisk:
                 continue
             _apply(entries, change)
         self._entries = {directory: dict(entries.get(directory, {})) for directory in sorted(self._directories)}
-        self._safe_entries = {directory: dict(names) for directory, names in self._entries.items()}
-        self.safe_version += 1
+        self._durable_entries = {directory: dict(names) for directory, names in self._entries.items()}
+        self.durable_version += 1
         self._changes.clear()
         seen: set[int] = set()
         for names in self._entries.values():
@@ -200,12 +202,12 @@ class SimDisk:
                     self._lose(file)
 
     def _lose(self, file: _File) -> None:
-        safe, now = file.safe, file.content
-        floor = min([len(safe), len(now), *file.safe_sizes])
-        if bytes(now[:floor]) != safe[:floor]:
+        durable, now = file.durable, file.content
+        floor = min([len(durable), len(now), *file.durable_sizes])
+        if bytes(now[:floor]) != durable[:floor]:
             floor = 0
-        if len(safe) > len(now) and self.rng.random() < 0.5:
-            file.content = bytearray(safe)  # the truncation did not make it
+        if len(durable) > len(now) and self.rng.random() < 0.5:
+            file.content = bytearray(durable)  # the truncation was lost
         else:
             kept = bytearray(now[: self.rng.randint(floor, len(now))] if len(now) > floor else now)
             for start in range(floor - floor % SECTOR_BYTES, len(kept), SECTOR_BYTES):
@@ -213,13 +215,13 @@ class SimDisk:
                     low, high = max(start, floor), min(start + SECTOR_BYTES, len(kept))
                     kept[low:high] = bytes(high - low)
             file.content = kept
-        file.safe = bytes(file.content)
-        file.safe_sizes.clear()
+        file.durable = bytes(file.content)
+        file.durable_sizes.clear()
 
     # -- files --------------------------------------------------------------------------------------------------
 
     def open_append(self, path: str) -> int:
-        self._meet("open", path)
+        self._check_faults("open", path)
         directory, name = self._split(path)
         file = self._entries[directory].get(name)
         if file is None:
@@ -228,7 +230,7 @@ class SimDisk:
         return self._descriptor(file, path)
 
     def open_read(self, path: str) -> int:
-        self._meet("open", path)
+        self._check_faults("open", path)
         return self._descriptor(self._file(path), path)
 
     def duplicate(self, fd: int) -> int:
@@ -244,7 +246,7 @@ class SimDisk:
 
     def write(self, fd: int, content: Buffer, /) -> int:
         file, path = self._descriptors[fd], self._paths[fd]
-        self._meet("write", path)
+        self._check_faults("write", path)
         piece = bytes(content)
         if self.capacity_bytes is not None:
             room = self.capacity_bytes - self.used_bytes
@@ -261,7 +263,7 @@ class SimDisk:
         return sum(len(file.content) for file in files.values())
 
     def pread(self, fd: int, size_bytes: int, position: int, /) -> bytes:
-        self._meet("read", self._paths[fd])
+        self._check_faults("read", self._paths[fd])
         return bytes(memoryview(self._descriptors[fd].content)[position : position + size_bytes])
 
     def pread_resident(self, fd: int, size_bytes: int, position: int) -> bytes | bytearray | None:
@@ -273,16 +275,16 @@ class SimDisk:
         return SimMapping(self._descriptors[fd], position, size_bytes) if self.resident() else None
 
     def truncate(self, fd: int, size_bytes: int) -> None:
-        self._meet("truncate", self._paths[fd])
+        self._check_faults("truncate", self._paths[fd])
         file = self._descriptors[fd]
         del file.content[size_bytes:]
-        file.safe_sizes.append(size_bytes)
+        file.durable_sizes.append(size_bytes)
 
     def fsync(self, fd: int) -> None:
-        self._meet("fsync", self._paths[fd])
+        self._check_faults("fsync", self._paths[fd])
         file = self._descriptors[fd]
-        file.safe = bytes(file.content)
-        file.safe_sizes.clear()
+        file.durable = bytes(file.content)
+        file.durable_sizes.clear()
 
     # -- directories --------------------------------------------------------------------------------------------
 
@@ -290,9 +292,9 @@ class SimDisk:
         """Nothing is safer for it."""
 
     def fsync_dir(self, path: str) -> None:
-        self._meet("fsync", path)
+        self._check_faults("fsync", path)
         directory = path.rstrip("/") or "/"
-        # A journal is one sequence: what came before the last change of this directory is safe with it.
+        # A journal is one sequence: all changes before the last one of this directory are durable with it.
         last = max(
             (
                 at
@@ -301,24 +303,24 @@ class SimDisk:
             ),
             default=-1,
         )
-        self.safe_version += 1
+        self.durable_version += 1
         for change in self._changes[: last + 1]:
-            _apply(self._safe_entries, change)
+            _apply(self._durable_entries, change)
         del self._changes[: last + 1]
 
     def sync_all(self, path: str) -> None:
-        self._meet("fsync", path)
-        self.safe_version += 1
+        self._check_faults("fsync", path)
+        self.durable_version += 1
         for change in self._changes:
-            _apply(self._safe_entries, change)
+            _apply(self._durable_entries, change)
         self._changes.clear()
         for names in self._entries.values():
             for file in names.values():
-                file.safe = bytes(file.content)
-                file.safe_sizes.clear()
+                file.durable = bytes(file.content)
+                file.durable_sizes.clear()
 
     def rename(self, source: str, target: str) -> None:
-        self._meet("rename", source)
+        self._check_faults("rename", source)
         if source in self._directories:
             self._rename_directory(source, target)
             return
@@ -329,7 +331,7 @@ class SimDisk:
 
     def _rename_directory(self, source: str, target: str) -> None:
         """Kept by every crash: what a lost rename of a directory does is covered by the one before it."""
-        self.safe_version += 1
+        self.durable_version += 1
         self._below.clear()
         for directory in sorted(self._directories):
             if directory == source or directory.startswith(source + "/"):
@@ -337,7 +339,7 @@ class SimDisk:
                 self._directories.add(moved)
                 self._directories.discard(directory)
                 self._entries[moved] = self._entries.pop(directory)
-                self._safe_entries[moved] = self._safe_entries.pop(directory, {})
+                self._durable_entries[moved] = self._durable_entries.pop(directory, {})
                 for change in self._changes:
                     change.entries = [(moved if d == directory else d, n, f) for d, n, f in change.entries]
 
@@ -349,7 +351,7 @@ class SimDisk:
         self._change([(directory, name, file)])
 
     def unlink(self, path: str) -> None:
-        self._meet("unlink", path)
+        self._check_faults("unlink", path)
         self._file(path)
         directory, name = self._split(path)
         self._change([(directory, name, None)])
@@ -367,23 +369,23 @@ class SimDisk:
         return sorted({*self._entries[directory], *below})
 
     def mkdir(self, path: str) -> None:
-        """Directories themselves are safe at once; only the names of files in them can be lost."""
+        """Directories are durable at once; only the names of files in them can be lost."""
         parts = path.strip("/").split("/")
         self._below.clear()
         for depth in range(1, len(parts) + 1):
             directory = "/" + "/".join(parts[:depth])
             self._directories.add(directory)
             self._entries.setdefault(directory, {})
-            self._safe_entries.setdefault(directory, {})
+            self._durable_entries.setdefault(directory, {})
 
     def rmdir(self, path: str) -> None:
         if self.listdir(path):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._directories.discard(path)
         self._below.clear()
-        self.safe_version += 1
+        self.durable_version += 1
         self._entries.pop(path, None)
-        self._safe_entries.pop(path, None)
+        self._durable_entries.pop(path, None)
 
     def stat(self, path: str) -> FileStat | None:
         if path in self._directories:

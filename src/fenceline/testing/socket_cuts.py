@@ -1,19 +1,19 @@
-"""Cuts a process off the network from outside: its sockets live on, but nothing comes in or gets out of them.
+"""Cuts a process off the network from outside: its sockets stay open, but nothing arrives or leaves.
 
-Owns what is done to single sockets of another process, and knows nothing of nodes. Never touches bytes that are on
-their way, and needs nothing of the process that it cuts.
+Owns the filters of single sockets of another process, and knows nothing of nodes. Never changes bytes in flight, and
+needs no cooperation of the process.
 
-How it works, all of it without special rights where the process is our child:
+How it works, without special privileges if the process is a child:
 
-| What | How |
+| Purpose | Means |
 |---|---|
-| reach a socket | `pidfd_getfd` gives us a descriptor of the same socket (Linux 5.6) |
-| lose what comes in | a classic BPF filter that accepts nothing (SO_ATTACH_FILTER): TCP sees and answers no segment |
-| lose what goes out | an IP option, loose source route (IP_OPTIONS): systems drop such packets (RFC 7126) |
-| neither take nor refuse | the filter of a listening socket drops SYNs, so that connects hang as without a route |
+| access a socket | `pidfd_getfd` gives us a descriptor of the same socket (Linux 5.6) |
+| drop incoming traffic | a classic BPF filter that accepts nothing (SO_ATTACH_FILTER): TCP sees no segment |
+| drop outgoing traffic | an IP option, loose source route (IP_OPTIONS): systems drop such packets (RFC 7126) |
+| neither accept nor refuse | the filter of a listening socket drops SYNs, so that connects hang as without a route |
 
-Both ends then do what TCP does on a dead line: they send again, later and later, and go on where they were when the
-cut ends. Nothing is lost and nothing is reset. Connections that a listening socket hands out inherit its filter.
+Both ends then behave as on a dead link: they retransmit with growing intervals, and continue where they were when the
+cut ends. Nothing is lost or reset. Connections accepted by a listening socket inherit its filter.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _LOAD_WORD: Final = 0x20
 _JUMP_IF_EQUAL: Final = 0x15
 _RETURN: Final = 0x06
 _SOURCE_ADDRESS: Final = 0xFFF00000 + 12
-"""SKF_NET_OFF, the start of the IP header, and the source address in it."""
+"""SKF_NET_OFF, the start of the IP header, plus the offset of the source address."""
 _WHOLE_PACKET: Final = 0xFFFFFFFF
 _SOURCE_ROUTE: Final = bytes([131, 7, 4, 127, 0, 0, 1, 0])
-"""Loose source route by way of 127.0.0.1, already gone through; padded to four bytes."""
+"""Loose source route via 127.0.0.1, already traversed; padded to four bytes."""
 _MAX_ADDRESSES: Final = 200
 """Jumps of classic BPF reach 255 instructions."""
 _SOURCE_ROUTE_ACCEPTED: Final = "/proc/sys/net/ipv4/conf/{}/accept_source_route"
@@ -55,15 +55,14 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class CutsUnavailable(OperatorError):
-    """Sockets of other processes can not be reached or filtered here; says why and what to do."""
+    """Sockets of other processes cannot be accessed or filtered here; has the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Treatment:
-    """What is done to one socket. The default is nothing.
+class SocketFilter:
+    """The filter of one socket. The default drops nothing.
 
-    `lose_incoming` drops every segment, but those from `let_in`; without it, those from `lose_from` are dropped.
-    """
+    `lose_incoming` drops every segment, except those from `let_in`; without it, those from `lose_from` are dropped."""
 
     lose_incoming: bool = False
     let_in: frozenset[str] = frozenset()
@@ -71,14 +70,13 @@ class Treatment:
     lose_outgoing: bool = False
 
 
-UNTOUCHED: Final = Treatment()
+UNFILTERED: Final = SocketFilter()
 
 
 class ForeignSocket:
-    """One TCP socket (IPv4) of another process. Close it soon: the connection stays open as long as this is.
+    """One TCP socket (IPv4) of another process. Close it soon: it keeps the connection open.
 
-    `remote` is None for a listening socket, and while a connection is being made.
-    """
+    `remote` is None for a listening socket, and while a connection is being established."""
 
     __slots__ = ("_socket", "inode", "is_listening", "local", "remote")
 
@@ -91,8 +89,8 @@ class ForeignSocket:
         with contextlib.suppress(OSError):
             self.remote = handle.getpeername()
 
-    def treat(self, before: Treatment, wanted: Treatment) -> None:
-        """Change what is done to the socket. Raises CutsUnavailable, and OSError when the connection is gone."""
+    def apply(self, before: SocketFilter, wanted: SocketFilter) -> None:
+        """Change the filter of the socket. Raises CutsUnavailable, and OSError if the connection has ended."""
         incoming = (before.lose_incoming, before.let_in, before.lose_from)
         if incoming != (wanted.lose_incoming, wanted.let_in, wanted.lose_from):
             if wanted.lose_incoming or wanted.lose_from:
@@ -110,13 +108,12 @@ class ForeignSocket:
 
 
 def sockets_of(pid: int) -> Iterator[ForeignSocket]:
-    """The process's TCP sockets as they are now; each is closed when the next one is asked for.
+    """The current TCP sockets of the process; each is closed when the next one is requested.
 
-    Ends early when the process is gone. Raises CutsUnavailable.
-    """
+    Ends early if the process has ended. Raises CutsUnavailable."""
     if not sys.platform.startswith("linux"):
         raise CutsUnavailable(
-            f"The network of a process can not be cut on {sys.platform}",
+            f"The network of a process cannot be cut on {sys.platform}",
             "It needs Linux 5.6 or newer; kill, pause and restart work everywhere.",
         )
     try:
@@ -127,7 +124,7 @@ def sockets_of(pid: int) -> Iterator[ForeignSocket]:
         raise _unavailable(error) from error
     try:
         for descriptor, inode in _socket_descriptors(pid):
-            found = _take(process, descriptor, inode)
+            found = _open_socket(process, descriptor, inode)
             if found is not None:
                 try:
                     yield found
@@ -154,7 +151,7 @@ def _socket_descriptors(pid: int) -> Iterator[tuple[int, int]]:
             yield int(name), int(target[8:-1])
 
 
-def _take(process: int, descriptor: int, inode: int) -> ForeignSocket | None:
+def _open_socket(process: int, descriptor: int, inode: int) -> ForeignSocket | None:
     """None for a descriptor that was closed meanwhile, and for a socket that is not TCP over IPv4 or not in use."""
     number = _libc.syscall(_SYS_PIDFD_GETFD, process, descriptor, 0)
     if number < 0:
@@ -177,11 +174,11 @@ def _take(process: int, descriptor: int, inode: int) -> ForeignSocket | None:
 def _unavailable(error: OSError) -> CutsUnavailable:
     if error.errno == errno.ENOSYS:
         return CutsUnavailable(
-            "The network of a process can not be cut on this kernel",
+            "The network of a process cannot be cut on this kernel",
             "It needs Linux 5.6 or newer (pidfd_getfd); kill, pause and restart work everywhere.",
         )
     return CutsUnavailable(
-        f"The sockets of the process can not be reached: {error.strerror}",
+        f"The sockets of the process cannot be reached: {error.strerror}",
         "The system forbids it (kernel.yama.ptrace_scope above 1, or a container's seccomp profile without"
         " pidfd_getfd). Allow ptrace of child processes; in a container, add the capability SYS_PTRACE.",
     )
@@ -192,7 +189,7 @@ def _unavailable(error: OSError) -> CutsUnavailable:
 _Instruction = tuple[int, int, int, int]
 
 
-def _program(wanted: Treatment) -> list[_Instruction]:
+def _program(wanted: SocketFilter) -> list[_Instruction]:
     """A classic BPF program: drop (0) or keep the packet, by its source address."""
     exceptions = wanted.let_in if wanted.lose_incoming else wanted.lose_from
     assert len(exceptions) <= _MAX_ADDRESSES, "more addresses than a jump can span"
@@ -208,7 +205,7 @@ def _program(wanted: Treatment) -> list[_Instruction]:
 
 
 def _attach(target: socket.socket, program: list[_Instruction]) -> None:
-    """Replaces a filter that is there."""
+    """Replaces an existing filter."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in program))
     target.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
 
@@ -219,7 +216,7 @@ def _detach(target: socket.socket) -> None:
 
 
 def _check_source_route() -> None:
-    """Raises CutsUnavailable where the system delivers packets with a source route, which it should never."""
+    """Raises CutsUnavailable if the system delivers source-routed packets, which it never should."""
     accepted = []
     for device in ("all", "lo"):
         try:
@@ -228,6 +225,6 @@ def _check_source_route() -> None:
             accepted.append(False)
     if all(accepted):
         raise CutsUnavailable(
-            "What a process sends can not be cut off: this system accepts source-routed packets",
-            "Switch that off with: sysctl -w net.ipv4.conf.all.accept_source_route=0",
+            "The outgoing traffic of a process cannot be cut: this system accepts source-routed packets",
+            "Disable that with: sysctl -w net.ipv4.conf.all.accept_source_route=0",
         )

@@ -1,7 +1,7 @@
-"""Deterministic simulation: the node's own code on virtual time, with a simulated network and simulated disks.
+"""Deterministic simulation: the production code of the nodes on virtual time, with a simulated network and disks.
 
-One seed is one story: it draws the options, the delays, the faults and what clients do. The same seed gives the same
-story on every machine, so a failure is replayed by its number (`python -m fenceline.testing.simulation --seed N`).
+One seed determines one run: the options, the delays, the faults and the requests of clients. The same seed gives the
+same run on every machine, so a failure is reproduced by its seed (`python -m fenceline.testing.simulation --seed N`).
 
-Never imported by the server. `docs/simulation.md` says how to replay a seed and how to write a scenario.
+Never imported by the server. `docs/simulation.md` explains how to reproduce a seed and how to write a scenario.
 """

@@ -1,9 +1,10 @@
-"""Play seeds from the command line: `python -m fenceline.testing.simulation [STORY] --seed N | --seeds A..B`.
+"""Run seeds from the command line: `python -m fenceline.testing.simulation [SCENARIO] --seed N | --seeds A..B`.
 
-With `--corpus FILE`, the games of that file are played first, and a table of what no game has reached ends the output.
-With `--search` as well, new ones are looked for from the first of `--seeds` on, until `--limit-s`, and written to it.
+With `--corpus FILE`, the games of that file run first, and the output ends with a table of what no game has reached.
+With `--search` as well, new games are searched for, starting at the first of `--seeds`, until `--limit-s`, and are
+written to it.
 
-Owns arguments and what is printed. The exit code is 1 when a seed failed, and 130 when Ctrl-C came before the last one.
+Owns the arguments and the output. The exit code is 1 if a seed failed, and 130 if Ctrl-C interrupted the run.
 """
 
 from __future__ import annotations
@@ -20,23 +21,25 @@ from fenceline.testing.simulation import coverage_table
 from fenceline.testing.simulation.corpus import load
 from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.search import Search
-from fenceline.testing.simulation.stage import ALL, STORIES, Outcome, play
+from fenceline.testing.simulation.stage import ALL, SCENARIOS, Outcome, play
 from fenceline.testing.simulation.workers import Game, played
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fenceline.testing.simulation", description=__doc__.split("\n")[0])
-    parser.add_argument("story", nargs="?", default="controller", choices=[ALL, *sorted(STORIES)])
+    parser.add_argument("scenario", nargs="?", default="controller", choices=[ALL, *sorted(SCENARIOS)])
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--seed", type=int, help="play one seed")
-    which.add_argument("--seeds", help="play a range: A..B without B, or A.. until stopped")
+    which.add_argument("--seed", type=int, help="run one seed")
+    which.add_argument("--seeds", help="run a range: A..B (B excluded), or A.. until stopped")
     parser.add_argument("--trace", action="store_true", help="print every event")
-    parser.add_argument("--option", action="append", default=[], metavar="K=V", help="set an option by hand")
-    parser.add_argument("--workers", type=int, default=1, help="processes that play seeds")
-    parser.add_argument("--limit-s", type=float, default=0, help="end after this many seconds, in order")
-    parser.add_argument("--progress", type=int, default=0, metavar="N", help="print a line after each N seeds")
-    parser.add_argument("--corpus", type=Path, metavar="FILE", help="play the games of this file first")
-    parser.add_argument("--search", action="store_true", help="look for games that reach what the corpus does not")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="K=V", help="override an option that the seed draws"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="number of processes that run seeds")
+    parser.add_argument("--limit-s", type=float, default=0, help="stop after this many seconds")
+    parser.add_argument("--progress", type=int, default=0, metavar="N", help="print a line after every N seeds")
+    parser.add_argument("--corpus", type=Path, metavar="FILE", help="run the games of this file first")
+    parser.add_argument("--search", action="store_true", help="search for games that reach what the corpus does not")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     return parser.parse_args(argv)
 
@@ -53,16 +56,16 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.search:
         return _search(arguments)
     if arguments.seed is not None or (arguments.seeds is None and arguments.corpus is None):
-        return _one(arguments.seed or 0, arguments.story, overrides, trace=arguments.trace)
+        return _one(arguments.seed or 0, arguments.scenario, overrides, trace=arguments.trace)
     return _many(arguments, overrides)
 
 
-def _one(seed: int, story: str, overrides: dict[str, str], *, trace: bool) -> int:
-    outcome = play(seed, story, overrides=overrides, sink=print if trace else None)
+def _one(seed: int, scenario: str, overrides: dict[str, str], *, trace: bool) -> int:
+    outcome = play(seed, scenario, overrides=overrides, sink=print if trace else None)
     if outcome.failure is not None:
         print(outcome.report())
     else:
-        print(f"seed {seed} of story {outcome.story} is well; options: {outcome.options}")
+        print(f"seed {seed} of scenario {outcome.scenario} passed; options: {outcome.options}")
     print(
         f"hash {outcome.digest}, {outcome.events} events, {outcome.steps} callbacks, {outcome.changes} states checked,"
         f" {outcome.committed} batches committed, faults {outcome.struck}"
@@ -71,8 +74,8 @@ def _one(seed: int, story: str, overrides: dict[str, str], *, trace: bool) -> in
     return outcome.failure is not None
 
 
-class _Sums:
-    """Of the games that were played, with a line now and then."""
+class _Totals:
+    """Totals over all games that ran, with a progress line at intervals."""
 
     def __init__(self, progress: int, workers: int) -> None:
         self._began = time.monotonic()
@@ -100,7 +103,7 @@ class _Sums:
         if self._progress and self.played % self._progress == 0:
             print(f"{self.played} seeds, {self.failed} failed, {self.took_s:.0f} s", flush=True)
 
-    def tell(self) -> None:
+    def print_totals(self) -> None:
         faults = ", ".join(f"{kind} {times}" for kind, times in sorted(self._struck.items()))
         took_s = max(self.took_s, 1e-9)
         print(
@@ -113,40 +116,40 @@ class _Sums:
 
 def _many(arguments: argparse.Namespace, overrides: dict[str, str]) -> int:
     seeds = _range(arguments.seeds) if arguments.seeds is not None else range(0)
-    games: Iterable[Game] = (Game(arguments.story, seed, overrides) for seed in seeds)
+    games: Iterable[Game] = (Game(arguments.scenario, seed, overrides) for seed in seeds)
     if arguments.corpus is not None:
         games = chain([entry.game for entry in load(arguments.corpus)], games)
-    sums, code = _Sums(arguments.progress, arguments.workers), 0
+    totals, code = _Totals(arguments.progress, arguments.workers), 0
     try:
         with closing(played(games, arguments.workers)) as found:
             for outcome in found:
-                sums.add(outcome)
-                if (outcome.failure is not None and arguments.stop) or 0 < arguments.limit_s < sums.took_s:
+                totals.add(outcome)
+                if (outcome.failure is not None and arguments.stop) or 0 < arguments.limit_s < totals.took_s:
                     break
     except KeyboardInterrupt:
         code = 130 if isinstance(seeds, range) else 0
     if arguments.corpus is not None:
-        print(coverage_table.unreached(sums.reached))
-    sums.tell()
-    return 1 if sums.failed else code
+        print(coverage_table.unreached(totals.reached))
+    totals.print_totals()
+    return 1 if totals.failed else code
 
 
 def _search(arguments: argparse.Namespace) -> int:
-    """The corpus is played anew, then games are looked for."""
+    """Run the corpus again, then search for new games."""
     if arguments.corpus is None:
-        raise SystemExit("--search writes what it finds to a corpus: name it with --corpus FILE")
+        raise SystemExit("--search needs --corpus FILE, the file to which new games are written")
     base = int((arguments.seeds or "0").partition("..")[0])
-    sums, code = _Sums(arguments.progress, arguments.workers), 0
+    totals, code = _Totals(arguments.progress, arguments.workers), 0
     search = Search(arguments.corpus, base)
     try:
-        search.replay(arguments.workers, sums.add)
-        search.run(arguments.workers, lambda: 0 < arguments.limit_s < sums.took_s, sums.add)
+        search.replay(arguments.workers, totals.add)
+        search.run(arguments.workers, lambda: 0 < arguments.limit_s < totals.took_s, totals.add)
     except KeyboardInterrupt:
         code = 130
     print(coverage_table.unreached(search.reached))
-    sums.tell()
+    totals.print_totals()
     print(f"{len(search.entries)} games in {arguments.corpus}")
-    return 1 if sums.failed else code
+    return 1 if totals.failed else code
 
 
 if __name__ == "__main__":

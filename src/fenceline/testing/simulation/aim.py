@@ -1,8 +1,8 @@
-"""Faults that wait for a state of a node and strike in it, for states that last for a few milliseconds.
+"""Faults that wait for a state of a node and are injected in it, for states that last for a few milliseconds.
 
-Owns when they strike: where a fault meets, in the state that `Options.aim` names, an operation in progress that it has
-not met there in this story. Looks at the states of a node after each of its steps, where an ordinary story looks when
-something changes that it sees anyway. Which faults there are, and what they do, is `faults`' work.
+Owns the moment: when, in the state that `Options.aim` names, an operation is in progress that a fault has not met there
+in this run. Checks the states of a node after each of its steps; without an aim, states are sampled only when an
+observed change occurs. Which faults exist, and what they do, is defined in `faults`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from fenceline.testing.simulation.world import Process, World
 
 
 class Aim:
-    """Of one world."""
+    """The aimed faults of one world."""
 
-    def __init__(self, world: World, strike: Callable[[Fault, Process], None]) -> None:
-        """Raises ValueError where the options name no state or another fault."""
+    def __init__(self, world: World, inject: Callable[[Fault, Process], None]) -> None:
+        """Raises ValueError if the options name no state or an unknown fault."""
         options = world.options
-        room, label = options.aim.split(" ")
-        self._state = State(room, label)
+        component, label = options.aim.split(" ")
+        self._state = State(component, label)
         self._faults = [Fault(each) for each in options.aim_faults.split(",") if each]
         self._world = world
-        self._strike = strike
+        self._inject = inject
         self._rng = world.rng("aim")
         self._due_s = options.calm_s
         self._seen: dict[int, frozenset[State]] = {}
         """By node."""
 
-    def look(self, process: Process) -> None:
+    def check(self, process: Process) -> None:
         """After a step of this process."""
         world, node_id = self._world, process.node_id
         now_s = world.scheduler.now_s
@@ -41,7 +41,7 @@ class Aim:
             self._seen[node_id] = seen
             if before is None or not seen <= before:
                 coverage.changed(node_id)
-        if self._state not in seen or now_s < self._due_s or not world.faults_strike or not process.is_up:
+        if self._state not in seen or now_s < self._due_s or not world.faults_active or not process.is_up:
             return
         if process.is_paused:
             return
@@ -50,8 +50,8 @@ class Aim:
         if new:
             self._due_s = now_s + world.options.aim_s * self._rng.uniform(0.2, 1.8)
             fault = self._rng.choice(new)
-            world.tell(f"aims a {fault.value} at {process.name}")
-            self._strike(fault, process)
+            world.log_event(f"aims a {fault.value} at {process.name}")
+            self._inject(fault, process)
 
     def _is_new(self, operation: str, fault: Fault) -> bool:
         return Triple(*self._state, operation, fault.value) not in self._world.coverage.counts

@@ -1,13 +1,13 @@
-"""Work that a simulated node begins by itself, recognized by the first file that it touches.
+"""Background work of a simulated node, recognized by the first file that it touches.
 
-Owns which call of the disk begins which operation. Nodes are not asked and not changed: the same calls are made whether
-they are looked at or not.
+Owns which disk call begins which operation. Nodes are neither queried nor changed: they make the same calls whether
+they are observed or not.
 
-| Operation | Begins with |
+| Operation | Begins when |
 |---|---|
-| retention | a segment gets the name of one that is to be deleted (compaction links, a cut moves it elsewhere) |
+| retention | a segment is renamed for deletion (compaction uses links, a truncation moves files elsewhere) |
 | compaction | the file for the compacted segment is created |
-| metadata snapshot | the file for a snapshot is created, to be written or to be downloaded; or a snapshot is opened by a node that has no metadata yet |
+| metadata snapshot | the file for a snapshot is created, to be written or downloaded; or a snapshot is opened by a node that has no metadata yet |
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _RETIRED: Final = LOG_SUFFIX + DELETED_SUFFIX
 
 
 def begun_by_creating(path: str) -> Operation | None:
-    """What a node begins that creates this file."""
+    """The operation that begins with the creation of this file."""
     return next((operation for suffix, operation in _CREATED if path.endswith(suffix)), None)
 
 
 def begun_by_renaming(target: str) -> Operation | None:
-    """What a node begins that gives a file this name."""
+    """The operation that begins with a rename to this name."""
     return Operation.RETENTION if target.endswith(_RETIRED) and _METADATA not in target else None
 
 
 def begun_by_opening(path: str) -> Operation | None:
-    """What a node begins that opens this file and has no metadata yet."""
+    """The operation that begins when a node without metadata opens this file."""
     return Operation.METADATA_SNAPSHOT if path.endswith(_SNAPSHOT) and _METADATA in path else None
 
 
 def topic_at(path: str) -> str | None:
-    """The topic of the partition in whose directory this file is; None in the metadata log's."""
+    """The topic of the partition whose directory contains this file; None for the metadata log."""
     directory = path.split("/")[-2]
     return None if directory == _METADATA else directory.rpartition("-")[0]

@@ -1,8 +1,9 @@
-"""A story: a cluster with data, three brokers, some of them controllers, with producers, consumers, an administrator.
+"""Scenario: a cluster with data: three brokers, some of them controllers, with producers, consumers and an
+administrator.
 
-Owns how the cluster is made, and when it is well again: every partition led, every replica in
-sync and equal. Nodes are whole (`brokers_node`); what is drawn is in `profiles`, what must hold at every
-step in `data_checks`.
+Owns the setup of the cluster, and when it has converged: every partition has a leader, every replica is in sync and
+equal. The nodes are complete production nodes (`brokers_node`); `profiles` draws the options, `data_checks` has the
+invariants checked after every step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fenceline.testing.simulation.disk_checks import verify_finds_a_changed_byte
 from fenceline.testing.simulation.effects import Effects
 from fenceline.testing.simulation.operations import Operation
 from fenceline.testing.simulation.options import Options
-from fenceline.testing.simulation.pace import PROGRESS, Tide
+from fenceline.testing.simulation.pace import PROGRESS, LoadCycle
 from fenceline.testing.simulation.profiles import draw, draw_operations
 from fenceline.testing.simulation.sockets import Sockets
 from fenceline.testing.simulation.world import Process, World
@@ -38,8 +39,8 @@ _CALLS_OF_A_CUT: Final = 40
 _STOP_S: Final = 60.0
 
 
-class Story:
-    """The nodes and the clients: a `stage.Story`."""
+class BrokersScenario:
+    """The nodes and the clients: a `stage.Scenario`."""
 
     name = "brokers"
 
@@ -51,11 +52,11 @@ class Story:
         self._controllers = tuple(range(1, world.options.controllers + 1))
         self._configs: dict[int, NodeConfig] = {}
         self._brokers: dict[int, SimBroker] = {}
-        """By node, its newest life."""
+        """By node, its current process."""
         self._quorums: dict[int, Quorum] = {}
-        """By node, of its newest life, once it has one."""
+        """By node, the quorum of its current process, once it exists."""
         self._roles: dict[int, Role] = {}
-        """By node, in the quorum, as it was seen last."""
+        """By node, the quorum role at the last check."""
         self._clients: list[Client] = []
         self._cut_crashes = world.rng("crashes in cuts")
 
@@ -64,15 +65,15 @@ class Story:
         return Options(nodes=len(_NODES))
 
     @staticmethod
-    def settle(rng: Random, drawn: Options) -> Options:
+    def adjust_options(rng: Random, drawn: Options) -> Options:
         """See `profiles`."""
         return draw(rng, drawn)
 
     def build(self) -> None:
         world, options = self._world, self._world.options
-        world.scheduler.watcher = self._look
-        world.on_end.append(self.checks.ended)
-        world.on_end.append(self._marks.ended)
+        world.scheduler.watcher = self._check
+        world.on_end.append(self.checks.life_ended)
+        world.on_end.append(self._marks.life_ended)
         world.coverage.sample = self._sample
         world.coverage.has_ended = Effects(self.checks, world.processes, self._brokers).has_ended
         self.checks.on_change = lambda process, topic: world.coverage.changed(process.node_id, topic)
@@ -95,13 +96,13 @@ class Story:
             world.loop.create_task(client.live())
 
     def clients(self) -> list[type[Client]]:
-        """The first of them makes the topics."""
+        """The first of them creates the topics."""
         return [Admin, Producer, Consumer, Producer, Consumer]
 
     def _crash_in_cut(self, process: Process, directory: str) -> None:
-        """Cuts are short, and seldom: some of them meet a crash at one of their calls of the disk, or in the first
+        """Truncations are short and rare: some of them are hit by a crash at one of their disk calls, or in the first
         write after them."""
-        if not self._world.faults_strike:
+        if not self._world.faults_active:
             return
         drawn = self._cut_crashes.random()
         if drawn < 0.2:
@@ -117,8 +118,8 @@ class Story:
             found |= states_of(broker, topic) if each.is_up and broker is not None else {DOWN}
         return found
 
-    def _look(self, process: Process) -> None:
-        self.checks.look(process)
+    def _check(self, process: Process) -> None:
+        self.checks.check(process)
         node_id = process.node_id
         quorum = self._quorums.get(node_id)
         if quorum is None:
@@ -130,91 +131,91 @@ class Story:
         if role is not self._roles.get(node_id):
             self._roles[node_id] = role
             self._world.coverage.changed(node_id)
-        if self._world.look_for_aim is not None:
-            self._world.look_for_aim(process)
+        if self._world.check_aim is not None:
+            self._world.check_aim(process)
 
     async def _body(self, process: Process) -> None:
         broker = SimBroker(process, self._configs[process.node_id], self._sockets)
         self._brokers[process.node_id] = broker
         self._quorums.pop(process.node_id, None)
-        self.checks.begins(process, broker)
-        self._marks.begins(process, broker)
+        self.checks.life_started(process, broker)
+        self._marks.life_started(process, broker)
         self._watch_files(broker)
         await broker.live()
 
     def _watch_files(self, broker: SimBroker) -> None:
-        """Work that the node begins by itself is an operation."""
+        """Record background work of the node as operations."""
         coverage, files = self._world.coverage, broker.process.files
 
-        def begins(operation: Operation | None, path: str) -> None:
+        def record(operation: Operation | None, path: str) -> None:
             if operation is not None:
                 coverage.operation(operation, background_work.topic_at(path))
 
-        files.on_create = lambda path: begins(background_work.begun_by_creating(path), path)
-        files.on_rename = lambda target: begins(background_work.begun_by_renaming(target), target)
+        files.on_create = lambda path: record(background_work.begun_by_creating(path), path)
+        files.on_rename = lambda target: record(background_work.begun_by_renaming(target), target)
         files.on_read = lambda path: (
-            None if broker.has_metadata else begins(background_work.begun_by_opening(path), path)
+            None if broker.has_metadata else record(background_work.begun_by_opening(path), path)
         )
 
     def progress(self) -> int:
-        """Requests that the slowest client got done."""
+        """Requests completed by the slowest client."""
         return min(client.done for client in self._clients)
 
-    def rest(self) -> bool:
-        """Nobody waits, all nodes run, and all replicas are equal."""
+    def quiesce(self) -> bool:
+        """No client waits, all nodes run, and all replicas are equal."""
         if not self._clients[0].must_rest:
             for process in self._world.up():
-                process.files.spare()
+                process.files.cancel_crash()
             for client in self._clients:
                 client.must_rest = True
         return (
             not any(client.is_waiting for client in self._clients)
             and all(process.is_up or not process.must_run for process in self._world.processes.values())
-            and self.checks.is_whole()
+            and self.checks.has_converged()
         )
 
     def final(self) -> None:
         self.checks.final()
 
     def end(self) -> tuple[int, int]:
-        """Let go of everything; (states that were looked at, batches that were committed)."""
-        seen = self.checks.changes, self.checks.committed_batches()
+        """Release everything; (replica changes checked, batches committed)."""
+        counts = self.checks.changes, self.checks.committed_batches()
         self.checks.forget()
         self._sockets.forget()
         self._clients.clear()
         self._brokers.clear()
         self._quorums.clear()
-        return seen
+        return counts
 
 
-class OperatedStory(Story):
-    """The same cluster under an operator who uses every API: a `stage.Story`."""
+class OperationsScenario(BrokersScenario):
+    """The same cluster with an operator who uses every API: a `stage.Scenario`."""
 
     name = "operations"
 
     def build(self) -> None:
-        """All clients but the operator ask and rest at the same times."""
+        """All clients except the operator send and pause at the same times."""
         world = self._world
         if world.options.quiet_s:
-            world.tide = Tide(world.rng("tide"), world.options.load_s, world.options.quiet_s)
+            world.load_cycle = LoadCycle(world.rng("tide"), world.options.load_s, world.options.quiet_s)
         super().build()
 
     def progress(self) -> int:
-        """Asked when the faults have ended: each client must get some requests done from then on, and then rests."""
+        """Called when the faults have ended: from then on each client must complete some requests, and then stops."""
         if not self._world.options.quiet_s:
             return super().progress()
         for client in self._clients:
-            if client.enough < 0:
-                client.enough = client.done + PROGRESS
-        return min(client.done - client.enough for client in self._clients)
+            if client.request_limit < 0:
+                client.request_limit = client.done + PROGRESS
+        return min(client.done - client.request_limit for client in self._clients)
 
     @staticmethod
-    def settle(rng: Random, drawn: Options) -> Options:
+    def adjust_options(rng: Random, drawn: Options) -> Options:
         """See `profiles`."""
         return draw_operations(rng, drawn)
 
     def final(self) -> None:
-        """Also stop all nodes in order, and look at their disks with the tools that operators have."""
+        """Also stop all nodes cleanly, and check their disks with the tools that operators have."""
         super().final()
         world = self._world
         self._logs_can_be_compacted()
@@ -223,7 +224,7 @@ class OperatedStory(Story):
             process.request_stop()
         world.scheduler.run(until_s=world.scheduler.now_s + _STOP_S, done=lambda: not any(world.up()))
         if any(world.up()):
-            raise InvariantBroken(f"{[each.name for each in world.up()]} do not stop within {_STOP_S} s")
+            raise InvariantBroken(f"{[each.name for each in world.up()]} did not stop within {_STOP_S} s")
         disks = {process.name: process.disk for process in world.processes.values()}
         directories = [f"/{name}{path}" for name in disks for path in directories_of(world.options)]
         verify_finds_nothing(disks, directories)
@@ -231,14 +232,14 @@ class OperatedStory(Story):
         self.checks.ledger_is_complete(disks.values())
 
     def _logs_can_be_compacted(self) -> None:
-        """Only damage and calls of the disk that fail keep the cleaner from a log. Raises InvariantBroken."""
+        """The cleaner may give up a log only because of damage or failed disk calls. Raises InvariantBroken."""
         options = self._world.options
         if options.fail_s or options.flip_s or options.lose_dir_s:
             return
         for node_id, broker in sorted(self._brokers.items()):
             for where, (_, reason) in broker.cleaner.uncleanable.items():
-                raise InvariantBroken(f"n{node_id} {where} is not compacted any more: {reason} (compaction)")
+                raise InvariantBroken(f"n{node_id} {where} is no longer compacted: {reason} (compaction)")
 
     def clients(self) -> list[type[Client]]:
-        """See `Story`."""
+        """See `BrokersScenario`."""
         return [Operator, Producer, Consumer, Producer, Consumer, *[Group] * self._world.options.groups]

@@ -1,6 +1,6 @@
 """The administrator of a simulated cluster: creates the topics, and then changes them, one request at a time.
 
-Owns what is asked of the controllers: replicas, leaders, configs, deletion and creation anew.
+Owns the requests to the controllers: replicas, leaders, configs, deletion and recreation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fenceline.wire.apis import ApiKey
 
 
 class Admin(Client):
-    """See the module. What is refused is not asked again: the next change is another."""
+    """See the module. A rejected request is not retried: the next change is another."""
 
     name = "admin"
 
@@ -23,16 +23,16 @@ class Admin(Client):
         self.options = self.world.options
         self.topics = [f"t{number}" for number in range(self.options.topics)]
 
-    async def one(self) -> None:
+    async def one_request(self) -> None:
         options = self.options
-        await self.learn()
+        await self.fetch_metadata()
         missing = [each for each in self.topics if each not in {place.topic for place in self.places}]
         for topic in missing:
             await self.create(topic)
         periods_s = [each for each in (options.churn_s, options.swap_s) if each > 0]
-        if not periods_s or not self.world.faults_strike:
+        if not periods_s or not self.world.faults_active:
             if not missing:
-                self.served()
+                self.request_completed()
             await asyncio.sleep(0.2)
             return
         period_s = self.rng.choice(periods_s)
@@ -42,7 +42,7 @@ class Admin(Client):
             await self._swap(topic, index)
         else:
             await self._change(topic, index)
-        self.served()
+        self.request_completed()
 
     async def ask(self, key: ApiKey, version: int, fields: dict[str, Any]) -> Any:
         return await self.wire.call(self.rng.choice(self.nodes), key, version, fields)
@@ -58,7 +58,7 @@ class Admin(Client):
         }
         count, replication_factor = options.partitions, options.replicas or rng.choice((3, 3, 2))
         assignments: list[dict[str, Any]] = []
-        if options.strand_s:  # where those are that can be stranded
+        if options.strand_s:  # on the nodes that can be stranded
             nodes = self.nodes[-replication_factor:]
             assignments = [
                 {"partition_index": index, "broker_ids": rng.sample(nodes, len(nodes))} for index in range(count)
@@ -72,15 +72,15 @@ class Admin(Client):
             "configs": [{"name": name, "value": value} for name, value in configs.items()],
         }
         answer = await self.ask(ApiKey.CREATE_TOPICS, 7, {"topics": [wanted], "timeout": 3000, "validate_only": False})
-        self.tell(f"creates {topic} {configs}: {answer.topics[0].error_code}")
+        self.log_event(f"creates {topic} {configs}: {answer.topics[0].error_code}")
 
     def more_configs(self, topic: str) -> dict[str, str]:
-        """Of a topic that is about to be created."""
+        """Configs of a topic that is about to be created."""
         return {}
 
     async def _swap(self, topic: str, index: int) -> None:
-        """Another of its replicas leads, if it is in sync: their order changes, and the first is elected. Often the one
-        that led before leads again at once."""
+        """Make another in-sync replica the leader: reorder the replicas and elect the first. Often the previous leader
+        is elected again at once."""
         rng, count = self.rng, self.options.replicas or 3
         before = [place.leader for place in self.places if (place.topic, place.index) == (topic, index)]
         order = rng.sample(self.nodes, count)
@@ -111,11 +111,11 @@ class Admin(Client):
             await self.delete(topic)
 
     async def reassign(self, topic: str, index: int, replicas: list[int] | None) -> None:
-        """`replicas` None: cancel a reassignment that is under way."""
+        """`replicas` None: cancel a reassignment in progress."""
         partition = {"partition_index": index, "replicas": replicas}
         fields = {"timeout": 3000, "topics": [{"name": topic, "partitions": [partition]}]}
         answer = await self.ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, fields)
-        self.tell(f"reassigns {topic}-{index} to {replicas}: {answer.error_code}")
+        self.log_event(f"reassigns {topic}-{index} to {replicas}: {answer.error_code}")
 
     async def elect(self, topic: str, index: int, *, unclean: bool) -> None:
         fields = {
@@ -124,19 +124,19 @@ class Admin(Client):
             "timeout": 3000,
         }
         answer = await self.ask(ApiKey.ELECT_LEADERS, 2, fields)
-        self.tell(f"{'unclean' if unclean else 'preferred'} election of {topic}-{index}: {answer.error_code}")
+        self.log_event(f"{'unclean' if unclean else 'preferred'} election of {topic}-{index}: {answer.error_code}")
 
     async def allow_unclean(self, topic: str, value: str) -> None:
         await self.alter_config(topic, "unclean.leader.election.enable", value)
 
     async def alter_config(self, topic: str, name: str, value: str) -> bool:
-        """Whether it was done."""
+        """Whether it succeeded."""
         config = {"name": name, "config_operation": 0, "value": value}
         resource = {"resource_type": 2, "resource_name": topic, "configs": [config]}
         fields = {"resources": [resource], "validate_only": False}
         answer = await self.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, fields)
         code = answer.responses[0].error_code
-        self.tell(f"sets {name}={value} of {topic}: {code}")
+        self.log_event(f"sets {name}={value} of {topic}: {code}")
         return not code
 
     async def delete(self, topic: str) -> None:
@@ -147,4 +147,4 @@ class Admin(Client):
     async def delete_only(self, topic: str) -> None:
         fields = {"topics": [{"name": topic, "topic_id": None}], "timeout": 3000}
         answer = await self.ask(ApiKey.DELETE_TOPICS, 6, fields)
-        self.tell(f"deletes {topic}: {answer.responses[0].error_code}")
+        self.log_event(f"deletes {topic}: {answer.responses[0].error_code}")

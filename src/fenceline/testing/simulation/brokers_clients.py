@@ -1,7 +1,7 @@
 """Clients of a simulated cluster: producers and consumers, each with one request at a time.
 
-Owns what they ask, how they try again, and what they rely on. What they are told goes to the histories at once, which
-know whether it may be so.
+Owns their requests, their retries, and the guarantees that they check. Responses go to the histories at once, which
+know whether they are allowed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fenceline.errors import ErrorCode
 from fenceline.node.peer_connection import NoSuchVersion
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
-from fenceline.testing.simulation.brokers_wire import EARLIEST, LATEST, Place, Wire
+from fenceline.testing.simulation.brokers_wire import EARLIEST, LATEST, PartitionInfo, Wire
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.clock import WALL_START_MS
-from fenceline.testing.simulation.data_history import Place as BatchPlace
+from fenceline.testing.simulation.data_history import BatchId
 from fenceline.testing.simulation.operations import Operation
 from fenceline.testing.simulation.sockets import Sockets
 from fenceline.wire.errors import MalformedRequest
@@ -32,7 +32,7 @@ _TROUBLE: Final = (ConnectionError, MalformedRequest, NoSuchVersion)
 _PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 ENOUGH_S: Final = 0.5
-"""How long a client that has enough looks away."""
+"""How long a client that has reached its request limit sleeps between checks."""
 _PRODUCE_TIMEOUT_MS: Final = 1500
 _FENCED_OUT: Final = frozenset(
     {
@@ -42,11 +42,11 @@ _FENCED_OUT: Final = frozenset(
         ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
     }
 )
-"""What a producer with sequence numbers can not go on from."""
+"""Errors after which an idempotent producer cannot continue."""
 
 
 class Client(ABC):
-    """What all clients have in common: they know leaders, and ask again after a while."""
+    """What all clients have in common: they cache leaders, and retry after a back-off."""
 
     name = "client"
 
@@ -58,15 +58,15 @@ class Client(ABC):
         self.checks = checks
         self.wire = Wire(world, sockets, -1 - number)
         self.who = f"{self.name}{number}"
-        self.places: list[Place] = []
-        self.enough = -1
-        """Once it has got so many requests done, it asks no more; -1: it never has enough."""
+        self.places: list[PartitionInfo] = []
+        self.request_limit = -1
+        """After this many completed requests it sends no more; -1: no limit."""
         self.world = world
         self.nodes = nodes
         self._misses = 0
-        self._newest: dict[tuple[bytes, int], Place] = {}
+        self._newest: dict[tuple[bytes, int], PartitionInfo] = {}
 
-    def tell(self, what: str) -> None:
+    def log_event(self, what: str) -> None:
         self.world.trace.add(self.world.scheduler.now_s, self.who, what)
 
     async def live(self) -> None:
@@ -78,10 +78,10 @@ class Client(ABC):
                 continue
             self.is_waiting = True
             try:
-                await self.one()
+                await self.one_request()
             except _TROUBLE as error:
-                self.tell(f"is not answered: {type(error).__name__}")
-                await self.missed()
+                self.log_event(f"is not answered: {type(error).__name__}")
+                await self.back_off()
             except InvariantBroken as error:
                 self.world.scheduler.fail(error)
                 return
@@ -89,57 +89,64 @@ class Client(ABC):
             await asyncio.sleep(self.rng.random() * 2 * think_s + 0.0001)
 
     def quiet_s(self) -> float:
-        """Seconds until it may ask again; 0.0: now."""
-        if 0 <= self.enough <= self.done:
+        """Seconds until it may send again; 0.0: now."""
+        if 0 <= self.request_limit <= self.done:
             return ENOUGH_S
         world = self.world
-        return world.tide.quiet_s(world.scheduler.now_s) if world.tide is not None and world.faults_strike else 0.0
+        return (
+            world.load_cycle.quiet_s(world.scheduler.now_s)
+            if world.load_cycle is not None and world.faults_active
+            else 0.0
+        )
 
     @abstractmethod
-    async def one(self) -> None:
-        """One request, or what belongs together."""
+    async def one_request(self) -> None:
+        """One request, or several that belong together."""
 
-    async def missed(self) -> None:
-        """What it knows may be old: ask anybody anew, after a pause that grows."""
+    async def back_off(self) -> None:
+        """Its metadata may be stale: fetch it again from any broker, after a growing back-off."""
         self._misses += 1
         await asyncio.sleep(min(_PAUSE_S * 1.5**self._misses, _LONGEST_PAUSE_S))
         self.places = []
 
-    async def learn(self) -> None:
-        """Leaders by the word of any broker, unless it knows less than another did (E57). Raises ConnectionError."""
+    async def fetch_metadata(self) -> None:
+        """Fetch the leaders from any broker; a broker with older leader epochs does not replace newer ones (E57).
+        Raises ConnectionError."""
         node_id = self.rng.choice(self.nodes)
         try:
-            told = await self.wire.metadata(node_id)
+            fetched = await self.wire.metadata(node_id)
         except _TROUBLE:
             self.wire.drop(node_id)
             raise
         seen = self._newest
-        for place in told:
+        for place in fetched:
             if place.epoch >= seen.get(place.key, place).epoch:
                 seen[place.key] = place
-        self.places = [seen[place.key] for place in told]
+        self.places = [seen[place.key] for place in fetched]
 
-    def served(self) -> None:
+    def request_completed(self) -> None:
         self.done += 1
         self._misses = 0
 
-    def begins(self, operation: Operation, place: Place) -> None:
-        """A request of this partition is sent."""
+    def record_request(self, operation: Operation, place: PartitionInfo) -> None:
+        """A request to this partition is about to be sent."""
         self.world.coverage.operation(operation, place.topic)
 
-    def history(self, place: Place) -> History | None:
-        """None: the topic is gone."""
+    def history(self, place: PartitionInfo) -> History | None:
+        """None: the topic was deleted."""
         return self.checks.histories.get(place.key)
 
-    def answered_by_leader(self, place: Place) -> None:
-        """A leader has answered without an error: then it is not RECOVERING (V37)."""
+    def leader_responded(self, place: PartitionInfo) -> None:
+        """A leader responded without an error: it must not be RECOVERING (V37)."""
         history = self.history(place)
         if history is not None and history.recovering_epoch == place.epoch >= 0:
-            raise InvariantBroken(f"{self.who}: {history.name} was served in epoch {place.epoch}, RECOVERING (V37)")
+            raise InvariantBroken(
+                f"{self.who}: {history.name} was served in epoch {place.epoch}, which is RECOVERING (V37)"
+            )
 
 
 class Producer(Client):
-    """Writes one batch after the other, each until it is acknowledged: acks=all with sequence numbers, or acks=1."""
+    """Writes one batch after another, each until it is acknowledged: acks=all, idempotent or not, or acks=1."""
 
     name = "producer"
 
@@ -153,26 +160,26 @@ class Producer(Client):
         options = self.world.options
         self._names_topic, self._has_keys = options.operate_s > 0, options.compaction
 
-    async def one(self) -> None:
+    async def one_request(self) -> None:
         if not self.places:
-            await self.learn()
+            await self.fetch_metadata()
         led = [each for each in self.places if each.leader >= 0]
         if not led:
-            await self.missed()
+            await self.back_off()
             return
         if self._is_idempotent and self._producer[0] < 0:
             self._producer = await self.wire.new_producer(self.rng.choice(self.nodes))
             self._sequences.clear()
             if self._producer[0] < 0:
-                await self.missed()
+                await self.back_off()
                 return
         await self._write(self.rng.choice(led))
 
     def _now_ms(self) -> int:
         return WALL_START_MS + int(self.world.scheduler.now_s * 1000)
 
-    async def _write(self, place: Place) -> None:
-        """One batch, until its fate is known or its partition is gone."""
+    async def _write(self, place: PartitionInfo) -> None:
+        """Write one batch, until its outcome is known or its partition is deleted."""
         key, count = place.key, self.rng.randint(1, 3)
         rows = []
         for _ in range(count):
@@ -191,95 +198,95 @@ class Producer(Client):
                 self._sequences[key] = sequence + count
                 return
             if code in _FENCED_OUT:
-                self._lost_its_sequence(place, ErrorCode(code))
+                self._sequence_rejected(place, ErrorCode(code))
                 self._producer = (-1, -1)
                 return
             if self.must_rest:
                 return
             if not self._is_idempotent and self.rng.random() < 0.3:
-                return  # whether it was written is not known, and nobody asks
-            await self.missed()
-            found = await self._look_up(place)
+                return  # the outcome stays unknown
+            await self.back_off()
+            found = await self._find_leader(place)
             if found is None:
                 self._producer = (-1, -1)
                 return
             place = found
 
-    async def _look_up(self, place: Place) -> Place | None:
-        """The same partition as it is led now; None: it is gone."""
+    async def _find_leader(self, place: PartitionInfo) -> PartitionInfo | None:
+        """The partition with its current leader; None: it was deleted."""
         while not self.must_rest:
             try:
-                await self.learn()
+                await self.fetch_metadata()
             except _TROUBLE:
-                await self.missed()
+                await self.back_off()
                 continue
             here = [each for each in self.places if each.key == place.key]
             if here and here[0].leader >= 0:
                 return here[0]
             if not here and self.history(place) is not None and place.key not in self.checks.live_keys:
                 return None
-            await self.missed()
+            await self.back_off()
         return None
 
-    async def _try(self, place: Place, batch: bytes, producer_id: int, sequence: int) -> int:
-        """The error code; -1 where there was no answer."""
-        self.begins(Operation.PRODUCE, place)
+    async def _try(self, place: PartitionInfo, batch: bytes, producer_id: int, sequence: int) -> int:
+        """The error code; -1 if there was no response."""
+        self.record_request(Operation.PRODUCE, place)
         try:
             result = await self.wire.produce(place, self._acks, batch, _PRODUCE_TIMEOUT_MS)
         except _TROUBLE as error:
-            self.tell(f"{place.topic}-{place.index} is not answered: {type(error).__name__}")
+            self.log_event(f"{place.topic}-{place.index} is not answered: {type(error).__name__}")
             self.wire.drop(place.leader)
             return -1
         code = result.error_code
-        self.tell(f"{place.topic}-{place.index} by n{place.leader}: {code} at {result.base_offset}")
+        self.log_event(f"{place.topic}-{place.index} by n{place.leader}: {code} at {result.base_offset}")
         if code:
             return int(code)
-        self.served()
+        self.request_completed()
         history = self.history(place)
-        # What a topic's deletion committed a moment before is gone, and was never checked.
+        # A batch that was committed just before its topic was deleted was never checked.
         if history is not None and place.key in self.checks.live_keys:
             if self._acks == -1 and sequence >= 0:
                 history.acknowledged(result.base_offset, producer_id, sequence, self.who)
-            history.told_written(result.base_offset, batch)
+            history.record_acknowledged(result.base_offset, batch)
             if self._acks:
-                self.checks.answered(place.key, place.leader, result.base_offset, batch)
+                self.checks.producer_acknowledged(place.key, place.leader, result.base_offset, batch)
         return 0
 
-    def _lost_its_sequence(self, place: Place, code: ErrorCode) -> None:
-        """Only what an unclean election has cost may be missed."""
+    def _sequence_rejected(self, place: PartitionInfo, code: ErrorCode) -> None:
+        """Only an unclean election may lose producer state."""
         history = self.history(place)
         if history is not None and history.last_unclean < 0 and not history.log_start:
-            raise InvariantBroken(f"{self.who}: {history.name} answers {code.name}, nothing was lost")
+            raise InvariantBroken(f"{self.who}: {history.name} answered {code.name}, but nothing was lost")
 
 
 class Consumer(Client):
-    """Reads partitions from their beginning, and notices truncations as KIP-320 has it; or knows no epochs."""
+    """Reads partitions from their start, and detects truncations as in KIP-320; or knows no epochs."""
 
     name = "consumer"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        # A fetch that names epochs names the topic's id, too; a name may be another topic's by now.
+        # A fetch with epochs also has the topic id; a name may belong to another topic by now.
         self._with_epochs = self.rng.random() < 0.75 or self.world.options.deletes
-        self._naps = self.rng.choice((0.0, 0.0, 0.05))
-        self._asks_ends = self.rng.choice((0.1, 0.2, 0.5))
+        self._sleep_chance = self.rng.choice((0.0, 0.0, 0.05))
+        self._end_chance = self.rng.choice((0.1, 0.2, 0.5))
         self._read: dict[tuple[bytes, int], _Position] = {}
-        self.noticed = 0
+        self.truncations = 0
 
-    async def one(self) -> None:
+    async def one_request(self) -> None:
         if not self.places or self.rng.random() < 0.05:
-            await self.learn()
+            await self.fetch_metadata()
         led = [each for each in self.places if each.leader >= 0]
         if not led:
-            await self.missed()
+            await self.back_off()
             return
-        if self._naps and self.rng.random() < self._naps:
-            await asyncio.sleep(self.rng.uniform(0.5, 2.5))  # what it knows of leaders is as old as its position
+        if self._sleep_chance and self.rng.random() < self._sleep_chance:
+            await asyncio.sleep(self.rng.uniform(0.5, 2.5))  # its leaders are then as old as its position
         place = self.rng.choice(led)
         position = self._read.get(place.key)
         try:
-            if self.rng.random() < self._asks_ends:
-                code = await self._ask_end(place)
+            if self.rng.random() < self._end_chance:
+                code = await self._list_end_offset(place)
             elif position is None:
                 code = await self._begin(place)
             elif self._with_epochs and position.led != (place.leader, place.epoch) and position.last is not None:
@@ -290,14 +297,14 @@ class Consumer(Client):
             self.wire.drop(place.leader)
             raise
         if code:
-            self.tell(f"{place.topic}-{place.index} by n{place.leader} in epoch {place.epoch}: {code}")
-            await self.missed()
+            self.log_event(f"{place.topic}-{place.index} by n{place.leader} in epoch {place.epoch}: {code}")
+            await self.back_off()
         else:
-            self.served()
+            self.request_completed()
 
-    async def _ask_end(self, place: Place) -> int:
+    async def _list_end_offset(self, place: PartitionInfo) -> int:
         """KIP-207."""
-        self.begins(Operation.LIST_OFFSETS, place)
+        self.record_request(Operation.LIST_OFFSETS, place)
         history = self.history(place)
         least = history.least_end(place.epoch) if history is not None else 0
         is_known = self.checks.knows(place.leader, place.key)
@@ -305,50 +312,50 @@ class Consumer(Client):
         if history is None or code:
             return code
         if not is_known or place.key not in self.checks.live_keys:
-            return 0  # asked by its name, which was another topic's there, or is by now
-        self.answered_by_leader(place)
+            return 0  # the request has a name, which may belong to another topic there
+        self.leader_responded(place)
         if place.epoch not in (-1, epoch):
-            raise InvariantBroken(f"{self.who}: asked in epoch {place.epoch}, answered in {epoch} (E2)")
+            raise InvariantBroken(f"{self.who}: requested in epoch {place.epoch}, answered in {epoch} (E2)")
         if offset < least and epoch >= history.last_unclean:
             raise InvariantBroken(
-                f"{self.who}: {history.name} ends at {offset} in epoch {epoch}, {least} was told before (KIP-207)"
+                f"{self.who}: {history.name} ends at {offset} in epoch {epoch}, {least} was returned before (KIP-207)"
             )
-        history.tell_end(epoch, offset)
+        history.record_end(epoch, offset)
         return 0
 
-    async def _begin(self, place: Place) -> int:
+    async def _begin(self, place: PartitionInfo) -> int:
         is_known = self.checks.knows(place.leader, place.key)
         code, offset, _ = await self.wire.list_offset(place, EARLIEST)
-        if not code and is_known:  # asked by name: else it is where another topic begins
-            self.answered_by_leader(place)
+        if not code and is_known:  # the request has a name: otherwise this may be the start of another topic
+            self.leader_responded(place)
             self._read[place.key] = _Position(offset)
         return code
 
-    async def _validate(self, place: Place, position: _Position) -> int:
-        """E46-E49, with G6: an older epoch is a truncation, too."""
+    async def _validate(self, place: PartitionInfo, position: _Position) -> int:
+        """E46-E49; with G6 an older epoch is a truncation, too."""
         assert position.last is not None, "it has read something"
-        self.begins(Operation.END_OF_EPOCH, place)
+        self.record_request(Operation.END_OF_EPOCH, place)
         code, epoch, end = await self.wire.end_of_epoch(place, position.last.epoch)
         if code:
             return code
-        self.answered_by_leader(place)
+        self.leader_responded(place)
         if epoch < position.last.epoch or end < position.offset:
             self._truncated(place, min(max(end, 0), position.offset))
         else:
             position.led = (place.leader, place.epoch)
         return 0
 
-    def _truncated(self, place: Place, offset: int) -> None:
-        self.tell(f"{place.topic}-{place.index} notices a truncation to {offset}")
-        self.noticed += 1
+    def _truncated(self, place: PartitionInfo, offset: int) -> None:
+        self.log_event(f"{place.topic}-{place.index} notices a truncation to {offset}")
+        self.truncations += 1
         history, position = self.history(place), self._read[place.key]
         was_deleted = history is not None and position.offset < history.log_start
         if history is not None and history.last_unclean < 0 and place.key in self.checks.live_keys and not was_deleted:
-            raise InvariantBroken(f"{self.who}: {history.name} was truncated to {offset}, no election was unclean")
+            raise InvariantBroken(f"{self.who}: {history.name} was truncated to {offset} without an unclean election")
         self._read[place.key] = _Position(offset)
 
-    async def _fetch(self, place: Place, position: _Position) -> int:
-        self.begins(Operation.FETCH, place)
+    async def _fetch(self, place: PartitionInfo, position: _Position) -> int:
+        self.record_request(Operation.FETCH, place)
         fetched = await self.wire.fetch(
             place,
             position.offset,
@@ -365,28 +372,28 @@ class Consumer(Client):
         if fetched.error_code:
             return int(fetched.error_code)
         if self._with_epochs:
-            self.answered_by_leader(place)
+            self.leader_responded(place)
         if fetched.diverging_epoch is not None:
             self._truncated(place, min(max(fetched.diverging_epoch[1], 0), position.offset))
             return 0
         position.led = (place.leader, place.epoch)
-        self._take(place, position, bytes(fetched.records or b""))
+        self._accept(place, position, bytes(fetched.records or b""))
         return 0
 
     @staticmethod
     def _last_epoch(position: _Position) -> int:
-        """G5: what it has read goes with each fetch."""
+        """G5: each fetch has the epoch of the last record read."""
         return position.last.epoch if position.last is not None else -1
 
-    def _take(self, place: Place, position: _Position, content: bytes) -> None:
+    def _accept(self, place: PartitionInfo, position: _Position, content: bytes) -> None:
         history = self.history(place)
         for header in iter_headers(content, allow_partial_tail=True):
             if header.next_offset <= position.offset:
                 continue
-            read = BatchPlace(header.base_offset, header.leader_epoch)
+            read = BatchId(header.base_offset, header.leader_epoch)
             if self._with_epochs and header.leader_epoch > place.epoch:
                 raise InvariantBroken(
-                    f"{self.who}: {place.topic}-{place.index} was read in epoch {place.epoch}, and given a batch of"
+                    f"{self.who}: {place.topic}-{place.index} was read in epoch {place.epoch}, and returned a batch of"
                     f" epoch {header.leader_epoch} (E2, E7)"
                 )
             is_next = header.base_offset == position.offset
@@ -398,11 +405,11 @@ class Consumer(Client):
 
 
 class _Position:
-    """Where a consumer reads next, the last batch that it has read, and from whom."""
+    """The position of a consumer, the last batch that it has read, and its leader."""
 
     __slots__ = ("last", "led", "offset")
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
-        self.last: BatchPlace | None = None
+        self.last: BatchId | None = None
         self.led = (-1, -1)

@@ -1,7 +1,7 @@
-"""A group of a simulated cluster that keeps its positions with its coordinator, one request at a time.
+"""A consumer group without members in a simulated cluster, which stores its offsets with its coordinator.
 
-Owns what it asks: commits, looks, resets, deletions of positions and of the whole group. The group has no members; its
-coordinator moves with the leader of a partition of `__consumer_offsets`. The answers are checked by `group_checks`.
+Owns its requests: commits, fetches, resets, deletion of offsets and of the group. Its coordinator moves with the leader
+of a partition of `__consumer_offsets`. `group_checks` checks the responses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fenceline.errors import ErrorCode
 from fenceline.testing.simulation.brokers_clients import Client
-from fenceline.testing.simulation.brokers_wire import Place
+from fenceline.testing.simulation.brokers_wire import PartitionInfo
 from fenceline.testing.simulation.group_checks import NOTHING, Commit
 from fenceline.testing.simulation.operations import Operation
 from fenceline.wire.apis import ApiKey
@@ -19,8 +19,9 @@ from fenceline.wire.apis import ApiKey
 _NO_GENERATION: Final = -1
 _GROUP: Final = 0
 _REST_S: Final = 0.2
-_FORGETS: Final = 0.2
-"""How often it looks again which topics there are."""
+_REFRESH_CHANCE: Final = 0.2
+"""Chance that it fetches the metadata again."""
+# The names are part of the trace, and so of the hash.
 _KINDS: Final = ("commit",) * 6 + ("look",) * 4 + ("reset", "delete offsets", "delete group")
 
 
@@ -34,12 +35,12 @@ class Group(Client):
         self._coordinator = -1
         self._commits = 0
 
-    async def one(self) -> None:
+    async def one_request(self) -> None:
         await asyncio.sleep(self.rng.random() * _REST_S)
-        if not self.places or self.rng.random() < _FORGETS:
-            await self.learn()
+        if not self.places or self.rng.random() < _REFRESH_CHANCE:
+            await self.fetch_metadata()
         if self._coordinator < 0 and not await self._find():
-            await self.missed()
+            await self.back_off()
             return
         if not self.places:
             await asyncio.sleep(0.1)
@@ -51,12 +52,12 @@ class Group(Client):
             self.wire.drop(self._coordinator)
             self._coordinator = -1
             raise
-        self.tell(f"{kind} {place.topic}-{place.index} by n{self._coordinator}: {code}")
+        self.log_event(f"{kind} {place.topic}-{place.index} by n{self._coordinator}: {code}")
         if code in (0, ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-            self.served()
+            self.request_completed()
         else:
             self._coordinator = -1
-            await self.missed()
+            await self.back_off()
 
     async def _find(self) -> bool:
         fields = {"key_type": _GROUP, "coordinator_keys": [self.who]}
@@ -65,17 +66,17 @@ class Group(Client):
         self._coordinator = -1 if found.error_code else found.node_id
         return self._coordinator >= 0
 
-    async def _ask(self, kind: str, place: Place) -> int:
+    async def _ask(self, kind: str, place: PartitionInfo) -> int:
         if kind == "look":
-            return await self._look(place)
+            return await self._fetch_committed(place)
         if kind == "delete offsets":
             return await self._delete_offsets(place)
         if kind == "delete group":
             return await self._delete_group()
         return await self._commit(place, is_reset=kind == "reset")
 
-    async def _commit(self, place: Place, *, is_reset: bool) -> int:
-        self.begins(Operation.RESET_OFFSETS if is_reset else Operation.COMMIT_OFFSETS, place)
+    async def _commit(self, place: PartitionInfo, *, is_reset: bool) -> int:
+        self.record_request(Operation.RESET_OFFSETS if is_reset else Operation.COMMIT_OFFSETS, place)
         history = self.history(place)
         self._commits += 1
         end = history.end if history is not None else 0
@@ -100,8 +101,8 @@ class Group(Client):
             self.checks.positions.acknowledged(self.who, place.key, commit)
         return code
 
-    async def _look(self, place: Place) -> int:
-        self.begins(Operation.FETCH_COMMITTED, place)
+    async def _fetch_committed(self, place: PartitionInfo) -> int:
+        self.record_request(Operation.FETCH_COMMITTED, place)
         wanted = {"topic_id": place.topic_id, "partition_indexes": [place.index]}
         group = {"group_id": self.who, "member_id": None, "member_epoch": -1, "topics": [wanted]}
         fields = {"groups": [group], "require_stable": False}
@@ -111,16 +112,16 @@ class Group(Client):
         found = answer.topics[0].partitions[0]
         if found.error_code:
             return int(found.error_code)
-        told = Commit(found.committed_offset, found.metadata) if found.committed_offset >= 0 else NOTHING
+        commit = Commit(found.committed_offset, found.metadata) if found.committed_offset >= 0 else NOTHING
         if place.key in self.checks.live_keys:
             self.checks.positions.read(
-                self.who, place.key, told, f"n{self._coordinator}", may_be_older=self.checks.lost_commits
+                self.who, place.key, commit, f"n{self._coordinator}", may_be_older=self.checks.lost_commits
             )
         return 0
 
-    async def _delete_offsets(self, place: Place) -> int:
-        """By the topic's name: whichever topic has it now."""
-        self.begins(Operation.DELETE_OFFSETS, place)
+    async def _delete_offsets(self, place: PartitionInfo) -> int:
+        """The request has the topic name: it affects whichever topic has it now."""
+        self.record_request(Operation.DELETE_OFFSETS, place)
         self.checks.positions.deletes(self.who, place.key)
         partition = {"partition_index": place.index}
         fields = {"group_id": self.who, "topics": [{"name": place.topic, "partitions": [partition]}]}

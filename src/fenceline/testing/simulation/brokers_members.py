@@ -1,7 +1,7 @@
-"""A member of a consumer group in a simulated cluster: the client library that ships, on virtual time.
+"""A member of a consumer group in a simulated cluster: the production client library, on virtual time.
 
-Owns the story of a group, and what it relies on: a position whose commit was acknowledged never goes back, whichever
-member commits next. Members read, commit by themselves and by a call, stop to poll for a while, leave and come back.
+Owns the group scenario and its guarantee: a committed offset that was acknowledged never goes back, whichever member
+commits next. Members read, commit automatically and explicitly, stop polling for a while, leave and rejoin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fenceline.client.async_consumer import AsyncConsumer
 from fenceline.client.consumer_offsets import PendingCommit
 from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
-from fenceline.testing.simulation.brokers import Story
+from fenceline.testing.simulation.brokers import BrokersScenario
 from fenceline.testing.simulation.brokers_admin import Admin
 from fenceline.testing.simulation.brokers_clients import Client, Producer
 from fenceline.testing.simulation.brokers_node import DATA_PORT
@@ -50,7 +50,7 @@ _POLL_MS: Final = 200
 
 
 class Commits:
-    """What the members of one world know of their group's positions."""
+    """The acknowledged commits of all members of one group."""
 
     def __init__(self) -> None:
         self._acknowledged: dict[TopicPartition, int] = {}
@@ -60,13 +60,13 @@ class Commits:
             self._acknowledged[where] = max(offset, self._acknowledged.get(where, 0))
 
     def least(self) -> dict[TopicPartition, int]:
-        """Where the group stands at least."""
+        """The least offsets that the group may have."""
         return dict(self._acknowledged)
 
 
 class _Consumer(AsyncConsumer):
-    """Looks at the group's positions at once when a commit succeeded that is behind what is known: the next commit of
-    the partition's owner would hide it."""
+    """Checks the committed offsets of the group at once after a commit that is behind an acknowledged one: the next
+    commit of the partition's owner would hide it."""
 
     member: Member
 
@@ -75,7 +75,7 @@ class _Consumer(AsyncConsumer):
         least = self.member.commits.least()
         if any(committed.offset < least.get(where, 0) for where, committed in made.offsets.items()):
             try:
-                await self.member.look(self)
+                await self.member.check_positions(self)
             except InvariantBroken as error:
                 self.member.world.scheduler.fail(error)
 
@@ -88,36 +88,36 @@ class Member(Client):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.commits = Commits()
-        """Of the whole group: the story gives all members the same."""
+        """Shared by all members of the group."""
         self._consumer: AsyncConsumer | None = None
 
-    async def one(self) -> None:
+    async def one_request(self) -> None:
         rng = self.rng
         try:
             consumer = self._consumer or self._join()
             records = await consumer.poll(_POLL_MS, max_records=rng.choice((1, 5, 50)))
             if records:
-                self.tell(f"reads {len(records)} records")
+                self.log_event(f"reads {len(records)} records")
             step = rng.random()
             if step < 0.3:
                 await self._commit(consumer)
             elif step < 0.45:
-                await self.look(consumer)
-            elif step < 0.5 and self.world.faults_strike:
+                await self.check_positions(consumer)
+            elif step < 0.5 and self.world.faults_active:
                 await asyncio.sleep(rng.uniform(0.2, 2.5))
-            elif step < 0.6 and self.world.faults_strike:
+            elif step < 0.6 and self.world.faults_active:
                 self._consumer = None
                 await consumer.close()
         except FencelineError as error:
-            self.tell(f"meets {type(error).__name__}: {error}")
+            self.log_event(f"meets {type(error).__name__}: {error}")
             await asyncio.sleep(0.05)
             return
-        self.served()
+        self.request_completed()
         if self.must_rest and self._consumer is not None:
             await self._consumer.close()
 
     def _join(self) -> AsyncConsumer:
-        self.tell("joins")
+        self.log_event("joins")
         nodes = ",".join(f"{machine_of(node)}:{DATA_PORT}" for node in self.nodes)
         consumer = self._consumer = _Consumer(nodes, **_CONFIG)
         consumer.member = self
@@ -130,10 +130,10 @@ class Member(Client):
             self.world.coverage.operation(Operation.COMMIT_OFFSETS)
             await consumer.commit(offsets)
             self.commits.acknowledged(offsets)
-            self.tell(f"has committed {_told(offsets)}")
+            self.log_event(f"has committed {_describe(offsets)}")
 
-    async def look(self, consumer: AsyncConsumer) -> None:
-        """Raises InvariantBroken where a position is behind what was acknowledged before it was asked for."""
+    async def check_positions(self, consumer: AsyncConsumer) -> None:
+        """Raises InvariantBroken if a committed offset is behind one that was acknowledged before the request."""
         least = self.commits.least()
         if not least:
             return
@@ -142,24 +142,25 @@ class Member(Client):
             offset = committed.offset if committed is not None else 0
             if offset < least[where]:
                 raise InvariantBroken(
-                    f"{self.who}: the group stands at {offset} of {where}, {least[where]} was acknowledged (commits)"
+                    f"{self.who}: the group has committed {offset} of {where}, but {least[where]} was acknowledged"
+                    " (commits)"
                 )
 
 
-def _told(offsets: Mapping[TopicPartition, int]) -> str:
+def _describe(offsets: Mapping[TopicPartition, int]) -> str:
     return ", ".join(f"{where} {offset}" for where, offset in offsets.items())
 
 
-class MembersStory(Story):
-    """The cluster of `brokers` without operators or unclean elections, and a group of the real client: a
-    `stage.Story`."""
+class MembersScenario(BrokersScenario):
+    """The cluster of `brokers` without operator or unclean elections, and a group of the production client: a
+    `stage.Scenario`."""
 
     name = "members"
 
     @staticmethod
-    def settle(rng: Random, drawn: Options) -> Options:
-        """Coordinators fail over, and answers are late. No power is lost: the topic of committed offsets may have been
-        made while one broker was there, with a replica there alone."""
+    def adjust_options(rng: Random, drawn: Options) -> Options:
+        """Coordinators fail over, and responses are late. No power failures: the topic of committed offsets may have
+        been created while one broker was up, with one replica."""
         options = draw(rng, drawn)
         return replace(
             options,
@@ -179,8 +180,8 @@ class MembersStory(Story):
         )
 
     def build(self) -> None:
-        """See `Story`. The client library asks two things of its surroundings that are not the loop's: the machine's
-        clock, for the times of automatic commits, and random numbers without a seed of their own."""
+        """See `BrokersScenario`. The client library uses two things outside the loop: the machine's clock, for
+        automatic commits, and random numbers without its own seed."""
         world = self._world
         self._random_before = random.getstate()
         random.seed(f"{world.seed}/client library")
@@ -196,11 +197,11 @@ class MembersStory(Story):
                 client.commits = commits
 
     def clients(self) -> list[type[Client]]:
-        """See `Story`."""
+        """See `BrokersScenario`."""
         return [Admin, Producer, Member, Member, Member]
 
     def end(self) -> tuple[int, int]:
-        """See `Story`."""
+        """See `BrokersScenario`."""
         random.setstate(self._random_before)
         vars(auto_commit)["time"] = self._clock_before
         _client_log.setLevel(self._level_before)

@@ -1,6 +1,6 @@
-"""A broker in a simulated cluster: the whole node that ships, on a simulated disk, clock and network.
+"""A broker in a simulated cluster: the complete production node, on a simulated disk, clock and network.
 
-Owns what is handed to it from outside: configuration, formatted directory, executors, connections. Everything inside is
+Owns what the node gets from outside: configuration, formatted directory, executors, connections. Everything inside is
 `fenceline.node.broker.Broker` with its listeners, handlers, codecs, logs and metadata quorum.
 """
 
@@ -40,22 +40,22 @@ _TIMES: Final[Mapping[str, str]] = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "2",
 }
-"""Shorter than Kafka's, so that a story of ten seconds has some of each."""
+"""Shorter than Kafka's defaults, so that each occurs in a run of ten seconds."""
 _QUIET_TIMES: Final[Mapping[str, str]] = {
     "broker.session.timeout.ms": "2500",
     "broker.heartbeat.interval.ms": "800",
     "replica.lag.time.max.ms": "2500",
     "replica.fetch.wait.max.ms": "500",
 }
-"""Of a story that is twice as long, because its clients rest in between."""
+"""For runs that are twice as long because their clients pause."""
 
-_FORGETS: Final[Mapping[str, str]] = {
+_SHORT_METADATA_LOG: Final[Mapping[str, str]] = {
     "metadata.max.retention.bytes": "1",
     "metadata.log.segment.ms": "100",
     "metadata.start.offset.lag.time.max.ms": "100",
     "internal.metadata.delete.delay.millis": "100",
 }
-"""Of a metadata log that begins at the newest snapshot but one."""
+"""For a metadata log that begins at the newest snapshot but one."""
 
 
 def voter_of(node_id: int) -> Voter:
@@ -100,16 +100,16 @@ def config_of(options: Options, node_id: int, controllers: Iterable[int]) -> Nod
             "log.flush.scheduler.interval.ms": str(options.flush_ms),
             "log.retention.check.interval.ms": str(options.tidy_ms),
             **_TIMES,
-            **(_tidy(options) if options.operate_s else {}),
-            **(_FORGETS if options.forget_metadata else {}),
+            **(_cleanup_config(options) if options.operate_s else {}),
+            **(_SHORT_METADATA_LOG if options.forget_metadata else {}),
             **(_QUIET_TIMES if options.quiet_s else {}),
         },
         {},
     )
 
 
-def _tidy(options: Options) -> dict[str, str]:
-    """Compaction, retention and the coordinators of groups, on the scale of a story."""
+def _cleanup_config(options: Options) -> dict[str, str]:
+    """Compaction, retention and group coordinators, on the time scale of a run."""
     return {
         "log.cleaner.backoff.ms": str(options.tidy_ms),
         "log.cleaner.min.cleanable.ratio": "0.01",
@@ -123,7 +123,7 @@ def _tidy(options: Options) -> dict[str, str]:
 def format_node(
     disk: Disk, node_id: int, controllers: Iterable[int], *, elr: bool, directories: Iterable[str] = (DATA_DIR,)
 ) -> None:
-    """What `fenceline format` writes. `elr`: eligible leader replicas are kept (KIP-966)."""
+    """What `fenceline format` writes. `elr`: eligible leader replicas are enabled (KIP-966)."""
     if elr:
         levels = fresh_levels(LATEST_METADATA_VERSION)
         batches = snapshot_batches(
@@ -145,7 +145,7 @@ def format_node(
 
 
 class SimBroker(Broker):
-    """One life of a node."""
+    """One process of a node."""
 
     def __init__(self, process: Process, config: NodeConfig, sockets: Sockets) -> None:
         super().__init__(
@@ -162,7 +162,7 @@ class SimBroker(Broker):
 
     @property
     def has_metadata(self) -> bool:
-        """Whether its image can be asked for, and its partitions."""
+        """Whether its image and its partitions can be read."""
         return "controller" in self._started
 
     @property
@@ -171,7 +171,7 @@ class SimBroker(Broker):
         return "maintenance" in self._started
 
     async def live(self) -> None:
-        """From start to stop, as `fenceline start`. Raises what ends a node."""
+        """Run from start to stop, like `fenceline start`. Raises the error that ends the node."""
         stopping = self.process.stopping
         starting = asyncio.ensure_future(self.start())
         asked = asyncio.ensure_future(stopping.wait())
@@ -184,7 +184,7 @@ class SimBroker(Broker):
         else:
             failure = starting.exception()
             if failure is None:
-                self.process.tell("serves")
+                self.process.log_event("serves")
                 try:
                     await self.run_until(stopping)
                 except Exception as error:

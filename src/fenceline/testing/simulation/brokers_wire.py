@@ -1,7 +1,7 @@
-"""What simulated clients say to brokers, in the protocol's own bytes.
+"""Requests of simulated clients to brokers, encoded in the Kafka protocol.
 
-Owns connections of one client, the partitions' leaders as it was told of them, and one function for each API. Errors of
-the way (`ConnectionError`) mean that nothing is known of what became of the request.
+Owns the connections of one client, the leaders of partitions as it knows them, and one function for each API. After a
+`ConnectionError` the outcome of the request is unknown.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ EARLIEST: Final = -2
 _PRODUCE: Final = 13
 _FETCH: Final = 16
 _FETCH_WITHOUT_EPOCHS: Final = 10
-"""From version 11 on followers serve as well (E3), and who names no epoch does not see that it asked one."""
+"""From version 11 on followers serve as well (E3), and a client without epochs cannot detect that it read from one."""
 
 
-class Place(NamedTuple):
-    """A partition as a client knows it. `leader` -1: nobody leads."""
+class PartitionInfo(NamedTuple):
+    """A partition as a client knows it. `leader` -1: there is none."""
 
     topic: str
     topic_id: UUID
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
     leader: int
     epoch: int
 
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 class Wire:
-    """One client's connections. `number` is below 0."""
+    """The connections of one client. `number` is negative."""
 
     def __init__(self, world: World, sockets: Sockets, number: int) -> None:
         self._loop = world.loop
@@ -72,7 +72,7 @@ class Wire:
             known.close()
 
     async def call(self, node_id: int, key: ApiKey, version: int, fields: Mapping[str, Any]) -> Any:
-        """The answer's entity. Raises ConnectionError."""
+        """The response. Raises ConnectionError."""
         connection = await self._connection(node_id)
         return await connection.call(key, version, fields, REQUEST_S)
 
@@ -84,31 +84,31 @@ class Wire:
                 return await answer
         except TimeoutError:
             self.drop(node_id)
-            raise ConnectionError("no answer in time") from None
+            raise ConnectionError("no response in time") from None
 
     # -- APIs ----------------------------------------------------------------------------------------------------------
 
-    async def metadata(self, node_id: int) -> list[Place]:
-        """In the order of names: brokers answer in that of a hash table."""
+    async def metadata(self, node_id: int) -> list[PartitionInfo]:
+        """Sorted by topic name: brokers return them in the order of a hash table."""
         fields = {"topics": None, "allow_auto_topic_creation": False}
         answer = await self.call(node_id, ApiKey.METADATA, 12, fields)
         return [
-            Place(topic.name, topic.topic_id, each.partition_index, each.leader_id, each.leader_epoch)
+            PartitionInfo(topic.name, topic.topic_id, each.partition_index, each.leader_id, each.leader_epoch)
             for topic in sorted(answer.topics, key=lambda topic: str(topic.name))
             if not topic.error_code and not topic.is_internal and not topic.name.startswith("__")
             for each in topic.partitions
         ]
 
-    async def produce(self, place: Place, acks: int, batch: bytes, timeout_ms: int) -> PartitionResult:
+    async def produce(self, place: PartitionInfo, acks: int, batch: bytes, timeout_ms: int) -> PartitionResult:
         records = PartitionRecords(None, place.topic_id.bytes, place.index, memoryview(batch))
         body = produce.encode_request(_PRODUCE, ProduceRequest(None, acks, timeout_ms, [records]))
         answer = await self._post(place.leader, ApiKey.PRODUCE, _PRODUCE, body)
         return produce.parse_response(_PRODUCE, answer).results[0]
 
     async def fetch(
-        self, place: Place, offset: int, *, last_epoch: int, max_wait_ms: int, with_epochs: bool
+        self, place: PartitionInfo, offset: int, *, last_epoch: int, max_wait_ms: int, with_epochs: bool
     ) -> FetchedPartition | None:
-        """None: the answer has nothing of the partition."""
+        """None: the response does not contain the partition."""
         version = _FETCH if with_epochs else _FETCH_WITHOUT_EPOCHS
         wanted = FetchPartition(
             None if with_epochs else place.topic,
@@ -125,7 +125,7 @@ class Wire:
         response = fetch.parse_response(version, answer)
         return response.partitions[0] if response.partitions else None
 
-    async def list_offset(self, place: Place, timestamp: int) -> tuple[int, int, int]:
+    async def list_offset(self, place: PartitionInfo, timestamp: int) -> tuple[int, int, int]:
         """(error code, offset, leader epoch)."""
         partition = {"partition_index": place.index, "current_leader_epoch": place.epoch, "timestamp": timestamp}
         fields = {
@@ -136,8 +136,8 @@ class Wire:
         found = (await self.call(place.leader, ApiKey.LIST_OFFSETS, 7, fields)).topics[0].partitions[0]
         return int(found.error_code), int(found.offset), int(found.leader_epoch)
 
-    async def end_of_epoch(self, place: Place, epoch: int) -> tuple[int, int, int]:
-        """(error code, epoch, its end)."""
+    async def end_of_epoch(self, place: PartitionInfo, epoch: int) -> tuple[int, int, int]:
+        """(error code, epoch, its end offset)."""
         partition = {"partition": place.index, "current_leader_epoch": place.epoch, "leader_epoch": epoch}
         fields = {"replica_id": -1, "topics": [{"topic": place.topic, "partitions": [partition]}]}
         answer = await self.call(place.leader, ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, fields)
@@ -145,7 +145,7 @@ class Wire:
         return int(found.error_code), int(found.leader_epoch), int(found.end_offset)
 
     async def new_producer(self, node_id: int) -> tuple[int, int]:
-        """Producer id and epoch; -1 where there is none for now."""
+        """Producer id and epoch; -1 after an error."""
         fields = {"transactional_id": None, "transaction_timeout": 60000}
         answer = await self.call(node_id, ApiKey.INIT_PRODUCER_ID, 4, fields)
         return (-1, -1) if answer.error_code else (answer.producer_id, answer.producer_epoch)

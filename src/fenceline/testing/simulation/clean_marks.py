@@ -1,7 +1,7 @@
-"""The clean marks of simulated nodes: a life that never registered leaves the mark of the last stop unchanged.
+"""The clean marks of simulated nodes: a process that never registered leaves the mark of the last stop unchanged.
 
-Owns what each node's mark was when a life began. Looked at when the life ends, before its machine loses what was not
-synced.
+Owns the mark of each node when its process started. Checked when the process ends, before its machine loses unsynced
+data.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _MARK: Final = f"{DATA_DIR}/{CLEAN_FILE}"
 
 
 class CleanMarks:
-    """Of all nodes."""
+    """The clean marks of all nodes."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[SimBroker, bytes | None]] = {}
 
-    def begins(self, process: Process, broker: SimBroker) -> None:
-        """A life, before it has touched its disk."""
+    def life_started(self, process: Process, broker: SimBroker) -> None:
+        """A process starts, before it has changed its disk."""
         self._before[process.node_id] = broker, process.disk.peek(_MARK)
 
-    def ended(self, process: Process) -> None:
-        """However it ended. What is wrong ends the simulation."""
+    def life_ended(self, process: Process) -> None:
+        """A process ended in any way. A violation ends the simulation."""
         broker, before = self._before.pop(process.node_id, (None, None))
         if broker is None or (broker.has_metadata and broker.broker_epoch >= 0):
             return
@@ -35,11 +35,11 @@ class CleanMarks:
         if after != before:
             process.world.scheduler.fail(
                 InvariantBroken(
-                    f"{process.name} never registered in this life, its clean mark was {_shown(before)} and is"
+                    f"{process.name} never registered in this life, but its clean mark was {_shown(before)} and is"
                     f" {_shown(after)} (clean mark)"
                 )
             )
 
 
 def _shown(mark: bytes | None) -> str:
-    return "not there" if mark is None else mark.decode(errors="replace")
+    return "absent" if mark is None else mark.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""A node's clock on virtual time: it may run fast or slow, be wrong, and jump."""
+"""The clock of a node on virtual time: it may run fast or slow, be wrong, and jump."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ WALL_START_MS: Final = 1_700_000_000_000
 
 
 class NodeClock:
-    """The `Clock` of a node. The monotonic clock never goes back; the wall clock goes where it is set."""
+    """The `Clock` of a node. The monotonic clock never goes back; the wall clock can be set."""
 
     def __init__(self, scheduler: Scheduler, *, rate: float = 1.0, base_s: float = 0.0, skew_ms: int = 0) -> None:
-        """`rate` of both clocks, `base_s` of the monotonic one, `skew_ms` of the wall clock."""
+        """`rate` applies to both clocks, `base_s` to the monotonic clock, `skew_ms` to the wall clock."""
         self._scheduler = scheduler
         self.rate = rate
         self.base_s = base_s
@@ -26,5 +26,5 @@ class NodeClock:
         return int((self.base_s + self._scheduler.now_s * self.rate) * 1000)
 
     def jump(self, by_ms: int) -> None:
-        """Somebody sets the wall clock."""
+        """Set the wall clock."""
         self._wall_ms += by_ms

@@ -1,8 +1,7 @@
-"""The driver of a node of several, in a simulated cluster: the real `ControllerDriver` with simulated peers.
+"""The driver of a node of several, in a simulated cluster: the production `ControllerDriver` with simulated peers.
 
-Owns what stands between the driver and the simulation: who a node is, its configuration, how it reaches others, how
-others reach it, and the end of its life. Messages of the quorum travel as they are, immutable objects: how they look on
-the wire is not this subject's business.
+Owns what connects the driver to the simulation: the node's identity, its configuration, its connections, and its end.
+Quorum messages are passed as immutable objects: their wire format is not tested here.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ _LEVELS: Final = KRaftVersionFeature(0, 1)
 
 
 def voter_of(node_id: int) -> Voter:
-    """A node as it stands in a voter set. Its port is its id."""
+    """A node as a member of a voter set. Its port is its id."""
     return Voter(node_id, directory_id(node_id), (VoterEndpoint("CONTROLLER", f"n{node_id}", node_id),), _LEVELS)
 
 
 def cluster_config(
     options: Options, node_id: int, voters: Iterable[int], more: Mapping[str, str] | None = None
 ) -> NodeConfig:
-    """The server.properties of a node whose cluster begins with `voters`."""
+    """The server.properties of a node of a cluster that starts with `voters`."""
     servers = ",".join(f"n{each}:{each}" for each in voters)
     return node_config(options, node_id, {"controller.quorum.bootstrap.servers": servers, **(more or {})})
 
 
 class ClusterDriver(ControllerDriver):
-    """Its peers are simulated; all else is the node's own."""
+    """The peers are simulated; all else is production code."""
 
     def __init__(self, process: Process, config: NodeConfig) -> None:
         super().__init__(
@@ -67,15 +66,15 @@ class ClusterDriver(ControllerDriver):
 
         return make
 
-    async def begin(self, take: Callable[[int, Frame, Reply], None]) -> None:
-        """Open the log, listen, boot. Raises OperatorError."""
+    async def begin(self, handler: Callable[[int, Frame, Reply], None]) -> None:
+        """Open the log, listen, start. Raises OperatorError."""
         self.open(voter_of(self.node_id).endpoints[0])
-        self.process.take(take)
+        self.process.serve_callbacks(handler)
         await self.run()
         self.process.view = DriverView(self, self.process.disk)
 
     async def live(self, *others: asyncio.Task[None]) -> None:
-        """Until it fails, is asked to stop, or one of `others` has ended. Raises what they raise."""
+        """Run until it fails, is asked to stop, or one of `others` has ended. Raises their errors."""
         failed = self.failed()
         stopping = asyncio.create_task(self.process.stopping.wait())
         waiting: list[asyncio.Future[Any]] = [failed, stopping, *others]
@@ -89,16 +88,16 @@ class ClusterDriver(ControllerDriver):
                 task.result()
         await self.stop()
 
-    def take_message(self, frame: Frame, reply: Reply) -> None:
-        """A request of another node's quorum."""
+    def handle_message(self, frame: Frame, reply: Reply) -> None:
+        """A request of the quorum of another node."""
         if isinstance(frame, ApiVersionsRequest):
             reply(ApiVersionsResponse(ErrorCode.NONE, _LEVELS), None)
         else:
-            self.ask(frame).add_done_callback(lambda done: _tell(done, reply))
+            self.ask(frame).add_done_callback(lambda done: _send_reply(done, reply))
 
 
-def _tell(done: asyncio.Future[Any], reply: Reply) -> None:
-    """A quorum that stops ends the connection."""
+def _send_reply(done: asyncio.Future[Any], reply: Reply) -> None:
+    """A quorum that stops closes the connection."""
     if done.cancelled():
         reply(None, Lost("the node stops"))
         return
@@ -107,7 +106,7 @@ def _tell(done: asyncio.Future[Any], reply: Reply) -> None:
         answer = done.result()
         records = getattr(answer, "records", None)
         if isinstance(records, memoryview):
-            answer = replace(answer, records=bytes(records))  # what is on its way does not change with the log
+            answer = replace(answer, records=bytes(records))  # a message in flight must not change with the log
         reply(answer, None)
     elif isinstance(error, PeerError):
         reply(None, Lost(error.message))

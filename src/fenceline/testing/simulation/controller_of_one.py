@@ -1,8 +1,8 @@
-"""A story: the controller of a single voter, its disk and its clients.
+"""Scenario: the controller of a single voter, its disk and its clients.
 
-Owns the body of the node (the real `ControllerDriver`), what clients ask of it, and what they may rely on: what was
-answered as done is there after every crash, and what was answered as refused is not. Requests travel as small JSON
-texts; the wire protocol is not this story's subject.
+Owns the code of the node (the production `ControllerDriver`), the requests of clients, and their guarantees: an
+acknowledged change survives every crash, and a rejected one has no effect. Requests are small JSON texts; the wire
+protocol is not tested here.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ _ENDPOINTS: Final = (Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),)
 _HEARTBEAT_S: Final = 2.0
 _REQUEST_TIMEOUT_S: Final = 5.0
 _NOT_ACTIVE: Final = -3
-"""Answered before anything is decided: another node leads."""
-_LOOK_AGAIN_S: Final = 0.03
+"""Returned before anything is decided: another node leads."""
+_RETRY_S: Final = 0.03
 
 
 def directory_id(node_id: int) -> UUID:
-    """What the format command would draw."""
+    """The directory id that the format command would generate."""
     return UUID(int=0xFE << 100 | node_id << 8 | 1)
 
 
 def format_voters(disk: Disk, voters: Sequence[Voter]) -> None:
-    """The metadata directory of a new cluster: the snapshot 0-0 that names who votes."""
+    """The metadata directory of a new cluster: the snapshot 0-0 that names the voters."""
     directory = f"{DATA_DIR}/{DIRECTORY_NAME}"
     disk.mkdir(directory)
     batches = snapshot_batches(
@@ -114,9 +114,9 @@ class DriverView:
         self._batches = StoredBatches(disk)
         self._voters: tuple[tuple[int, str], ...] = ()
         self._voters_of: tuple[Voter, ...] = ()
-        self._looked_at: tuple[object, ...] = ()
+        self._last_checked: tuple[object, ...] = ()
         self._role: Role | None = None
-        """The last one that was durable."""
+        """The last durable role."""
         self._in_touch = False
 
     @property
@@ -124,8 +124,8 @@ class DriverView:
         return self._driver.has_failed
 
     def has_changed(self) -> bool:
-        """What others may have seen. Of an election that is not durable yet nobody has heard; all else that the node
-        says and holds meanwhile counts. A thread that cuts the log is between two states of it."""
+        """Whether the observable state has changed. No other node has heard of an election that is not durable yet; all
+        else that the node reports and holds is checked. A thread that truncates the log is between two states of it."""
         quorum, log = self._quorum, self._log
         if log.is_changing:
             return False
@@ -134,7 +134,7 @@ class DriverView:
             self._in_touch = quorum.in_touch
         elif self._role is None:
             return False
-        looked_at = (
+        checked = (
             self._role,
             self._in_touch,
             quorum.high_watermark,
@@ -143,9 +143,9 @@ class DriverView:
             len(log.snapshots),
             self._driver.image.offset,
         )
-        if looked_at == self._looked_at:
+        if checked == self._last_checked:
             return False
-        self._looked_at = looked_at
+        self._last_checked = checked
         return True
 
     def state(self) -> NodeState:
@@ -177,7 +177,7 @@ class DriverView:
         return self._driver.image
 
     def append(self, value: bytes) -> None:
-        """A record of another hand, where this node leads. Raises PeerError."""
+        """Append a foreign record, if this node leads. Raises PeerError."""
         self._driver.driver.append(build_batch([(0, None, value, ())]), self._driver.epoch)
 
     @property
@@ -189,8 +189,8 @@ class DriverView:
         return self._disk.peek(path)
 
 
-class Story:
-    """The node and its clients: a `stage.Story`."""
+class ControllerScenario:
+    """The node and its clients: a `stage.Scenario`."""
 
     name = "controller"
 
@@ -242,16 +242,16 @@ class Story:
         await driver.stop()
 
     def progress(self) -> int:
-        """Requests that the slowest client got done."""
+        """Requests completed by the slowest client."""
         return min(client.done for client in self._clients)
 
-    def rest(self) -> bool:
+    def quiesce(self) -> bool:
         for client in self._clients:
             client.must_rest = True
         return not any(client.is_waiting for client in self._clients)
 
     def final(self) -> None:
-        """What clients were told is what the controller knows. The node runs and nothing is under way."""
+        """Acknowledged changes are in the image of the controller. The node runs and no request is in progress."""
         assert self._driver is not None, "the node has started"
         image = self._driver.image
         for client in self._clients:
@@ -288,7 +288,7 @@ async def _live_as_broker(driver: ControllerDriver, process: Process) -> None:
 
 
 async def serve_client(driver: ControllerDriver, frame: bytes) -> bytes:
-    """The answer to a request of a `Client`."""
+    """The response to a request of a `Client`."""
     asked = json.loads(frame)
     if not driver.is_active and driver.quorum.leader_id != driver.node_id:
         return json.dumps({"code": _NOT_ACTIVE, "leader": driver.quorum.leader_id}).encode()
@@ -315,11 +315,10 @@ def _request(asked: dict[str, Any]) -> Request:
 
 
 class Client:
-    """Creates, grows, configures and deletes topics of its own, one request at a time, and remembers what it was told.
+    """Creates, extends, configures and deletes topics of its own, one request at a time, and remembers the responses.
 
-    A topic is None where it must not be there, else (partitions, retention.ms or ""); a set holds all that is possible
-    after requests without an answer.
-    """
+    The state of a topic is None if it must not exist, else (partitions, retention.ms or ""); a set contains all
+    possible states after requests without a response."""
 
     def __init__(self, world: World, number: int, nodes: Sequence[int] = (1,)) -> None:
         self.done = 0
@@ -331,7 +330,7 @@ class Client:
         self._nodes = nodes
         self._asks = nodes[0]
         self._misses = 0
-        """In a row, of nodes that were not active."""
+        """Consecutive requests to nodes that were not active."""
         self._topics: dict[str, set[tuple[int, str] | None]] = {}
         self._in_doubt: set[str] = set()
 
@@ -353,8 +352,8 @@ class Client:
                 asked["partitions"] = rng.randint(1, 5)
             case "config":
                 asked["value"] = rng.randint(1, 1_000_000)
-        # A duplicate of an older request may still be on its way and change the topic again.
-        tries_twice = self._world.network.weather.duplicate_chance > 0
+        # A duplicate of an older request may still be in flight and change the topic again.
+        tries_twice = self._world.network.conditions.duplicate_chance > 0
         try:
             frame = json.dumps(asked).encode()
             answer = json.loads(
@@ -378,10 +377,10 @@ class Client:
         else:
             self._misses = 0
         if code == _NOT_ACTIVE and not tries_twice:
-            await asyncio.sleep(min(_LOOK_AGAIN_S * 1.5**self._misses, 2.0))
+            await asyncio.sleep(min(_RETRY_S * 1.5**self._misses, 2.0))
             return
         if code in (-2, _NOT_ACTIVE) or tries_twice:
-            # Not known, or known for one of two: the request may be done now, later, or never.
+            # Unknown, or known for one of two: the request may be executed now, later, or never.
             self._in_doubt.add(topic)
             self.done += code in (0, 3, 36, 37)
             return
@@ -392,15 +391,13 @@ class Client:
         codes = {wanted for wanted, _ in expected}
         if code == ErrorCode.NOT_CONTROLLER or code == ErrorCode.KAFKA_STORAGE_ERROR:
             if code == ErrorCode.NOT_CONTROLLER:
-                self._in_doubt.add(topic)  # it stopped, perhaps after it had decided
+                self._in_doubt.add(topic)  # the node stopped, perhaps after the decision
             await asyncio.sleep(0.05)
             return
         if code == ErrorCode.INVALID_REPLICATION_FACTOR:
-            return  # no broker is active for the moment
+            return  # no broker is active at the moment
         if code not in codes:
-            raise InvariantBroken(
-                f"client {self._number}: {asked} on {before} was answered with {ErrorCode(code).name}"
-            )
+            raise InvariantBroken(f"client {self._number}: {asked} on {before} returned {ErrorCode(code).name}")
         self._topics[topic] = {state for wanted, state in expected if wanted == code}
         self.done += 1
 
@@ -412,7 +409,7 @@ class Client:
             retention = image.config(ConfigResourceType.TOPIC, topic).get("retention.ms", "")
             state = None if found is None else (len(found.partitions), retention)
             if state not in possible:
-                raise InvariantBroken(f"topic {topic} is {state}, its client was told {possible}")
+                raise InvariantBroken(f"topic {topic} is {state}, but its client expects {possible}")
 
 
 def _after(asked: dict[str, Any], state: tuple[int, str] | None) -> tuple[int, tuple[int, str] | None]:

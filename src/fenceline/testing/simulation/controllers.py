@@ -1,11 +1,11 @@
-"""A story: the controllers of several voters, with a broker beside each, and clients that follow whoever is active.
+"""Scenario: the controllers of several voters, each with a broker, and clients that follow the active controller.
 
-Owns the body of a node: the real `ControllerDriver` with its quorum driver, loader and snapshots, on a simulated
-network. Clients and what they rely on are those of `controller_of_one`.
+Owns the code of a node: the production `ControllerDriver` with its quorum driver, loader and snapshots, on a simulated
+network. The clients and their guarantees are those of `controller_of_one`.
 
-Brokers whose process is killed are fenced fast, by the real `BrokerPresence`: controllers hear that a killed one's
-connections close, and their looks go over the network. In some seeds there are false alarms: a connection is lost, and
-a live broker refuses for a while. At the end every broker must be back.
+A broker whose process is killed is fenced quickly, by the production `BrokerPresence`: controllers are notified that
+its connections close, and their probes go over the network. Some seeds have false alarms: a connection is lost, and a
+live broker refuses connections for a while. At the end every broker must be registered and unfenced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fenceline.testing.simulation.controller_of_one import (
     format_voters,
     serve_client,
 )
-from fenceline.testing.simulation.network import Frame, Lost, Refused, Reply
+from fenceline.testing.simulation.network import Frame, Lost, PeerRefused, Reply
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.world import Process, World
 
@@ -43,14 +43,14 @@ _ENDPOINTS: Final = (Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),)
 _HEARTBEAT_S: Final = 2.0
 _REQUEST_TIMEOUT_S: Final = 3.0
 _GRACE_MS: Final = 100
-_LOOK_S: Final = 0.5
+_PROBE_TIMEOUT_S: Final = 0.5
 _ALARM_S: Final = (0.5, 5.0)
 """Between false alarms."""
 _ALARM_LASTS_S: Final = 1.0
 
 
-class Story:
-    """The nodes and the clients: a `stage.Story`."""
+class ControllersScenario:
+    """The nodes and the clients: a `stage.Scenario`."""
 
     name = "controllers"
 
@@ -62,7 +62,7 @@ class Story:
         self._drivers: dict[int, _Driver] = {}
         self._clients: list[Client] = []
         self._refuses_until_s: dict[int, float] = {}
-        """By broker: how long it refuses although it lives."""
+        """By broker: until when it refuses connections although it is alive."""
 
     @staticmethod
     def base_options(rng: Random) -> Options:
@@ -85,12 +85,12 @@ class Story:
 
     async def _body(self, process: Process) -> None:
         driver = _Driver(process, self._configs[process.node_id], self._refuses)
-        await driver.begin(lambda source, frame, reply: self._take(driver, source, frame, reply))
+        await driver.begin(lambda source, frame, reply: self._handle(driver, source, frame, reply))
         self._drivers[process.node_id] = driver
         await driver.live(asyncio.create_task(self._live_as_broker(process, driver)))
 
     async def _live_as_broker(self, process: Process, driver: ControllerDriver) -> None:
-        """Registration and heartbeats of the broker in the same process, with whoever leads."""
+        """Registration and heartbeats of the broker in the same process, with the current leader."""
         node_id, incarnation_id = process.node_id, UUID(int=process.node_id << 32 | process.life)
         epoch = -1
         while True:
@@ -125,8 +125,8 @@ class Story:
             raise answer
         return answer
 
-    def _take(self, driver: ClusterDriver, source: int, frame: Frame, reply: Reply) -> None:
-        """A request of another node's quorum or broker, or of a client."""
+    def _handle(self, driver: ClusterDriver, source: int, frame: Frame, reply: Reply) -> None:
+        """A request of the quorum or broker of another node, or of a client."""
         if isinstance(frame, bytes):
             asyncio.get_running_loop().create_task(_answer_client(driver, frame, reply))
         elif isinstance(frame, RegisterBroker | RegisterController | BrokerHeartbeat):
@@ -136,20 +136,20 @@ class Story:
                 if process.is_up:
                     presence.opened(_key(process))
                     presence.heard(_key(process), frame.broker_id, frame.broker_epoch)
-            driver.submit(frame).add_done_callback(lambda done: _tell(done, reply))
+            driver.submit(frame).add_done_callback(lambda done: _send_reply(done, reply))
         else:
-            driver.take_message(frame, reply)
+            driver.handle_message(frame, reply)
 
     # -- connections of brokers ----------------------------------------------------------------------------------------
 
     async def _refuses(self, driver: ClusterDriver, broker: int) -> bool:
-        """One look over the network."""
+        """One probe over the network."""
         network = self._world.network
         if self._refuses_until_s.get(broker, 0.0) > network.now_s:
             return True
         try:
-            connection = await network.connect(driver.node_id, broker, timeout_s=_LOOK_S)
-        except Refused:
+            connection = await network.connect(driver.node_id, broker, timeout_s=_PROBE_TIMEOUT_S)
+        except PeerRefused:
             return True
         except ConnectionError:
             return False
@@ -157,31 +157,32 @@ class Story:
         return False
 
     def _process_ended(self, process: Process) -> None:
-        """Its kernel closes its connections; after a loss of power nobody hears of it."""
+        """Its kernel closes its connections; after a power failure the peers are not notified."""
         for node_id in self._ids:
             self._close_connection(process, node_id)
 
     def _close_connection(self, process: Process, at: int) -> None:
-        """Of the broker in `process`, at the controller `at`; news of it takes its time, and gets through no cut."""
+        """Close the connection of the broker in `process` at the controller `at`; the notification is delayed, and is
+        lost on a cut link."""
         network, key = self._world.network, _key(process)
 
         def arrive() -> None:
             there, driver = self._world.processes[at], self._drivers.get(at)
-            if network.is_dark(process.node_id) or network.is_cut(process.node_id, at):
+            if network.is_powered_off(process.node_id) or network.is_cut(process.node_id, at):
                 return
             if there.loop is not None and driver is not None and driver.process is there and there.view is not None:
-                assert driver.active.presence is not None, "every driver of this story has one"
+                assert driver.active.presence is not None, "every driver of this scenario has one"
                 there.loop.call_soon(driver.active.presence.closed, key)
 
         network.deliver_at(network.now_s + network.delay_s(), arrive)
 
     async def _raise_false_alarms(self) -> None:
         rng = self._world.rng("false alarms of brokers")
-        while self._world.faults_strike:
+        while self._world.faults_active:
             await asyncio.sleep(rng.uniform(*_ALARM_S))
             process = self._world.processes[rng.choice(self._ids)]
-            if process.is_up and self._world.faults_strike:
-                process.tell("refuses connections although it lives")
+            if process.is_up and self._world.faults_active:
+                process.log_event("refuses connections although it lives")
                 self._refuses_until_s[process.node_id] = self._world.network.now_s + _ALARM_LASTS_S
                 self._process_ended(process)
 
@@ -190,8 +191,8 @@ class Story:
     def progress(self) -> int:
         return min(client.done for client in self._clients)
 
-    def rest(self) -> bool:
-        """Nobody waits, all have what is committed, and every broker serves."""
+    def quiesce(self) -> bool:
+        """No client waits, all nodes have what is committed, and every broker serves."""
         for client in self._clients:
             client.must_rest = True
         views = [process.view for process in self._world.processes.values()]
@@ -210,7 +211,7 @@ class Story:
         return len(brokers) == len(self._ids) and not any(broker.fenced for broker in brokers.values())
 
     def final(self) -> None:
-        """What clients were told is what every controller knows."""
+        """Acknowledged changes are in the image of every controller."""
         for driver in self._drivers.values():
             for client in self._clients:
                 client.compare(driver.image)
@@ -220,7 +221,7 @@ class Story:
 
 
 class _Driver(ClusterDriver):
-    """It looks at brokers as the story says."""
+    """It probes brokers with the function of the scenario."""
 
     def __init__(
         self, process: Process, config: NodeConfig, refuses: Callable[[ClusterDriver, int], Awaitable[bool]]
@@ -235,7 +236,7 @@ class _Driver(ClusterDriver):
 
 
 def _key(process: Process) -> Key:
-    """The connection of the broker in this life of a process."""
+    """The connection of the broker in the current process."""
     return "CONTROLLER", f"{process.node_id}/{process.life}"
 
 
@@ -243,8 +244,8 @@ async def _answer_client(driver: ControllerDriver, frame: bytes, reply: Reply) -
     reply(await serve_client(driver, frame), None)
 
 
-def _tell(done: asyncio.Future[Any], reply: Reply) -> None:
-    """A refusal is an answer."""
+def _send_reply(done: asyncio.Future[Any], reply: Reply) -> None:
+    """An error code is a response, too."""
     error = Lost("the node stops") if done.cancelled() else done.exception()
     if isinstance(error, Lost):
         reply(None, error)

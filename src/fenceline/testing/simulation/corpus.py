@@ -1,14 +1,14 @@
 """The corpus: seeds and options that reach triples first, in a text file of the repository.
 
-Owns the file's form. An entry is one line for the game and one for each pair of an operation and a fault, with the
-states of the rooms that no entry before it reaches:
+Owns the file format. An entry is one line for the game and one for each pair of an operation and a fault, with the
+component states that no earlier entry reaches:
 
     operations 17 | crash_s=0.5 | operations=delete records
       delete records, kill: log dirty rebased; replica leader
 
-An entry without such lines is kept for another reason, as are the games in which a broken rule is noticed. Lines that
-begin with `#` say something to a reader. What an entry reaches is what it did when it was found: after a
-change of the code it may be another story, and `search` finds new ones.
+An entry without such lines is kept for another reason, for example a game that detects a broken rule. Lines that begin
+with `#` are comments. The triples of an entry were reached when it was found: after a change of the code it may run
+differently, and `search` finds new ones.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _HEAD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A game, and what it reaches that no entry before it does."""
+    """A game, and the triples that it reaches and no earlier entry does."""
 
     game: Game
     first: frozenset[Triple]
 
 
 def load(path: Path) -> list[Entry]:
-    """Empty where there is no file. Raises ValueError that names the line."""
+    """Empty if the file does not exist. Raises ValueError, which names the line."""
     if not path.exists():
         return []
     entries: list[Entry] = []
@@ -54,7 +54,7 @@ def load(path: Path) -> list[Entry]:
                 game, first = _game(line), set()
                 continue
             if game is None:
-                raise ValueError("it belongs to no game")
+                raise ValueError("this line follows no game")
             pair, _, text = line.strip().partition(": ")
             operation, _, fault = pair.partition(", ")
             first.update(ungrouped(operation, fault, text))
@@ -67,16 +67,16 @@ def load(path: Path) -> list[Entry]:
 
 def _game(line: str) -> Game:
     head, *options = line.split(" | ")
-    story, seed = head.split(" ")
-    return Game(story, int(seed), dict(option.split("=", 1) for option in options))
+    scenario, seed = head.split(" ")
+    return Game(scenario, int(seed), dict(option.split("=", 1) for option in options))
 
 
 def save(path: Path, entries: Iterable[Entry]) -> None:
-    """In place of what was there."""
+    """Replaces the file."""
     lines = [_HEAD]
     for entry in entries:
         game = entry.game
         options = [f"{name}={value}" for name, value in game.overrides.items()]
-        lines.append(" | ".join([f"{game.story} {game.seed}", *options]) + "\n")
+        lines.append(" | ".join([f"{game.scenario} {game.seed}", *options]) + "\n")
         lines += [f"  {operation}, {fault}: {text}\n" for (operation, fault), text in grouped(entry.first).items()]
     path.write_text("".join(lines))

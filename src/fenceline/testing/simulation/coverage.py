@@ -1,15 +1,14 @@
-"""What a simulated story has met: triples of a room's state, an operation and a fault, counted.
+"""Counts the triples that a simulated run has reached: a component state, an operation and a fault.
 
 Owns when an operation, a fault and a state count as simultaneous. Only observes: draws nothing, traces nothing, changes
-no object of the story, so that a seed has the same hash with and without it. What the states of a node are is
-`coverage_states`' work; which operations and faults there are is the story's.
+no object of the run, so that a seed has the same hash with and without it. The states of a node are defined in
+`coverage_states`; operations and faults come from the scenario.
 
-How it works: an operation is in progress from when it is reported until `WINDOW_S` later, and from then on until its
-effect has ended, where the story can see that; a fault is active from when it strikes until `WINDOW_S` after it ended:
-one that ends a process lasts until this process is started again.
-`operation`, `fault` and `changed` combine what they report with what is in progress and active at that moment. The
-states are those of the node that the fault strikes (of all nodes where it strikes the network or the whole cluster)
-and, of its logs, those of the topic that the operation names.
+How it works: an operation is in progress from its report until `WINDOW_S` later, and then until its effect has ended,
+if the scenario can detect that. A fault is active from its injection until `WINDOW_S` after it ended; a fault that ends
+a process lasts until this process is restarted. `operation`, `fault` and `changed` combine what they report with what
+is in progress and active at that moment. The states are those of the node that the fault affects (of all nodes if it
+affects the network or the whole cluster); of its logs, only those of the topic that the operation names.
 """
 
 from __future__ import annotations
@@ -22,42 +21,42 @@ _Key = TypeVar("_Key")
 
 WINDOW_S: Final = 0.5
 """Virtual seconds."""
-LOOK_S: Final = 0.1
-"""Virtual seconds between two looks whether an effect has ended."""
+CHECK_INTERVAL_S: Final = 0.1
+"""Virtual seconds between two checks whether an effect has ended."""
 
-ROOMS: Final = ("log", "replica", "quorum", "controller", "groups", "losses", "metadata")
+COMPONENTS: Final = ("log", "replica", "quorum", "controller", "groups", "losses", "metadata")
 
 
 class State(NamedTuple):
-    """A label of `STATES` for what a room of some node is at."""
+    """A label of `STATES` for the state of a component of some node."""
 
-    room: str
+    component: str
     label: str
 
 
 class Triple(NamedTuple):
-    """One corner: the room was in this state while the operation was in progress and the fault active."""
+    """The component was in this state while the operation was in progress and the fault active."""
 
-    room: str
+    component: str
     state: str
     operation: str
     fault: str
 
     def __str__(self) -> str:
-        return f"{self.room} {self.state}, {self.operation}, {self.fault}"
+        return f"{self.component} {self.state}, {self.operation}, {self.fault}"
 
     @classmethod
     def parse(cls, text: str) -> Triple:
         """The inverse of `str`. Raises ValueError for anything else."""
         place, operation, fault = text.split(", ")
-        room, state = place.split(" ")
-        return cls(room, state, operation, fault)
+        component, state = place.split(" ")
+        return cls(component, state, operation, fault)
 
 
 Sampler = Callable[[int | None, str | None], Iterable[State]]
-"""The states of a node (None: of all), of the logs of one topic (None: of all)."""
+"""The states of a node (None: of all nodes), and of the logs of one topic (None: of all topics)."""
 Ending = Callable[[str, str | None], bool]
-"""Whether the effect of an operation has ended, by its name and topic. Changes nothing."""
+"""Whether the effect of an operation has ended, by its name and topic. Has no side effects."""
 
 
 def _nothing(node_id: int | None, topic: str | None) -> Iterable[State]:
@@ -69,15 +68,15 @@ def _at_once(name: str, topic: str | None) -> bool:
 
 
 class Coverage:
-    """Of one story. `sample` is given once the story has nodes; without it nothing is counted."""
+    """The coverage of one run. `sample` is set once the scenario has nodes; nothing is counted before."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
-        """`now_s`: the story's virtual clock, in seconds."""
+        """`now_s`: the virtual clock of the run, in seconds."""
         self._now_s = now_s
         self.sample: Sampler = _nothing
         self.has_ended: Ending = _at_once
         self.counts: dict[Triple, int] = {}
-        """In how many situations each was met: sets of states, with an operation and a fault."""
+        """The number of situations in which each was observed: sets of states, with an operation and a fault."""
         self._situations: set[tuple[frozenset[State], str, str]] = set()
         self._operations: dict[tuple[str, str | None], float] = {}
         """By name and topic: in progress until this moment."""
@@ -85,14 +84,14 @@ class Coverage:
         """By name and node: active until this moment."""
 
     def forget(self) -> None:
-        """The story has ended: keep the counts only."""
+        """The run has ended: keep only the counts."""
         self.sample = _nothing
         self.has_ended = _at_once
         self._situations.clear()
 
     def operation(self, name: str, topic: str | None = None) -> None:
-        """A client or operator sends this request now, or a node begins this work. `topic`: the one that it names, None
-        for the whole cluster."""
+        """A client or operator sends this request now, or a node begins this work. `topic`: the topic that it names,
+        None for the whole cluster."""
         if self.sample is _nothing:
             return
         now_s = self._now_s()
@@ -100,7 +99,7 @@ class Coverage:
         faults = _alive(self._faults, now_s)
         if not faults:
             return
-        # One look serves all that is in progress on these logs, too.
+        # One sample also serves all other operations in progress on these logs.
         operations = {each for each, named in self._in_progress(now_s) if named is None or named == topic}
         for fault, node_id in faults:
             states = frozenset(self.sample(node_id, topic))
@@ -108,9 +107,9 @@ class Coverage:
                 self._count(states, operation, fault)
 
     def fault(self, name: str, node_id: int | None = None, lasts_s: float = 0.0) -> None:
-        """This fault strikes now, and ends after `lasts_s` by itself; infinite where it ends the process, until
-        `starts`. To be called before the fault takes effect.
-        `node_id`: the node that it strikes, None where it strikes the network or the whole cluster."""
+        """This fault is injected now, and ends by itself after `lasts_s`; infinite if it ends the process, until
+        `starts`. Call it before the fault takes effect. `node_id`: the affected node, None for the network or the whole
+        cluster."""
         if self.sample is _nothing:
             return
         now_s = self._now_s()
@@ -120,7 +119,7 @@ class Coverage:
             self._count(frozenset(self.sample(node_id, topic)), operation, name)
 
     def lasts(self, name: str, node_id: int, lasts_s: float) -> None:
-        """A fault that struck this node lasts so much longer from now on, by what is known now."""
+        """A fault of this node lasts this much longer, as is known now."""
         key = (name, node_id)
         if key in self._faults:
             self._faults[key] = max(self._now_s() + lasts_s + WINDOW_S, self._faults[key])
@@ -133,7 +132,8 @@ class Coverage:
                 self._faults[key] = end_s
 
     def changed(self, node_id: int, topic: str | None = None) -> None:
-        """A node's state has changed, perhaps for a moment only. `topic`: of one of its replicas, None for the node."""
+        """The state of a node has changed, perhaps only for a moment. `topic`: of one of its replicas, None for the
+        node."""
         now_s = self._now_s()
         faults = {name for name, struck in _alive(self._faults, now_s) if struck is None or struck == node_id}
         if not faults:
@@ -167,23 +167,23 @@ class Coverage:
                 if self.has_ended(*key):
                     del until_s[key]
                 else:
-                    until_s[key] = now_s + LOOK_S
+                    until_s[key] = now_s + CHECK_INTERVAL_S
         return list(until_s)
 
     def _count(self, states: frozenset[State], operation: str, fault: str) -> None:
-        """Most looks find what an earlier one found: they cost one."""
+        """Most samples repeat an earlier one: these cost one lookup."""
         situation = states, operation, fault
         if situation in self._situations:
             return
         self._situations.add(situation)
         counts = self.counts
-        for room, label in states:
-            triple = Triple(room, label, operation, fault)
+        for component, label in states:
+            triple = Triple(component, label, operation, fault)
             counts[triple] = counts.get(triple, 0) + 1
 
 
 def _alive(until_s: dict[_Key, float], now_s: float) -> list[_Key]:
-    """What has not ended yet; what has is forgotten."""
+    """The keys that have not ended yet; ended ones are removed."""
     ended = [key for key, end_s in until_s.items() if end_s < now_s]
     for key in ended:
         del until_s[key]

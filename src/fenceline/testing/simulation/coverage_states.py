@@ -1,17 +1,17 @@
-"""The states of a simulated broker's rooms, as labels for `coverage`.
+"""The states of the components of a simulated broker, as labels for `coverage`.
 
-Owns the list of labels and how each is read off a running node. Only reads. A room can be in several states at once: a
-log is rebased and dirty; of several logs each has its own.
+Owns the list of labels and how each is read from a running node. Only reads. A component can be in several states at
+once: a log is rebased and dirty; each of several logs has its own states.
 
-| room | labels |
+| component | labels |
 |---|---|
-| log | `empty` (no record), `clean` and `dirty` (all, not all of it is known to be on the disk), `rebased` (its start is not 0), `rolled` (several segments), `cutting`, `compacting`, `moving` (between directories) |
-| replica | `leader`, `alone` (a leader that is the only member of the in-sync set), `expanding` and `shrinking` (its proposal is on its way), `recovering` (after an unclean election), `follower` (in sync), `joining` (a follower out of sync), `looking` (asks for an end, an epoch), `waiting` (backs off), `offline`, `down` (its process) |
+| log | `empty` (no record), `clean` and `dirty` (all, or not all of it is known to be on the disk), `rebased` (its start is not 0), `rolled` (several segments), `cutting`, `compacting`, `moving` (between directories) |
+| replica | `leader`, `alone` (a leader that is the only member of the in-sync set), `expanding` and `shrinking` (its proposal is in flight), `recovering` (after an unclean election), `follower` (in sync), `joining` (a follower out of sync), `looking` (requests an end offset or an epoch), `waiting` (backs off), `offline`, `down` (its process) |
 | quorum | the role: `leader`, `follower`, `candidate`, `prospective`, `unattached`, `resigned`; `observer` outside the voter set |
-| controller | `active`, `loading` (leads, has not applied its log), `deciding` (active, records on their way), `standby` |
+| controller | `active`, `loading` (leads, has not applied its log), `deciding` (active, records in flight), `standby` |
 | groups | `loading`, `idle` (coordinates no group), `coordinating` |
 | losses | `none`, `undelivered` (receipts that the ledger lacks) |
-| metadata | `starting` (the node does not serve yet), `current`, `behind` (committed records not applied), `snapshotting`, `fenced` (its image says so) |
+| metadata | `starting` (the node does not serve yet), `current`, `behind` (committed records not applied), `snapshotting`, `fenced` (as its image says) |
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STATES: Final[Mapping[str, tuple[str, ...]]] = {
     "losses": ("none", "undelivered"),
     "metadata": ("starting", "current", "behind", "snapshotting", "fenced"),
 }
-"""By room, all that a sample can give."""
+"""By component, all labels that a sample can contain."""
 
 DOWN: Final = State("replica", "down")
 _PHASES: Final[Mapping[Phase | None, State]] = {
@@ -58,7 +58,8 @@ _PHASES: Final[Mapping[Phase | None, State]] = {
 
 
 def states_of(broker: SimBroker, topic: str | None) -> set[State]:
-    """Of all rooms of a node that runs; of its replicas and logs only those of `topic`, if one is named."""
+    """The states of all components of a running node; of its replicas and logs only those of `topic`, if it is
+    given."""
     found: set[State] = set()
     add = found.add
     if not broker.has_metadata:
@@ -110,7 +111,7 @@ def _of_quorum(broker: SimBroker) -> Iterator[State]:
 def _of_log(broker: SimBroker, replica: Replica) -> Iterator[State]:
     log = replica.log
     if replica.is_being_cut:
-        yield State("log", "cutting")  # a thread has the log, whatever else it is
+        yield State("log", "cutting")  # a thread owns the log; no other state can be read
         return
     start, end = log.log_start_offset, log.log_end_offset
     if start == end:

@@ -1,7 +1,7 @@
-"""All triples that there could be, those that cannot, and a table of those that no seed has reached.
+"""All possible triples, the impossible ones, and a table of those that no seed has reached.
 
-Owns the reasons: what cannot be met is listed in `REASONS`, by pattern, with why, and what is met by chance only in
-`RARE`. Counts nothing itself.
+Owns the reasons: triples that cannot be reached are listed in `REASONS`, by pattern, with the reason, and those that
+are reached only by chance in `RARE`. Counts nothing itself.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fenceline.testing.simulation.operations import Fault, Operation
 
 
 class Reason(NamedTuple):
-    """Why the triples that match are never met, or hardly ever. An empty set matches everything."""
+    """Why the matching triples are never or hardly ever reached. An empty set matches everything."""
 
-    room: str
+    component: str
     states: frozenset[str]
     operations: frozenset[str]
     faults: frozenset[str]
@@ -26,7 +26,7 @@ class Reason(NamedTuple):
 
     def covers(self, triple: Triple) -> bool:
         return (
-            self.room in ("", triple.room)
+            self.component in ("", triple.component)
             and (not self.states or triple.state in self.states)
             and (not self.operations or triple.operation in self.operations)
             and (not self.faults or triple.fault in self.faults)
@@ -41,10 +41,10 @@ REASONS: Final[tuple[Reason, ...]] = (
         _ANY,
         _ANY,
         frozenset((Fault.WRONG_BITS,)),
-        "The checksum of a batch leaves out its base offset and leader epoch, so that a wrong bit in a read of these"
-        " goes to followers and consumers as a batch that is whole: checks that know each batch would fail where the"
-        " format allows no better. It strikes the stories `controller`, `controllers` and `quorum`, whose states are"
-        " not sampled; of logs, tests/log/test_recovery.py reads them by a disk that is wrong now and then.",
+        "The checksum of a batch does not cover its base offset and leader epoch, so that a wrong bit there reaches"
+        " followers and consumers undetected: checks that know each batch would fail where the format allows no"
+        " better. The scenarios `controller`, `controllers` and `quorum` have this fault, and their states are not"
+        " sampled; tests/log/test_recovery.py reads logs from a disk that is wrong now and then.",
     ),
 )
 
@@ -62,7 +62,7 @@ _SHORT: Final = frozenset(
         Operation.UNREGISTER_BROKER,
     )
 )
-"""Operations that are over when the brokers concerned have heard of them, or have answered."""
+"""Operations that end when the brokers concerned have received them, or have responded."""
 
 RARE: Final[tuple[Reason, ...]] = (
     Reason(
@@ -70,86 +70,86 @@ RARE: Final[tuple[Reason, ...]] = (
         frozenset(("looking", "shrinking")),
         _SHORT | {Operation.COMPACTION.value},
         _ANY,
-        "The state lasts for one round trip: a follower's question after its log did not fit the leader's, a leader's"
-        " proposal after a follower lagged. The operation lasts as long and causes neither, so that both and the fault"
-        " meet by chance.",
+        "The state lasts for one round trip: a follower's request after its log diverged from the leader's, a leader's"
+        " proposal after a follower lagged. The operation is as short and causes neither, so that both and the fault"
+        " coincide by chance.",
     ),
     Reason(
         "log",
         frozenset(("cutting", "compacting")),
         _SHORT,
         _ANY,
-        "The state is one job of a thread. An operation that takes the topic away waits for it or stops it; the others"
-        " are over before a follower of an uncleanly elected leader has found out where to cut.",
+        "The state is one job of a thread. An operation that deletes the topic waits for it or stops it; the others"
+        " end before a follower of an uncleanly elected leader knows its truncation offset.",
     ),
     Reason(
         "metadata",
         frozenset(("behind",)),
         _SHORT,
         _ANY,
-        "An image is behind while its broker fetches a snapshot, because the records that it lacks are gone. Such a"
-        " broker is fenced, and the operation is over before it hears of it.",
+        "An image is behind while its broker fetches a snapshot, because the records that it lacks were deleted. Such"
+        " a broker is fenced, and the operation ends before the broker receives it.",
     ),
     Reason(
         "quorum",
         frozenset(("candidate",)),
         _SHORT,
         _ANY,
-        "A candidate waits for one round trip. Meanwhile there is no new leader epoch of a partition to ask about, and"
-        " the question is answered as fast.",
+        "A candidate waits for one round trip. Meanwhile there is no new leader epoch of a partition to request, and"
+        " the response is as fast.",
     ),
 )
-"""Nothing rules them out, and the search goes on looking for them."""
+"""They are possible, and the search continues to look for them."""
 
 
 def every() -> Iterator[Triple]:
-    """Of all rooms, operations and faults, also what cannot be."""
-    for room, labels in STATES.items():
+    """All combinations of components, operations and faults, including impossible ones."""
+    for component, labels in STATES.items():
         for label in labels:
             for operation in Operation:
                 for fault in Fault:
-                    yield Triple(room, label, operation.value, fault.value)
+                    yield Triple(component, label, operation.value, fault.value)
 
 
 def reason_of(triple: Triple) -> str:
-    """Why it is never met; empty where it can be."""
+    """Why it is never reached; empty if it can be."""
     return next((reason.why for reason in REASONS if reason.covers(triple)), "")
 
 
 def rare_because(triple: Triple) -> str:
-    """Why it is met by chance only; empty where games should reach it."""
+    """Why it is reached only by chance; empty if games should reach it."""
     return next((reason.why for reason in RARE if reason.covers(triple)), "")
 
 
 def wanted() -> set[Triple]:
-    """All that can be met."""
+    """All triples that can be reached."""
     return {triple for triple in every() if not reason_of(triple)}
 
 
 def grouped(triples: Iterable[Triple]) -> Mapping[tuple[str, str], str]:
     """By operation and fault, in the order of their lists: `log clean dirty; replica leader`."""
     found: dict[tuple[str, str], dict[str, set[str]]] = {}
-    for room, state, operation, fault in triples:
-        found.setdefault((operation, fault), {}).setdefault(room, set()).add(state)
+    for component, state, operation, fault in triples:
+        found.setdefault((operation, fault), {}).setdefault(component, set()).add(state)
     return {
         (operation.value, fault.value): "; ".join(
-            " ".join([room, *(state for state in STATES[room] if state in rooms[room])])
-            for room in STATES
-            if room in rooms
+            " ".join([component, *(state for state in STATES[component] if state in components[component])])
+            for component in STATES
+            if component in components
         )
         for operation in Operation
         for fault in Fault
-        if (rooms := found.get((operation.value, fault.value))) is not None
+        if (components := found.get((operation.value, fault.value))) is not None
     }
 
 
 def ungrouped(operation: str, fault: str, text: str) -> Iterator[Triple]:
-    """The triples of one row of `grouped`. Raises ValueError for anything else."""
+    """The triples of one row of `grouped`. Raises ValueError for any other text."""
     for part in text.split("; "):
-        room, *states = part.split(" ")
-        if not states or not set(states) <= set(STATES.get(room, ())):
-            raise ValueError(f"{part!r} is not a room and its states")
-        yield from (Triple(room, state, operation, fault) for state in states)
+        component, *states = part.split(" ")
+        if not states or not set(states) <= set(STATES.get(component, ())):
+            raise ValueError(f"{part!r} is not a component with its states")
+        yield from (Triple(component, state, operation, fault) for state in states)
 
 
 _COLUMNS: Final[Mapping[Fault, str]] = {
@@ -176,37 +176,37 @@ _WIDTH: Final = 7
 
 
 def unreached(reached: Collection[Triple]) -> str:
-    """What `make simulate` prints: how many operations are missing for each state and fault, then which, and the sum in
-    the last line."""
+    """The output of `make simulate`: the number of missing operations for each state and fault, their names, and the
+    sum in the last line."""
     possible = wanted()
     missing = possible.difference(reached)
     by_pair: dict[str, dict[str, set[str]]] = {}
-    for room, state, operation, fault in missing:
-        by_pair.setdefault(f"{room} {state}", {}).setdefault(fault, set()).add(operation)
+    for component, state, operation, fault in missing:
+        by_pair.setdefault(f"{component} {state}", {}).setdefault(fault, set()).add(operation)
     lines: list[str] = []
     if missing:
         lines += ["Triples of a state, an operation and a fault that no seed has reached:", ""]
         lines += [*_matrix(by_pair, {each.fault for each in possible}), "", *_by_state(by_pair), ""]
-        lines += [*_whys(missing), ""]
+        lines += [*_reasons(missing), ""]
     count, excused = len(possible), sum(1 for _ in every()) - len(possible)
     lines.append(
-        f"{count - len(missing)} of {count} triples reached, {len(missing)} not; {excused} others cannot be met"
+        f"{count - len(missing)} of {count} triples reached, {len(missing)} not; {excused} others cannot be reached"
     )
     return "\n".join(lines)
 
 
-def _whys(missing: Collection[Triple]) -> Iterator[str]:
+def _reasons(missing: Collection[Triple]) -> Iterator[str]:
     counts = Counter(rare_because(each) for each in missing)
     for why, count in sorted(counts.items(), key=lambda each: (not each[0], -each[1])):
-        yield f"  {count} of them: {why}" if why else f"  {count} of them: no reason is known, look for games"
+        yield f"  {count} of them: {why}" if why else f"  {count} of them: no known reason, search for games"
 
 
 def _states() -> Iterator[str]:
-    return (f"{room} {label}" for room, labels in STATES.items() for label in labels)
+    return (f"{component} {label}" for component, labels in STATES.items() for label in labels)
 
 
 def _matrix(by_pair: Mapping[str, Mapping[str, Collection[str]]], possible: Collection[str]) -> Iterator[str]:
-    """Rows are states, columns faults; each cell counts operations."""
+    """Rows are states, columns are faults, cells count operations."""
     faults = [fault for fault in Fault if fault in possible]
     counts = {
         state: [len(by_fault.get(fault, ())) for fault in faults]
@@ -226,7 +226,7 @@ def _matrix(by_pair: Mapping[str, Mapping[str, Collection[str]]], possible: Coll
 
 
 def _by_state(by_pair: Mapping[str, Mapping[str, Collection[str]]]) -> Iterator[str]:
-    """Faults that miss the same operations of a state share a line."""
+    """Faults of a state that miss the same operations share a line."""
     for state in _states():
         alike: dict[str, list[str]] = {}
         by_fault = by_pair.get(state, {})
@@ -238,7 +238,7 @@ def _by_state(by_pair: Mapping[str, Mapping[str, Collection[str]]]) -> Iterator[
 
 
 def _named(operations: Collection[str]) -> str:
-    """The shorter of those that are named and those that are not."""
+    """The missing operations, or the others if these are fewer."""
     there = [each.value for each in Operation if each in operations]
     others = [each.value for each in Operation if each not in operations]
     if not others:

@@ -1,10 +1,11 @@
-"""Invariants of replicated partitions, looked at after every step of a broker that changed something.
+"""Invariants of replicated partitions, checked after every step of a broker that changed its state.
 
-Owns what was seen last of each replica, and compares it with the partition's one history (`data_history`) and with the
-newest committed image. Reads what brokers know of themselves, and their logs from the bytes of the simulated disk.
+Owns the last checked state of each replica, and compares it with the one history of the partition (`data_history`) and
+with the newest committed image. Reads the state of brokers from their objects, and their logs from the bytes of the
+simulated disk.
 
-Of the public TLA+ models of KIP-320 and KIP-966: LeaderInIsr, WeakIsr, StrongIsr. Rules: `epochs.md E14`, `E29`, `E40`,
-`E64`; `recovery.md V9`, `V35-V41`; `gaps.md G10`, `G11`, `G14b`, `G52`, `G53`; `list_offsets.md L10` (KIP-207).
+From the public TLA+ models of KIP-320 and KIP-966: LeaderInIsr, WeakIsr, StrongIsr. Rules: `epochs.md E14`, `E29`,
+`E40`, `E64`; `recovery.md V9`, `V35-V41`; `gaps.md G10`, `G11`, `G14b`, `G52`, `G53`; `list_offsets.md L10` (KIP-207).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fenceline.records.batch import BATCH_OVERHEAD, read_header
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.data_crashes import Crashes, Key
-from fenceline.testing.simulation.data_history import History, Place, decoded, first_from
+from fenceline.testing.simulation.data_history import BatchId, History, decoded, first_from
 from fenceline.testing.simulation.disk_checks import ledger_is_complete
 from fenceline.testing.simulation.flush_checks import FLUSH_MESSAGES, check_durable
 from fenceline.testing.simulation.group_checks import Positions
@@ -36,8 +37,8 @@ from fenceline.testing.simulation.partition_checks import check_change, shown
 from fenceline.testing.simulation.receipt_checks import (
     is_of,
     of_logs_in_use,
-    papers,
     receipts_are_exact,
+    receipts_in_directory,
     receipts_to_deliver,
 )
 from fenceline.testing.simulation.removed_checks import LeaderLog, RemovedChecks
@@ -53,7 +54,7 @@ _bounds_of: Final = attrgetter("log_start_offset", "high_watermark", "log_end_of
 
 
 class _Copy:
-    """A replica as it was seen last."""
+    """A replica at its last check."""
 
     __slots__ = (
         "end",
@@ -78,14 +79,14 @@ class _Copy:
     def __init__(self, replica: Replica, reader: StoredBatches, since: int) -> None:
         self.replica = replica
         self.since = since
-        """The newest partition epoch when it was opened: who leads by an older one may mean the replica before."""
+        """The newest partition epoch when it was opened: a leader with an older one may mean the previous replica."""
         self.reader = reader
         self.is_new = True
         self.was_cut = False
         self.end = replica.log.log_start_offset
         self.start = -1
         self.times_emptied = replica.log.times_emptied
-        """Of its log: one that held nothing can begin anew and grow within one step."""
+        """Of its log: an empty log can restart and grow within one step."""
         self.high_watermark = -1
         self.seen = (-1, -1, -1)
         """Log start, high watermark and log end."""
@@ -93,13 +94,13 @@ class _Copy:
         self.leader: LeaderState | None = None
         self.isr: frozenset[int] = frozenset()
         self.matched = 0
-        """Up to here its log is the committed history."""
-        self.last: Place | None = None
+        """Up to here its log equals the committed history."""
+        self.last: BatchId | None = None
         """The last batch of its log."""
         self.log: list[StoredBatch] = []
-        """All of its log."""
+        """All batches of its log."""
         self.receipts: dict[str, Receipt] = {}
-        """By id: those that were looked at, and all that its node had told of when the last cut began."""
+        """By id: the receipts that were checked, and all that its node had reported when the last truncation began."""
 
     def batches(self, start: int, end: int) -> list[StoredBatch]:
         return first_from(self.reader.between(self.replica.log.segments, start, end), start)
@@ -111,7 +112,8 @@ class _Node:
         self.broker = broker
         self.copies: dict[Key, _Copy] = {}
         self.receipts: dict[str, Receipt] = {}
-        """By id: those that it told of in this life; what the ledger has need not stay on the disk."""
+        """By id: the receipts that it reported since its start; receipts that the ledger has may be deleted from the
+        disk."""
         self.undelivered = 0
         self.has_metadata = False
         self.removed = RemovedChecks(process.disk)
@@ -122,52 +124,52 @@ class _Node:
 
 
 class DataChecks:
-    """See the module. `look` after each step of a process."""
+    """See the module. `check` after each step of a process."""
 
     def __init__(self, *, marks_records: bool = False) -> None:
-        """`marks_records`: whether clients write the topic's id into each record."""
+        """`marks_records`: whether clients write the topic id into each record."""
         self.changes = 0
-        """Changes of a replica that were looked at."""
+        """Changes of a replica that were checked."""
         self._marks_records = marks_records
         self.receipts: dict[str, Receipt] = {}
-        """By id: all that any node has told of."""
+        """By id: the receipts of all nodes."""
         self._named: dict[str, list[History]] = {}
-        """By topic and partition: one history of each incarnation."""
+        """By topic and partition name: one history for each topic id."""
         self._deleting: dict[str, int] = {}
-        """By partition: offsets of requests to delete records that may still be on their way."""
+        """By partition: the highest offset in requests to delete records that may still be in flight."""
         self.image: MetadataImage = EMPTY_IMAGE
-        """The newest committed one that any node has."""
+        """The newest committed image of any node."""
         self.positions = Positions()
-        """What groups have committed."""
+        """The committed offsets of groups."""
         self.histories: dict[Key, History] = {}
         self._partitions: dict[Key, PartitionImage] = {}
         self._nodes: dict[int, _Node] = {}
         self._crashes: dict[int, Crashes] = {}
         self._flushes_late: set[str] = set()
-        """Topics whose flush.messages a request changes."""
+        """Topics whose flush.messages was changed by a request."""
         self.on_change: Callable[[Process, str], None] = lambda process, topic: None
-        """Hears of a replica of this topic whose state is another."""
+        """Called when the state of a replica of this topic has changed."""
         self.on_cut: Callable[[Process, str], None] = lambda process, directory: None
-        """Hears of a log that a thread is about to cut."""
+        """Called when a thread is about to truncate a log."""
 
-    def begins(self, process: Process, broker: SimBroker) -> None:
-        """A life of a broker."""
+    def life_started(self, process: Process, broker: SimBroker) -> None:
+        """A broker process starts."""
         self._nodes[process.node_id] = _Node(process, broker)
-        self._crashes.setdefault(process.node_id, Crashes(process.disk)).begins()
+        self._crashes.setdefault(process.node_id, Crashes(process.disk)).life_started()
 
-    def ended(self, process: Process) -> None:
+    def life_ended(self, process: Process) -> None:
         node = self._nodes.pop(process.node_id, None)
         if node is not None:
             crashes = self._crashes[process.node_id]
             for key, copy in node.copies.items():
                 if not copy.is_new:
-                    # A cut that was under way may have a receipt already, of what the log had when it was seen last.
+                    # A truncation in progress may already have a receipt for batches of the last checked log.
                     known = copy.receipts if copy.was_cut else self._known_receipts(key) | copy.receipts
-                    crashes.ended(key, copy.replica.log.directory, copy.log, known, start=copy.start)
+                    crashes.log_closed(key, copy.replica.log.directory, copy.log, known, start=copy.start)
 
     @property
     def lost_commits(self) -> bool:
-        """Whether commits of groups may be lost: a partition of their topic was led uncleanly."""
+        """Whether commits of groups may be lost: a partition of `__consumer_offsets` had an unclean leader."""
         name = f"{CONSUMER_OFFSETS_TOPIC}-"
         return any(each.name.startswith(name) and each.last_unclean >= 0 for each in self.histories.values())
 
@@ -177,20 +179,21 @@ class DataChecks:
         return self._partitions
 
     def knows(self, node_id: int, key: Key) -> bool:
-        """Whether a node that runs has heard of this topic: what it says of the name before is of another one."""
+        """Whether a running node knows this topic: before that, its responses are about an earlier topic of this
+        name."""
         node = self._nodes.get(node_id)
         return node is not None and node.has_metadata and UUID(bytes=key[0]) in node.image.topics_by_id
 
     def forget(self) -> None:
-        """Nothing will be looked at any more."""
+        """No more checks follow."""
         self._nodes.clear()
         self._partitions = {}
 
     def committed_batches(self) -> int:
         return sum(len(history.batches) for history in self.histories.values())
 
-    def look(self, process: Process) -> None:
-        """Raises InvariantBroken."""
+    def check(self, process: Process) -> None:
+        """Check a process after one of its steps. Raises InvariantBroken."""
         node = self._nodes.get(process.node_id)
         if node is None:
             return
@@ -200,7 +203,7 @@ class DataChecks:
                 return
         image = node.image
         if image.offset > self.image.offset:
-            self._newer(image, process)
+            self._image_changed(image, process)
         broker = node.broker
         losses = broker.losses
         if losses.undelivered != node.undelivered:
@@ -210,11 +213,11 @@ class DataChecks:
         open_by_id, copies = broker.partitions.open_by_id, node.copies
         if len(copies) > len(open_by_id):
             for key in [each for each in copies if each not in open_by_id]:
-                gone = copies.pop(key)
-                if not self._has_moved_away(key, process.node_id):
-                    self._crashes[process.node_id].untraced.update((key, batch) for batch in gone.log)
-                self._went(node, key, gone)
-        node.removed.look(broker, self._leader_log, self._receipts_of, process.name)
+                closed = copies.pop(key)
+                if not self._was_removed(key, process.node_id):
+                    self._crashes[process.node_id].untraced.update((key, batch) for batch in closed.log)
+                self._commit_on_close(node, key, closed)
+        node.removed.check(broker, self._leader_log, self._receipts_of, process.name)
         for key, replica in open_by_id.items():
             copy = copies.get(key)
             if copy is None or copy.replica is not replica:
@@ -237,33 +240,33 @@ class DataChecks:
             ):
                 self.changes += 1
                 self.on_change(process, replica.topic_partition.topic)
-                self._look(node, key, copy)
+                self._check_replica(node, key, copy)
 
-    # -- what clients ask for ------------------------------------------------------------------------------------------
+    # -- requests of clients -------------------------------------------------------------------------------------------
 
     def may_delete(self, topic: str, index: int, offset: int) -> None:
-        """A request is sent that may move the log start up to this offset, of whichever topic has this name where it
-        arrives."""
+        """A request is sent that may move the log start up to this offset, of whichever topic has this name on
+        arrival."""
         name = f"{topic}-{index}"
         self._deleting[name] = max(offset, self._deleting.get(name, 0))
         for history in self._named.get(name, ()):
             history.deletable = max(history.deletable, offset)
 
     def has_deleted(self, topic: str, index: int) -> None:
-        """All such requests of this partition were answered."""
+        """All such requests of this partition have a response."""
         self._deleting.pop(f"{topic}-{index}", None)
 
     def may_flush_late(self, topic: str) -> None:
-        """A request is sent that changes flush.messages: brokers hear of it at any time."""
+        """A request is sent that changes flush.messages: brokers may receive it at any time."""
         self._flushes_late.add(topic)
         for name, histories in self._named.items():
             if name.rpartition("-")[0] == topic:
                 for history in histories:
                     history.flushes_each = False
 
-    def answered(self, key: Key, node_id: int, base_offset: int, batch: bytes) -> None:
-        """A producer has the answer of this leader that its batch is there, with acks=all or acks=1. Raises
-        InvariantBroken where the leader's disk could lose it and the topic has flush.messages=1."""
+    def producer_acknowledged(self, key: Key, node_id: int, base_offset: int, batch: bytes) -> None:
+        """A producer received the acknowledgement of this leader, with acks=all or acks=1. Raises InvariantBroken if
+        the leader's disk could lose the batch and the topic has flush.messages=1."""
         history, node = self.histories[key], self._nodes.get(node_id)
         copy = node.copies.get(key) if node is not None else None
         if copy is None or not _must_be_durable(history, copy) or copy.replica.leader is None:
@@ -272,12 +275,12 @@ class DataChecks:
         mine = [each for each in copy.batches(base_offset, base_offset + 1) if _has_records_of(each, batch)]
         check_durable(node.process.disk, copy.replica.log, mine, f"{node.process.name} {history.name}")
 
-    # -- the controller's side -----------------------------------------------------------------------------------------
+    # -- the committed metadata ----------------------------------------------------------------------------------------
 
-    def _newer(self, image: MetadataImage, process: Process) -> None:
+    def _image_changed(self, image: MetadataImage, process: Process) -> None:
         before, self.image = self.image, image
         if image.topics_by_id is not before.topics_by_id:
-            self._newer_topics(image, process)
+            self._topics_changed(image, process)
         elif image.configs is before.configs:
             return
         for topic in image.topics_by_id.values():
@@ -291,7 +294,7 @@ class DataChecks:
                 if "compact" in policy:
                     history.becomes_compacted()
 
-    def _newer_topics(self, image: MetadataImage, process: Process) -> None:
+    def _topics_changed(self, image: MetadataImage, process: Process) -> None:
         known = self._partitions
         self._partitions = {}
         for topic in image.topics_by_id.values():
@@ -305,39 +308,39 @@ class DataChecks:
                     self._named.setdefault(history.name, []).append(history)
                 old = known.get(key)
                 if old is not partition and old != partition:
-                    process.tell(f"has {topic.name}-{index} as {shown(partition)}")
-                    self._changed(key, old, partition)
+                    process.log_event(f"has {topic.name}-{index} as {shown(partition)}")
+                    self._partition_changed(key, old, partition)
         for key in known.keys() - self._partitions.keys():
-            # With its deletion an image may pass over that its leader has recovered.
+            # An image with the deletion may skip the end of its recovery.
             self.histories[key].recovering_epoch = -1
 
-    def _changed(self, key: Key, before: PartitionImage | None, after: PartitionImage) -> None:
+    def _partition_changed(self, key: Key, before: PartitionImage | None, after: PartitionImage) -> None:
         check_change(self.histories[key], before, after, self.image)
         self._check_isr(key)
 
-    # -- a broker's side -----------------------------------------------------------------------------------------------
+    # -- replicas ------------------------------------------------------------------------------------------------------
 
-    def _look(self, node: _Node, key: Key, copy: _Copy) -> None:
+    def _check_replica(self, node: _Node, key: Key, copy: _Copy) -> None:
         replica, history = copy.replica, self.histories.get(key)
         if history is None:
             return
         log, leader = replica.log, replica.leader
         start, end, high_watermark = log.log_start_offset, log.log_end_offset, log.high_watermark
         where = f"{node.process.name} {history.name}"
-        began_anew = start < copy.start and log.times_emptied != copy.times_emptied
-        was_cut = copy.was_cut or end < copy.end or began_anew
+        was_emptied = start < copy.start and log.times_emptied != copy.times_emptied
+        was_cut = copy.was_cut or end < copy.end or was_emptied
         began = leader is not None and leader is not copy.leader
         copy.times_emptied = log.times_emptied
         if not start <= high_watermark <= end:
-            raise InvariantBroken(f"{where}: the log is {start}..{end}, its high watermark {high_watermark}")
+            raise InvariantBroken(f"{where}: the log is {start}..{end}, but its high watermark is {high_watermark}")
         if high_watermark < copy.high_watermark and not was_cut:
             raise InvariantBroken(
-                f"{where}: the high watermark fell from {copy.high_watermark} to {high_watermark} (G14b, E40)"
+                f"{where}: the high watermark decreased from {copy.high_watermark} to {high_watermark} (G14b, E40)"
             )
         start_before = copy.start
         if start != copy.start:
             if start < copy.start and not was_cut:
-                raise InvariantBroken(f"{where}: the log start fell from {copy.start} to {start} (log start)")
+                raise InvariantBroken(f"{where}: the log start decreased from {copy.start} to {start} (log start)")
             begins_segment = not log.segments or log.segments[0].base_offset == start
             history.starts_at(start, by_retention=begins_segment, where=where)
             if not was_cut:
@@ -347,57 +350,57 @@ class DataChecks:
                 copy.end = max(copy.end, start)
                 copy.matched = max(copy.matched, start)
                 if copy.last is not None and copy.last.base_offset < start:
-                    copy.last = None  # what is deleted need not match
+                    copy.last = None  # deleted batches need not match
             copy.start = start
         if was_cut:
             if leader is not None and leader is copy.leader:
-                raise InvariantBroken(f"{where}: a leader's log was cut from {copy.end} to {end}")
+                raise InvariantBroken(f"{where}: the log of a leader was truncated from {copy.end} to {end}")
             copy.reader = StoredBatches(node.process.disk)
             copy.matched = min(copy.matched, end)
             copy.end = min(copy.end, end)
             kept = copy.reader.between(log.segments, start, copy.end)
             copy.end = max(copy.end, start)
-            is_whole = bool(kept) and kept[-1].base_offset >= start
-            copy.last = Place(kept[-1].base_offset, kept[-1].epoch) if is_whole else None
+            is_complete = bool(kept) and kept[-1].base_offset >= start
+            copy.last = BatchId(kept[-1].base_offset, kept[-1].epoch) if is_complete else None
             lost = [
                 batch for batch in copy.log if not (start < batch.next_offset and batch.base_offset < copy.end and kept)
             ]
             copy.log = kept
             if not copy.is_new and not history.is_compacted:
                 known = start_before, copy.high_watermark
-                there = papers(node.process, replica)
-                if copy.was_cut:  # the ledger may have one already, and the directory not any more
+                there = receipts_in_directory(node.process, replica)
+                if copy.was_cut:  # the ledger may already have a receipt that the directory no longer has
                     there = of_logs_in_use(node.receipts, key) | there
                 receipts_are_exact(node.process, there, copy.receipts, lost, history, *known, where)
             elif not copy.is_new and not kept:
-                there = papers(node.process, replica) | of_logs_in_use(node.receipts, key)
+                there = receipts_in_directory(node.process, replica) | of_logs_in_use(node.receipts, key)
                 if there.keys() <= copy.receipts.keys():
                     leader_has = self._leader_has(key, replica.leader_epoch)
                     mine = [batch for batch in lost if batch.base_offset >= start_before and not leader_has(batch)]
                     if mine:
                         raise InvariantBroken(
-                            f"{where}: was emptied, the leader does not have {_told(mine)}, no receipt says so"
+                            f"{where}: was emptied of {_describe(mine)}, which the leader lacks, without a receipt"
                             " (receipts)"
                         )
                 copy.receipts |= there
             copy.was_cut = False
         committed = high_watermark != copy.high_watermark or (leader is not None and leader.isr is not copy.isr)
-        # Who hears at once of a smaller in-sync set and of the next leader commits in between.
+        # A leader that receives a smaller in-sync set and its successor in one step commits in between.
         by = copy.leader if leader is None and high_watermark > copy.high_watermark else leader
-        node.process.tell(
+        node.process.log_event(
             f"{history.name} epoch {replica.leader_epoch} {'leads' if leader is not None else 'follows'} log"
             f" {start}..{end} committed {high_watermark}"
         )
         if end > copy.end:
             self._appended(node, key, copy, history, where)
         if copy.is_new:
-            copy.receipts = papers(node.process, replica)
-            told = of_logs_in_use(node.receipts, key) | copy.receipts
-            self._crashes[node.process.node_id].opened(
+            copy.receipts = receipts_in_directory(node.process, replica)
+            receipts = of_logs_in_use(node.receipts, key) | copy.receipts
+            self._crashes[node.process.node_id].log_opened(
                 key,
                 replica.log.directory,
                 copy.log,
-                told,
+                receipts,
                 start,
                 is_compacted=history.is_compacted,
                 leader_has=self._leader_has(key, replica.leader_epoch),
@@ -408,7 +411,7 @@ class DataChecks:
         copy.seen = (start, high_watermark, end)
         copy.isr = leader.isr if leader is not None else copy.isr
         if began:
-            self._leads(copy, history, where)
+            self._check_new_leader(copy, history, where)
         if by is not None and committed and by.leader_epoch >= history.last_unclean and not by.is_recovering:
             batches = copy.batches(min(copy.matched, history.end), high_watermark)
             if history.flushes_each:
@@ -420,8 +423,8 @@ class DataChecks:
         if committed or was_cut:
             self._check_isr(key)
 
-    def _has_moved_away(self, key: Key, node_id: int) -> bool:
-        """Such a replica is compared with its leader before its records go."""
+    def _was_removed(self, key: Key, node_id: int) -> bool:
+        """Whether the node is no longer a replica: such a replica is compared with its leader before it is deleted."""
         partition = self._partitions.get(key)
         return partition is not None and node_id not in partition.replicas
 
@@ -435,7 +438,7 @@ class DataChecks:
         return LeaderLog(copy.replica.leader_epoch, start, lambda: copy.batches(start, end))
 
     def _leader_has(self, key: Key, epoch: int) -> Callable[[StoredBatch], bool]:
-        """Whether the leader of this epoch has a batch, or had it before compaction took it; True where none runs."""
+        """Whether the leader of this epoch has a batch, or had it before compaction removed it; True if none runs."""
         leader = self._leader_of(key, epoch)
         log = leader.replica.log if leader is not None else None
 
@@ -448,14 +451,14 @@ class DataChecks:
         return has
 
     def _known_receipts(self, key: Key) -> dict[str, Receipt]:
-        """By id: those that any node wrote so far. A directory that comes back after it was lost has old ones, too."""
+        """By id: the receipts of all nodes so far. A directory that returns after a failure has old ones, too."""
         return {each.id: each for each in self._receipts_of(key)}
 
     def _receipts_of(self, key: Key) -> list[Receipt]:
         return [each for each in self.receipts.values() if is_of(each, key)]
 
-    def _went(self, node: _Node, key: Key, copy: _Copy) -> None:
-        """The replica is closed, or its directory has failed: a fetch may have committed in the same step."""
+    def _commit_on_close(self, node: _Node, key: Key, copy: _Copy) -> None:
+        """The replica was closed, or its directory has failed: a fetch may have committed records in the same step."""
         history, leader, high_watermark = self.histories.get(key), copy.leader, copy.replica.log.high_watermark
         if history is None or leader is None or copy.was_cut or high_watermark <= copy.high_watermark:
             return
@@ -467,7 +470,7 @@ class DataChecks:
             history.ends[leader.leader_epoch] = max(history.ends.get(leader.leader_epoch, 0), high_watermark)
 
     def _appended(self, node: _Node, key: Key, copy: _Copy, history: History, where: str) -> None:
-        """Log matching; what a follower takes is what the leader of its epoch has (E64)."""
+        """Log matching; a follower appends what the leader of its epoch has (E64)."""
         replica = copy.replica
         leader = None if replica.leader is not None or copy.is_new else self._leader_of(key, replica.leader_epoch)
         batches = copy.batches(copy.end, replica.log.log_end_offset)
@@ -477,8 +480,8 @@ class DataChecks:
             mine = [(each.base_offset, each.epoch) for each in batches if each.base_offset >= kept_from]
             if mine != [(each.base_offset, each.epoch) for each in theirs]:
                 raise InvariantBroken(
-                    f"{where}: took {_told(batches)} in epoch {replica.leader_epoch}, whose leader has"
-                    f" {_told(theirs)} there (E64)"
+                    f"{where}: appended {_describe(batches)} in epoch {replica.leader_epoch}, whose leader has"
+                    f" {_describe(theirs)} there (E64)"
                 )
         for batch in batches:
             if batch.epoch > replica.leader_epoch >= 0 and not copy.is_new:
@@ -486,12 +489,12 @@ class DataChecks:
                     f"{where}: has a batch of epoch {batch.epoch} in epoch {replica.leader_epoch} (G11)"
                 )
             copy.last = history.wrote(batch, copy.last, where)
-        if not copy.log:  # with the batch that the log begins inside of
+        if not copy.log:  # with the batch in which the log starts
             batches = copy.reader.between(replica.log.segments, copy.start, replica.log.log_end_offset)
         copy.log += batches
 
     def _check_followers(self, key: Key, history: History, members: Iterable[int], batches: list[StoredBatch]) -> None:
-        """What was committed, by their fetches, is safe on their disks."""
+        """Records committed by the fetches of followers must be durable on their disks."""
         for node_id in members:
             other = self._nodes.get(node_id)
             copy = other.copies.get(key) if other is not None else None
@@ -499,7 +502,7 @@ class DataChecks:
                 check_durable(other.process.disk, copy.replica.log, batches, f"{other.process.name} {history.name}")
 
     def _leader_of(self, key: Key, epoch: int) -> _Copy | None:
-        """Who leads in exactly this epoch and runs."""
+        """The running leader of exactly this epoch."""
         for node in self._nodes.values():
             copy = node.copies.get(key)
             if copy is not None and not copy.was_cut:
@@ -508,14 +511,14 @@ class DataChecks:
                     return copy
         return None
 
-    def _leads(self, copy: _Copy, history: History, where: str) -> None:
-        """Leader completeness: who leads has all that was committed before, unless the election was unclean."""
+    def _check_new_leader(self, copy: _Copy, history: History, where: str) -> None:
+        """Leader completeness: a leader has all that was committed before, unless its election was unclean."""
         leader = copy.leader
         assert leader is not None, "it leads"
         epoch = leader.leader_epoch
         if leader.is_recovering:
             epoch_at = copy.replica.log.epochs.epoch_for_offset
-            history.begin_anew(copy.batches(0, copy.end), copy.start, copy.end, epoch, epoch_at)
+            history.adopt_unclean_log(copy.batches(0, copy.end), copy.start, copy.end, epoch, epoch_at)
             copy.matched = min(copy.matched, history.end)
             for node in self._nodes.values():
                 other = node.copies.get(self._key_of(copy))
@@ -523,11 +526,11 @@ class DataChecks:
                     other.matched = min(other.matched, history.end)
             return
         if epoch < history.last_unclean:
-            return  # a leader that does not know yet that others went on without it
+            return  # a stale leader that does not know its successor yet
         needed = history.committed_before(epoch)
         if copy.end < needed:
             raise InvariantBroken(
-                f"{where}: leads epoch {epoch} with a log that ends at {copy.end}, {needed} was committed"
+                f"{where}: leads epoch {epoch} with a log that ends at {copy.end}, but {needed} was committed"
             )
         self._match(copy, history, needed, where)
 
@@ -536,7 +539,7 @@ class DataChecks:
         return copy.replica.topic_id_bytes, copy.replica.topic_partition.partition
 
     def _match(self, copy: _Copy, history: History, end: int, where: str) -> None:
-        """Up to `end` a log is the committed history."""
+        """Compare a log with the committed history up to `end`."""
         end = min(end, history.end)
         if copy.matched < end:
             for batch in copy.batches(max(copy.matched, copy.replica.log.log_start_offset), end):
@@ -544,7 +547,7 @@ class DataChecks:
             copy.matched = end
 
     def _check_isr(self, key: Key) -> None:
-        """WeakIsr and StrongIsr: what a leader calls committed is in the log of every member that runs."""
+        """WeakIsr and StrongIsr: what a leader reports as committed is in the log of every running member."""
         partition, history = self._partitions.get(key), self.histories[key]
         if partition is None:
             return
@@ -559,13 +562,14 @@ class DataChecks:
                 for member in members:
                     if member != node.process.node_id:
                         self._check_member(name, node, copy, member, key, history)
-        if partition.leader_recovery_state is not _RECOVERING and history.anew_epoch >= history.last_unclean:
+        if partition.leader_recovery_state is not _RECOVERING and history.unclean_log_epoch >= history.last_unclean:
             for name, members in (("StrongIsr", partition.isr), ("ELR", partition.elr)):
                 for member in members:
                     self._check_eligible(name, member, key, history)
 
     def _check_eligible(self, name: str, member: int, key: Key, history: History) -> None:
-        """Who may be elected cleanly has all that any leader called committed: in sync, or eligible (KIP-966)."""
+        """A replica that may be elected cleanly (in sync, or eligible as in KIP-966) has all that any leader reported
+        as committed."""
         node = self._nodes.get(member)
         copy = node.copies.get(key) if node is not None else None
         if node is None or copy is None or copy.was_cut or copy.replica.is_being_cut:
@@ -575,7 +579,7 @@ class DataChecks:
             return
         where, end = f"n{member} {history.name}", copy.replica.log.log_end_offset
         if end < history.end:
-            raise InvariantBroken(f"{where}: may be elected, ends at {end}, {history.end} is committed ({name})")
+            raise InvariantBroken(f"{where}: may be elected and ends at {end}, but {history.end} is committed ({name})")
         self._match(copy, history, min(history.end, copy.end), f"{where} ({name})")
 
     def _check_member(self, name: str, node: _Node, copy: _Copy, member: int, key: Key, history: History) -> None:
@@ -584,24 +588,24 @@ class DataChecks:
         if other is None or theirs is None or theirs.was_cut or theirs.replica.is_being_cut:
             return
         if name == "WeakIsr" and copy.leader is not None and copy.leader.partition_epoch < theirs.since:
-            return  # it was taken away and given back meanwhile, empty
+            return  # it was removed and added again meanwhile, empty
         incarnation = other.broker.broker_epoch
         image = node.image if name == "WeakIsr" else self.image
         known = image.brokers.get(member)
         if known is None or known.epoch != incarnation:
             return  # another process than the one that was in sync
-        where = f"{node.process.name} {history.name} calls {copy.high_watermark} committed in epoch {copy.epoch}"
+        where = f"{node.process.name} {history.name} reports {copy.high_watermark} as committed in epoch {copy.epoch}"
         if theirs.replica.log.log_end_offset < copy.high_watermark:
             raise InvariantBroken(
-                f"{where}: the log of {member}, which is in sync, ends at {theirs.replica.log.log_end_offset} ({name})"
+                f"{where}: the log of the in-sync replica {member} ends at {theirs.replica.log.log_end_offset} ({name})"
             )
         self._match(theirs, history, min(copy.high_watermark, theirs.end), f"n{member} {history.name} ({name})")
 
-    # -- at rest -------------------------------------------------------------------------------------------------------
+    # -- when the cluster is idle --------------------------------------------------------------------------------------
 
-    def is_whole(self) -> bool:
-        """Every partition is led, all its replicas are in sync and have the same, and what was moved away has been
-        compared with it."""
+    def has_converged(self) -> bool:
+        """Every partition has a leader, all its replicas are in sync and equal, and removed replicas have been compared
+        with it."""
         if any(node.broker.removed_replicas.waiting for node in self._nodes.values() if node.process.is_up):
             return False
         for key, partition in self._partitions.items():
@@ -623,25 +627,25 @@ class DataChecks:
         return True
 
     def losses_have_receipts(self) -> None:
-        """What was acknowledged to a producer, leaders called committed and an unclean election cost, has a receipt of
-        some replica, unless no replica could know of it. Raises InvariantBroken."""
+        """A batch that was acknowledged to a producer, committed, and lost in an unclean election has a receipt of some
+        replica, unless no replica could know of it. Raises InvariantBroken."""
         for key in self._partitions:
             history = self.histories[key]
             receipts = self._receipts_of(key)
             for batch in history.lost_batches if not history.is_compacted else ():
-                # A later unclean election may have brought it back.
+                # A later unclean election may have restored it.
                 is_there = history.batch_at(batch.base_offset) == batch
-                if is_there or batch not in history.readable_when_lost or not history.was_answered(batch):
+                if is_there or batch not in history.readable_when_lost or not history.was_acknowledged(batch):
                     continue
-                is_told = any(
+                has_receipt = any(
                     each.start_offset <= batch.base_offset < each.end_offset_exclusive
                     and batch.epoch in each.leader_epochs
                     for each in receipts
                 )
-                if not is_told and not any((key, batch) in each.untraced for each in self._crashes.values()):
+                if not has_receipt and not any((key, batch) in each.untraced for each in self._crashes.values()):
                     raise InvariantBroken(
                         f"{history.name}: the batch at {batch.base_offset} of epoch {batch.epoch} was acknowledged"
-                        " and is lost, no receipt says so (losses)"
+                        " and lost without a receipt (losses)"
                     )
 
     def ledger_is_complete(self, disks: Iterable[SimDisk]) -> None:
@@ -664,10 +668,12 @@ class DataChecks:
                 if copy is None:
                     continue
                 log, where = copy.replica.log, f"n{replica} {history.name}"
-                # Retention may take what a recovering leader has brought back before it counts as committed.
+                # Retention may delete what a recovering leader restored before it counts as committed.
                 is_empty = log.log_start_offset == log.log_end_offset > history.end
                 if log.log_end_offset != history.end and not (is_empty and history.last_unclean >= 0):
-                    raise InvariantBroken(f"{where}: ends at {log.log_end_offset}, committed is {history.end}")
+                    raise InvariantBroken(
+                        f"{where}: ends at {log.log_end_offset}, but the committed end is {history.end}"
+                    )
                 batches = copy.batches(log.log_start_offset, log.log_end_offset)
                 for batch in batches:
                     history.compare(batch, where)
@@ -683,7 +689,7 @@ class DataChecks:
                     needed = sorted(history.survivors(log.log_start_offset).difference(there))
                     there = []
                 if there != needed:
-                    raise InvariantBroken(f"{where}: has {there} of the committed {needed} (logs)")
+                    raise InvariantBroken(f"{where}: has {there}, but {needed} are committed (logs)")
             seen: set[tuple[int, int, int]] = set()
             for batch in history.batches:
                 header = history_header(batch)
@@ -697,12 +703,12 @@ def history_header(batch: StoredBatch) -> tuple[int, int, int]:
     return header.producer_id, header.producer_epoch, header.base_sequence
 
 
-def _told(batches: list[StoredBatch]) -> str:
+def _describe(batches: list[StoredBatch]) -> str:
     return ", ".join(f"{each.base_offset}@{each.epoch}" for each in batches) or "nothing"
 
 
 def _must_be_durable(history: History, copy: _Copy) -> bool:
-    """Whether all that the replica has acknowledged is in its log, and is to be safe on its disk."""
+    """Whether all that the replica has acknowledged must be in its log, and durable on its disk."""
     is_used = not copy.was_cut and not copy.replica.is_being_cut
     return is_used and history.flushes_each and not history.is_compacted and history.last_unclean < 0
 

@@ -1,13 +1,13 @@
-"""The one history that each partition has: what was written, what of it is committed, what clients were told of it.
+"""The one history of each partition: what was written, what is committed, and what clients received.
 
-Owns the memory that checks of data need. A batch is known by its base offset and leader epoch (log matching): whoever
-has it has the same bytes, and the same batch before it. Where a leader was elected uncleanly, history goes on from that
-leader's log, and what it lacks was lost with reason.
+Owns the state that the data checks need. Base offset and leader epoch identify a batch (log matching): every log that
+has it has the same bytes, and the same batch before it. After an unclean election, history continues from the log of
+the elected leader; what that log lacks counts as lost.
 
-A history belongs to one topic id: what is written to a topic names the id, so that a batch of another incarnation of
-the same name is found wherever it appears. A log start moves with a cause only: a request that names the offset, or
-retention where the topic has some. Where a topic is compacted, records count in place of batches: one that is missing
-has a newer one with its key.
+A history belongs to one topic id: clients write the id into each record, so that a batch of another incarnation of the
+same name is detected everywhere. A log start may move only for a reason: a request that names the offset, or retention
+if the topic has it. For a compacted topic, records are compared instead of batches: a missing record must have a newer
+one with its key.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.world import StoredBatch
 
 
-class Place(NamedTuple):
-    """Where a batch is, and of which epoch: its name."""
+class BatchId(NamedTuple):
+    """The identity of a batch: its base offset and leader epoch."""
 
     base_offset: int
     epoch: int
@@ -32,53 +32,54 @@ class Place(NamedTuple):
 
 class Written(NamedTuple):
     content: bytes
-    before: Place | None
-    """The batch before it; None at the beginning of a log."""
+    before: BatchId | None
+    """The batch before it; None at the start of a log."""
 
 
 class History:
-    """Of one partition of one topic id."""
+    """The history of one partition of one topic id."""
 
     def __init__(self, name: str, mark: bytes = b"") -> None:
-        """`mark`: what each record that clients write has in it; empty where they write no such thing."""
+        """`mark`: bytes that clients write into each record; empty if they do not."""
         self.name = name
         self.mark = mark
         self.is_compacted = False
-        """Whether it ever was: its records count, not its batches."""
+        """Whether it was ever compacted: then records are compared, not batches."""
         self.has_retention = False
-        """Whether its config ever let old segments go."""
+        """Whether its config ever allowed retention to delete segments."""
         self.flushes_each = True
-        """Whether its config always had flush.messages=1, from its creation on."""
+        """Whether its config has had flush.messages=1 since its creation."""
         self.deletable = 0
-        """Requests to delete records named offsets up to this one."""
+        """The highest offset in requests to delete records."""
         self.log_start = 0
-        """The highest that a replica had with a cause."""
-        self.answered: set[tuple[int, bytes]] = set()
-        """Batches that were acknowledged to a producer: base offset, and the records' bytes."""
+        """The highest valid log start of any replica."""
+        self.acknowledged_batches: set[tuple[int, bytes]] = set()
+        """Batches acknowledged to a producer: base offset, and the bytes of the records."""
         self.lost_batches: list[StoredBatch] = []
-        """Committed ones that unclean elections cost."""
+        """Committed batches that unclean elections lost."""
         self.readable_when_lost: set[StoredBatch] = set()
-        """Of those, what had not been deleted by then; where the log starts now says nothing of them."""
+        """The lost batches that were above the log start at that time; the current log start says nothing about
+        them."""
         self._records: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
-        """Of a compacted topic: key and value by offset and leader epoch."""
-        self._superseded: set[Place] = set()
-        """Records that compaction had taken for newer ones, which an unclean election cost."""
-        self.written: dict[Place, Written] = {}
+        """For a compacted topic: key and value by offset and leader epoch."""
+        self._superseded: set[BatchId] = set()
+        """Records that compaction removed in favour of newer ones, which an unclean election then lost."""
+        self.written: dict[BatchId, Written] = {}
         self.batches: list[StoredBatch] = []
-        """Committed, from offset 0 on."""
+        """The committed batches, from offset 0 on."""
         self._bases: list[int] = []
         self.ends: dict[int, int] = {}
-        """By leader epoch: the end of what its leader called committed."""
+        """By leader epoch: the end of what its leader reported as committed."""
         self.last_unclean = -1
-        """The newest leader epoch that an unclean election began."""
-        self.anew_epoch = -1
-        """The newest leader epoch whose uncleanly elected leader has begun: history is what its log is."""
+        """The newest leader epoch that began with an unclean election."""
+        self.unclean_log_epoch = -1
+        """The newest leader epoch whose uncleanly elected leader has started: history continues from its log."""
         self.recovering_epoch = -1
-        """The leader epoch that is RECOVERING by the newest image; -1: none is."""
-        self.told_ends: dict[int, int] = {}
-        """By leader epoch: the highest end offset that a client was told."""
+        """The leader epoch that is RECOVERING in the newest image; -1: none."""
+        self.reported_ends: dict[int, int] = {}
+        """By leader epoch: the highest end offset that a client received."""
         self.lost = 0
-        """Committed batches that unclean elections cost."""
+        """The number of committed batches that unclean elections lost."""
 
     @property
     def end(self) -> int:
@@ -86,120 +87,122 @@ class History:
 
     # -- written -------------------------------------------------------------------------------------------------------
 
-    def wrote(self, batch: StoredBatch, before: Place | None, where: str) -> Place:
-        """A log holds this batch behind that one. Raises InvariantBroken where another log knows it otherwise."""
-        place = Place(batch.base_offset, batch.epoch)
+    def wrote(self, batch: StoredBatch, before: BatchId | None, where: str) -> BatchId:
+        """A log has this batch after the batch `before`. Raises InvariantBroken if another log contradicts it."""
+        batch_id = BatchId(batch.base_offset, batch.epoch)
         if self.mark and self.mark not in batch.content and read_header(batch.content).record_count:
-            raise InvariantBroken(f"{where}: {told(place)} was written to another topic of this name (incarnation)")
+            raise InvariantBroken(
+                f"{where}: {describe(batch_id)} was written to another topic of this name (incarnation)"
+            )
         if self.is_compacted:
-            self._take_records(batch, where)
-            self.written.setdefault(place, Written(batch.content, before))
-            return place
-        known = self.written.setdefault(place, Written(batch.content, before))
+            self._add_records(batch, where)
+            self.written.setdefault(batch_id, Written(batch.content, before))
+            return batch_id
+        known = self.written.setdefault(batch_id, Written(batch.content, before))
         if known.content != batch.content:
-            raise InvariantBroken(f"{where}: {told(place)} is not the batch that others have (log matching)")
+            raise InvariantBroken(f"{where}: {describe(batch_id)} differs from the batch of other logs (log matching)")
         if known.before != before and before is not None and known.before is not None:
             raise InvariantBroken(
-                f"{where}: {told(place)} stands behind {told(before)}, elsewhere behind {told(known.before)}"
+                f"{where}: {describe(batch_id)} follows {describe(before)}, but {describe(known.before)} in another log"
                 " (log matching)"
             )
         if known.before is None and before is not None:
-            self.written[place] = known._replace(before=before)
+            self.written[batch_id] = known._replace(before=before)
         if before is not None and before.epoch > batch.epoch:
-            raise InvariantBroken(f"{where}: epochs fall from {told(before)} to {told(place)} (G11)")
-        return place
+            raise InvariantBroken(f"{where}: the epoch decreases from {describe(before)} to {describe(batch_id)} (G11)")
+        return batch_id
 
-    # -- what is deleted on request ------------------------------------------------------------------------------------
+    # -- deletion and compaction ---------------------------------------------------------------------------------------
 
     def becomes_compacted(self) -> None:
-        """From now on any of its records may go for a newer one with the same key."""
+        """From now on any of its records may be replaced by a newer one with the same key."""
         if not self.is_compacted:
             self.is_compacted = True
-            for place, written in self.written.items():
-                self._take_records(StoredBatch(place.base_offset, 0, place.epoch, written.content), self.name)
+            for batch_id, written in self.written.items():
+                self._add_records(StoredBatch(batch_id.base_offset, 0, batch_id.epoch, written.content), self.name)
 
-    def _take_records(self, batch: StoredBatch, where: str) -> None:
+    def _add_records(self, batch: StoredBatch, where: str) -> None:
         for record in decoded(batch):
             content = (record.key, record.value)
             if self._records.setdefault((record.offset, batch.epoch), content) != content:
                 raise InvariantBroken(
-                    f"{where}: the record at {record.offset} of epoch {batch.epoch} is not the one that others have"
+                    f"{where}: the record at {record.offset} of epoch {batch.epoch} differs from that of other logs"
                     " (log matching)"
                 )
 
     def starts_at(self, offset: int, *, by_retention: bool, where: str) -> None:
-        """A log begins there. `by_retention`: where a segment begins. Raises InvariantBroken where no request and no
-        retention is the cause."""
+        """A log starts there. `by_retention`: whether a segment begins there. Raises InvariantBroken if neither a
+        request nor retention is the reason."""
         if offset > max(self.log_start, self.deletable) and not (self.has_retention and by_retention):
             raise InvariantBroken(
-                f"{where}: the log starts at {offset}, records were deleted up to"
+                f"{where}: the log starts at {offset}, but records were deleted up to"
                 f" {max(self.log_start, self.deletable)} only (log start)"
             )
         self.log_start = max(self.log_start, offset)
 
     def survivors(self, start: int) -> set[int]:
-        """Offsets from `start` on that compaction may not take: of each key the newest, unless it is a deletion."""
+        """Offsets from `start` on that compaction must keep: the newest of each key, unless it is a tombstone."""
         newest: dict[bytes | None, tuple[int, bool]] = {}
         for batch in self.batches:
             for record in decoded(batch):
-                if Place(record.offset, batch.epoch) not in self._superseded:
+                if BatchId(record.offset, batch.epoch) not in self._superseded:
                     newest[record.key] = (record.offset, record.value is None)
         return {offset for offset, is_deletion in newest.values() if offset >= start and not is_deletion}
 
     # -- committed -----------------------------------------------------------------------------------------------------
 
     def batch_at(self, base_offset: int) -> StoredBatch | None:
-        """The committed batch that begins there."""
+        """The committed batch with this base offset."""
         at = bisect_left(self._bases, base_offset)
         return self.batches[at] if at < len(self._bases) and self._bases[at] == base_offset else None
 
     def commit(self, batches: Iterable[StoredBatch], where: str) -> None:
-        """A leader counts these as committed: they are those that are known, or the next ones."""
+        """A leader reports these as committed: they must be the known ones, or the next ones."""
         for batch in batches:
             if batch.base_offset >= self.end:
-                # A log that was emptied begins anew behind what others have; an unclean election may bring it back.
+                # A log that was emptied may restart beyond the others; an unclean election may make it the history.
                 if batch.base_offset != self.end and not self.is_compacted and batch.base_offset > self.log_start:
-                    raise InvariantBroken(f"{where}: commits at {batch.base_offset}, {self.end} is known (StrongIsr)")
+                    raise InvariantBroken(
+                        f"{where}: commits at {batch.base_offset}, but the committed end is {self.end} (StrongIsr)"
+                    )
                 self.batches.append(batch)
                 self._bases.append(batch.base_offset)
             else:
                 self.compare(batch, where)
 
     def compare(self, batch: StoredBatch, where: str) -> None:
-        """A batch that lies below the committed end is the committed one."""
+        """A batch below the committed end must be the committed one."""
         if self.is_compacted:
             self._compare_records(batch, where)
             return
         known = self.batch_at(batch.base_offset)
         if known != batch:
-            what = (
-                "no batch" if known is None else f"{known.base_offset}..{known.next_offset - 1} of epoch {known.epoch}"
-            )
+            what = "none" if known is None else f"{known.base_offset}..{known.next_offset - 1} of epoch {known.epoch}"
             raise InvariantBroken(
-                f"{where}: {batch.base_offset}..{batch.next_offset - 1} of epoch {batch.epoch} stands where"
-                f" {what} is committed"
+                f"{where}: {batch.base_offset}..{batch.next_offset - 1} of epoch {batch.epoch} is in the log, but"
+                f" the committed batch is {what}"
             )
 
     def _covering(self, offset: int) -> StoredBatch | None:
-        """The committed batch that this offset lies in."""
+        """The committed batch that contains this offset."""
         at = bisect_right(self._bases, offset) - 1
         return self.batches[at] if at >= 0 and offset < self.batches[at].next_offset else None
 
     def _compare_records(self, batch: StoredBatch, where: str) -> None:
-        self._take_records(batch, where)
+        self._add_records(batch, where)
         for record in decoded(batch):
             known = self._covering(record.offset)
             if known is not None and known.epoch != batch.epoch:
                 raise InvariantBroken(
-                    f"{where}: the record at {record.offset} is of epoch {batch.epoch}, that of epoch {known.epoch} is"
-                    " committed"
+                    f"{where}: the record at {record.offset} is of epoch {batch.epoch}, but that"
+                    f" of epoch {known.epoch} is committed"
                 )
 
     def committed_before(self, epoch: int) -> int:
-        """The end of what leaders of older epochs called committed."""
+        """The end of what leaders of earlier epochs reported as committed."""
         return max((end for led, end in self.ends.items() if led < epoch), default=0)
 
-    def begin_anew(
+    def adopt_unclean_log(
         self,
         log: Iterable[StoredBatch],
         start: int,
@@ -207,14 +210,15 @@ class History:
         epoch: int,
         epoch_at: Callable[[int], int] = lambda offset: -1,
     ) -> None:
-        """An uncleanly elected leader has this log from `start` to `end`: what it lacks is lost. `epoch_at`: the leader
-        epoch of an offset of it, also where compaction has removed the record: with the same epoch it was the same."""
+        """An uncleanly elected leader has this log from `start` to `end`: committed batches that it lacks are lost.
+        `epoch_at`: the leader epoch at an offset of it, also for records removed by compaction: with the same epoch it
+        was the same record."""
         log = list(log)
-        mine = {Place(batch.base_offset, batch.epoch) for batch in log}
+        mine = {BatchId(batch.base_offset, batch.epoch) for batch in log}
         kept = 0
         while kept < len(self.batches):
             batch = self.batches[kept]
-            is_there = Place(batch.base_offset, batch.epoch) in mine or batch.next_offset <= start
+            is_there = BatchId(batch.base_offset, batch.epoch) in mine or batch.next_offset <= start
             was_there = self.is_compacted and batch.next_offset <= end and epoch_at(batch.base_offset) == batch.epoch
             if not is_there and not was_there:
                 break
@@ -223,7 +227,7 @@ class History:
             there = {record.offset for batch in log for record in decoded(batch)}
             newest = {record.key: record.offset for batch in self.batches[kept:] for record in decoded(batch)}
             self._superseded.update(
-                Place(record.offset, batch.epoch)
+                BatchId(record.offset, batch.epoch)
                 for batch in self.batches[:kept]
                 for record in decoded(batch)
                 if record.key in newest and record.offset >= start and record.offset not in there
@@ -234,70 +238,70 @@ class History:
         del self.batches[kept:], self._bases[kept:]
         self.ends = {led: min(end, self.end) for led, end in self.ends.items()}
         self.last_unclean = max(self.last_unclean, epoch)
-        self.anew_epoch = max(self.anew_epoch, epoch)
+        self.unclean_log_epoch = max(self.unclean_log_epoch, epoch)
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
     def acknowledged(self, base_offset: int, producer_id: int, sequence: int, where: str) -> None:
-        """A producer was told that its batch has this offset, with acks=all."""
+        """A producer received this offset for its batch, with acks=all."""
         known = self.batch_at(base_offset)
         if known is not None and _is_of(known.content, producer_id, sequence):
             return
         epochs = [
-            place.epoch
-            for place, written in self.written.items()
-            if place.base_offset == base_offset and _is_of(written.content, producer_id, sequence)
+            batch_id.epoch
+            for batch_id, written in self.written.items()
+            if batch_id.base_offset == base_offset and _is_of(written.content, producer_id, sequence)
         ]
         if not epochs:
-            raise InvariantBroken(f"{where}: no log has at {base_offset} what was acknowledged there")
+            raise InvariantBroken(f"{where}: no log has the batch that was acknowledged at {base_offset}")
         if max(epochs) >= self.last_unclean:
-            raise InvariantBroken(f"{where}: acknowledged at {base_offset} with acks=all, and not committed")
+            raise InvariantBroken(f"{where}: acknowledged at {base_offset} with acks=all, but not committed")
 
-    def told_written(self, base_offset: int, batch: bytes) -> None:
-        """The batch was acknowledged to its producer, by any acks."""
-        self.answered.add((base_offset, batch[BATCH_OVERHEAD:]))
+    def record_acknowledged(self, base_offset: int, batch: bytes) -> None:
+        """The batch was acknowledged to its producer, with any acks."""
+        self.acknowledged_batches.add((base_offset, batch[BATCH_OVERHEAD:]))
 
-    def was_answered(self, batch: StoredBatch) -> bool:
+    def was_acknowledged(self, batch: StoredBatch) -> bool:
         """Whether it was acknowledged to a producer."""
-        return (batch.base_offset, batch.content[BATCH_OVERHEAD:]) in self.answered
+        return (batch.base_offset, batch.content[BATCH_OVERHEAD:]) in self.acknowledged_batches
 
     def is_only_copy(self, batch: StoredBatch) -> bool:
-        """Whether no leader of another epoch wrote the same records at this offset, as when a producer sends a refused
-        batch again: an answer names no epoch, and may mean either of them."""
+        """Whether no leader of another epoch wrote the same records at this offset, for example when a producer retries
+        a rejected batch: a response has no epoch, and may mean either of them."""
         records = batch.content[BATCH_OVERHEAD:]
         return not any(
-            place.base_offset == batch.base_offset
-            and place.epoch != batch.epoch
+            batch_id.base_offset == batch.base_offset
+            and batch_id.epoch != batch.epoch
             and written.content[BATCH_OVERHEAD:] == records
-            for place, written in self.written.items()
+            for batch_id, written in self.written.items()
         )
 
-    def read(self, place: Place, content: bytes, before: Place | None, where: str) -> None:
-        """A consumer that has read up to `before` (None: it begins here) was given this batch as the next one."""
+    def read(self, batch_id: BatchId, content: bytes, before: BatchId | None, where: str) -> None:
+        """A consumer that has read up to `before` (None: it starts here) received this batch as the next one."""
         if self.is_compacted:
-            # A leader that does not know yet of an unclean election gives what was lost by it.
-            look = self._compare_records if place.epoch >= self.last_unclean else self._take_records
-            look(StoredBatch(place.base_offset, 0, place.epoch, content), where)
+            # A leader that does not know of an unclean election yet returns records that it lost.
+            check = self._compare_records if batch_id.epoch >= self.last_unclean else self._add_records
+            check(StoredBatch(batch_id.base_offset, 0, batch_id.epoch, content), where)
             return
-        written = self.written.get(place)
+        written = self.written.get(batch_id)
         if written is None or written.content != content:
-            raise InvariantBroken(f"{where}: {told(place)} was read, no log has it like that")
-        # The first batch of a log that began later (DeleteRecords) has none before it that anybody wrote down.
+            raise InvariantBroken(f"{where}: {describe(batch_id)} was read, but no log has this content")
+        # The first batch of a log that starts later (DeleteRecords) has no recorded batch before it.
         if before is not None and written.before is not None and written.before != before:
             raise InvariantBroken(
-                f"{where}: {told(place)} was read after {told(before)}, in the log it stands behind"
-                f" {told(written.before)}: a truncation was not noticed"
+                f"{where}: {describe(batch_id)} was read after {describe(before)}, but in the log it follows"
+                f" {describe(written.before)}: a truncation was not detected"
             )
-        known = self.batch_at(place.base_offset)
-        if (known is None or known.epoch != place.epoch) and place.epoch >= self.last_unclean:
-            raise InvariantBroken(f"{where}: {told(place)} was read and is not committed (E43)")
+        known = self.batch_at(batch_id.base_offset)
+        if (known is None or known.epoch != batch_id.epoch) and batch_id.epoch >= self.last_unclean:
+            raise InvariantBroken(f"{where}: {describe(batch_id)} was read but is not committed (E43)")
 
     def least_end(self, epoch: int) -> int:
-        """What a client that asks the leader of this epoch for the log's end may not fall below (KIP-207)."""
-        return max((end for led, end in self.told_ends.items() if self.last_unclean <= led <= epoch), default=0)
+        """The least end offset that the leader of this epoch may return to a client (KIP-207)."""
+        return max((end for led, end in self.reported_ends.items() if self.last_unclean <= led <= epoch), default=0)
 
-    def tell_end(self, epoch: int, end: int) -> None:
-        self.told_ends[epoch] = max(self.told_ends.get(epoch, 0), end)
+    def record_end(self, epoch: int, end: int) -> None:
+        self.reported_ends[epoch] = max(self.reported_ends.get(epoch, 0), end)
 
 
 def _is_of(content: bytes, producer_id: int, sequence: int) -> bool:
@@ -306,14 +310,14 @@ def _is_of(content: bytes, producer_id: int, sequence: int) -> bool:
 
 
 def decoded(batch: StoredBatch) -> list[Record]:
-    """Its records."""
+    """The records of a batch."""
     return decode_batch(batch.content, read_header(batch.content))
 
 
-def told(place: Place) -> str:
-    return f"the batch at {place.base_offset} of epoch {place.epoch}"
+def describe(batch_id: BatchId) -> str:
+    return f"the batch at {batch_id.base_offset} of epoch {batch_id.epoch}"
 
 
 def first_from(batches: list[StoredBatch], offset: int) -> list[StoredBatch]:
-    """Those that begin at or behind an offset."""
+    """The batches that begin at or after an offset."""
     return batches[bisect_right(batches, offset - 1, key=lambda batch: batch.base_offset) :]

@@ -1,10 +1,10 @@
-"""One life of a process on its disk: the `Disk` that a simulated node is given.
+"""The disk as one process sees it: the `Disk` given to a simulated node.
 
-Owns what belongs to a life: its descriptors, its end, and the faults that strike between two calls. The files
-themselves are the `SimDisk`'s and outlive it. After the end every call unwinds the caller with `ProcessEnded`, so that
-nothing of a dead process reaches the disk.
+Owns what belongs to one process: its descriptors, its end, and faults between two calls. The files belong to the
+`SimDisk` and outlive the process. After the end every call unwinds the caller with `ProcessEnded`, so that nothing of
+an ended process reaches the disk.
 
-A planned crash strikes at the n-th call that changes something: before it, after it, or in the middle of a write; or in
+A planned crash happens at the n-th call that changes something: before it, after it, or in the middle of a write; or in
 the next write to a log of one directory.
 """
 
@@ -28,45 +28,48 @@ def _ignore(path: str) -> None:
 
 
 class LifeDisk:
-    """See the module. `tell` hears each change of the disk, `die` ends the process, with or without a loss of power."""
+    """See the module. `log_event` receives each change of the disk, `end_process` ends the process, with or without a
+    power failure."""
 
-    def __init__(self, disk: SimDisk, rng: Random, *, tell: Callable[[str], None], die: Callable[[], None]) -> None:
+    def __init__(
+        self, disk: SimDisk, rng: Random, *, log_event: Callable[[str], None], end_process: Callable[[], None]
+    ) -> None:
         self._disk = disk
         self._rng = rng
-        self._tell = tell
-        self._die = die
+        self._log_event = log_event
+        self._end_process = end_process
         self._descriptors: dict[int, str] = {}
-        self._left_until_crash = -1
+        self._calls_until_crash = -1
         self._torn_directory = ""
-        """The next write to a log in it is torn."""
+        """The next write to a log in this directory is torn."""
         self.has_ended = False
         self.flip_chance = 0.0
-        """How often a read gives one wrong bit."""
+        """Chance that a read returns one wrong bit."""
         self.flips = 0
         self.changes = 0
         """Calls that changed something."""
         self.on_create: Callable[[str], None] = _ignore
-        """Hears the path of a file that is about to be created."""
+        """Called with the path of a file that is about to be created."""
         self.on_rename: Callable[[str], None] = _ignore
-        """Hears the name that a file is about to get."""
+        """Called with the new name of a file that is about to be renamed."""
         self.on_read: Callable[[str], None] = _ignore
-        """Hears the path of a file that is about to be opened."""
+        """Called with the path of a file that is about to be opened."""
 
     def crash_after(self, changes: int) -> None:
-        """The process ends at this many calls from now that change something."""
-        self._left_until_crash = changes
+        """The process ends at the n-th call from now that changes something."""
+        self._calls_until_crash = changes
 
     def crash_in_append(self, directory: str) -> None:
         """The process ends in the middle of the next write to a log in this directory."""
         self._torn_directory = directory
 
-    def spare(self) -> None:
-        """No more planned crash."""
-        self._left_until_crash = -1
+    def cancel_crash(self) -> None:
+        """Cancel planned crashes."""
+        self._calls_until_crash = -1
         self._torn_directory = ""
 
     def end(self) -> None:
-        """The process is gone: what it had open is closed, what it wrote stays written."""
+        """The process has ended: its files are closed, written data stays."""
         if self.has_ended:
             return
         self.has_ended = True
@@ -75,27 +78,27 @@ class LifeDisk:
         self._descriptors.clear()
 
     def forget(self) -> None:
-        """The machine is gone, and the descriptors with it."""
+        """The machine lost power, and the descriptors are invalid."""
         self.has_ended = True
         self._descriptors.clear()
 
     # -- calls that change something -----------------------------------------------------------------------------------
 
     def _crash(self) -> None:
-        self._tell("the process ends at this call")
-        self._die()
+        self._log_event("the process ends at this call")
+        self._end_process()
         raise ProcessEnded
 
     def _begin(self, what: str, path: str) -> bool:
-        """Whether the process shall end after this call."""
+        """Whether the process must end after this call."""
         if self.has_ended:
             raise ProcessEnded
         self.changes += 1
-        self._tell(f"{what} {path}")
-        if self._left_until_crash < 0:
+        self._log_event(f"{what} {path}")
+        if self._calls_until_crash < 0:
             return False
-        self._left_until_crash -= 1
-        if self._left_until_crash >= 0:
+        self._calls_until_crash -= 1
+        if self._calls_until_crash >= 0:
             return False
         if self._rng.random() < 0.5:
             self._crash()
@@ -168,7 +171,7 @@ class LifeDisk:
     def unlink(self, path: str) -> None:
         self._check()
         if self._disk.stat(path) is None:
-            self._disk.unlink(path)  # raises what a missing file raises
+            self._disk.unlink(path)  # raises FileNotFoundError
         crashes = self._begin("unlink", path)
         self._disk.unlink(path)
         if crashes:
@@ -186,7 +189,7 @@ class LifeDisk:
         if crashes:
             self._crash()
 
-    # -- calls that look -----------------------------------------------------------------------------------------------
+    # -- calls that only read ------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         if self.has_ended:
@@ -197,7 +200,7 @@ class LifeDisk:
             return content
         self.flips += 1
         position = self._rng.randrange(len(content))
-        self._tell(f"a read gives a wrong bit at {position} of {len(content)}")
+        self._log_event(f"a read gives a wrong bit at {position} of {len(content)}")
         wrong = bytearray(content)
         wrong[position] ^= 1 << self._rng.randrange(8)
         return bytes(wrong)
@@ -216,7 +219,7 @@ class LifeDisk:
         return copy
 
     def close(self, fd: int) -> None:
-        """What Python collects of an ended life is nobody's business."""
+        """Calls after the end, for example by finalizers, do nothing."""
         if not self.has_ended:
             self._disk.close(fd)
             del self._descriptors[fd]

@@ -1,8 +1,8 @@
-"""What tools say of the disks of a cluster that has stopped, against what the simulation knows: verify and losses.
+"""Checks the disks of a stopped cluster with the operators' tools: verify and losses.
 
-Owns the two comparisons at the end of a seed. `fenceline verify`'s library looks at all data directories together, as a
-person would call it, and must find no error; then one byte of one replica is changed, and it must find that. The ledger
-topic must have every receipt that any node wrote, as it was written, or that node must still have it to deliver.
+Owns the two comparisons at the end of a seed. The library of `fenceline verify` reads all data directories together, as
+an operator would, and must find no error; then one byte of one replica is changed, and it must find that. The ledger
+topic must have every receipt that any node wrote, unchanged, or that node must still have it to deliver.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from fenceline.testing.simulation.world import StoredBatch
 
 
-_PUT_AWAY: Final = ("-stray", "-delete", "-future")
-"""Ends of the names of directories that no log is opened from: what a crash tore there stays torn."""
+_UNUSED_SUFFIXES: Final = ("-stray", "-delete", "-future")
+"""Suffixes of directories from which no log is opened: torn files there are not repaired."""
 
 
 _EPOCH_BYTES: Final = range(12, 16)
-"""Of a batch."""
+"""The position of the leader epoch in a batch."""
 
 
 class Disks:
-    """Disks of several machines as one that is only read: the path of a file begins with the name of its machine."""
+    """The disks of several machines as one read-only disk: the path of a file begins with the name of its machine."""
 
     def __init__(self, disks: Mapping[str, SimDisk]) -> None:
         self._disks = disks
@@ -71,8 +71,8 @@ class Disks:
 
 
 def errors_of(disks: Mapping[str, SimDisk], directories: Iterable[str], *, holding: str = "") -> list[Finding]:
-    """What `fenceline verify` calls an error, of all these data directories together. `holding`: only of the replicas
-    that are compared with the one that has this file; all where none has it."""
+    """The errors that `fenceline verify` finds in all these data directories together. `holding`: only those of the
+    replicas that are compared with the one that has this file; all if none has it."""
     disk = cast(Disk, cast(Any, Disks(disks)))
     places = find_places(disk, list(directories))
     settings = Settings(deep=True, wait=lambda seconds: None)
@@ -85,20 +85,20 @@ def errors_of(disks: Mapping[str, SimDisk], directories: Iterable[str], *, holdi
 
 
 def verify_finds_nothing(disks: Mapping[str, SimDisk], directories: Sequence[str]) -> None:
-    """Raises InvariantBroken."""
-    found = [each for each in errors_of(disks, directories) if not any(name in each.path for name in _PUT_AWAY)]
+    """Raises InvariantBroken if verify finds an error."""
+    found = [each for each in errors_of(disks, directories) if not any(name in each.path for name in _UNUSED_SUFFIXES)]
     if found:
-        told = "; ".join(f"{each.path}: {each.message}" for each in found[:3])
-        raise InvariantBroken(f"verify finds {len(found)} errors where all is well: {told} (verify)")
+        errors = "; ".join(f"{each.path}: {each.message}" for each in found[:3])
+        raise InvariantBroken(f"verify reports {len(found)} errors on undamaged disks: {errors} (verify)")
 
 
 def is_log_in_use(path: str) -> bool:
-    """Whether it is a segment of a directory from which logs are opened."""
-    return path.endswith(LOG_SUFFIX) and not path.rpartition("/")[0].endswith((*_PUT_AWAY, EVIDENCE_DIR))
+    """Whether the file is a segment in a directory from which logs are opened."""
+    return path.endswith(LOG_SUFFIX) and not path.rpartition("/")[0].endswith((*_UNUSED_SUFFIXES, EVIDENCE_DIR))
 
 
 def verify_finds_a_changed_byte(disks: Mapping[str, SimDisk], directories: Sequence[str], rng: Random) -> None:
-    """In a segment that is not empty; put back afterwards. Raises InvariantBroken."""
+    """Change a byte of a segment that is not empty; it is restored afterwards. Raises InvariantBroken."""
     segments = [
         (machine, disk, f"{folder}/{name}")
         for machine, disk in sorted(disks.items())
@@ -115,17 +115,17 @@ def verify_finds_a_changed_byte(disks: Mapping[str, SimDisk], directories: Seque
     disk.flip(path, position)
     found = errors_of(disks, directories, holding=f"/{machine}{path}")
     disk.flip(path, position)
-    # A batch with a changed offset or epoch can show by what comes behind it, in the next file.
+    # A changed offset or epoch may be reported for the batch after it, in the next file.
     folder, _, changed = path.rpartition("/")
     behind = [name for name in sorted(disk.folder(folder) or ()) if name.endswith(LOG_SUFFIX) and name > changed]
     near = (path, *(f"{folder}/{name}" for name in behind[:1]))
     if not any(each in finding.path or each in finding.message for finding in found for each in near):
-        raise InvariantBroken(f"verify does not find the byte {position} of {path} that was changed (verify)")
+        raise InvariantBroken(f"verify does not find the changed byte {position} of {path} (verify)")
 
 
 def _is_epoch_of_deleted_records(disk: SimDisk, path: str, position: int) -> bool:
     """Whether it is a byte of the leader epoch of a batch below the log start. No checksum covers it, and neither the
-    epochs that the directory names nor another replica tell of it."""
+    leader epoch checkpoint nor another replica has it."""
     batch = next(each for each in iter_headers(disk.peek(path) or b"") if position < each.end_position)
     if position - batch.position not in _EPOCH_BYTES:
         return False
@@ -136,22 +136,22 @@ def _is_epoch_of_deleted_records(disk: SimDisk, path: str, position: int) -> boo
 def ledger_is_complete(
     ledger: Iterable[StoredBatch], written: Mapping[str, Receipt], waiting: Iterable[str], *, was_lost: bool
 ) -> None:
-    """`written`: all receipts of all nodes, by id; `waiting`: those that a node has still to deliver. `was_lost`: what
-    the ledger had may be lost itself. Raises InvariantBroken."""
-    told: dict[str, Receipt] = {}
+    """`written`: all receipts of all nodes, by id; `waiting`: those that a node still has to deliver. `was_lost`:
+    records of the ledger itself may be lost. Raises InvariantBroken."""
+    delivered: dict[str, Receipt] = {}
     for batch in ledger:
         for record in decoded(batch):
             if record.value is not None:
                 receipt = decode(record.value)
-                told[receipt.id] = receipt
+                delivered[receipt.id] = receipt
     due = set(waiting)
     for name, receipt in sorted(written.items()):
-        theirs = told.get(name)
+        theirs = delivered.get(name)
         if theirs is None:
             if name not in due and not was_lost:
-                raise InvariantBroken(f"the ledger does not have the receipt of {receipt} (ledger)")
+                raise InvariantBroken(f"the ledger lacks the receipt of {receipt} (ledger)")
         elif _range_of(theirs) != _range_of(receipt):
-            raise InvariantBroken(f"the ledger has {_range_of(theirs)} for {_range_of(receipt)} (ledger)")
+            raise InvariantBroken(f"the ledger has {_range_of(theirs)} instead of {_range_of(receipt)} (ledger)")
 
 
 def _range_of(receipt: Receipt) -> tuple[object, ...]:

@@ -1,21 +1,21 @@
-"""Whether the effect of an operation on a simulated cluster has ended, where it can last longer than a request.
+"""Whether the effect of an operation on a simulated cluster has ended, if it can last longer than a request.
 
-Owns how that is read off the nodes that run and their disks. Only reads; asked for ten times a second at most.
+Owns how this is read from the running nodes and their disks. Only reads; called at most ten times a second.
 
 | Operation | Lasts until |
 |---|---|
-| reassign, reassign back | no partition of the topic has replicas to add or to remove, and each replica is as the newest metadata say |
-| create topic, recreate topic, add partitions, cancel reassignment, preferred election, unclean election | each replica of the topic is as the newest metadata say: its broker runs, has opened it, and knows the newest leader epoch |
+| reassign, reassign back | no partition of the topic has replicas to add or to remove, and each replica matches the newest metadata |
+| create topic, recreate topic, add partitions, cancel reassignment, preferred election, unclean election | each replica of the topic matches the newest metadata: its broker runs, has opened it, and knows the newest leader epoch |
 | alter config | every broker runs and has the newest configs of the topic |
-| delete records | each replica of the topic is open, and those of a partition begin at the same offset |
+| delete records | each replica of the topic is open, and the replicas of a partition have the same log start |
 | move directory | no node moves a replica of the topic |
-| delete topic | no disk has files of its partitions that are put away, and none has its partitions if no topic has its name |
-| retention | no node has a segment of the topic whose file is to be deleted |
+| delete topic | no disk has directories of its partitions that are marked for deletion, or any directory of its partitions if no topic has its name |
+| retention | no node has a segment file of the topic that is marked for deletion |
 | compaction | no node compacts a partition of the topic |
 | metadata snapshot | no node writes one |
 | unregister broker | every broker is registered again |
 
-A broker that is down or cut off has not heard of an operation: it is in progress there until it has.
+A broker that is down or cut off has not received an operation: the operation is in progress there until it has.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 
 
 class Effects:
-    """Of one cluster."""
+    """The effects of operations on one cluster."""
 
     def __init__(self, checks: DataChecks, processes: Mapping[int, Process], brokers: Mapping[int, SimBroker]) -> None:
-        """`brokers`: by node, its newest life."""
+        """`brokers`: by node, the current process of each."""
         self._checks = checks
         self._processes = processes
         self._brokers = brokers
-        self._last: Mapping[str, Callable[[str], bool]] = {
-            Operation.CREATE_TOPIC: self._is_news,
-            Operation.RECREATE_TOPIC: self._is_news,
-            Operation.ADD_PARTITIONS: self._is_news,
-            Operation.CANCEL_REASSIGNMENT: self._is_news,
-            Operation.PREFERRED_ELECTION: self._is_news,
-            Operation.UNCLEAN_ELECTION: self._is_news,
-            Operation.ALTER_CONFIG: self._is_configured,
-            Operation.DELETE_RECORDS: self._moves_starts,
+        self._lasts: Mapping[str, Callable[[str], bool]] = {
+            Operation.CREATE_TOPIC: self._is_outdated,
+            Operation.RECREATE_TOPIC: self._is_outdated,
+            Operation.ADD_PARTITIONS: self._is_outdated,
+            Operation.CANCEL_REASSIGNMENT: self._is_outdated,
+            Operation.PREFERRED_ELECTION: self._is_outdated,
+            Operation.UNCLEAN_ELECTION: self._is_outdated,
+            Operation.ALTER_CONFIG: self._has_old_config,
+            Operation.DELETE_RECORDS: self._has_unequal_starts,
             Operation.REASSIGN: self._is_reassigned,
             Operation.REASSIGN_BACK: self._is_reassigned,
             Operation.MOVE_DIRECTORY: self._is_moving,
             Operation.DELETE_TOPIC: self._has_deleted_files,
             Operation.RETENTION: self._has_deleted_segments,
-            Operation.COMPACTION: self._is_compacted,
+            Operation.COMPACTION: self._is_compacting,
         }
 
     def has_ended(self, name: str, topic: str | None) -> bool:
-        """Of the operation with this name, and of this topic. True where nothing but the request is known of it."""
+        """Whether the effect of this operation on this topic has ended. True if only the request is known."""
         if topic is not None:
-            lasts = self._last.get(name)
+            lasts = self._lasts.get(name)
             return lasts is None or not lasts(topic)
         if name == Operation.METADATA_SNAPSHOT:
             return not any(self._writes_snapshot(broker) for broker in self._running())
@@ -86,14 +86,14 @@ class Effects:
         found = self._checks.image.topics_by_name.get(topic)
         if found is None:
             return False
-        return any(each.adding or each.removing for each in found.partitions) or self._is_news(topic)
+        return any(each.adding or each.removing for each in found.partitions) or self._is_outdated(topic)
 
     def _broker(self, node_id: int) -> SimBroker | None:
-        """None while it is not there."""
+        """None while it is down or has no metadata."""
         broker = self._brokers.get(node_id)
         return broker if broker is not None and self._processes[node_id].is_up and broker.has_metadata else None
 
-    def _is_news(self, topic: str) -> bool:
+    def _is_outdated(self, topic: str) -> bool:
         found = self._checks.image.topics_by_name.get(topic)
         if found is None:
             return False
@@ -105,7 +105,7 @@ class Effects:
                     return True
         return False
 
-    def _is_configured(self, topic: str) -> bool:
+    def _has_old_config(self, topic: str) -> bool:
         newest = self._checks.image
         if topic not in newest.topics_by_name:
             return False
@@ -113,7 +113,7 @@ class Effects:
         brokers = [self._broker(node_id) for node_id in self._processes]
         return any(each is None or each.image.config(ConfigResourceType.TOPIC, topic) != wanted for each in brokers)
 
-    def _moves_starts(self, topic: str) -> bool:
+    def _has_unequal_starts(self, topic: str) -> bool:
         found = self._checks.image.topics_by_name.get(topic)
         if found is None:
             return False
@@ -130,7 +130,7 @@ class Effects:
     def _is_moving(self, topic: str) -> bool:
         return any(replica.topic_partition in broker.moves.under_way for broker, replica in self._replicas(topic))
 
-    def _is_compacted(self, topic: str) -> bool:
+    def _is_compacting(self, topic: str) -> bool:
         return any(replica.cleaning is not None for _, replica in self._replicas(topic))
 
     def _has_deleted_segments(self, topic: str) -> bool:

@@ -1,15 +1,15 @@
-"""Durability of topics with `flush.messages=1`: what a replica acknowledges is safe on its disk from any loss of power.
+"""Durability of topics with `flush.messages=1`: what a replica acknowledges is durable on its disk.
 
-Owns the comparison of a batch with the safe bytes of one log's disk, and which partitions it holds for. Two moments
-count, as each replica acknowledges for itself:
+Owns the comparison of a batch with the durable bytes of one log, and the partitions to which it applies. Two moments
+count, because each replica acknowledges for itself:
 
-- A follower acknowledges by its next fetch. So what a leader calls committed is safe on each other member of the
-  in-sync set by which it does so.
-- A leader acknowledges by its answer to the producer (acks=all and acks=1), not by the high watermark: consumers may
-  read a record that the leader has not flushed, and that all other members of the in-sync set have.
+- A follower acknowledges by its next fetch. So what a leader reports as committed is durable on each other member of
+  the in-sync set that the commit is based on.
+- A leader acknowledges by its response to the producer (acks=all and acks=1), not by the high watermark: consumers may
+  read a record that the leader has not flushed if all other members of the in-sync set have it.
 
-Compacted logs are left out: compaction replaces batches. So are topics whose setting was ever another, or was sent
-anew: when a broker hears of it, records may have been acknowledged by the one before.
+Compacted logs are excluded, because compaction replaces batches. So are topics whose setting was ever different, or was
+sent again: until a broker receives it, records may have been acknowledged under the previous setting.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ FLUSH_MESSAGES: Final = "flush.messages"
 
 
 def check_durable(disk: SimDisk, log: PartitionLog, batches: Iterable[StoredBatch], where: str) -> None:
-    """Batches that the log has must be safe on its disk; what it lacks is for other checks. Raises InvariantBroken."""
+    """Batches that the log has must be durable on its disk; missing ones are found by other checks. Raises
+    InvariantBroken."""
     bases = [segment.base_offset for segment in log.segments]
     for batch in batches:
         number = bisect_right(bases, batch.base_offset) - 1
@@ -38,8 +39,8 @@ def check_durable(disk: SimDisk, log: PartitionLog, batches: Iterable[StoredBatc
         segment = log.segments[number]
         directory, _, name = segment.path.rpartition("/")
         has_it = batch.content in (disk.peek(segment.path) or b"")
-        is_safe = name in disk.safe_names(directory) and batch.content in disk.safe_content(directory, name)
-        if has_it and not is_safe:
+        is_durable = name in disk.durable_names(directory) and batch.content in disk.durable_content(directory, name)
+        if has_it and not is_durable:
             raise InvariantBroken(
                 f"{where}: acknowledged the batch at {batch.base_offset} of epoch {batch.epoch} before it was flushed"
                 " (durability)"

@@ -1,7 +1,7 @@
-"""Reading a node's log for the checks: from the simulated disk's bytes, not by the node's own way of reading.
+"""Reads a log for the checks: from the bytes of the simulated disk, not with the node's own code.
 
-Owns what was read of each segment before, so that a look at the newest batches costs the newest batches. A segment that
-was cut and written anew is another object, and is read from its beginning.
+Owns what was already read of each segment, so that reading the newest batches costs only these. A segment that was
+truncated and rewritten is another object, and is read from its start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Read:
 
 
 class StoredBatches:
-    """The batches of one log in one life."""
+    """The batches of one log in one life of its process."""
 
     def __init__(self, disk: SimDisk) -> None:
         self._disk = disk
@@ -37,7 +37,7 @@ class StoredBatches:
         """By base offset."""
 
     def between(self, segments: Sequence[Segment], start: int, end: int) -> list[StoredBatch]:
-        """From the batch that holds `start`, or the first behind it, to the last that begins below `end`."""
+        """From the batch that contains `start`, or the first after it, to the last that begins below `end`."""
         found: list[StoredBatch] = []
         if not segments:
             return found

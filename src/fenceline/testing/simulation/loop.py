@@ -1,11 +1,11 @@
 """An asyncio event loop on virtual time: one for each simulated process.
 
-Owns the callbacks, timers, tasks and executor jobs of its process, so that all of them can be stopped (SIGSTOP) or
-dropped (SIGKILL) at once. asyncio binds every future and task to its loop, and so to its process. Never waits, never
-opens a socket: calls of the network raise.
+Owns the callbacks, timers, tasks and executor jobs of its process, so that all of them can be paused (SIGSTOP) or
+dropped (SIGKILL) at once. asyncio binds every future and task to its loop, and so to its process. Never blocks, never
+opens a socket: network calls of the loop raise.
 
-A function given to an executor runs at a drawn moment later, between other callbacks, and its result is told at another
-moment after that: what it does and what the loop knows of it lie apart, as they do with threads.
+A function given to an executor runs at a drawn later moment, between other callbacks, and its result is delivered at a
+later moment still: its side effects and its result are apart, as with threads.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 JobTimes = Callable[[], tuple[float, float]]
-"""(seconds until a job runs, seconds until its result is told)."""
+"""(seconds until a job runs, seconds until its result is delivered)."""
 
 _NO_TIMES: Final = (0.0, 0.0)
 _NEVER: Final = (-1.0, -1.0)
 _APART_S: Final = 1e-6
-"""Between jobs of one thread: timers of one instant have no order."""
+"""Between jobs of one thread: timers of the same instant have no order."""
 
 
 class SimExecutor(Executor):
-    """Stands for a pool of threads. Jobs of an executor with one worker run in the order they were given."""
+    """Represents a thread pool. Jobs of an executor with one worker run in the order of submission."""
 
     def __init__(self, workers: int = 1) -> None:
         self.workers = workers
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        raise SimulationError("only loop.run_in_executor has a place in virtual time")
+        raise SimulationError("jobs must be submitted with loop.run_in_executor")
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """There is nothing to join."""
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """See the module. `rate` is how fast this machine's monotonic clock runs, `base_s` where it began."""
+    """See the module. `rate` is the rate of this machine's monotonic clock, `base_s` its first value."""
 
     def __init__(
         self,
@@ -65,16 +65,16 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.name = name
         self.state = RUNNING
         self.owner = owner
-        """Whom the scheduler's watcher looks at after each callback; None: nobody."""
+        """The object that the scheduler's watcher checks after each callback; None: none."""
         self.sockets: NodeSockets | None = None
-        """What connections and listeners are made of; None: there are none."""
+        """Implements connections and listeners; None: there are none."""
         self._rate = rate
         self._base_s = base_s
         self._job_times = job_times
         self._stopped: list[SimHandle] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._lanes: dict[Executor | None, tuple[float, float]] = {}
-        """By executor with one worker: when its last job runs, and when its result is told."""
+        """By executor with one worker: when its last job runs, and when the result is delivered."""
         self._handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.state = PAUSED
 
     def resume(self) -> None:
-        """What was due meanwhile runs now."""
+        """Callbacks that became due meanwhile run now."""
         if self.state == PAUSED:
             self.state = RUNNING
             for handle in self._stopped:
@@ -96,12 +96,12 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._stopped.clear()
 
     def kill(self) -> None:
-        """Drop every callback, timer and job. Coroutines stay where they are: not even their `finally` runs."""
+        """Drop every callback, timer and job. Coroutines stay suspended: not even their `finally` runs."""
         self.state = ENDED
         self._stopped.clear()
 
-    def bury(self) -> None:
-        """Let go of the coroutines of an ended process, in their order. Not from inside of one of them."""
+    def close_tasks(self) -> None:
+        """Close the coroutines of an ended process, in order. Must not be called from one of them."""
         tasks, self._tasks = self._tasks, []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # some have not begun
@@ -109,11 +109,13 @@ class SimLoop(asyncio.AbstractEventLoop):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 coroutine = task.get_coro()
                 if isinstance(coroutine, Coroutine):
-                    with contextlib.suppress(Exception, ProcessEnded):  # the process is gone, and who would hear it
+                    with contextlib.suppress(
+                        Exception, ProcessEnded
+                    ):  # the process has ended; the error concerns no one
                         coroutine.close()
 
     def not_running(self, handle: SimHandle) -> None:
-        """A callback came up while this process does not run."""
+        """A callback became due while this process does not run."""
         if self.state == PAUSED:
             self._stopped.append(handle)
 
@@ -160,7 +162,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Task[T]:
         if self.state == ENDED:
             coro.close()
-            raise SimulationError(f"{self.name} has ended and takes no task")
+            raise SimulationError(f"{self.name} has ended and accepts no task")
         task: asyncio.Task[T] = asyncio.Task(coro, loop=self, name=name or "task", context=context)
         if len(self._tasks) > 64 and self._tasks[0].done():
             self._tasks = [each for each in self._tasks if not each.done() or _has_unseen_error(each)]
@@ -178,15 +180,18 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self.create_future()
-        delay_s, telling_s = self._job_times() if self._job_times is not None else _NO_TIMES
+        delay_s, delivery_s = self._job_times() if self._job_times is not None else _NO_TIMES
         at_s = self.scheduler.now_s + delay_s
-        told_s = at_s + telling_s
+        delivered_s = at_s + delivery_s
         if getattr(executor, "workers", getattr(executor, "_max_workers", 0)) == 1:
-            ran_s, last_told_s = self._lanes.get(executor, _NEVER)
-            at_s, told_s = max(at_s, ran_s + _APART_S), max(told_s, last_told_s + _APART_S, ran_s + _APART_S)
-            self._lanes[executor] = (at_s, told_s)
+            ran_s, last_delivered_s = self._lanes.get(executor, _NEVER)
+            at_s, delivered_s = (
+                max(at_s, ran_s + _APART_S),
+                max(delivered_s, last_delivered_s + _APART_S, ran_s + _APART_S),
+            )
+            self._lanes[executor] = (at_s, delivered_s)
 
-        def tell(result: T | None, error: BaseException | None) -> None:
+        def deliver(result: T | None, error: BaseException | None) -> None:
             if not future.done():
                 if error is not None:
                     future.set_exception(error)
@@ -205,7 +210,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 failure = error
             finally:
                 asyncio._set_running_loop(self)
-            self._timer(told_s, tell, (result, failure)).is_inert = True
+            self._timer(delivered_s, deliver, (result, failure)).is_inert = True
 
         self._timer(at_s, work, ())
         return future
@@ -218,7 +223,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     # -- asyncio: the rest ---------------------------------------------------------------------------------------------
 
     def run_until_complete(self, future: Any) -> Any:
-        """Run the whole world until this is done. Raises NothingLeft when it never can be."""
+        """Run the complete world until this is done. Raises NothingLeft if it never can be."""
         if not asyncio.isfuture(future):
             future = self.create_task(future)
         self.scheduler.run(done=future.done)
@@ -232,16 +237,16 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def close(self) -> None:
         self.kill()
-        self.bury()
+        self.close_tasks()
 
     def get_debug(self) -> bool:
         return False
 
     def set_debug(self, enabled: bool) -> None:
-        """There is no debug mode: everything is repeatable."""
+        """There is no debug mode."""
 
     async def shutdown_asyncgens(self) -> None:
-        """Async generators go with their coroutines."""
+        """Async generators are closed with their coroutines."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """There are no threads."""
@@ -255,7 +260,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._handler
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What a node would only log ends the simulation, unless the process sets a handler of its own."""
+        """An error that a node would only log ends the simulation, unless the process has its own handler."""
         if self.state == ENDED or isinstance(context.get("exception"), ProcessEnded):
             return
         if self._handler is not None:
@@ -273,33 +278,33 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any
     ) -> tuple[Any, Any]:
         if self.sockets is None:
-            self._not_here()
+            self._unsupported()
         return await self.sockets.connect(self, factory, host, port)
 
     async def create_server(  # type: ignore[override]
         self, factory: Callable[[], asyncio.BaseProtocol], host: str | None, port: int, **_: Any
     ) -> Any:
         if self.sockets is None:
-            self._not_here()
+            self._unsupported()
         return await self.sockets.listen(self, factory, port)
 
     async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
         if self.sockets is None:
-            self._not_here()
+            self._unsupported()
         return [(0, 0, 0, "", (host, port))]
 
-    def _not_here(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise SimulationError("a simulated process has no sockets, pipes or signals: hand it the simulated network")
+    def _unsupported(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise SimulationError("a simulated process has no sockets, pipes or signals: use the simulated network")
 
-    # AbstractEventLoop has these as methods that must be there.
-    create_datagram_endpoint = create_unix_connection = _not_here
-    create_unix_server = connect_accepted_socket = sendfile = start_tls = _not_here
-    getnameinfo = sock_connect = sock_accept = sock_sendfile = _not_here
-    sock_recv = sock_recv_into = sock_recvfrom = sock_recvfrom_into = sock_sendall = sock_sendto = _not_here
-    add_reader = add_writer = add_signal_handler = _not_here  # type: ignore[assignment]
-    remove_reader = remove_writer = remove_signal_handler = _not_here
-    connect_read_pipe = connect_write_pipe = subprocess_exec = subprocess_shell = _not_here
-    run_forever = stop = set_default_executor = set_task_factory = get_task_factory = _not_here
+    # Methods required by AbstractEventLoop.
+    create_datagram_endpoint = create_unix_connection = _unsupported
+    create_unix_server = connect_accepted_socket = sendfile = start_tls = _unsupported
+    getnameinfo = sock_connect = sock_accept = sock_sendfile = _unsupported
+    sock_recv = sock_recv_into = sock_recvfrom = sock_recvfrom_into = sock_sendall = sock_sendto = _unsupported
+    add_reader = add_writer = add_signal_handler = _unsupported  # type: ignore[assignment]
+    remove_reader = remove_writer = remove_signal_handler = _unsupported
+    connect_read_pipe = connect_write_pipe = subprocess_exec = subprocess_shell = _unsupported
+    run_forever = stop = set_default_executor = set_task_factory = get_task_factory = _unsupported
 
 
 def run(work: Coroutine[Any, Any, T], *, scheduler: Scheduler | None = None) -> T:

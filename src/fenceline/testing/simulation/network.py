@@ -1,16 +1,16 @@
-"""A simulated network between processes: frames go out, come late, come twice, or never come.
+"""A simulated network between processes: frames arrive late, twice, or never.
 
-Owns links, connections and what a peer can notice of the other's end. Frames are those of the wire protocol without
-their size, or immutable messages that stand for them; opaque here. A connection is what TCP gives: in order, both ends
-told when it is cut, a connection to a process that does not run refused. What was sent into a partition arrives when it
-has healed; who does not want to wait has a timeout.
+Owns links, connections and what a peer can observe of the other end. Frames are those of the wire protocol without
+their size, or immutable messages in their place; they are opaque here. A connection behaves like TCP: frames arrive in
+order, both ends are notified when it is cut, a connection to a process that does not run is refused. What is sent into
+a partition arrives when it has healed; callers that do not want to wait use a timeout.
 
-`request` is for callers without a connection of their own: each request takes its own way and may overtake others, be
-lost, or come twice, as a retry on a new connection would.
+`request` is for callers without a connection of their own: each request travels alone and may overtake others, be lost,
+or arrive twice, like a retry on a new connection.
 
-Use: a process serves with `serve(node_id, loop, handler)`; peers call `connect` or `request` from their own loop. Who
-has a loop of callbacks instead of coroutines serves with `take` and asks with `open` and `Connection.ask`: that is half
-the work.
+Use: a process serves with `serve(node_id, loop, handler)`; peers call `connect` or `request` from their own loop. Code
+that uses callbacks instead of coroutines serves with `serve_callbacks` and sends with `open` and `Connection.ask`,
+which costs half as much.
 """
 
 from __future__ import annotations
@@ -34,57 +34,59 @@ Frame = Any
 Handler = Callable[[int, Frame], Awaitable[Frame]]
 """(source, request frame) -> response frame. An exception closes the connection."""
 Reply = Callable[[Frame | None, ConnectionError | None], None]
-Taker = Callable[[int, Frame, Reply], None]
-"""(source, request frame, what takes the response, or why there is none)."""
+CallbackHandler = Callable[[int, Frame, Reply], None]
+"""(source, request frame, callback for the response or error)."""
 
 TIMEOUT_S: Final = 30.0
 _APART_S: Final = 1e-6
-"""Between frames of a connection: timers of one instant have no order."""
+"""Between frames of a connection: timers of the same instant have no order."""
 
 
-class Refused(ConnectionRefusedError):
-    """Nobody listens at the destination."""
+class PeerRefused(ConnectionRefusedError):
+    """No process listens at the destination."""
 
 
 class Lost(ConnectionResetError):
-    """The connection is gone; whether the request was handled is not known."""
+    """The connection was lost; whether the request was handled is unknown."""
 
 
 class TimedOut(ConnectionError):
-    """No answer came in time; whether the request was handled is not known."""
+    """No response arrived in time; whether the request was handled is unknown."""
 
 
 @dataclass(slots=True)
-class Weather:
-    """How the network behaves now. Delays in seconds one way; chances from 0 to 1."""
+class NetworkConditions:
+    """The current network conditions. Delays are in seconds, one way; chances are from 0 to 1."""
 
     min_delay_s: float = 0.0002
     max_delay_s: float = 0.002
     slow_chance: float = 0.0
-    """Of a frame that takes up to `slow_delay_s`."""
+    """Chance that a frame takes up to `slow_delay_s`."""
     slow_delay_s: float = 0.2
     loss_chance: float = 0.0
-    """Of a frame outside of a connection, each way."""
+    """Chance that a frame outside of a connection is lost, for each direction."""
     duplicate_chance: float = 0.0
-    """Of a request outside of a connection."""
+    """Chance that a request outside of a connection is duplicated."""
 
 
 @dataclass(slots=True)
 class _Server:
     loop: SimLoop
-    take: Taker
+    handle: CallbackHandler
 
 
 class Network:
-    """See the module. All links are made when they are first used."""
+    """See the module. Links are created at their first use."""
 
-    def __init__(self, scheduler: Scheduler, rng: Random, trace: Trace, weather: Weather | None = None) -> None:
-        self.weather = weather or Weather()
+    def __init__(
+        self, scheduler: Scheduler, rng: Random, trace: Trace, conditions: NetworkConditions | None = None
+    ) -> None:
+        self.conditions = conditions or NetworkConditions()
         self._scheduler = scheduler
         self._rng = rng
         self._trace = trace
         self._servers: dict[int, _Server] = {}
-        self._dark: set[int] = set()
+        self._powered_off: set[int] = set()
         self._cut: set[tuple[int, int]] = set()
         self._held: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._lags: dict[tuple[int, int, int], float] = {}
@@ -108,21 +110,21 @@ class Network:
                 return
             reply(response, None)
 
-        def take(source: int, frame: Frame, reply: Reply) -> None:
+        def start(source: int, frame: Frame, reply: Reply) -> None:
             loop.create_task(handle(source, frame, reply), name="request")
 
-        self.take(node_id, loop, take)
+        self.serve_callbacks(node_id, loop, start)
 
-    def take(self, node_id: int, loop: SimLoop, taker: Taker) -> None:
-        """As `serve`, without a task for each request."""
-        self._servers[node_id] = _Server(loop, taker)
-        self._dark.discard(node_id)
+    def serve_callbacks(self, node_id: int, loop: SimLoop, handler: CallbackHandler) -> None:
+        """Like `serve`, without a task for each request."""
+        self._servers[node_id] = _Server(loop, handler)
+        self._powered_off.discard(node_id)
 
     def process_ended(self, node_id: int, *, power_lost: bool = False) -> None:
-        """Connections of a killed process are cut by its kernel; those of a dead machine just fall silent."""
+        """The kernel closes the connections of a killed process; those of a machine without power fall silent."""
         self._servers.pop(node_id, None)
         if power_lost:
-            self._dark.add(node_id)
+            self._powered_off.add(node_id)
         for connection in self._of(node_id):
             if power_lost:
                 connection.fall_silent(node_id)
@@ -130,22 +132,22 @@ class Network:
                 connection.cut(f"{node_id} has ended", ended=node_id)
 
     def machine_is_back(self, node_id: int) -> None:
-        """A machine that lost power answers again: with a refusal, until its process serves."""
-        if node_id in self._dark:
-            self._dark.discard(node_id)
+        """A machine that lost power responds again: with a refusal, until its process serves."""
+        if node_id in self._powered_off:
+            self._powered_off.discard(node_id)
             for connection in self._of(node_id):
                 connection.cut(f"{node_id} was restarted", ended=node_id)
 
     # -- partitions ----------------------------------------------------------------------------------------------------
 
     def cut(self, source: int, destination: int) -> None:
-        """Nothing gets from `source` to `destination` until `heal`."""
+        """Nothing arrives from `source` at `destination` until `heal`."""
         self._cut.add((source, destination))
 
     def heal(self, source: int | None = None, destination: int | None = None) -> None:
-        """What waited on healed links arrives, in its order and before anything that is sent from now on.
+        """Frames held on healed links arrive, in order and before anything that is sent from now on.
 
-        With neither of them all links are as they were in the beginning, those that lagged, too."""
+        Without arguments, all links are healed and all lags end."""
         if source is None and destination is None:
             self._lags.clear()
         healed = [link for link in sorted(self._cut) if source in (None, link[0]) and destination in (None, link[1])]
@@ -156,7 +158,7 @@ class Network:
                 self._loop.call_soon(_all_of, held)
 
     def lag(self, source: int, destination: int, port: int, by_s: float) -> None:
-        """What `source` sends to `destination` on streams to this port takes so much longer; 0 ends that."""
+        """Streams from `source` to `destination` on this port take this much longer; 0 ends that."""
         self._lags[source, destination, port] = by_s
 
     def lag_s(self, source: int, destination: int, port: int) -> float:
@@ -166,7 +168,7 @@ class Network:
         return (source, destination) in self._cut
 
     def drop_connections(self, node_id: int) -> None:
-        """Every connection of a process is reset (a firewall was restarted); both ends are told."""
+        """Reset every connection of a process (as if a firewall was restarted); both ends are notified."""
         for connection in self._of(node_id):
             connection.cut("reset by the network")
 
@@ -176,32 +178,29 @@ class Network:
     # -- carrying ------------------------------------------------------------------------------------------------------
 
     def delay_s(self) -> float:
-        weather = self.weather
-        if weather.slow_chance and self._rng.random() < weather.slow_chance:
-            return weather.max_delay_s + self._rng.random() * weather.slow_delay_s
-        return weather.min_delay_s + self._rng.random() * (weather.max_delay_s - weather.min_delay_s)
-
-    def _tell(self, what: str) -> None:
-        self._trace.add(self._scheduler.now_s, "net", what)
+        conditions = self.conditions
+        if conditions.slow_chance and self._rng.random() < conditions.slow_chance:
+            return conditions.max_delay_s + self._rng.random() * conditions.slow_delay_s
+        return conditions.min_delay_s + self._rng.random() * (conditions.max_delay_s - conditions.min_delay_s)
 
     def carry(self, source: int, destination: int, deliver: Callable[[], None], what: str = "frame") -> None:
-        """Bring one thing over a link: after a delay, or never, or twice later on. `deliver` runs in nobody's loop."""
-        weather = self.weather
-        if self.is_cut(source, destination) or (weather.loss_chance and self._rng.random() < weather.loss_chance):
+        """Deliver a frame over a link: after a delay, never, or twice. `deliver` runs in the loop of no process."""
+        conditions = self.conditions
+        if self.is_cut(source, destination) or (conditions.loss_chance and self._rng.random() < conditions.loss_chance):
             self.dropped += 1
-            self._tell(f"{source}>{destination} {what} lost")
+            self.log_event(f"{source}>{destination} {what} lost")
             return
         self.delivered += 1
-        self._tell(f"{source}>{destination} {what}")
+        self.log_event(f"{source}>{destination} {what}")
         self.deliver_at(self._scheduler.now_s + self.delay_s(), deliver)
 
     # -- requests without a connection ---------------------------------------------------------------------------------
 
     async def request(self, source: int, destination: int, frame: Frame, *, timeout_s: float = TIMEOUT_S) -> Frame:
-        """The response to one request. Raises Refused, Lost and TimedOut, all of them ConnectionError."""
+        """The response to one request. Raises PeerRefused, Lost and TimedOut, all of them ConnectionError."""
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        twice = self.weather.duplicate_chance and self._rng.random() < self.weather.duplicate_chance
-        what = f"request {_told(frame)}"
+        twice = self.conditions.duplicate_chance and self._rng.random() < self.conditions.duplicate_chance
+        what = f"request {_describe(frame)}"
         for copy in range(2 if twice else 1):
             self.carry(
                 source,
@@ -220,30 +219,30 @@ class Network:
                     answer.set_result(response)
 
         def reply(response: Frame | None, error: ConnectionError | None) -> None:
-            what = f"response {_told(response)}" if response is not None else "refusal"
+            what = f"response {_describe(response)}" if response is not None else "refusal"
             self.carry(destination, source, lambda: finish(response, error), what)
 
-        if destination in self._dark:
+        if destination in self._powered_off:
             return
         server = self._servers.get(destination)
         if server is None:
-            reply(None, Refused(f"{destination} does not run"))
+            reply(None, PeerRefused(f"{destination} does not run"))
             return
-        server.loop.call_soon(server.take, source, frame, reply)
+        server.loop.call_soon(server.handle, source, frame, reply)
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def open(
         self, source: int, destination: int, loop: SimLoop, *, on_lost: Callable[[], None] | None = None
     ) -> Connection:
-        """A connection that is being opened; what is asked meanwhile leaves when it is. `on_lost` runs in `loop`."""
+        """A connection that is being opened; requests are sent once it is open. `on_lost` runs in `loop`."""
         self._next_id += 1
         connection = self._connections[self._next_id] = Connection(
             self, self._next_id, source, destination, loop, on_lost
         )
 
         def arrive() -> None:
-            if destination in self._dark:
+            if destination in self._powered_off:
                 return
             connection.server = self._servers.get(destination)
             refused = connection.server is None
@@ -261,9 +260,9 @@ class Network:
         on_lost: Callable[[], None] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Connection:
-        """A connection. `on_lost` runs in the caller's loop when it is cut. Raises Refused and TimedOut."""
+        """A connection. `on_lost` runs in the caller's loop when it is cut. Raises PeerRefused and TimedOut."""
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimLoop), "who connects is a simulated process"
+        assert isinstance(loop, SimLoop), "only a simulated process connects"
         opened: asyncio.Future[None] = loop.create_future()
         connection = self.open(source, destination, loop, on_lost=on_lost)
         connection.when_open(opened)
@@ -280,7 +279,7 @@ class Network:
         self._held.setdefault((source, destination), []).append(deliver)
 
     def adopt(self, stream: Stream) -> int:
-        """A connection of another kind; its id."""
+        """Register a connection of another kind; returns its id."""
         self._next_id += 1
         self._connections[self._next_id] = stream
         return self._next_id
@@ -289,13 +288,13 @@ class Network:
         self._connections.pop(connection_id, None)
 
     def forget_all(self) -> None:
-        """Nothing will ever arrive."""
+        """Nothing arrives any more."""
         self._servers.clear()
         self._connections.clear()
         self._held.clear()
 
-    def is_dark(self, node_id: int) -> bool:
-        return node_id in self._dark
+    def is_powered_off(self, node_id: int) -> bool:
+        return node_id in self._powered_off
 
     def deliver_at(self, when_s: float, deliver: Callable[[], None]) -> None:
         self._scheduler.at(when_s, SimHandle(self._loop, deliver, (), self._context, when_s))
@@ -304,11 +303,11 @@ class Network:
     def now_s(self) -> float:
         return self._scheduler.now_s
 
-    def tell(self, what: str) -> None:
-        self._tell(what)
+    def log_event(self, what: str) -> None:
+        self._trace.add(self._scheduler.now_s, "net", what)
 
 
-def _told(frame: Frame) -> str:
+def _describe(frame: Frame) -> str:
     """For the trace: the size of bytes, the name of a message."""
     return str(len(frame)) if isinstance(frame, bytes | bytearray | memoryview) else type(frame).__name__
 
@@ -327,7 +326,7 @@ async def _within(answer: asyncio.Future[Any], destination: int, timeout_s: floa
         timer.cancel()
 
 
-def _settle(answer: asyncio.Future[Any], outcome: Frame | ConnectionError) -> None:
+def _resolve(answer: asyncio.Future[Any], outcome: Frame | ConnectionError) -> None:
     if not answer.done():
         if isinstance(outcome, ConnectionError):
             answer.set_exception(outcome)
@@ -341,7 +340,7 @@ def _all_of(held: list[Callable[[], None]]) -> None:
 
 
 class Connection:
-    """One TCP connection from `source` to `destination`. Frames and answers keep their order each way."""
+    """One TCP connection from `source` to `destination`. Frames and responses keep their order in each direction."""
 
     def __init__(
         self,
@@ -363,18 +362,18 @@ class Connection:
         self._is_opened = False
         self._opened: asyncio.Future[None] | None = None
         self._waiting: list[tuple[int, Frame]] = []
-        """Asked before the connection was open."""
+        """Requests made before the connection was open."""
         self._answers: dict[int, Callable[[Frame | ConnectionError], None]] = {}
         self._next_answer = 0
         self._free_at_s = {source: 0.0, destination: 0.0}
-        """By receiver: no frame arrives before the one sent before it."""
+        """By receiver: no frame arrives before an earlier one."""
 
     def send(self, source: int, destination: int, deliver: Callable[[], None], what: str) -> None:
-        """Bring one thing to the other end, in order. Into a partition: when it has healed."""
+        """Deliver a frame to the other end, in order. Into a partition: when it has healed."""
         network = self._network
         at_s = max(self._free_at_s[destination] + _APART_S, network.now_s + network.delay_s())
         self._free_at_s[destination] = at_s
-        network.tell(f"{source}>{destination} #{self._id} {what}")
+        network.log_event(f"{source}>{destination} #{self._id} {what}")
         network.deliver_at(at_s, partial(self._arrive, source, destination, deliver))
 
     def _arrive(self, source: int, destination: int, deliver: Callable[[], None]) -> None:
@@ -383,14 +382,14 @@ class Connection:
             return
         if network.is_cut(source, destination):
             network.hold(source, destination, partial(self._arrive, source, destination, deliver))
-        elif not network.is_dark(destination):
+        elif not network.is_powered_off(destination):
             deliver()
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
     @property
     def is_opened(self) -> bool:
-        """Whether the other end has taken it."""
+        """Whether the other end has accepted it."""
         return self._is_opened
 
     def when_open(self, opened: asyncio.Future[None]) -> None:
@@ -399,13 +398,13 @@ class Connection:
     def opened(self) -> None:
         self._is_opened = True
         if self._opened is not None:
-            _settle(self._opened, None)
+            _resolve(self._opened, None)
         waiting, self._waiting = self._waiting, []
         for number, frame in waiting:
             self._ask(number, frame)
 
     def refused(self) -> None:
-        error = Refused(f"{self.destination} does not run")
+        error = PeerRefused(f"{self.destination} does not run")
         self.is_open = False
         self._network.forget(self._id)
         self._break(error)
@@ -413,7 +412,7 @@ class Connection:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def ask(self, frame: Frame, answered: Callable[[Frame | ConnectionError], None]) -> None:
-        """Ask; `answered` runs in the asker's loop, with the response, or with what became of the connection."""
+        """Send a request; `answered` runs in the caller's loop, with the response or the ConnectionError."""
         if not self.is_open:
             self._loop.call_soon(answered, Lost(f"the connection to {self.destination} is closed"))
             return
@@ -424,7 +423,7 @@ class Connection:
         if not self.is_open:
             raise Lost(f"the connection to {self.destination} is closed")
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        number = self._begin(frame, partial(_settle, answer))
+        number = self._begin(frame, partial(_resolve, answer))
         try:
             return await _within(answer, self.destination, timeout_s)
         finally:
@@ -445,7 +444,7 @@ class Connection:
             if error is not None:
                 self.cut("closed by the other end")
                 return
-            self.send(self.destination, self.source, lambda: finish(response), f"response {_told(response)}")
+            self.send(self.destination, self.source, lambda: finish(response), f"response {_describe(response)}")
 
         def finish(response: Frame) -> None:
             answered = self._answers.pop(number, None)
@@ -455,45 +454,45 @@ class Connection:
         def arrive() -> None:
             server = self.server
             if server is not None and server.loop.state != ENDED:
-                server.loop.call_soon(server.take, self.source, frame, reply)
+                server.loop.call_soon(server.handle, self.source, frame, reply)
 
-        self.send(self.source, self.destination, arrive, f"request {_told(frame)}")
+        self.send(self.source, self.destination, arrive, f"request {_describe(frame)}")
 
     def close(self) -> None:
-        """By its owner; the other end hears nothing that it could act on."""
+        """Closed by its owner; the other end is not notified."""
         self.is_open = False
         self._network.forget(self._id)
         self._break(Lost(f"the connection to {self.destination} was closed"))
 
     def cut(self, reason: str, ended: int = -1) -> None:
-        """The connection is gone. Its source hears of it after a delay, unless it is the end that ended."""
+        """The connection is cut. Its source is notified after a delay, unless it is the end that ended."""
         if not self.is_open:
             return
         self.is_open = False
         network = self._network
         network.forget(self._id)
-        network.tell(f"{self.source}>{self.destination} #{self._id} cut: {reason}")
+        network.log_event(f"{self.source}>{self.destination} #{self._id} cut: {reason}")
         if ended != self.source:
-            network.deliver_at(network.now_s + network.delay_s(), partial(self._hear_of_cut, reason))
+            network.deliver_at(network.now_s + network.delay_s(), partial(self._receive_cut, reason))
 
-    def _hear_of_cut(self, reason: str) -> None:
+    def _receive_cut(self, reason: str) -> None:
         network = self._network
         if network.is_cut(self.destination, self.source):
-            network.hold(self.destination, self.source, partial(self._hear_of_cut, reason))
+            network.hold(self.destination, self.source, partial(self._receive_cut, reason))
             return
         if self._on_lost is not None:
             self._loop.call_soon(self._on_lost)
         self._break(Lost(f"the connection to {self.destination} was lost: {reason}"))
 
     def fall_silent(self, dead: int) -> None:
-        """One machine lost power: nobody is told."""
+        """One machine lost power: the other end is not notified."""
         if dead == self.source:
             self.is_open = False
             self._network.forget(self._id)
 
     def _break(self, error: ConnectionError) -> None:
         if self._opened is not None:
-            _settle(self._opened, error)
+            _resolve(self._opened, error)
         answers, self._answers = self._answers, {}
         self._waiting.clear()
         for answered in answers.values():

@@ -1,9 +1,9 @@
-"""The names of everything that strikes or uses a simulated cluster: operations and faults.
+"""The names of all operations and faults of a simulated cluster.
 
-Owns two lists: what clients, operators and brokers do (`Operation`), and what goes wrong (`Fault`). Simulated clusters,
-the chaos of real processes and the table of coverage speak of the same thing by the same name. Never does anything.
+Owns two lists: the actions of clients, operators and brokers (`Operation`), and the faults (`Fault`). Simulated
+clusters, the chaos tests of real processes and the coverage table use the same names. Has no behaviour.
 
-An operation is recorded when it begins (the request is sent, the broker starts the work), a fault when it strikes.
+An operation is recorded when it begins (the request is sent, the broker starts the work), a fault when it is injected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 
 class Operation(StrEnum):
-    """What changes or reads a cluster on purpose."""
+    """An intended change or read of a cluster."""
 
     PRODUCE = "produce"
     FETCH = "fetch"
@@ -46,35 +46,35 @@ class Operation(StrEnum):
 OPERATIONS: Final[Mapping[Operation, str]] = {
     Operation.PRODUCE: "a batch is appended, with acks=1 or acks=all",
     Operation.FETCH: "a consumer reads committed records",
-    Operation.LIST_OFFSETS: "a client asks for the end of a log",
-    Operation.END_OF_EPOCH: "a client asks where an epoch ends (OffsetForLeaderEpoch)",
-    Operation.CREATE_TOPIC: "a topic with a name that was never used",
+    Operation.LIST_OFFSETS: "a client requests the end offset of a log",
+    Operation.END_OF_EPOCH: "a client requests the end offset of an epoch (OffsetForLeaderEpoch)",
+    Operation.CREATE_TOPIC: "a topic with a new name is created",
     Operation.DELETE_TOPIC: "a topic is deleted while clients use it",
-    Operation.RECREATE_TOPIC: "a topic of the same name and another id",
-    Operation.DELETE_RECORDS: "the log start moves by a request",
-    Operation.ADD_PARTITIONS: "a topic has more partitions than before",
+    Operation.RECREATE_TOPIC: "a topic is created again with the same name and another id",
+    Operation.DELETE_RECORDS: "a request moves the log start",
+    Operation.ADD_PARTITIONS: "partitions are added to a topic",
     Operation.REASSIGN: "a partition moves to other replicas",
-    Operation.REASSIGN_BACK: "a replica comes back to a broker that it left",
-    Operation.CANCEL_REASSIGNMENT: "a reassignment that is under way is taken back",
+    Operation.REASSIGN_BACK: "a replica returns to a broker that it left",
+    Operation.CANCEL_REASSIGNMENT: "a reassignment in progress is cancelled",
     Operation.MOVE_DIRECTORY: "a replica moves to another log directory of its broker",
     Operation.RETENTION: "old segments are deleted by size or by time",
     Operation.COMPACTION: "a segment is replaced by one with the newest record of each key",
     Operation.ALTER_CONFIG: "a config of a topic changes",
-    Operation.PREFERRED_ELECTION: "the first replica leads again",
-    Operation.UNCLEAN_ELECTION: "a replica that is not in sync may lead, by a request",
+    Operation.PREFERRED_ELECTION: "the preferred replica is elected leader",
+    Operation.UNCLEAN_ELECTION: "a request elects a replica that is not in sync",
     Operation.COMMIT_OFFSETS: "a group commits an offset",
     Operation.FETCH_COMMITTED: "a group reads its committed offset",
-    Operation.RESET_OFFSETS: "the committed offset of a group is set back",
+    Operation.RESET_OFFSETS: "the committed offset of a group is reset",
     Operation.DELETE_OFFSETS: "the committed offsets of one topic are deleted",
     Operation.DELETE_GROUP: "a group is deleted with all its offsets",
     Operation.METADATA_SNAPSHOT: "a node writes or loads a snapshot of the metadata",
     Operation.UNREGISTER_BROKER: "a broker that is down is removed from the metadata",
 }
-"""What each of them means."""
+"""The meaning of each."""
 
 
 class Fault(StrEnum):
-    """What goes wrong."""
+    """A fault."""
 
     KILL = "kill"
     POWER_LOSS = "power loss"
@@ -97,23 +97,23 @@ class Fault(StrEnum):
 
 
 FAULTS: Final[Mapping[Fault, str]] = {
-    Fault.KILL: "a process ends at any moment; what it wrote stays",
-    Fault.POWER_LOSS: "a machine loses power; what was not synced is torn or gone",
-    Fault.TORN_WRITE: "a process or its power ends at one given call of the disk: before, after, or in the middle",
+    Fault.KILL: "a process is killed at any moment; written data stays",
+    Fault.POWER_LOSS: "a machine loses power; unsynced data is torn or lost",
+    Fault.TORN_WRITE: "a process or machine fails at a given disk call: before it, after it, or in the middle",
     Fault.STOP: "a clean stop (SIGTERM)",
     Fault.PAUSE: "a process is frozen (SIGSTOP) and continues later",
     Fault.PARTITION: "the nodes are cut into two groups",
-    Fault.ONE_WAY_PARTITION: "links carry nothing in one direction",
-    Fault.STRANDED: "a leader is cut off after it was the only one in sync",
+    Fault.ONE_WAY_PARTITION: "links lose everything in one direction",
+    Fault.STRANDED: "a leader is cut off while it is the only replica in sync",
     Fault.DROPPED_CONNECTIONS: "all connections of a node are reset",
-    Fault.LAG: "some machines receive from others late",
-    Fault.QUICK_RETURN: "a machine loses power and is back before others know it",
-    Fault.SLOW_DISK: "jobs of the disk take a hundred times as long",
-    Fault.FULL_DISK: "the disk has room for a few bytes, or for none",
+    Fault.LAG: "some machines receive messages of others late",
+    Fault.QUICK_RETURN: "a machine loses power and is back before the others notice",
+    Fault.SLOW_DISK: "disk jobs take a hundred times as long",
+    Fault.FULL_DISK: "the disk has room for few bytes or none",
     Fault.FAILING_DISK: "one kind of call fails with EIO or EMFILE",
-    Fault.WRONG_BITS: "reads give wrong bits now and then",
-    Fault.WRONG_BYTES: "a process ends, and a byte of a log that was not synced is changed when it starts again",
+    Fault.WRONG_BITS: "some reads return wrong bits",
+    Fault.WRONG_BYTES: "a process is killed, and an unsynced byte of a log is changed when it restarts",
     Fault.DIRECTORY_LOST: "every call under one log directory fails",
     Fault.CLOCK_JUMP: "a wall clock steps forwards or backwards",
 }
-"""What each of them means."""
+"""The meaning of each."""

@@ -1,6 +1,6 @@
-"""The options of one simulated story: drawn from its seed, printed with every failure, overridden by hand.
+"""The options of one simulated run: drawn from its seed, printed with every failure, overridden on the command line.
 
-Owns names, ranges and the text form `key=value`. Periods are means in virtual seconds; 0 switches a fault off.
+Owns names, ranges and the text form `key=value`. Periods are means in virtual seconds; 0 disables a fault.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ class Options:
 
     nodes: int = 1
     safety_s: float = 10.0
-    """How long faults strike."""
+    """Length of the safety phase, in which faults are injected."""
     calm_s: float = 0.0
-    """From the beginning, until faults strike: a cluster has its topics by then."""
+    """Time before the first fault, in which a cluster creates its topics."""
     liveness_s: float = 120.0
-    """Within this, after the last fault, every client must make progress."""
+    """Within this time after the last fault every client must make progress."""
     shuffle: bool = True
-    """Whether timers of the same instant come in any order."""
+    """Whether timers of the same instant run in random order."""
     # network
     max_delay_ms: float = 2.0
     slow_chance: float = 0.0
@@ -30,18 +30,19 @@ class Options:
     duplicate_chance: float = 0.0
     partition_s: float = 0.0
     one_way_chance: float = 0.5
-    """Of a partition that cuts one direction only."""
+    """Chance that a partition cuts one direction only."""
     drop_s: float = 0.0
     """Between resets of a node's connections."""
     # processes
     crash_s: float = 0.0
     """Between crashes of any node, at any moment."""
     power_chance: float = 0.7
-    """Of a crash that is a loss of power, not a kill of the process."""
+    """Chance that a crash is a power failure instead of a killed process."""
     crash_calls: int = 0
-    """A new life loses power within this many calls that change its disk; drawn anew for each life, half are spared."""
+    """A restarted process crashes within this many calls that change its disk; drawn for each start, half of them do
+    not crash."""
     spoil_s: float = 0.0
-    """Between kills of a node that finds a byte of a log changed when it starts again."""
+    """Between kills of a node that finds a changed byte in a log when it restarts."""
     down_s: float = 0.5
     stop_s: float = 0.0
     """Between clean stops."""
@@ -50,35 +51,35 @@ class Options:
     paused_s: float = 1.0
     # disks
     max_job_ms: float = 5.0
-    """How long a job of an executor may take to begin."""
+    """Maximum delay until a job of an executor begins."""
     slow_disk_s: float = 0.0
-    """Between spells in which jobs take a hundred times as long."""
+    """Between periods in which jobs take a hundred times as long."""
     full_s: float = 0.0
-    """Between spells of a full disk."""
+    """Between periods with a full disk."""
     fail_s: float = 0.0
-    """Between spells in which a call fails with EIO."""
+    """Between periods in which a call fails with EIO."""
     flip_s: float = 0.0
-    """Between spells in which reads give wrong bits."""
+    """Between periods in which reads return wrong bits."""
     spell_s: float = 1.0
-    """How long such a spell lasts."""
+    """Length of such a period."""
     # clocks
     skew_ms: int = 0
-    """Wall clocks are wrong by up to this much."""
+    """Maximum error of wall clocks."""
     drift: float = 0.0
-    """Clocks run fast or slow by up to this share."""
+    """Maximum rate error of clocks, as a fraction."""
     jump_s: float = 0.0
     """Between jumps of a wall clock."""
     # the subject
     observers: int = 0
-    """Of the nodes; the others are the first voters."""
+    """Number of nodes that are observers; the others are the first voters."""
     admin_s: float = 0.0
     """Between changes of the voter set."""
     clients: int = 2
     think_ms: float = 20.0
     load_s: float = 1.0
-    """How long all clients ask at a time, where they rest in between."""
+    """How long all clients send requests before they pause."""
     quiet_s: float = 0.0
-    """How long all clients rest at a time; 0: each has a pace of its own."""
+    """How long all clients pause at a time; 0: each client has its own pace."""
     snapshot_bytes: int = 20 << 20
     snapshot_interval_ms: int = 3_600_000
     retention_bytes: int = 100 << 20
@@ -86,79 +87,79 @@ class Options:
     idle_ms: int = 0
     # a cluster with data
     forget_metadata: bool = False
-    """Whether the metadata log goes below each snapshot, so that nodes that were away download one."""
+    """Whether the metadata log is deleted below each snapshot, so that nodes that were away download one."""
     controllers: int = 3
-    """Of the nodes; the first ones."""
+    """Number of controllers: the first nodes."""
     topics: int = 1
     partitions: int = 1
-    """Of each topic."""
+    """Partitions of each topic."""
     unclean: bool = False
-    """Whether unclean elections are asked for, and allowed to some topics."""
+    """Whether unclean elections are requested, and enabled for some topics."""
     elr: bool = False
-    """Whether eligible leader replicas are kept."""
+    """Whether eligible leader replicas are maintained (KIP-966)."""
     deletes: bool = False
-    """Whether topics are deleted and created anew."""
+    """Whether topics are deleted and recreated."""
     swap_s: float = 0.0
-    """Between changes of the leader that the administrator makes."""
+    """Between leader changes by the administrator."""
     churn_s: float = 0.0
-    """Between changes that the administrator makes."""
+    """Between other changes by the administrator."""
     profile: str = "mixed"
-    """What the seed is about (`profiles`)."""
+    """The subject of the seed (`profiles`)."""
     replicas: int = 0
-    """Of each partition; 0: each topic draws its own."""
+    """Replicas of each partition; 0: drawn for each topic."""
     min_isr: int = 0
-    """min.insync.replicas of each topic; 0: each draws its own."""
+    """min.insync.replicas of each topic; 0: drawn for each topic."""
     lag_s: float = 0.0
-    """Between spells in which some machines hear others late."""
+    """Between periods in which some machines receive messages of others late."""
     strand_s: float = 0.0
-    """Between times when one node is down, and another that goes on without it is cut off then."""
+    """Between faults in which one node is down, and another that continues alone is cut off."""
     operate_s: float = 0.0
     """Between requests of the operator, who uses every API (`brokers_operator`)."""
     operations: str = ""
-    """Names of the operator's operations, with commas between them; empty: all."""
+    """Operations of the operator, separated by commas; empty: all."""
     compaction: bool = False
     """Whether some topics are compacted."""
     retention: bool = False
     """Whether some topics delete old segments."""
     segment_bytes: int = 0
-    """Of the logs; 0: as large as Kafka's."""
+    """Segment size of the logs; 0: Kafka's default."""
     groups: int = 0
-    """Groups that commit offsets."""
+    """Number of groups that commit offsets."""
     log_dirs: int = 1
     """Data directories of each node."""
     lose_dir_s: float = 0.0
     """Between losses of one of several data directories."""
     checkpoint_ms: int = 2000
-    """Between checkpoints of offsets; never where it is longer than the story."""
+    """Between checkpoints of offsets; a value longer than the run means never."""
     flush_ms: int = 1000
-    """Between looks for segments that are to be flushed."""
+    """Between checks for segments to flush."""
     tidy_ms: int = 2000
-    """Between looks for segments that are to be deleted or compacted."""
+    """Between checks for segments to delete or compact."""
     aim: str = ""
-    """A room and its state: faults strike a node when it is in it (`aim`)."""
+    """A component and its state: faults are injected into a node when it is in this state (`aim`)."""
     aim_faults: str = ""
-    """Names of the faults that do, with commas between them."""
+    """Names of these faults, separated by commas."""
     aim_s: float = 0.7
-    """Between two of them."""
+    """Between two of these faults."""
     return_s: float = 0.0
-    """Between returns of one machine that lost power for a moment, while what is said of it is late."""
+    """Between power failures of one machine that is back at once, while messages about it are late."""
     flush_each: bool = False
-    """Whether all topics have flush.messages=1. Drawn for no seed: by hand only."""
+    """Whether all topics have flush.messages=1. Drawn for no seed: only set on the command line."""
 
     def __str__(self) -> str:
-        """Only what differs from the defaults."""
-        told = (f"{each.name}={getattr(self, each.name)}" for each in fields(self) if self._differs(each.name))
-        return " ".join(told)
+        """Only the options that differ from the defaults."""
+        changed = (f"{each.name}={getattr(self, each.name)}" for each in fields(self) if self._differs(each.name))
+        return " ".join(changed)
 
     def _differs(self, name: str) -> bool:
         return bool(getattr(self, name) != getattr(_DEFAULTS, name))
 
     def with_text(self, overrides: Mapping[str, str]) -> Options:
-        """With values from the command line. Raises ValueError for an unknown name or a value of another kind."""
+        """With values from the command line. Raises ValueError for an unknown option or a value of the wrong type."""
         changed: dict[str, int | float | bool] = {}
         for name, text in overrides.items():
             if name not in Options.__slots__:
-                raise ValueError(f"there is no option {name!r}; known are {', '.join(Options.__slots__)}")
+                raise ValueError(f"unknown option {name!r}; options are {', '.join(Options.__slots__)}")
             kind = type(getattr(self, name))
             changed[name] = text.lower() in ("1", "true", "yes") if kind is bool else kind(text)
         return replace(self, **changed)  # type: ignore[arg-type]
@@ -168,12 +169,12 @@ _DEFAULTS = Options()
 
 
 def sometimes(rng: Random, chance: float, low: float, high: float) -> float:
-    """A value between `low` and `high`, or 0: three digits, so that it prints short."""
+    """A value between `low` and `high`, or 0; three significant digits, to keep the output short."""
     return float(f"{rng.uniform(low, high):.3g}") if rng.random() < chance else 0.0
 
 
 def draw_faults(rng: Random, base: Options) -> Options:
-    """`base` with a selection of faults: every seed has its own mix, so that rare ones are not drowned by common."""
+    """`base` with a selection of faults: every seed has its own mix, so that frequent faults do not hide rare ones."""
     return replace(
         base,
         shuffle=rng.random() < 0.8,

@@ -1,8 +1,8 @@
-"""How long a simulated client thinks between two requests, and when all clients of a cluster rest.
+"""How long a simulated client waits between two requests, and when all clients of a cluster pause.
 
-Owns bursts and rests. What a busy story costs grows with its requests, what it may find with its faults: so clients ask
-in bursts, and faults meet a cluster that is under load, one that just was, and one at rest. `Pace` is one client's;
-`Tide` is what the clients of a cluster have in common: faults and operators are rarer while they rest.
+Owns bursts and pauses. The cost of a busy run grows with its requests, its findings grow with its faults. So clients
+send bursts, and faults hit a cluster under load, just after load, and idle. `Pace` belongs to one client; `LoadCycle`
+is shared by the clients of a cluster: faults and operators are rarer during its pauses.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from random import Random
 from typing import Final
 
 PROGRESS: Final = 5
-"""Requests that each client must get done after the last fault."""
+"""Requests that each client must complete after the last fault."""
 _BURST: Final = (3, 12)
-"""Requests from one rest to the next."""
+"""Requests between two pauses."""
 _REST_S: Final = (0.2, 1.2)
 _LEISURELY_MS: Final = 100.0
-"""Who thinks as long as this has no need to rest."""
+"""A client that waits this long between requests needs no pauses."""
 
 
 class Pace:
-    """Of one client, drawn from its random source."""
+    """The pace of one client, drawn from its random source."""
 
     def __init__(self, rng: Random, think_ms: float) -> None:
-        """`think_ms` on average; busy clients ask in bursts."""
+        """Waits `think_ms` on average; busy clients send bursts."""
         self._rng = rng
         self._longest_s = think_ms / 500
         self._rests = think_ms < _LEISURELY_MS
         self._left = rng.randint(*_BURST) if self._rests else 0
-        """Requests until the next rest."""
+        """Requests until the next pause."""
 
     def next_s(self) -> float:
-        """Seconds from an answer to the next request."""
+        """Seconds from a response to the next request."""
         think_s = self._rng.random() * self._longest_s + 0.0001
         if self._rests:
             self._left -= 1
@@ -43,28 +43,28 @@ class Pace:
 
 
 _QUIET_PACE: Final = 0.25
-"""How fast faults and operators go on while clients rest."""
+"""The rate of faults and operators while clients pause."""
 
 
-class Tide:
-    """Load and quiet in turn, for all clients of a cluster. It begins with load. Times that it is asked for never
-    fall."""
+class LoadCycle:
+    """Load and pauses in turn, for all clients of a cluster. It begins with load. Must be called with times that never
+    decrease."""
 
     def __init__(self, rng: Random, load_s: float, quiet_s: float) -> None:
-        """How long load and quiet last, on average."""
+        """Mean length of load and pauses."""
         self._rng = rng
         self._load_s = load_s
         self._quiet_s = quiet_s
         self._turns: list[float] = [0.0]
-        """When load begins (even places) and ends (odd places), as far as it was drawn."""
+        """When load begins (even indexes) and ends (odd indexes), as far as it was drawn."""
 
     def quiet_s(self, now_s: float) -> float:
-        """Seconds until the next load begins; 0.0 under load."""
+        """Seconds until load begins again; 0.0 under load."""
         at = self._turn_at(now_s)
         return self._turns[at + 1] - now_s if at % 2 else 0.0
 
     def lasting_s(self, now_s: float, busy_s: float) -> float:
-        """Seconds from now that are as long as `busy_s` under load: in quiet all goes slower."""
+        """Seconds from now that correspond to `busy_s` under load: during a pause everything is slower."""
         at, when_s = self._turn_at(now_s), now_s
         while True:
             pace = _QUIET_PACE if at % 2 else 1.0
@@ -75,7 +75,7 @@ class Tide:
             at, when_s = at + 1, end_s
 
     def _turn_at(self, now_s: float) -> int:
-        """The place of the turn that began last."""
+        """The index of the current turn."""
         while self._turns[-1] <= now_s:
             self._turn_after(len(self._turns) - 1)
         return bisect_right(self._turns, now_s) - 1

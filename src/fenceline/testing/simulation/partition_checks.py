@@ -1,6 +1,6 @@
-"""What the committed metadata may say of a partition, and how it may change: who leads, who is in sync, epochs.
+"""The valid states of a partition in the committed metadata, and its valid changes: leader, in-sync set, epochs.
 
-Owns checks of two images of one partition. Never looks at a broker or a log: that is `data_checks`.
+Owns checks of two images of one partition. Never reads a broker or a log: that is `data_checks`.
 
 Rules: `recovery.md V9`; `epochs.md E36` (KIP-841); LeaderInIsr of the public models.
 """
@@ -18,10 +18,11 @@ _RECOVERING: Final = LeaderRecoveryState.RECOVERING
 
 
 def check_change(history: History, before: PartitionImage | None, after: PartitionImage, image: MetadataImage) -> None:
-    """`after` is what `image` has; `before` None: it is new. Notes unclean elections. Raises InvariantBroken."""
+    """`after` is the partition in `image`; `before` None: it is new. Records unclean elections. Raises
+    InvariantBroken."""
     where = f"{history.name}, leader epoch {after.leader_epoch}"
     if after.leader != NO_LEADER and after.leader not in after.isr:
-        raise InvariantBroken(f"{where}: {after.leader} leads and is not in sync, {after.isr} are (LeaderInIsr)")
+        raise InvariantBroken(f"{where}: {after.leader} leads and is not in the in-sync set {after.isr} (LeaderInIsr)")
     if not set(after.isr) <= set(after.replicas):
         raise InvariantBroken(f"{where}: in sync are {after.isr}, replicas {after.replicas}")
     is_recovering = after.leader_recovery_state is _RECOVERING
@@ -30,7 +31,7 @@ def check_change(history: History, before: PartitionImage | None, after: Partiti
             raise InvariantBroken(f"{where}: RECOVERING with {after.isr} in sync (V9)")
         history.last_unclean = max(history.last_unclean, after.leader_epoch)
     history.recovering_epoch = after.leader_epoch if is_recovering else -1
-    # The last one that was in sync stays on record, whatever became of it.
+    # The last in-sync replica stays in the set, even when it is fenced.
     idle = [member for member in after.isr if not image.is_active(member)] if len(after.isr) > 1 else []
     if idle:
         raise InvariantBroken(f"{where}: in sync are {after.isr}, of these {idle} are fenced or shut down (E36)")
@@ -42,14 +43,14 @@ def check_change(history: History, before: PartitionImage | None, after: Partiti
 
 def _check_epochs(where: str, before: PartitionImage, after: PartitionImage) -> None:
     if after.leader_epoch < before.leader_epoch or after.partition_epoch <= before.partition_epoch:
-        raise InvariantBroken(f"{where}: epochs fall from {before} to {after}")
+        raise InvariantBroken(f"{where}: an epoch decreases from {before} to {after}")
     if after.leader != before.leader and after.leader_epoch == before.leader_epoch:
         raise InvariantBroken(f"{where}: {after.leader} leads in the epoch of {before.leader}")
 
 
 def _check_election(where: str, before: PartitionImage, after: PartitionImage) -> None:
     known = (NO_LEADER, before.leader, *before.isr, *before.elr, *before.adding)
-    # The last word of a leader that is moved away may be that another one has come in sync.
+    # The last change of a leader that is reassigned may be an expansion of the in-sync set.
     is_moved = before.leader in before.removing and before.leader not in after.replicas
     if after.partition_epoch == before.partition_epoch + 1 and after.leader not in known and not is_moved:
         raise InvariantBroken(
@@ -60,7 +61,9 @@ def _check_election(where: str, before: PartitionImage, after: PartitionImage) -
 
 def shown(partition: PartitionImage) -> str:
     parts = [f"leader {partition.leader} epoch {partition.leader_epoch} isr {partition.isr} of {partition.replicas}"]
-    parts += [f"{name} {told}" for name, told in (("elr", partition.elr), ("last", partition.last_known_elr)) if told]
+    parts += [
+        f"{name} {members}" for name, members in (("elr", partition.elr), ("last", partition.last_known_elr)) if members
+    ]
     if partition.leader_recovery_state is _RECOVERING:
         parts.append("RECOVERING")
     return " ".join(parts)

@@ -1,6 +1,6 @@
-"""How a simulated node's quorum reaches the others: one connection to each, made when it is first needed.
+"""The connections of a simulated node's quorum to its peers: one to each, opened at its first use.
 
-Stands in for `fenceline.node.quorum_peers`: messages travel as they are, and a peer's port is its node's id.
+Replaces `fenceline.node.quorum_peers`: messages are passed as objects, and the port of a peer is its node id.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Final
 from fenceline.quorum.duties import Send
 from fenceline.quorum.messages import ResponseMessage
 from fenceline.testing.simulation.loop import SimLoop
-from fenceline.testing.simulation.network import Connection, Frame, Network, Refused
+from fenceline.testing.simulation.network import Connection, Frame, Network, PeerRefused
 
 _CONNECT_S: Final = 2.0
 
 
 class SimPeers:
-    """See the module. `answered` and `unanswered` (with: was it refused) are told the id of a request, at most one of
-    them and at most once."""
+    """See the module. `answered` or `unanswered` (with: was it refused) is called with the id of a request, at most one
+    of them and at most once."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class SimPeers:
         self._answered = answered
         self._unanswered = unanswered
         self._connections: dict[int, tuple[Connection, float]] = {}
-        """By node, with the time when it was begun."""
+        """By node, with the time when it was opened."""
         self._is_closed = False
 
     def send(self, duty: Send) -> None:
-        """A connection that does not open is given up for another after a while."""
+        """A connection that does not open is replaced after a while."""
         them, now_s = duty.destination.port, self._loop.time()
         connection, begun_s = self._connections.get(them, (None, 0.0))
         if connection is None or not connection.is_open or not (connection.is_opened or now_s < begun_s + _CONNECT_S):
@@ -54,7 +54,7 @@ class SimPeers:
             if self._is_closed:
                 return
             if isinstance(answer, ConnectionError):
-                self._unanswered(request_id, isinstance(answer, Refused))
+                self._unanswered(request_id, isinstance(answer, PeerRefused))
             else:
                 self._answered(request_id, answer)
 

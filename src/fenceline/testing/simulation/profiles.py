@@ -1,6 +1,6 @@
-"""What a seed of the story `brokers` is about: a mix of everything, or one kind of trouble, again and again.
+"""The subject of a seed of the scenario `brokers`: a mix of everything, or one kind of fault, again and again.
 
-Owns the draws. A mix rarely has three coincidences in one story; a profile has two of them always.
+Owns the draws. A mix rarely has three coincidences in one run; a profile always has two of them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final
 from fenceline.testing.simulation.options import Options, sometimes
 
 NEVER_MS: Final = 2**31 - 1
-"""Longer than any story."""
+"""Longer than any run."""
 _SHORTEST_MS: Final = 100
-"""Between two looks at what may have to be done."""
+"""Between two checks for work."""
 
 
 def draw(rng: Random, drawn: Options) -> Options:
-    """What this story draws for itself. Reads give no wrong bits, and calls fail only where an option says so."""
+    """The options that this scenario draws. Reads return no wrong bits, and calls fail only if an option says so."""
     mixed = replace(
         drawn,
         safety_s=6.0,
@@ -44,7 +44,7 @@ def draw(rng: Random, drawn: Options) -> Options:
 
 
 def _calm(options: Options) -> Options:
-    """Without what draws the story away from its subject."""
+    """Without the faults that distract from the subject."""
     return replace(
         options,
         crash_s=0.0,
@@ -63,7 +63,7 @@ def _mixed(rng: Random, options: Options) -> Options:
 
 
 def _leaders(rng: Random, options: Options) -> Options:
-    """Leaders change all the time, and the others hear late: logs that differ, epochs without records."""
+    """The leader changes all the time, and the other replicas receive late: logs diverge, epochs have no records."""
     return replace(
         _calm(options),
         controllers=rng.choice((1, 3)),
@@ -84,7 +84,7 @@ def _leaders(rng: Random, options: Options) -> Options:
 
 
 def _unclean(rng: Random, options: Options) -> Options:
-    """Few replicas, unclean elections, and old leaders that live on."""
+    """Few replicas, unclean elections, and old leaders that are still alive."""
     return replace(
         _calm(options),
         safety_s=8.0,
@@ -105,7 +105,7 @@ def _unclean(rng: Random, options: Options) -> Options:
 
 
 def _tails(rng: Random, options: Options) -> Options:
-    """Machines lose power one after the other, too few are in sync, and what was not synced is gone."""
+    """Machines lose power one after the other, too few replicas are in sync, and unsynced data is lost."""
     return replace(
         _calm(options),
         controllers=rng.choice((1, 3)),
@@ -126,7 +126,7 @@ def _tails(rng: Random, options: Options) -> Options:
 
 
 def _returns(rng: Random, options: Options) -> Options:
-    """A follower that loses power and is back before others know it (KIP-903)."""
+    """A follower that loses power and is back before the others notice (KIP-903)."""
     return replace(
         _calm(options),
         controllers=rng.choice((1, 1, 3)),
@@ -165,11 +165,12 @@ _PROFILES: Final[Mapping[str, Callable[[Random, Options], Options]]] = {
 _CHOICE: Final = ("mixed",) * 10 + ("leaders",) * 4 + ("unclean",) * 2 + ("tails",) * 2 + ("returns", "room")
 
 
-# -- of the story `operations` -----------------------------------------------------------------------------------------
+# -- the scenario `operations` -----------------------------------------------------------------------------------------
 
 
 def draw_operations(rng: Random, drawn: Options) -> Options:
-    """What the story `operations` draws: the mix of the other one, an operator, and intervals from none to never."""
+    """The options of the scenario `operations`: the mix of `brokers`, an operator, and intervals from very short to
+    never."""
     mixed = replace(
         draw(rng, drawn),
         safety_s=6.0,
@@ -194,8 +195,8 @@ def draw_operations(rng: Random, drawn: Options) -> Options:
 
 
 def _paced(rng: Random, options: Options) -> Options:
-    """Load and quiet in turn, twice as long: as many faults and operations, which meet load more often than quiet. What
-    has nothing to do costs the same in quiet, so it looks less often."""
+    """Load and pauses in turn, twice as long: as many faults and operations, more of which happen under load than in a
+    pause. Idle work costs the same in a pause, so the nodes check for it less often."""
     return replace(
         options,
         safety_s=12.0,
@@ -209,12 +210,12 @@ def _paced(rng: Random, options: Options) -> Options:
 
 
 def _operated(rng: Random, options: Options) -> Options:
-    """All operations, with whatever faults the mix has."""
+    """All operations, under the mix of faults."""
     return options
 
 
 def _incarnations(rng: Random, options: Options) -> Options:
-    """Topics go and come anew, logs begin later, and processes end in between."""
+    """Topics are deleted and recreated, log starts move, and processes end in between."""
     return replace(
         options,
         topics=1,
@@ -230,7 +231,7 @@ def _incarnations(rng: Random, options: Options) -> Options:
 
 
 def _cleaning(rng: Random, options: Options) -> Options:
-    """Logs of tiny segments that are deleted and compacted all the time, under other configs every moment."""
+    """Logs of tiny segments that are deleted and compacted all the time, while configs change."""
     return replace(
         options,
         compaction=True,
@@ -245,7 +246,7 @@ def _cleaning(rng: Random, options: Options) -> Options:
 
 
 def _moves(rng: Random, options: Options) -> Options:
-    """Replicas leave their brokers and directories and come back; directories fail."""
+    """Replicas leave their brokers and directories and return; directories fail."""
     return replace(
         options,
         partitions=2,
@@ -258,7 +259,7 @@ def _moves(rng: Random, options: Options) -> Options:
 
 
 def _metadata(rng: Random, options: Options) -> Options:
-    """Snapshots of the metadata every few records, brokers that are removed and register anew."""
+    """Metadata snapshots every few records; brokers are unregistered and register again."""
     return replace(
         options,
         snapshot_bytes=300,
@@ -271,7 +272,7 @@ def _metadata(rng: Random, options: Options) -> Options:
 
 
 def _groups(rng: Random, options: Options) -> Options:
-    """Groups commit while their coordinators move, and topics go and come anew."""
+    """Groups commit while their coordinators move, and topics are recreated."""
     return replace(
         options,
         groups=3,

@@ -1,7 +1,7 @@
-"""A story: a quorum of several voters and observers that replicates its clients' records.
+"""Scenario: a quorum of several voters and observers that replicates the records of its clients.
 
-Owns the configuration of the nodes (`QuorumNode`), clients that propose records to whoever leads, and an administrator
-who adds and removes voters. What was answered as committed is in the committed log, at the offset that was told.
+Owns the configuration of the nodes (`QuorumNode`), clients that propose records to the leader, and an administrator who
+adds and removes voters. A record acknowledged as committed is in the committed log, at the acknowledged offset.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fenceline.testing.simulation.world import Process, World
 
 _REQUEST_TIMEOUT_S: Final = 3.0
 _SMALL: Final = {"controller.quorum.fetch.max.bytes": "4000", "controller.quorum.fetch.snapshot.max.bytes": "400"}
-"""So that fetches and downloads come in pieces."""
+"""Fetches and downloads come in small pieces."""
 
 
-class Story:
-    """The cluster and its clients: a `stage.Story`."""
+class QuorumScenario:
+    """The cluster and its clients: a `stage.Scenario`."""
 
     name = "quorum"
 
@@ -40,7 +40,7 @@ class Story:
         self._clients: list[Client] = []
         self._administrator: asyncio.Task[None] | None = None
         self._agreed: tuple[int, int] | None = None
-        """Epoch and leader of all nodes when they came to rest."""
+        """Epoch and leader of all nodes when the cluster became idle."""
 
     @staticmethod
     def base_options(rng: Random) -> Options:
@@ -67,9 +67,9 @@ class Story:
         await QuorumNode(process, self._configs[process.node_id]).live_and_serve()
 
     async def _administer(self) -> None:
-        """Add or remove a voter, asking anybody; who does not lead refuses."""
+        """Add or remove a voter, asking every node; only the leader accepts."""
         rng = self._world.rng("administrator")
-        while self._world.faults_strike:
+        while self._world.faults_active:
             await asyncio.sleep(rng.expovariate(1 / self._world.options.admin_s))
             node_id = rng.choice(sorted(self._world.processes))
             voter = voter_of(node_id)
@@ -85,10 +85,10 @@ class Story:
                     continue
 
     def progress(self) -> int:
-        return min(len(client.told) for client in self._clients)
+        return min(len(client.acknowledged) for client in self._clients)
 
-    def rest(self) -> bool:
-        """Also: all nodes have what is committed, and know one leader in one epoch."""
+    def quiesce(self) -> bool:
+        """No client waits, all nodes have what is committed, and know one leader in one epoch."""
         for client in self._clients:
             client.must_rest = True
         if any(client.is_waiting for client in self._clients):
@@ -105,24 +105,26 @@ class Story:
         return self._agreed is not None and self._agreed[1] >= 0
 
     def final(self) -> None:
-        """What clients were told is what was committed, and a cluster at rest has kept its leader."""
+        """Acknowledged records are committed, and an idle cluster has kept its leader."""
         committed = self._invariants.committed
         for client in self._clients:
-            for offset, value in client.told:
+            for offset, value in client.acknowledged:
                 batch = committed.batch_at(offset)
                 if batch is None or value.encode() not in batch.content:
-                    raise InvariantBroken(f"{value} was told to be committed at {offset}, which is {batch}")
+                    raise InvariantBroken(f"{value} was acknowledged at {offset}, but the log has {batch} there")
         states = {process.view.state()[:2] for process in self._world.processes.values() if process.view is not None}
         if states != {self._agreed}:
-            raise InvariantBroken(f"at rest epoch and leader went from {self._agreed} to {sorted(states)}")
+            raise InvariantBroken(
+                f"epoch and leader of the idle cluster changed from {self._agreed} to {sorted(states)}"
+            )
 
 
 class Client:
-    """Proposes one record after the other to the node that took the last one, else to any."""
+    """Proposes one record after another to the node that accepted the last one, else to any."""
 
     def __init__(self, world: World, number: int) -> None:
-        self.told: list[tuple[int, str]] = []
-        """(offset, value) of what was answered as committed."""
+        self.acknowledged: list[tuple[int, str]] = []
+        """(offset, value) of acknowledged records."""
         self.must_rest = False
         self.is_waiting = False
         self._world = world
@@ -145,7 +147,7 @@ class Client:
                 )
             self._world.trace.add(self._world.scheduler.now_s, f"c{self._number}", f"asked n{leader} {value}: {code}")
             if code == 0:
-                self.told.append((offset, value))
+                self.acknowledged.append((offset, value))
             else:
                 leader = self._rng.choice(sorted(self._world.processes))
                 await asyncio.sleep(0.05)

@@ -1,7 +1,8 @@
-"""A node of the `quorum` story: the real driver of a node of several, whose leader appends what clients propose.
+"""A node of the scenario `quorum`: the production driver of a node of several, whose leader appends what clients
+propose.
 
-Owns what stands in for the active controller: proposals, and who waits for them. No controller decides anything here,
-so nothing but the quorum and its log says what is written.
+Owns the replacement of the active controller: proposals, and the clients waiting for them. No controller decides
+anything here, so the log is determined by the quorum alone.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ _METADATA_VERSION: Final = 25
 
 
 class QuorumNode(ClusterDriver):
-    """One life of one node."""
+    """One process of a node."""
 
     _leads = -1
     """The epoch in which clients are served."""
     _proposed: list[tuple[int, Reply]]
-    """(end offset, who waits), ascending."""
+    """(end offset, callback of the client), ascending."""
 
     async def live_and_serve(self) -> None:
         """See `ClusterDriver`. Raises OperatorError."""
         self._proposed = []
-        await self.begin(self.take)
+        await self.begin(self.handle)
         await self.live()
 
-    # -- what the quorum says ------------------------------------------------------------------------------------------
+    # -- callbacks of the quorum ---------------------------------------------------------------------------------------
 
     def committed(self, offset: int) -> None:
         super().committed(offset)
@@ -53,10 +54,10 @@ class QuorumNode(ClusterDriver):
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
-    def take(self, source: int, message: Frame, reply: Reply) -> None:
+    def handle(self, source: int, message: Frame, reply: Reply) -> None:
         """A request of another node, or of a client: a tuple of name and value."""
         if not isinstance(message, tuple):
-            self.take_message(message, reply)
+            self.handle_message(message, reply)
             return
         try:
             name, value = message
@@ -67,8 +68,7 @@ class QuorumNode(ClusterDriver):
             reply((int(error.code), -1), None)
 
     def _propose(self, name: str, value: str, reply: Reply) -> None:
-        """Answers (0, offset) when it is committed. Raises PeerError where this node does not lead, or no longer;
-        StorageError."""
+        """Replies (0, offset) when it is committed. Raises PeerError if this node does not lead, or StorageError."""
         if self._leads < 0 or self.has_failed:
             raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node does not lead.")
         record = ConfigRecord(int(ConfigResourceType.BROKER), "", name, value)

@@ -1,6 +1,6 @@
-"""Receipts of losses against the logs: what a cut took is what its receipts say, before the log is used again.
+"""Receipts of losses against the logs: receipts match what a truncation removed, before the log is used again.
 
-Owns the look at the `lost+found` of a simulated disk. What a receipt must hold is `fenceline.losses.check`.
+Owns reading the `lost+found` of a simulated disk. `fenceline.losses.check` defines the required content of a receipt.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _BY_RETENTION = "older than retention.ms"
 
 
-def papers(process: Process, replica: Replica) -> dict[str, Receipt]:
-    """By id: the receipts that a replica's directory has."""
+def receipts_in_directory(process: Process, replica: Replica) -> dict[str, Receipt]:
+    """By id: the receipts in the directory of a replica."""
     directory = f"{replica.log.directory}/{EVIDENCE_DIR}"
     found = {}
     for name in process.disk.folder(directory) or ():
@@ -38,7 +38,7 @@ def papers(process: Process, replica: Replica) -> dict[str, Receipt]:
 
 
 def receipts_to_deliver(disk: SimDisk) -> Iterator[Receipt]:
-    """Those on a disk that the ledger topic may lack."""
+    """The receipts on a disk that the ledger topic may lack."""
     for folder in disk.folders():
         for name in disk.folder(folder) or ():
             if name.endswith(DUE):
@@ -46,12 +46,12 @@ def receipts_to_deliver(disk: SimDisk) -> Iterator[Receipt]:
 
 
 def is_of(receipt: Receipt, key: tuple[bytes, int]) -> bool:
-    """Whether it tells what a log of this partition has lost. `key`: topic id, partition."""
+    """Whether the receipt is about records of this partition. `key`: topic id, partition."""
     return receipt.topic_id is not None and (receipt.topic_id.bytes, receipt.partition) == key and not receipt.group
 
 
 def of_logs_in_use(receipts: Mapping[str, Receipt], key: tuple[bytes, int]) -> dict[str, Receipt]:
-    """Those of a partition that tell of cuts of its log: not of directories beside it that were set aside."""
+    """The receipts of a partition for truncations of its log, not for directories that were set aside."""
     return {name: each for name, each in receipts.items() if is_of(each, key) and each.cause is not Cause.SET_ASIDE}
 
 
@@ -65,8 +65,8 @@ def receipts_are_exact(
     high_watermark: int,
     where: str,
 ) -> None:
-    """`there`: the replica's receipts by id. `known`: those of cuts before; the new ones join them. `log_start`,
-    `high_watermark`: what the replica knew of them before the cut. Raises InvariantBroken."""
+    """`there`: the replica's receipts by id. `known`: those of earlier truncations; the new ones are added.
+    `log_start`, `high_watermark`: the replica's values before the truncation. Raises InvariantBroken."""
     receipts = [receipt for name, receipt in there.items() if name not in known and not receipt.group]
     known |= there
     found = complaints(receipts, [stored(batch) for batch in lost], log_start=log_start)
@@ -81,7 +81,7 @@ def receipts_are_exact(
         if not receipt.evidence_note:
             kept = b"".join(process.disk.peek(path) or b"" for path in receipt.evidence)
             found += [
-                f"receipt of {receipt} names evidence without the batch at {batch.base_offset}"
+                f"receipt of {receipt} names evidence that lacks the batch at {batch.base_offset}"
                 for batch in mine
                 if batch.content not in kept
             ]
@@ -90,23 +90,22 @@ def receipts_are_exact(
 
 
 def _class_complaints(receipt: Receipt, lost: list[StoredBatch], history: History, high_watermark: int) -> list[str]:
-    """What is below the high watermark was committed; what was acknowledged to a producer is not
-    `never_acknowledged`."""
+    """Records below the high watermark were committed; acknowledged records are not `never_acknowledged`."""
     is_committed = receipt.start_offset < high_watermark
     if receipt.loss_class is LossClass.EXPIRED and receipt.cause is Cause.LEADER_STARTS_LATER:
-        # The leader's log starts behind them: they were deleted there before, or are older than what is kept.
+        # The leader's log starts after them: they were deleted there, or are older than the retention time.
         is_lost = _BY_RETENTION not in receipt.known_by and any(batch in history.lost_batches for batch in lost)
         is_deleted = receipt.end_offset_exclusive <= history.log_start and not is_lost
-        return [] if is_deleted else [f"receipt of {receipt} is expired"]
+        return [] if is_deleted else [f"receipt of {receipt} is expired, but the records were not deleted"]
     if is_committed != (receipt.loss_class is LossClass.COMMITTED):
-        return [f"receipt of {receipt} is {receipt.loss_class.value}, the high watermark was {high_watermark}"]
+        return [f"receipt of {receipt} is {receipt.loss_class.value}, but the high watermark was {high_watermark}"]
     if receipt.loss_class is LossClass.NEVER_ACKNOWLEDGED and any(
-        history.was_answered(batch) and history.is_only_copy(batch) for batch in lost
+        history.was_acknowledged(batch) and history.is_only_copy(batch) for batch in lost
     ):
-        return [f"receipt of {receipt} is {receipt.loss_class.value}, a producer has its acknowledgement"]
+        return [f"receipt of {receipt} is {receipt.loss_class.value}, but a producer has an acknowledgement"]
     return []
 
 
 def stored(batch: StoredBatch) -> Stored:
-    """As receipts are compared with."""
+    """The batch in the form that receipts are compared with."""
     return Stored.of(read_header(batch.content))

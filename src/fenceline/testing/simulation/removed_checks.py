@@ -1,7 +1,7 @@
-"""Replicas that a reassignment took away: what of them goes is in the leader's log, or has a receipt.
+"""Replicas removed by a reassignment: their deleted records are in the leader's log, or have a receipt.
 
-Owns what the directories of such replicas held when the node began to wait for their leaders. Retention and crashes of
-other replicas excuse nothing here: what they deleted or lost, this node still had.
+Owns the content of the directories of such replicas when the node began to wait for their leaders. Retention and
+crashes of other replicas are no excuse here: this node still had the records.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Key = tuple[bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class LeaderLog:
-    """Of the replica that leads a partition now."""
+    """The log of the current leader of a partition."""
 
     leader_epoch: int
     log_start_offset: int
     read: Callable[[], list[StoredBatch]]
-    """All of it."""
+    """Reads all batches."""
 
 
 @dataclass(slots=True)
@@ -44,20 +44,20 @@ class _Removed:
 
 
 class RemovedChecks:
-    """Of one life of a broker."""
+    """The removed replicas of one broker process."""
 
     def __init__(self, disk: SimDisk) -> None:
         self._disk = disk
         self._removed: list[_Removed] = []
 
-    def look(
+    def check(
         self,
         broker: Broker,
         leader_of: Callable[[Key], LeaderLog | None],
         receipts_of: Callable[[Key], list[Receipt]],
         where: str,
     ) -> None:
-        """`leader_of`: None where no node leads. Raises InvariantBroken."""
+        """`leader_of`: None if no node leads. Raises InvariantBroken."""
         waiting = broker.removed_replicas.waiting
         if not waiting and not self._removed:
             return
@@ -69,7 +69,7 @@ class RemovedChecks:
             if all(replica is not each.replica for replica in waiting):
                 self._removed.remove(each)
                 leader = leader_of(each.key)
-                # A leader that was elected since may have less: what goes with that, another replica loses.
+                # A leader that was elected since may have less: that is a loss of another replica.
                 is_same = leader is not None and leader.leader_epoch == each.replica.compared_in
                 if leader is not None and is_same and broker.log_dirs.is_online(each.replica.log_dir):
                     _check(each, leader, receipts_of(each.key), where)
@@ -79,7 +79,7 @@ class RemovedChecks:
         for name in sorted(self._disk.folder(directory) or ()):
             if name.endswith(".log"):
                 content = self._disk.peek(f"{directory}/{name}") or b""
-                with suppress(RecordsError):  # a crash has torn what follows
+                with suppress(RecordsError):  # a crash has torn the rest
                     for header in iter_headers(content):
                         batch = content[header.position : header.end_position]
                         found.append(StoredBatch(header.base_offset, header.next_offset, header.leader_epoch, batch))
@@ -89,20 +89,20 @@ class RemovedChecks:
 def _check(removed: _Removed, leader: LeaderLog, receipts: list[Receipt], where: str) -> None:
     log = removed.replica.log
     if log is None:
-        return  # damaged, or of a topic that was deleted
+        return  # damaged, or its topic was deleted
     start = max(log.log_start_offset, leader.log_start_offset)
     there = set(leader.read())
     for batch in removed.batches:
         if batch.base_offset < start or batch.base_offset >= log.log_end_offset or batch in there:
             continue
-        is_told = any(
+        has_receipt = any(
             each.start_offset < batch.next_offset
             and batch.base_offset < each.end_offset_exclusive
             and batch.epoch in each.leader_epochs
             for each in receipts
         )
-        if not is_told:
+        if not has_receipt:
             raise InvariantBroken(
-                f"{where}: the replica was moved away with the batch at {batch.base_offset} of epoch {batch.epoch},"
-                " which the leader does not have, no receipt says so (losses)"
+                f"{where}: the replica was removed with the batch at {batch.base_offset} of epoch {batch.epoch},"
+                " which the leader does not have, without a receipt (losses)"
             )

@@ -1,10 +1,11 @@
-"""Virtual time and what happens in it: one queue for all processes of a simulated world.
+"""Virtual time and its events: one queue for all processes of a simulated world.
 
-Owns the order of callbacks. Time stands still while callbacks run and jumps to the next timer when none is left. Never
-sleeps, never looks at the machine's clock.
+Owns the order of callbacks. Time stands still while callbacks run, and jumps to the next timer when none is left. Never
+sleeps, never reads the machine's clock.
 
-Order: callbacks of one instant run first in, first out, as asyncio promises. Timers of one instant run in the order of
-their making, or shuffled by the given random source: asyncio promises nothing there, and two machines even less.
+Order: callbacks of the same instant run first in, first out, as asyncio guarantees. Timers of the same instant run in
+the order of their creation, or shuffled by the given random source: asyncio guarantees no order there, and neither do
+two machines.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ PAUSED: Final = 1
 ENDED: Final = 2
 
 _WAKES_A_SLEEPER: Final = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-defined]
-"""What a timer of `asyncio.sleep` calls."""
+"""The callback of a timer of `asyncio.sleep`."""
 _SWEEP_ABOVE: Final = 1000
-"""Cancelled timers that may wait in the queue before they are swept out."""
+"""Cancelled timers that may stay in the queue before they are removed."""
 
 
 class SimulationError(Exception):
-    """The simulated world can not go on, or its code did what no code on a loop may do."""
+    """The simulated world cannot continue, or its code did what code on a loop must not do."""
 
 
 class NothingLeft(SimulationError):
-    """No callback and no timer is left, and what was waited for has not happened."""
+    """No callback or timer is left, and the awaited condition is false."""
 
 
 class Livelock(SimulationError):
-    """Callbacks keep making callbacks and time does not move."""
+    """Callbacks create callbacks without end, and time does not advance."""
 
 
 class ProcessEnded(BaseException):
-    """Unwinds what a process was doing when it was killed. Not an Exception: nobody may catch it and go on."""
+    """Unwinds the stack of a killed process. Not an Exception: no code may catch it and continue."""
 
 
 class SimHandle(asyncio.TimerHandle):
@@ -64,10 +65,11 @@ class SimHandle(asyncio.TimerHandle):
         self.args = args
         self.context = context
         self.when_s = when_s
-        """In the loop's own time; below 0: no timer."""
+        """In the time of the loop; below 0: no timer."""
         self.is_cancelled = False
         self.is_inert = callback is _WAKES_A_SLEEPER
-        """It only makes other callbacks due: the process is as it was, and the watcher need not look at it."""
+        """It only schedules other callbacks: the state of the process is unchanged, and the watcher need not check
+        it."""
 
     def __repr__(self) -> str:
         return f"<SimHandle {self.callback!r}{' cancelled' if self.is_cancelled else ''}>"
@@ -97,12 +99,12 @@ class Scheduler:
     """See the module. `now_s` is virtual seconds since the world began."""
 
     def __init__(self, rng: Random | None = None, *, max_steps_at_once: int = 200_000) -> None:
-        """With `rng` timers of the same instant are shuffled."""
+        """With `rng`, timers of the same instant are shuffled."""
         self.now_s = 0.0
         self.steps = 0
-        """Callbacks that ran."""
+        """The number of callbacks that ran."""
         self.watcher: Callable[[Any], None] | None = None
-        """Called with the loop's `owner`, where it has one, after each of its callbacks that may have changed it."""
+        """Called with the `owner` of the loop, if it has one, after each of its callbacks that may have changed it."""
         self._tie = rng.random if rng is not None else None
         self._ready: deque[SimHandle] = deque()
         self._timers: list[tuple[float, float, int, SimHandle]] = []
@@ -112,7 +114,7 @@ class Scheduler:
         self._failure: BaseException | None = None
         self._is_running = False
 
-    # -- what loops ask for --------------------------------------------------------------------------------------------
+    # -- for loops -----------------------------------------------------------------------------------------------------
 
     def soon(self, handle: SimHandle) -> None:
         self._ready.append(handle)
@@ -131,31 +133,30 @@ class Scheduler:
             self._cancelled_timers = 0
 
     def forget(self) -> None:
-        """Nothing will ever run here."""
+        """Nothing runs any more."""
         self.watcher = None
         self._ready.clear()
         self._timers.clear()
 
     def fail(self, error: BaseException) -> None:
-        """End the run with this error; the first one counts."""
+        """End the run with this error; only the first one is kept."""
         if self._failure is None:
             self._failure = error
 
     def check(self) -> None:
-        """Raises what `fail` was given."""
+        """Raises the error given to `fail`."""
         if self._failure is not None:
             raise self._failure
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self, *, until_s: float = float("inf"), done: Callable[[], bool] | None = None) -> None:
-        """Run until `done()` or until the time is reached, whichever comes first. `done` is asked when nothing is due.
+        """Run until `done()` or until the time is reached, whichever comes first. `done` is called when nothing is due.
 
-        Raises NothingLeft when `done` is given and nothing can make it true any more, Livelock, and whatever a callback
-        or a loop's exception handler reports.
-        """
+        Raises NothingLeft if `done` is given and nothing can make it true any more, Livelock, and the error that a
+        callback or the exception handler of a loop reports."""
         if self._is_running:
-            raise SimulationError("a simulation is run from outside of it")
+            raise SimulationError("a simulation cannot be run from inside itself")
         before = asyncio._get_running_loop()
         self._is_running = True
         try:

@@ -1,9 +1,9 @@
-"""The search for seeds that meet what no seed has met: which game is played next, and which are kept.
+"""The search for seeds that reach triples no seed has reached: which game runs next, and which are kept.
 
-Owns the choice. Most games aim at a fault of which many triples are missing, at a state of a room that was not met with
-it, and at some of the operations that are missing there: options of a game of the corpus, or none, changed so that this
-fault strikes often, the state is likely, and the operator asks for these operations only. The others are new seeds with
-what they draw. A game that reaches something new is kept.
+Owns the choice. Most games aim at a fault of which many triples are missing, at a component state that was not reached
+with it, and at some of the operations that are missing there: the options of a game of the corpus, or none, changed so
+that this fault is frequent, the state is likely, and the operator sends only these operations. The others are new seeds
+with the options that they draw. A game that reaches a new triple is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fenceline.testing.simulation.operations import Fault, Operation
 from fenceline.testing.simulation.stage import Outcome
 from fenceline.testing.simulation.workers import Game, played
 
-STRIKES: Final[Mapping[Fault, Mapping[str, tuple[str, ...]]]] = {
+FAULT_OPTIONS: Final[Mapping[Fault, Mapping[str, tuple[str, ...]]]] = {
     Fault.KILL: {"crash_s": ("1", "2"), "power_chance": ("0",)},
     Fault.POWER_LOSS: {"crash_s": ("1", "2"), "power_chance": ("1",)},
     Fault.TORN_WRITE: {"crash_calls": ("100", "400"), "crash_s": ("2",), "power_chance": ("0.5", "1")},
@@ -43,10 +43,10 @@ STRIKES: Final[Mapping[Fault, Mapping[str, tuple[str, ...]]]] = {
     Fault.DIRECTORY_LOST: {"lose_dir_s": ("0.7", "1.5"), "log_dirs": ("2",)},
     Fault.CLOCK_JUMP: {"jump_s": ("0.3", "1")},
 }
-"""Options that make a fault strike often, with values to choose from; none where clusters do not have it."""
+"""Options that make a fault frequent, with values to choose from; empty for a fault that clusters do not have."""
 
 GENTLE: Final = frozenset((Fault.LAG, Fault.SLOW_DISK, Fault.DROPPED_CONNECTIONS, Fault.CLOCK_JUMP))
-"""Faults under which a cluster serves: a game can have them besides the one that it aims at."""
+"""Faults under which a cluster serves requests: a game can have them in addition to its aim."""
 
 CALM: Final[Mapping[str, str]] = dict.fromkeys(
     (
@@ -68,7 +68,7 @@ CALM: Final[Mapping[str, str]] = dict.fromkeys(
     ),
     "0",
 )
-"""No faults: a cluster that most of them strike at once serves no request, and meets nothing."""
+"""No faults: a cluster hit by most of them at once serves no request, and reaches nothing."""
 
 LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "log rebased": {"retention": ("1",), "segment_bytes": ("300",), "tidy_ms": ("50",)},
@@ -162,7 +162,7 @@ LIKELY: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "metadata snapshotting": {"snapshot_bytes": ("300",), "snapshot_interval_ms": ("200",), "max_job_ms": ("100",)},
     "metadata fenced": {"pause_s": ("0.5",), "paused_s": ("5",), "partition_s": ("0.8",)},
 }
-"""Options that make a state of a room likely; the others are met anyway."""
+"""Options that make a component state likely; the others are reached anyway."""
 
 _GROUPS: Final = {"groups": ("2", "3")}
 _NEEDS: Final[Mapping[Operation, Mapping[str, tuple[str, ...]]]] = {
@@ -178,19 +178,19 @@ _NEEDS: Final[Mapping[Operation, Mapping[str, tuple[str, ...]]]] = {
     Operation.DELETE_OFFSETS: _GROUPS,
     Operation.DELETE_GROUP: _GROUPS,
 }
-"""Options without which an operation is rare or none."""
+"""Options without which an operation is rare or does not occur."""
 
-_MADE_BY: Final[Mapping[str, Operation]] = {
+_CAUSED_BY: Final[Mapping[str, Operation]] = {
     "log moving": Operation.MOVE_DIRECTORY,
     "replica looking": Operation.DELETE_RECORDS,
 }
 """Operations without which a state is rare."""
 
-_ASKED_BY: Final[Mapping[Operation, Operation]] = {
+_REQUESTED_BY: Final[Mapping[Operation, Operation]] = {
     Operation.REASSIGN_BACK: Operation.REASSIGN,
     Operation.DELETE_TOPIC: Operation.CREATE_TOPIC,
 }
-"""What the operator does where another operation is a part of it."""
+"""The request of the operator of which another operation is a part."""
 
 _MUTATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "controllers": ("1", "2", "3"),
@@ -214,27 +214,27 @@ _MUTATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "snapshot_interval_ms": ("200", "5000"),
     "down_s": ("0.05", "0.5", "1"),
 }
-"""What a game is changed by besides its aim."""
+"""Changes of a game in addition to its aim."""
 
 _NEW_SEEDS: Final = 0.02
 _AT_THE_MOMENT: Final = 0.85
-"""Games whose faults wait for a state."""
+"""Share of games whose faults wait for a state."""
 _FAULTS_OF_AN_AIM: Final = 8
 _ALSO_ELSEWHERE: Final = 0.3
-"""Of games whose faults wait for a state, those in which one of them strikes at other times, too."""
+"""Share of the games whose faults wait for a state in which one of these faults is also injected at other times."""
 _AT_ONCE: Final = 4
-"""Operations and faults that one game aims at, at most."""
+"""Maximum of operations and faults that one game aims at."""
 _LEAST: Final = 3
-"""New triples that make an entry; one is enough once nothing better was found for a while."""
+"""New triples that a new entry needs; one is enough if nothing better was found for a while."""
 _PATIENCE: Final = 40
 """Games."""
 
 
 class Search:
-    """Over one corpus. `base`: new seeds are counted from there."""
+    """A search that extends one corpus. `base`: the first new seed."""
 
     def __init__(self, path: Path, base: int) -> None:
-        """Raises ValueError where the corpus cannot be read."""
+        """Raises ValueError if the corpus cannot be read."""
         self._path = path
         self._rng = Random(base)
         self._next_seed = base
@@ -243,13 +243,13 @@ class Search:
         self.reached: set[Triple] = set().union(*(entry.first for entry in self.entries))
         self._misses = 0
 
-    def replay(self, workers: int, tell: Callable[[Outcome], None]) -> None:
-        """Play the corpus anew, and keep what reaches something: always the game that reaches most of what is left.
-        Games that are kept for another reason stay first."""
+    def replay(self, workers: int, report: Callable[[Outcome], None]) -> None:
+        """Run the corpus again, and keep what reaches something: always the game that reaches most of the remaining
+        triples. Games that are kept for another reason stay first."""
         left: dict[int, frozenset[Triple]] = {}
         with closing(played([entry.game for entry in self.entries], workers)) as found:
             for place, outcome in enumerate(found):
-                tell(outcome)
+                report(outcome)
                 left[place] = frozenset(self.wanted & outcome.triples.keys())
         self.reached.clear()
         kept: list[Entry] = []
@@ -266,8 +266,8 @@ class Search:
         self.entries = kept
         save(self._path, kept)
 
-    def run(self, workers: int, is_over: Callable[[], bool], tell: Callable[[Outcome], None]) -> None:
-        """Until `is_over`, or nothing is wanted any more. Each find is saved at once."""
+    def run(self, workers: int, is_over: Callable[[], bool], report: Callable[[Outcome], None]) -> None:
+        """Search until `is_over`, or until nothing is missing. Each new entry is saved at once."""
         games: list[Game] = []
 
         def next_games() -> Iterator[Game]:
@@ -277,12 +277,12 @@ class Search:
 
         with closing(played(next_games(), workers, ahead=1)) as found:
             for outcome in found:
-                tell(outcome)
+                report(outcome)
                 game = games.pop(0)
-                if outcome.failure is None:  # or it is a finding: no entry until it is repaired
-                    self._take(game, outcome.triples)
+                if outcome.failure is None:  # a failed game is a finding: no entry until it is fixed
+                    self._add(game, outcome.triples)
 
-    def _take(self, game: Game, triples: Iterable[Triple]) -> None:
+    def _add(self, game: Game, triples: Iterable[Triple]) -> None:
         first = frozenset((self.wanted & set(triples)) - self.reached)
         self._misses += 1
         if len(first) >= (_LEAST if self._misses < _PATIENCE else 1):
@@ -303,14 +303,14 @@ class Search:
         for name in rng.sample(sorted(_MUTATIONS), rng.randint(1, 4)):
             overrides[name] = rng.choice(_MUTATIONS[name])
         faults, states, operations = self._aim()
-        return self._game(overrides, states, operations, [STRIKES[each] for each in faults])
+        return self._game(overrides, states, operations, [FAULT_OPTIONS[each] for each in faults])
 
     def _at_the_moment(self) -> Game:
-        """A game in which faults wait for a state of a node, and strike in it."""
+        """A game whose faults wait for a state of a node."""
         rng = self._rng
         missing = sorted(self.wanted - self.reached)
-        aim = self._likeliest([f"{each.room} {each.state}" for each in missing])
-        there = [each for each in missing if f"{each.room} {each.state}" == aim]
+        aim = self._likeliest([f"{each.component} {each.state}" for each in missing])
+        there = [each for each in missing if f"{each.component} {each.state}" == aim]
         faults = sorted(
             {self._likeliest([each.fault for each in there]) for _ in range(rng.randint(2, _FAULTS_OF_AN_AIM))}
         )
@@ -320,19 +320,20 @@ class Search:
         for name in rng.sample(sorted(_MUTATIONS), rng.randint(0, 3)):
             overrides[name] = rng.choice(_MUTATIONS[name])
         overrides |= {"aim": aim, "aim_faults": ",".join(faults), "aim_s": rng.choice(("0.2", "0.7"))}
-        strikes = [STRIKES[Fault(each)] for each in rng.sample(faults, 1) if rng.random() < _ALSO_ELSEWHERE]
+        fault_options = [FAULT_OPTIONS[Fault(each)] for each in rng.sample(faults, 1) if rng.random() < _ALSO_ELSEWHERE]
         if Fault.DIRECTORY_LOST in faults:
-            strikes.append({"log_dirs": ("2",)})
-        return self._game(overrides, [aim], [Operation(each) for each in operations], strikes)
+            fault_options.append({"log_dirs": ("2",)})
+        return self._game(overrides, [aim], [Operation(each) for each in operations], fault_options)
 
     def _game(
         self,
         overrides: dict[str, str],
         states: list[str],
         operations: list[Operation],
-        strikes: list[Mapping[str, tuple[str, ...]]],
+        fault_options: list[Mapping[str, tuple[str, ...]]],
     ) -> Game:
-        """With these options, and those that make the states likely, the operations possible and the faults strike."""
+        """With these options, and those that make the states likely, the operations possible and the faults
+        frequent."""
         rng = self._rng
         overrides |= {
             "operate_s": rng.choice(("0.1", "0.3")),
@@ -343,26 +344,26 @@ class Search:
         }
         likely = [LIKELY[state] for state in states if state in LIKELY]
         needed = [_NEEDS[each] for each in operations if each in _NEEDS]
-        for options in (*strikes, *needed, *likely):
+        for options in (*fault_options, *needed, *likely):
             for name, values in options.items():
                 overrides[name] = rng.choice(values)
-        asked = [asked for each in operations if (asked := _ASKED_BY.get(each, each)) in OPERATIONS]
-        asked += [each for state, each in _MADE_BY.items() if state in states and each not in asked]
-        if asked:
-            overrides["operations"] = ",".join(each.value for each in asked)
+        requests = [request for each in operations if (request := _REQUESTED_BY.get(each, each)) in OPERATIONS]
+        requests += [each for state, each in _CAUSED_BY.items() if state in states and each not in requests]
+        if requests:
+            overrides["operations"] = ",".join(each.value for each in requests)
         return Game("operations", self._next_seed, overrides)
 
     def _aim(self) -> tuple[list[Fault], list[str], list[Operation]]:
-        """A state or two (`room state`), some faults and some operations, the likelier the more of their triples are
-        missing. The fault that is aimed at first is the last one."""
+        """One or two states (`component state`), some faults and some operations, weighted by the number of their
+        missing triples. The main fault comes last."""
         rng = self._rng
         missing = sorted(self.wanted - self.reached)
         fault = self._likeliest([each.fault for each in missing])
         with_fault = [each for each in missing if each.fault == fault]
-        states = [self._likeliest([f"{each.room} {each.state}" for each in with_fault])]
+        states = [self._likeliest([f"{each.component} {each.state}" for each in with_fault])]
         if rng.random() < 0.3:
-            states.append(self._likeliest([f"{each.room} {each.state}" for each in with_fault]))
-        there = [each for each in missing if f"{each.room} {each.state}" == states[0]]
+            states.append(self._likeliest([f"{each.component} {each.state}" for each in with_fault]))
+        there = [each for each in missing if f"{each.component} {each.state}" == states[0]]
         operations = sorted({each.operation for each in there if each.fault == fault})
         others = sorted(GENTLE & {each.fault for each in there} - {fault})
         faults = [*rng.sample(others, min(rng.randrange(_AT_ONCE), len(others))), fault]
@@ -370,6 +371,6 @@ class Search:
         return [Fault(each) for each in faults], states, [Operation(each) for each in chosen]
 
     def _likeliest(self, names: list[str]) -> str:
-        """One of them, by how often it is there."""
+        """One of the names, weighted by its frequency."""
         counts = Counter(names)
         return self._rng.choices(list(counts), list(counts.values()))[0]

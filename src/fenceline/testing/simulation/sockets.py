@@ -1,9 +1,9 @@
-"""Simulated TCP for code that asks its loop for connections: streams of bytes over the simulated network.
+"""Simulated TCP for code that opens connections with its loop: byte streams over the simulated network.
 
-Owns listeners and the two ends of each stream. A node is found by the name of its machine (`n3`), a client has a number
-below 0. What a peer notices is what TCP gives: bytes in order, a refusal where nobody listens, both ends told when a
-process ends or the network resets, silence when a machine loses power. Bytes sent into a partition arrive when it has
-healed.
+Owns listeners and the two ends of each stream. The host name of a node is the name of its machine (`n3`), a client has
+a negative number. A peer observes what TCP gives: bytes in order, a refusal if no process listens, a notification at
+both ends when a process ends or the network resets, silence when a machine loses power. Bytes sent into a partition
+arrive when it has healed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fenceline.testing.simulation.world import Process, World
 Factory = Callable[[], asyncio.BaseProtocol]
 
 _APART_S: Final = 1e-6
-"""Between pieces of a stream: timers of one instant have no order."""
+"""Between pieces of a stream: timers of the same instant have no order."""
 
 
 def machine_of(node_id: int) -> str:
@@ -41,16 +41,16 @@ class Sockets:
         world.on_end.append(self._process_ended)
 
     def of(self, node_id: int) -> NodeSockets:
-        """As a process sees them; for `SimLoop.sockets`."""
+        """The sockets of one process; for `SimLoop.sockets`."""
         return NodeSockets(self, node_id)
 
     def at(self, when_s: float, loop: SimLoop, callback: Callable[..., object], *args: Any) -> None:
-        """Run something in a process, unless it has ended by then."""
+        """Run a callback in a process, unless it has ended by then."""
         scheduler = self._world.scheduler
         scheduler.at(when_s, SimHandle(loop, callback, args, self.context, -1.0))
 
     def forget(self) -> None:
-        """Nothing will ever arrive."""
+        """Nothing arrives any more."""
         self.listeners.clear()
 
     @property
@@ -67,7 +67,7 @@ class Sockets:
 
 
 class NodeSockets:
-    """What a loop's `create_server` and `create_connection` do for one process."""
+    """Implements `create_server` and `create_connection` of one process."""
 
     def __init__(self, sockets: Sockets, node_id: int) -> None:
         self._sockets = sockets
@@ -77,7 +77,7 @@ class NodeSockets:
         return Listener(self._sockets, self.node_id, port, loop, factory)
 
     async def connect(self, loop: SimLoop, factory: Factory, host: str, port: int) -> tuple[Any, Any]:
-        """Raises ConnectionRefusedError; never ends where nobody answers."""
+        """Raises ConnectionRefusedError; never returns if the peer does not respond."""
         opened: asyncio.Future[tuple[Any, Any]] = loop.create_future()
         stream = Stream(self._sockets, self.node_id, int(host[1:]), loop, port)
         stream.open(factory, opened)
@@ -89,7 +89,7 @@ class NodeSockets:
 
 
 class _FakeSocket:
-    """What a node asks of a listening socket."""
+    """The socket methods that a node uses on a listening socket."""
 
     def __init__(self, port: int, listen: Callable[[], None]) -> None:
         self._port = port
@@ -115,12 +115,12 @@ class _FakeSocket:
 
 
 class Listener:
-    """Stands for `asyncio.Server`, and for the kernel's queue of connections that it has not taken yet."""
+    """Represents `asyncio.Server`, and the kernel's queue of connections that are not accepted yet."""
 
     def __init__(self, sockets: Sockets, node_id: int, port: int, loop: SimLoop, factory: Factory) -> None:
         self.sockets = (_FakeSocket(port, self._listen),)
-        self._waiting: list[End] | None = []
-        """None: it takes them."""
+        self._waiting: list[StreamTransport] | None = []
+        """None: connections are accepted."""
         self.loop = loop
         self._factory = factory
         self._all = sockets
@@ -133,10 +133,10 @@ class Listener:
         self._listen()
         waiting, self._waiting = self._waiting or [], None
         for end in waiting:
-            self.take(end)
+            self.accept(end)
 
-    def take(self, end: End) -> None:
-        """Somebody has connected."""
+    def accept(self, end: StreamTransport) -> None:
+        """A peer has connected."""
         if self._waiting is None:
             self.loop.call_soon(end.begin, self._factory)
         else:
@@ -159,16 +159,16 @@ class Stream:
         self._id = self._network.adopt(self)
         self._port = port
         self._is_over = False
-        self._ends: dict[int, End] = {}
+        self._ends: dict[int, StreamTransport] = {}
         self._loop = loop
         self._opened: asyncio.Future[tuple[Any, Any]] | None = None
         self._free_at_s = {source: 0.0, destination: 0.0}
-        """By receiver: nothing arrives before what was sent before it."""
+        """By receiver: nothing arrives before what was sent earlier."""
 
     def open(self, factory: Factory, opened: asyncio.Future[tuple[Any, Any]]) -> None:
         self._opened = opened
-        self._network.tell(f"{self.source}>{self.destination} #{self._id} connect {self._port}")
-        self._carry(self.source, self.destination, self._sockets.world_loop, partial(self._knock, factory))
+        self._network.log_event(f"{self.source}>{self.destination} #{self._id} connect {self._port}")
+        self._carry(self.source, self.destination, self._sockets.world_loop, partial(self._connect, factory))
 
     def _carry(self, source: int, destination: int, loop: SimLoop, deliver: Callable[[], None]) -> None:
         """`deliver` runs in the receiver's loop, in order."""
@@ -185,32 +185,32 @@ class Stream:
         if network.is_cut(source, destination):
             again = partial(self._sockets.at, 0.0, loop, self._arrive, source, destination, loop, deliver)
             network.hold(source, destination, again)
-        elif not network.is_dark(destination):
+        elif not network.is_powered_off(destination):
             deliver()
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
-    def _knock(self, factory: Factory) -> None:
-        """The kernel of the destination answers, whether its process is frozen or not."""
+    def _connect(self, factory: Factory) -> None:
+        """The kernel of the destination responds, even if its process is paused."""
         listener = self._sockets.listeners.get((self.destination, self._port))
         if listener is None or listener.loop.state == ENDED:
             self._carry(self.destination, self.source, self._loop, self._refuse)
             return
-        near = End(self, self.source, self.destination, self._loop, listener.loop)
-        far = End(self, self.destination, self.source, listener.loop, self._loop)
+        near = StreamTransport(self, self.source, self.destination, self._loop, listener.loop)
+        far = StreamTransport(self, self.destination, self.source, listener.loop, self._loop)
         near.other, far.other = far, near
         self._ends = {self.source: near, self.destination: far}
-        listener.take(far)
+        listener.accept(far)
         self._carry(self.destination, self.source, self._loop, partial(self._open_near, near, factory))
 
-    def _open_near(self, near: End, factory: Factory) -> None:
+    def _open_near(self, near: StreamTransport, factory: Factory) -> None:
         opened = self._opened
         if opened is not None and not opened.done():
             near.begin(factory)
             opened.set_result((near, near.protocol))
 
     def give_up(self) -> None:
-        """Who wanted it does not wait any more."""
+        """The caller does not wait any more."""
         near = self._ends.get(self.source)
         if near is None:
             self.forget()
@@ -224,13 +224,13 @@ class Stream:
 
     # -- carrying ------------------------------------------------------------------------------------------------------
 
-    def send(self, end: End, content: bytes) -> None:
+    def send(self, end: StreamTransport, content: bytes) -> None:
         assert end.other is not None, "both ends are made together"
-        self._network.tell(f"{end.me}>{end.them} #{self._id} {len(content)}")
+        self._network.log_event(f"{end.me}>{end.them} #{self._id} {len(content)}")
         self._carry(end.me, end.them, end.other.loop, partial(end.other.receive, content))
 
-    def finish(self, end: End) -> None:
-        """One end closes: the other is told after all that was sent."""
+    def finish(self, end: StreamTransport) -> None:
+        """One end closes: the other is notified after all that was sent."""
         if self._is_over or end.other is None:
             return
         self._carry(end.me, end.them, end.other.loop, partial(end.other.lose, None))
@@ -238,68 +238,68 @@ class Stream:
     # -- what the network does -----------------------------------------------------------------------------------------
 
     def cut(self, reason: str, ended: int = -1) -> None:
-        """The stream is gone; who is left hears of it after a delay."""
+        """The stream is cut; the remaining ends are notified after a delay."""
         if self._is_over:
             return
-        self._network.tell(f"{self.source}>{self.destination} #{self._id} cut: {reason}")
+        self._network.log_event(f"{self.source}>{self.destination} #{self._id} cut: {reason}")
         self.forget()
         error = ConnectionResetError(reason)
         if not self._ends:
             if ended != self.source and self._opened is not None:
-                self._tell_cut(self.destination, self.source, self._loop, partial(self._fail_open, error))
+                self._report_cut(self.destination, self.source, self._loop, partial(self._fail_open, error))
             return
         for end in self._ends.values():
             if end.me != ended:
-                self._tell_cut(end.them, end.me, end.loop, partial(end.lose, error))
+                self._report_cut(end.them, end.me, end.loop, partial(end.lose, error))
 
     def _fail_open(self, error: ConnectionError) -> None:
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(error)
 
-    def _tell_cut(self, source: int, destination: int, loop: SimLoop, tell: Callable[[], None]) -> None:
+    def _report_cut(self, source: int, destination: int, loop: SimLoop, report: Callable[[], None]) -> None:
         network = self._network
 
-        def hear() -> None:
+        def receive() -> None:
             if network.is_cut(source, destination):
-                network.hold(source, destination, partial(self._sockets.at, 0.0, loop, hear))
+                network.hold(source, destination, partial(self._sockets.at, 0.0, loop, receive))
             else:
-                tell()
+                report()
 
-        self._sockets.at(self._sockets.now_s + network.delay_s(), loop, hear)
+        self._sockets.at(self._sockets.now_s + network.delay_s(), loop, receive)
 
     def fall_silent(self, dead: int) -> None:
-        """A machine lost power: nobody is told before it is back."""
+        """A machine lost power: the other end is notified when it is back."""
 
     def forget(self) -> None:
         self._is_over = True
         self._network.forget(self._id)
 
 
-class End(asyncio.Transport):
-    """One end of a stream, as its process holds it."""
+class StreamTransport(asyncio.Transport):
+    """One end of a stream, as seen by its process."""
 
     def __init__(self, stream: Stream, me: int, them: int, loop: SimLoop, their_loop: SimLoop) -> None:
         super().__init__()
         self.me = me
         self.them = them
         self.loop = loop
-        self.other: End | None = None
+        self.other: StreamTransport | None = None
         self.protocol: Any = None
         self._stream = stream
         self._is_closing = False
         self._is_lost = False
         self._is_paused = False
         self._early: list[Callable[[], None]] = []
-        """What came before the process took the connection, or while it does not read."""
+        """Received before the process accepted the connection, or while reading is paused."""
 
     def begin(self, factory: Factory) -> None:
         if self._is_lost:
             return
         self.protocol = factory()
         self.protocol.connection_made(self)
-        self._go_on()
+        self._deliver_early()
 
-    def _go_on(self) -> None:
+    def _deliver_early(self) -> None:
         while self._early and not self._is_paused and not self._is_lost:
             self._early.pop(0)()
 
@@ -325,7 +325,7 @@ class End(asyncio.Transport):
             protocol.data_received(content)
 
     def lose(self, error: Exception | None) -> None:
-        """The protocol hears once that the connection is over."""
+        """Notify the protocol once that the connection is closed."""
         if self._is_lost:
             return
         self._is_lost = self._is_closing = True
@@ -364,7 +364,7 @@ class End(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self._is_paused = False
-        self.loop.call_soon(self._go_on)
+        self.loop.call_soon(self._deliver_early)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return (f"10.0.0.{abs(self.them)}", 50000 + abs(self.them)) if name == "peername" else default
@@ -373,4 +373,4 @@ class End(asyncio.Transport):
         return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is ever full."""
+        """Buffers are unlimited."""

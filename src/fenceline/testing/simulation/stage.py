@@ -1,7 +1,7 @@
-"""One seed from beginning to end: options, the safety phase, the liveness phase, the verdict.
+"""One seed from start to end: options, the safety phase, the liveness phase, the verdict.
 
-Owns the two phases and the report of a failure. In the safety phase faults strike and only safety counts; then all of
-them end, and the subject must make progress within a bound of virtual time.
+Owns the two phases and the report of a failure. In the safety phase faults are injected and only safety is checked.
+Then all faults end, and every client must make progress within a bound of virtual time.
 """
 
 from __future__ import annotations
@@ -27,54 +27,54 @@ from fenceline.testing.simulation.scheduler import ProcessEnded, SimulationError
 from fenceline.testing.simulation.world import LogSink, World
 
 
-class Story(Protocol):
-    """What is simulated."""
+class Scenario(Protocol):
+    """What is simulated: the nodes, the clients and the final checks."""
 
     name: str
 
     def build(self) -> None:
-        """Make the machines and the clients, and start them."""
+        """Create the machines and the clients, and start them."""
         ...
 
     def progress(self) -> int:
-        """Something that grows as long as the slowest client is served."""
+        """Requests completed by the slowest client."""
         ...
 
-    def rest(self) -> bool:
-        """Clients ask no more; whether none waits for an answer."""
+    def quiesce(self) -> bool:
+        """Stop the clients. Returns whether none waits for a response and the cluster is idle."""
         ...
 
     def final(self) -> None:
-        """The last look, with every node up and no faults. Raises InvariantBroken."""
+        """The final checks, with every node up and no faults. Raises InvariantBroken."""
         ...
 
 
-Maker = Callable[[World, Invariants], Story]
-STORIES: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
-    "brokers": (brokers.Story, brokers.Story.base_options),
-    "operations": (brokers.OperatedStory, brokers.OperatedStory.base_options),
-    "members": (brokers_members.MembersStory, brokers_members.MembersStory.base_options),
-    "controller": (controller_of_one.Story, controller_of_one.Story.base_options),
-    "controllers": (controllers.Story, controllers.Story.base_options),
-    "quorum": (quorum_cluster.Story, quorum_cluster.Story.base_options),
+Maker = Callable[[World, Invariants], Scenario]
+SCENARIOS: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
+    "brokers": (brokers.BrokersScenario, brokers.BrokersScenario.base_options),
+    "operations": (brokers.OperationsScenario, brokers.OperationsScenario.base_options),
+    "members": (brokers_members.MembersScenario, brokers_members.MembersScenario.base_options),
+    "controller": (controller_of_one.ControllerScenario, controller_of_one.ControllerScenario.base_options),
+    "controllers": (controllers.ControllersScenario, controllers.ControllersScenario.base_options),
+    "quorum": (quorum_cluster.QuorumScenario, quorum_cluster.QuorumScenario.base_options),
 }
-"""By name: what makes the story, and its options before faults are drawn."""
+"""By name: the constructor of the scenario, and its options before faults are drawn."""
 
 ALL: Final = "all"
 _TURNS: Final = ("quorum", "controllers", "quorum", "controller", "quorum")
 
 
-def story_of(seed: int, story: str) -> str:
-    """The story itself, or the one whose turn it is with this seed."""
-    return _TURNS[seed % len(_TURNS)] if story == ALL else story
+def scenario_of(seed: int, scenario: str) -> str:
+    """The scenario itself, or with `all` the one that this seed selects."""
+    return _TURNS[seed % len(_TURNS)] if scenario == ALL else scenario
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a seed. `failure` is None where all went well."""
+    """The result of a seed. `failure` is None if it passed."""
 
     seed: int
-    story: str
+    scenario: str
     options: Options
     failure: str | None = None
     kind: str = ""
@@ -88,49 +88,49 @@ class Outcome:
     struck: dict[str, int] = field(default_factory=dict)
     last_lines: list[str] = field(default_factory=list)
     overrides: Mapping[str, str] = field(default_factory=dict)
-    """Options that were set by hand."""
+    """Options set on the command line."""
     triples: dict[Triple, int] = field(default_factory=dict)
-    """In how many situations each was met (`coverage`)."""
+    """The number of situations in which each was observed (`coverage`)."""
 
     def report(self) -> str:
-        """For a person: what broke, and how to see it again."""
+        """What failed, and how to reproduce it."""
         lines = [
-            f"seed {self.seed} of story {self.story} failed: {self.failure}",
+            f"seed {self.seed} of scenario {self.scenario} failed: {self.failure}",
             f"options: {self.options}",
-            f"after {self.virtual_s:.3f} s, {self.events} events, {self.committed} committed batches; the last ones:",
+            f"after {self.virtual_s:.3f} s, {self.events} events, {self.committed} committed batches; the last events:",
             *(f"  {line}" for line in self.last_lines),
-            f"again: python -m fenceline.testing.simulation {self.story} --seed {self.seed} --trace"
+            f"reproduce with: python -m fenceline.testing.simulation {self.scenario} --seed {self.seed} --trace"
             + "".join(f" --option {shlex.quote(f'{name}={value}')}" for name, value in self.overrides.items()),
         ]
         return "\n".join(lines)
 
 
-def options_of(seed: int, story: str, overrides: Mapping[str, str] | None = None) -> Options:
-    """What the seed draws, and what is set by hand."""
-    make, base = STORIES[story]
+def options_of(seed: int, scenario: str, overrides: Mapping[str, str] | None = None) -> Options:
+    """The options that the seed draws, with those set on the command line."""
+    make, base = SCENARIOS[scenario]
     rng = World.rng_of(seed, "options")
     drawn = draw_faults(rng, base(rng))
-    settle: Callable[[Random, Options], Options] | None = getattr(make, "settle", None)
-    if settle is not None:
-        drawn = settle(rng, drawn)
+    adjust: Callable[[Random, Options], Options] | None = getattr(make, "adjust_options", None)
+    if adjust is not None:
+        drawn = adjust(rng, drawn)
     return drawn.with_text(overrides or {})
 
 
 def play(
     seed: int,
-    story: str = "controller",
+    scenario: str = "controller",
     *,
     overrides: Mapping[str, str] | None = None,
     sink: Callable[[str], None] | None = None,
 ) -> Outcome:
-    """Play one seed of a story, or of `all` in turn. Never raises for what the simulated code does."""
+    """Run one seed of a scenario, or of `all`. Never raises for an error of the simulated code."""
     began = time.process_time()
     had_gc = gc.isenabled()
-    gc.disable()  # when cycles are collected, and their finalizers run, is not the seed's to say
+    gc.disable()  # the seed does not determine when cycles are collected and finalizers run
     try:
         with _quiet_generators():
-            outcome = _played(seed, story_of(seed, story), overrides or {}, sink)
-    finally:  # the world has gone: a collector that came sooner would look through all of it
+            outcome = _played(seed, scenario_of(seed, scenario), overrides or {}, sink)
+    finally:  # the world has been freed: an earlier collection would traverse all of it
         if had_gc:
             gc.enable()
     outcome.cpu_s = time.process_time() - began
@@ -139,7 +139,7 @@ def play(
 
 @contextmanager
 def _quiet_generators() -> Iterator[None]:
-    """A generator that a process left unfinished meets `ProcessEnded` in its `finally`, which Python would print."""
+    """An unfinished generator of a process gets `ProcessEnded` in its `finally`, which Python would print."""
     hook = sys.unraisablehook
 
     def unless_ended(unraisable: sys.UnraisableHookArgs) -> None:
@@ -153,16 +153,16 @@ def _quiet_generators() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def _played(seed: int, story: str, overrides: Mapping[str, str], sink: Callable[[str], None] | None) -> Outcome:
-    options = options_of(seed, story, overrides)
-    outcome = Outcome(seed, story, options, overrides=overrides)
+def _played(seed: int, scenario: str, overrides: Mapping[str, str], sink: Callable[[str], None] | None) -> Outcome:
+    options = options_of(seed, scenario, overrides)
+    outcome = Outcome(seed, scenario, options, overrides=overrides)
     world = World(seed, options, sink=sink)
     invariants = Invariants(world)
-    told: Story | None = None
+    subject: Scenario | None = None
     try:
         with LogSink(world):
-            told = STORIES[story][0](world, invariants)
-            _play(world, told, invariants, outcome)
+            subject = SCENARIOS[scenario][0](world, invariants)
+            _play(world, subject, invariants, outcome)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -178,41 +178,41 @@ def _played(seed: int, story: str, overrides: Mapping[str, str], sink: Callable[
     outcome.events = world.trace.count
     outcome.steps = world.scheduler.steps
     outcome.virtual_s = world.scheduler.now_s
-    end: Callable[[], tuple[int, int]] | None = getattr(told, "end", None)
+    end: Callable[[], tuple[int, int]] | None = getattr(subject, "end", None)
     outcome.changes, outcome.committed = end() if end is not None else (invariants.changes, len(invariants.committed))
     outcome.last_lines = world.trace.last_lines if outcome.failure else []
     return outcome
 
 
-def _play(world: World, story: Story, invariants: Invariants, outcome: Outcome) -> None:
+def _play(world: World, scenario: Scenario, invariants: Invariants, outcome: Outcome) -> None:
     scheduler, options = world.scheduler, world.options
-    scheduler.watcher = invariants.look
+    scheduler.watcher = invariants.check
     faults = Faults(world)
     outcome.struck = faults.struck
-    world.tell(f"seed {world.seed} story {story.name} {options}")
-    story.build()
+    world.log_event(f"seed {world.seed} story {scenario.name} {options}")  # part of the hash: the wording must stay
+    scenario.build()
     faults.start()
     scheduler.run(until_s=options.safety_s)
     faults.stop()
-    target = story.progress() + PROGRESS
+    target = scenario.progress() + PROGRESS
     deadline_s = scheduler.now_s + options.liveness_s
 
     def is_well() -> bool:
-        return scheduler.now_s >= deadline_s or story.progress() >= target
+        return scheduler.now_s >= deadline_s or scenario.progress() >= target
 
     scheduler.run(done=is_well)
     world.report_unseen_errors()
-    if story.progress() < target:
+    if scenario.progress() < target:
         raise SimulationError(f"no progress within {options.liveness_s} s after the last fault")
     deadline_s = scheduler.now_s + options.liveness_s
-    scheduler.run(done=lambda: story.rest() or scheduler.now_s >= deadline_s)
-    if not story.rest():
-        raise SimulationError(f"not at rest within {options.liveness_s} s")
+    scheduler.run(done=lambda: scenario.quiesce() or scheduler.now_s >= deadline_s)
+    if not scenario.quiesce():
+        raise SimulationError(f"not idle within {options.liveness_s} s")
     scheduler.run(until_s=scheduler.now_s + 2)
-    if not story.rest():
-        # A node had something to write by itself, as receipts to the ledger.
-        scheduler.run(done=lambda: story.rest() or scheduler.now_s >= deadline_s)
+    if not scenario.quiesce():
+        # A node may still write by itself, for example receipts to the ledger.
+        scheduler.run(done=lambda: scenario.quiesce() or scheduler.now_s >= deadline_s)
     world.report_unseen_errors()
-    invariants.whole()
-    story.final()
-    world.tell("is well")
+    invariants.check_all()
+    scenario.final()
+    world.log_event("is well")

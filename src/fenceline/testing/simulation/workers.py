@@ -1,7 +1,7 @@
-"""Processes that play seeds side by side: outcomes come in the order of the seeds.
+"""Processes that run seeds side by side: outcomes come in the order of the seeds.
 
-Owns the processes and how they end: with the one that started them at the latest, also where that is killed. Plays
-nothing itself.
+Owns the processes and their end: at the latest when the process that started them ends, even if that one is killed.
+Runs no seed itself.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from typing import Final, NamedTuple
 from fenceline.testing.simulation.stage import Outcome, play
 
 _AHEAD: Final = 32
-"""Seeds for each worker that are given out before the first of them is told: a long one holds nobody up."""
+"""Seeds per worker that are queued ahead of the first unreported outcome, so that a long seed does not block the
+others."""
 
 
 class Game(NamedTuple):
-    """What is to be played. `overrides` as `play` takes them."""
+    """A seed with options. `overrides` as for `play`."""
 
-    story: str
+    scenario: str
     seed: int
     overrides: Mapping[str, str]
 
 
 def outcomes(
-    seeds: Iterable[int], story: str, overrides: Mapping[str, str], workers: int
+    seeds: Iterable[int], scenario: str, overrides: Mapping[str, str], workers: int
 ) -> Generator[Outcome, None, None]:
-    """Of each seed, in order. Who stops to ask ends the workers, once they have played what they are at."""
-    return played((Game(story, seed, overrides) for seed in seeds), workers)
+    """The outcome of each seed, in order. Closing the generator ends the workers after their current seed."""
+    return played((Game(scenario, seed, overrides) for seed in seeds), workers)
 
 
 def played(games: Iterable[Game], workers: int, *, ahead: int = _AHEAD) -> Generator[Outcome, None, None]:
-    """Of each game, in order, as `outcomes`. `ahead`: how many for each worker are given out ahead."""
+    """The outcome of each game, in order, like `outcomes`. `ahead`: games per worker that are queued ahead."""
     if workers <= 1:
         yield from map(_play, games)
         return
@@ -56,17 +57,17 @@ def played(games: Iterable[Game], workers: int, *, ahead: int = _AHEAD) -> Gener
 
 
 def _play(game: Game) -> Outcome:
-    return play(game.seed, game.story, overrides=dict(game.overrides))
+    return play(game.seed, game.scenario, overrides=dict(game.overrides))
 
 
 def _begin() -> None:
-    """Ctrl-C is for the process that gives out seeds; its end is the worker's."""
+    """Only the process that distributes seeds handles Ctrl-C; a worker ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
     parent = parent_process()
-    assert parent is not None, "a worker was started by somebody"
+    assert parent is not None, "a worker has a parent process"
     wait([parent.sentinel])
     os._exit(1)

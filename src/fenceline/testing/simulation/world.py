@@ -1,8 +1,8 @@
-"""The simulated world: machines with their disks and clocks, processes on them, and the network between.
+"""The simulated world: machines with disks and clocks, the processes on them, and the network between them.
 
-Owns who runs, and what is drawn for whom: each purpose has a random source of its own, made of the seed and a name, so
-that one more draw in one place changes nothing elsewhere. Knows nothing of what the processes do: a `Body` is given,
-and says through a `NodeView` what the checks need to see.
+Owns which processes run, and the random sources: each purpose has its own, derived from the seed and a name, so that an
+additional draw in one place changes nothing elsewhere. Knows nothing of what the processes do: it is given a `Body`,
+which exposes through a `NodeView` what the checks need.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fenceline.testing.simulation.clock import NodeClock
 from fenceline.testing.simulation.coverage import Coverage
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.loop import SimLoop
-from fenceline.testing.simulation.network import Handler, Network, Taker, Weather
+from fenceline.testing.simulation.network import CallbackHandler, Handler, Network, NetworkConditions
 from fenceline.testing.simulation.operations import Fault
 from fenceline.testing.simulation.options import Options
-from fenceline.testing.simulation.pace import Tide
+from fenceline.testing.simulation.pace import LoadCycle
 from fenceline.testing.simulation.scheduler import RUNNING, Scheduler, SimulationError
 from fenceline.testing.simulation.trace import Trace
 
@@ -33,13 +33,13 @@ DATA_DIR: Final = "/data"
 
 
 class NodeState(NamedTuple):
-    """What changes seldom and can be looked at after every step. `leader_id` is -1 where nobody is known."""
+    """The state that is checked after every step. `leader_id` is -1 if no leader is known."""
 
     epoch: int
     leader_id: int
     is_leader: bool
     high_watermark: int
-    """0 while it is not known."""
+    """0 while it is unknown."""
     log_start: int
     log_end: int
     snapshots: tuple[tuple[int, int], ...]
@@ -47,13 +47,13 @@ class NodeState(NamedTuple):
     voters: tuple[tuple[int, str], ...]
     """(id, directory id), sorted."""
     image_offset: int
-    """Of the newest published image; -1 where there is none."""
+    """The offset of the newest published image; -1 if there is none."""
     in_touch: bool = False
-    """Whether it hears from the leader that it follows, and says no to whoever asks for votes."""
+    """Whether it is in contact with its leader, and refuses votes to others."""
 
 
 class StoredBatch(NamedTuple):
-    """A batch of a node's log. `content` is what must be equal on all nodes."""
+    """A batch of a node's log. `content` must be equal on all nodes."""
 
     base_offset: int
     next_offset: int
@@ -62,37 +62,37 @@ class StoredBatch(NamedTuple):
 
 
 class NodeView(Protocol):
-    """What the checks see of a node while it runs."""
+    """What the checks see of a running node."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether the node gave up: what it decided last took no effect, and nobody will hear of it."""
+        """Whether the node gave up: its last decisions took no effect, and no other node receives them."""
         ...
 
     def has_changed(self) -> bool:
-        """Whether its state may have changed since this was asked last."""
+        """Whether its state may have changed since the last call."""
         ...
 
     def state(self) -> NodeState: ...
     def batches(self, start: int, end: int) -> Sequence[StoredBatch]:
-        """The log's batches that begin in [start, end)."""
+        """The batches of the log that begin in [start, end)."""
         ...
 
     def image(self) -> MetadataImage | None: ...
     @property
     def log_directory(self) -> str: ...
     def read_snapshot(self, end_offset: int, epoch: int) -> bytes | None:
-        """The bytes of a finished snapshot, None where it has gone meanwhile."""
+        """The bytes of a complete snapshot, None if it was deleted meanwhile."""
         ...
 
 
 Body = Callable[["Process"], Coroutine[Any, Any, None]]
-"""What a process does from its start to its clean end. Raises OperatorError, PeerError or OSError when it can not go
-on: that needs an excuse (a fault of its disk during its life), everything else ends the simulation."""
+"""The code of a process from its start to its clean end. Raises OperatorError, PeerError or OSError if it cannot
+continue: that needs an excuse (a fault of its disk since its start); any other error ends the simulation."""
 
 
 class Process:
-    """One machine and what runs on it. `life` counts starts."""
+    """One machine and its process. `life` counts starts."""
 
     def __init__(self, world: World, node_id: int, body: Body) -> None:
         self.world = world
@@ -112,11 +112,11 @@ class Process:
         self.loop: SimLoop | None = None
         self.view: NodeView | None = None
         self.excuses: set[str] = set()
-        """Faults that this life has met and that may end it."""
+        """Faults that this process has met and that may end it."""
         self.slowness = 1.0
         self.flip_chance = 0.0
         self.must_run = True
-        """Whether the supervisor starts the process again when it has ended."""
+        """Whether the supervisor restarts the process when it has ended."""
         self._body = body
         self._life_disk: LifeDisk | None = None
         self.stopping: asyncio.Event
@@ -125,7 +125,7 @@ class Process:
 
     @property
     def files(self) -> LifeDisk:
-        """The disk, as this life sees it."""
+        """The disk as this process sees it."""
         assert self._life_disk is not None, "the process runs"
         return self._life_disk
 
@@ -133,11 +133,11 @@ class Process:
         assert self.loop is not None, "the process runs"
         self.world.network.serve(self.node_id, self.loop, handler)
 
-    def take(self, taker: Taker) -> None:
+    def serve_callbacks(self, handler: CallbackHandler) -> None:
         assert self.loop is not None, "the process runs"
-        self.world.network.take(self.node_id, self.loop, taker)
+        self.world.network.serve_callbacks(self.node_id, self.loop, handler)
 
-    def tell(self, what: str) -> None:
+    def log_event(self, what: str) -> None:
         self.world.trace.add(self.world.scheduler.now_s, self.name, what)
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Process:
         if self.loop is not None:
             return
         self.life += 1
-        self.tell(f"starts, life {self.life}")
+        self.log_event(f"starts, life {self.life}")
         world = self.world
         world.coverage.starts(self.node_id)
         world.network.machine_is_back(self.node_id)
@@ -166,11 +166,11 @@ class Process:
             base_s=self.clock.base_s,
             owner=self,
         )
-        disk = self._life_disk = LifeDisk(self.disk, self.rng, tell=self.tell, die=self._torn)
+        disk = self._life_disk = LifeDisk(self.disk, self.rng, log_event=self.log_event, end_process=self._end_in_call)
         disk.flip_chance = self.flip_chance
         self.excuses = {"wrong bits"} if self.flip_chance else set()
         self.excuses |= world.standing_excuses(self)
-        if world.faults_strike and world.options.crash_calls and self.rng.random() < 0.5:
+        if world.faults_active and world.options.crash_calls and self.rng.random() < 0.5:
             disk.crash_after(self.rng.randrange(world.options.crash_calls))
         loop.call_soon(self._begin, loop)
 
@@ -183,7 +183,7 @@ class Process:
             await self._body(self)
         except (OperatorError, PeerError, OSError) as error:
             excuse = ", ".join(sorted(self.excuses))
-            self.tell(f"gives up ({excuse or 'no excuse'}): {error}")
+            self.log_event(f"gives up ({excuse or 'no excuse'}): {error}")
             if not self.excuses:
                 failure = SimulationError(f"{self.name} gave up without a fault of its disk: {error}")
                 failure.__cause__ = error
@@ -194,7 +194,7 @@ class Process:
             self.world.scheduler.fail(error)
             raise
         loop.report_unseen_errors()
-        self.tell("has stopped")
+        self.log_event("has stopped")
         self._ended(power_lost=False)
 
     def _job_times(self) -> tuple[float, float]:
@@ -202,23 +202,23 @@ class Process:
         return self.rng.random() * longest_s, self.rng.random() * longest_s / 4
 
     def kill(self, *, power_lost: bool) -> None:
-        """At once: no callback, no `finally`, no job. Without power the disk loses what was not synced."""
+        """End at once: no callback, no `finally`, no job runs. Without power the disk loses unsynced data."""
         if self.loop is None:
             return
-        self.tell("loses power" if power_lost else "is killed")
+        self.log_event("loses power" if power_lost else "is killed")
         self._ended(power_lost=power_lost)
 
-    def _torn(self) -> None:
+    def _end_in_call(self) -> None:
         self.world.coverage.fault(Fault.TORN_WRITE, self.node_id, inf)
         chance = self.world.options.power_chance
         self.kill(power_lost=chance >= 1 or self.rng.random() < chance)
 
     def _ended(self, *, power_lost: bool) -> None:
         loop, disk = self.loop, self._life_disk
-        assert loop is not None, "a process ends once"
+        assert loop is not None, "a process ends only once"
         assert disk is not None, "it had a disk"
         loop.kill()
-        self.world.buried.append(loop)
+        self.world.ended_loops.append(loop)
         self.loop = self.view = self._life_disk = None
         self.world.process_ended(self)
         self.world.network.process_ended(self.node_id, power_lost=power_lost)
@@ -231,21 +231,21 @@ class Process:
     def request_stop(self) -> None:
         """SIGTERM: the body ends when it can."""
         if self.loop is not None and hasattr(self, "stopping"):
-            self.tell("is asked to stop")
+            self.log_event("is asked to stop")
             self.loop.call_soon(self.stopping.set)
 
     def pause(self) -> None:
         if self.loop is not None:
-            self.tell("is paused")
+            self.log_event("is paused")
             self.loop.pause()
 
     def resume(self) -> None:
         if self.loop is not None and self.is_paused:
-            self.tell("goes on")
+            self.log_event("goes on")
             self.loop.resume()
 
     def excuse(self, reason: str) -> None:
-        """A fault begins that may end this life."""
+        """A fault begins that may end this process."""
         self.excuses.add(reason)
 
 
@@ -262,7 +262,7 @@ class World:
             self.scheduler,
             self.rng("network"),
             self.trace,
-            Weather(
+            NetworkConditions(
                 min_delay_s=min(0.0001, options.max_delay_ms / 2000),
                 max_delay_s=options.max_delay_ms / 1000,
                 slow_chance=options.slow_chance,
@@ -272,14 +272,14 @@ class World:
         )
         self.coverage = Coverage(lambda: self.scheduler.now_s)
         self.processes: dict[int, Process] = {}
-        self.faults_strike = True
-        self.tide: Tide | None = None
-        """When all clients rest; None: never at the same time."""
-        self.buried: list[SimLoop] = []
+        self.faults_active = True
+        self.load_cycle: LoadCycle | None = None
+        """When all clients pause; None: never at the same time."""
+        self.ended_loops: list[SimLoop] = []
         self.on_end: list[Callable[[Process], None]] = []
         self.standing_excuses: Callable[[Process], set[str]] = lambda process: set()
-        self.look_for_aim: Callable[[Process], None] | None = None
-        """Called after each step of a process where faults aim at a state."""
+        self.check_aim: Callable[[Process], None] | None = None
+        """Called after each step of a process if faults aim at a state."""
 
     def rng(self, name: str) -> Random:
         """The random source for one purpose."""
@@ -290,8 +290,8 @@ class World:
         return Random(f"{seed}/{name}")
 
     def lasting_s(self, busy_s: float) -> float:
-        """Seconds from now until something happens again that happens after `busy_s` under load."""
-        return busy_s if self.tide is None else self.tide.lasting_s(self.scheduler.now_s, busy_s)
+        """Seconds from now that correspond to `busy_s` under load."""
+        return busy_s if self.load_cycle is None else self.load_cycle.lasting_s(self.scheduler.now_s, busy_s)
 
     def add(self, node_id: int, body: Body) -> Process:
         process = self.processes[node_id] = Process(self, node_id, body)
@@ -301,11 +301,11 @@ class World:
     def up(self) -> Iterator[Process]:
         return (process for process in self.processes.values() if process.is_up)
 
-    def tell(self, what: str) -> None:
+    def log_event(self, what: str) -> None:
         self.trace.add(self.scheduler.now_s, "world", what)
 
     def report_unseen_errors(self) -> None:
-        """Of tasks of the processes that run. Raises the first one."""
+        """Report errors of tasks of the running processes. Raises the first one."""
         for process in self.up():
             if process.loop is not None:
                 process.loop.report_unseen_errors()
@@ -316,18 +316,18 @@ class World:
             listener(process)
 
     def close(self) -> None:
-        """Let go of everything, in order. Nothing points back to the world then, so that it goes without a search for
-        cycles."""
+        """Release everything, in order. Nothing references the world then, so that it is freed without a cycle
+        collection."""
         for process in self.processes.values():
             if process.loop is not None:
                 process.loop.kill()
-                self.buried.append(process.loop)
+                self.ended_loops.append(process.loop)
         self.loop.kill()
-        for loop in [*self.buried, self.loop]:
-            loop.bury()
-        self.buried.clear()
+        for loop in [*self.ended_loops, self.loop]:
+            loop.close_tasks()
+        self.ended_loops.clear()
         self.coverage.forget()
-        self.look_for_aim = None
+        self.check_aim = None
         self.scheduler.forget()
         self.network.forget_all()
         self.processes.clear()
@@ -335,25 +335,25 @@ class World:
 
 
 class LogSink:
-    """Takes the nodes' log lines into the trace while a simulation runs, in place of the terminal."""
+    """Writes the log lines of the nodes to the trace while a simulation runs, instead of the terminal."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     def __enter__(self) -> None:
-        self._before = logs.redirect(self._take)
+        self._before = logs.redirect(self._add)
 
     def __exit__(self, *_: object) -> None:
         logs.redirect(self._before)
 
-    def _take(self, level: str, room: str, event: str, fields: dict[str, Any]) -> None:
+    def _add(self, level: str, room: str, event: str, fields: dict[str, Any]) -> None:
         try:
             loop: object = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
-        told = " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("exc_info", "advice"))
+        values = " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("exc_info", "advice"))
         who = loop.name if isinstance(loop, SimLoop) else "thread"
-        self._world.trace.add(self._world.scheduler.now_s, who, f"logs {level} {room}: {event} {told}")
+        self._world.trace.add(self._world.scheduler.now_s, who, f"logs {level} {room}: {event} {values}")
         if "exc_info" in fields:
             failure = sys.exc_info()[1] if fields["exc_info"] is True else fields["exc_info"]
             error = SimulationError(f"{who} logs an internal error: {event}: {failure!r}")

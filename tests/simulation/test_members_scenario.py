@@ -1,4 +1,4 @@
-"""Groups of the real client in simulated clusters, and the seeds that found something."""
+"""Groups of the production client in simulated clusters, and the seeds that found a bug."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_a_group_keeps_what_it_committed(seed: int) -> None:
     assert outcome.failure is None, outcome.report()
 
 
-def test_the_same_seed_is_the_same_story() -> None:
+def test_the_same_seed_is_the_same_run() -> None:
     """Also for a client that asks for random numbers."""
     assert play(3, "members").digest == play(3, "members").digest

@@ -1,4 +1,4 @@
-"""Clusters with data, simulated: what the story reaches, and that it is the nodes' own code."""
+"""Simulated clusters with data: what the scenario reaches, and that it runs the production code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_cluster_without_faults() -> None:
     assert outcome.committed > 20, "batches of producers"
 
 
-def test_what_replication_does_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_cover_all_parts_of_replication(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a few seeds: reads, writes, in-sync sets that grow and shrink, divergence, recovery."""
     seen: dict[str, int] = {}
 
@@ -70,7 +70,7 @@ def test_what_replication_does_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.fail(f"never seen: {[name for _, name in wanted if name not in seen]}")
 
 
-def test_a_broker_that_may_be_named_as_a_leader_refuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_named_as_leader_serves_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     listens: list[bool] = []
     unfence = BrokerLifecycle.unfence
 

@@ -1,4 +1,4 @@
-"""Seeds of controllers of several voters: some in every run, and all that ever found something."""
+"""Seeds of controllers of several voters: some in every run, and all that ever found a bug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds of the controller of one voter: some in every run, and all that ever found something."""
+"""Seeds of the controller of one voter: some in every run, and all that ever found a bug."""
 
 from __future__ import annotations
 

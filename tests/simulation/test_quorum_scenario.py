@@ -1,4 +1,4 @@
-"""Seeds of quorums of one to five voters with observers: some in every run, and all that ever found something."""
+"""Seeds of quorums of one to five voters with observers: some in every run, and all that ever found a bug."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_seeds(first: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 5])
-def test_voters_that_come_and_go_cost_no_leader_its_majority(nodes: int) -> None:
+def test_voter_changes_cost_no_leader_its_majority(nodes: int) -> None:
     """Also where one voter is left, and the leader is the one who goes: the other must fetch what removes it."""
     calm = dict.fromkeys(_FAULTS, "0")
     lines: list[str] = []
@@ -37,7 +37,7 @@ def test_voters_that_come_and_go_cost_no_leader_its_majority(nodes: int) -> None
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
-def test_without_faults_nothing_moves_the_leader(nodes: int) -> None:
+def test_without_faults_the_leader_does_not_change(nodes: int) -> None:
     """The pre-vote and the timers leave a cluster alone that is well."""
     calm = dict.fromkeys(_FAULTS, "0")
     lines: list[str] = []
