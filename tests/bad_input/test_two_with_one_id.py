@@ -191,6 +191,6 @@ def test_others_name_this_node_as_a_leader_that_it_is_not() -> None:
     machine.reply(machine.request_id(2, VoteRequest), VoteResponse(leader_id=1, leader_epoch=9))
     (said,) = machine.found(Log)
     assert said.level is Level.ERROR
-    assert said.text == "Others say that node 1 leads epoch 9; this process does not."
+    assert said.text == "A peer names node 1 as the leader of epoch 9, but this process does not lead it."
     assert "node.id=1" in said.advice
     assert machine.quorum.leader_id == -1

@@ -42,9 +42,9 @@ def test_another_cluster_is_named_by_its_address_and_this_one_by_its_id() -> Non
     endpoint = voter(2).endpoints[0]
     assert said.level is Level.WARNING
     assert said.text.startswith(
-        f"{endpoint.host}:{endpoint.port} refuses this node's requests: INCONSISTENT_CLUSTER_ID"
+        f"{endpoint.host}:{endpoint.port} rejects requests of this node: INCONSISTENT_CLUSTER_ID"
     )
-    assert said.text.endswith("this node is of cluster c")
+    assert said.text.endswith("This node belongs to cluster c")
     for hint in ("cluster.id", "meta.properties", "controller.quorum.voters", "controller.quorum.bootstrap.servers"):
         assert hint in said.advice
 
@@ -60,7 +60,7 @@ def test_who_is_asked_is_not_who_was_meant(dynamic: bool) -> None:
     (said,) = machine.found(Log)
     endpoint = voter(2).endpoints[0]
     directory = f" with directory id {encode_uuid(voter(2).voter_directory_id)}" if dynamic else ""
-    assert said.text == f"The node at {endpoint.host}:{endpoint.port} is not voter 2{directory}, as it should be."
+    assert said.text == f"The node at {endpoint.host}:{endpoint.port} is not voter 2{directory}."
     assert "controller.quorum.voters" in said.advice
     assert "fenceline quorum remove" in said.advice
     assert machine.quorum.is_leader

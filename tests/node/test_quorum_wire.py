@@ -87,7 +87,7 @@ RESPONSES: list[tuple[ApiKey, ResponseMessage]] = [
             nodes=(DescribedNode(2, HERE),),
         ),
     ),
-    (ApiKey.ADD_RAFT_VOTER, AddRaftVoterResponse(ErrorCode.DUPLICATE_VOTER, "Node 4 is a voter already.")),
+    (ApiKey.ADD_RAFT_VOTER, AddRaftVoterResponse(ErrorCode.DUPLICATE_VOTER, "Node 4 is already a voter.")),
     (ApiKey.REMOVE_RAFT_VOTER, RemoveRaftVoterResponse()),
     (ApiKey.UPDATE_RAFT_VOTER, UpdateRaftVoterResponse(ErrorCode.NONE, 2, 5, LEADER)),
 ]

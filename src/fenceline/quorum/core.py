@@ -1,10 +1,10 @@
-"""What all parts of the quorum share: the role and its funnel, timers of elections, the voters, the high watermark.
+"""State shared by the parts of the quorum: the role, election timers, the voters and the high watermark.
 
-Owns every change of role (`become`), so that what must be durable is ordered before anything else (Q2), and every
-advance of the high watermark. The parts add duties to `duties`; nobody takes one back.
+Owns every change of role (`become`), so that durable state is ordered before anything else (Q2), and every advance of
+the high watermark. The parts append to `duties` and never remove from it.
 
-Rules: raft.md Q2-Q4, Q7-Q9, Q13-Q15, Q39, Q40; since_4_0.md K7, K10; gaps.md G24, G36, G38 (the high watermark here is
-the one source: the log's own follows by a duty).
+Rules: raft.md Q2-Q4, Q7-Q9, Q13-Q15, Q39, Q40; since_4_0.md K7, K10; gaps.md G24, G36, G38 (this high watermark is the
+single source; the log's own is updated by a duty).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Core:
         self.role: Role = Unattached(0)
         self.persisted = ElectionState()
         self.timeout_at_ms: int | None = None
-        """When the role ends by itself: election timeout, or a follower's fetch timeout. None: never."""
+        """When the role times out: election timeout, or fetch timeout of a follower. None: never."""
         self.high_watermark: int | None = None
         self.log_is_changing = False
-        """An append, a cut or a snapshot was ordered here as a follower, and is not reported yet."""
+        """An append, a truncation or a snapshot load was ordered as a follower and is not reported yet."""
         self.outbox = Outbox(settings.request_timeout_ms, settings.retry_backoff_ms, rng)
         self.learned: NodeEndpoint | None = None
-        """The leader's address as somebody has told it."""
+        """The leader's address as named by a peer."""
         self.role_changed: Callable[[Role, Role], None] = lambda old, new: None
         self._voters_seen: object = self
         self._voter_set = VoterSet()
@@ -81,7 +81,7 @@ class Core:
 
     @property
     def voters(self) -> VoterSet:
-        """The set in force (Q40), else the static one (Q39)."""
+        """The voter set in force (Q40), or else the static one (Q39)."""
         newest = self.log.voters
         if newest is not self._voters_seen:
             self._voters_seen = newest
@@ -99,8 +99,9 @@ class Core:
 
     @property
     def may_stand(self) -> bool:
-        """A voter, or one whose removal may never be committed: without it, those who must commit that might not be
-        able to (its log may be the longest). Never one that lacks what it has acknowledged (G24)."""
+        """Whether this node may be elected: it is a voter, or its removal is not committed yet. In that case the others
+        may be unable to commit the removal without it, since its log may be the longest. Never true while the node
+        lacks records it has acknowledged (G24)."""
         if self.log.promised != NOTHING:
             return False
         if self.is_voter:
@@ -113,15 +114,15 @@ class Core:
 
     @property
     def is_only_voter(self) -> bool:
-        """Never one that lacks what it has acknowledged: others may have been added there (G24)."""
+        """False while the node lacks records it has acknowledged: these may have added other voters (G24)."""
         return len(self.voters) == 1 and self.is_voter and self.log.promised == NOTHING
 
     def others(self) -> list[Voter]:
-        """The other voters, ascending by id. Not to be changed."""
+        """The other voters in ascending order of id. Callers must not modify the list."""
         return self._others if self.voters else []
 
     def is_local_key(self, voter_id: int, directory_id: object) -> bool:
-        """Whether a request names this node as its receiver; older versions name nobody (Q16, Q21)."""
+        """Whether a request names this node as its receiver; older versions name no receiver (Q16, Q21)."""
         return voter_id == NOBODY or (
             voter_id == self.me and directory_id in (ZERO_UUID, self.local.voter_directory_id)
         )
@@ -131,7 +132,7 @@ class Core:
         return None if endpoint is None else Peer(voter.voter_id, endpoint.host, endpoint.port)
 
     def endpoint_of(self, endpoints: tuple[VoterEndpoint, ...]) -> VoterEndpoint | None:
-        """The one on the listener of the quorum, else the first."""
+        """The endpoint of the quorum's listener, or else the first one."""
         wanted = self.settings.listener
         for endpoint in endpoints:
             if endpoint.name.upper() == wanted.upper():
@@ -139,13 +140,13 @@ class Core:
         return endpoints[0] if endpoints else None
 
     def default_endpoint(self, endpoints: tuple[VoterEndpoint, ...]) -> VoterEndpoint | None:
-        """The one on the listener of the quorum, which every voter must have: Kafka's voters end where a set names one
-        without it (Q41, Q43)."""
+        """The endpoint of the quorum's listener, which every voter must have: Kafka's voters stop when a voter set
+        lacks it (Q41, Q43)."""
         endpoint, wanted = self.endpoint_of(endpoints), self.settings.listener
         return None if endpoint is None or (wanted and endpoint.name.upper() != wanted.upper()) else endpoint
 
     def leader_peer(self) -> Peer | None:
-        """Where the leader listens, as far as known: what it or others said, else what the voter set says."""
+        """The leader's address if known: as named by the leader or a peer, or else as in the voter set."""
         leader = self.leader_id
         if leader in (NOBODY, self.me):
             return None
@@ -155,7 +156,7 @@ class Core:
         return None if voter is None else self.peer(voter)
 
     def leader_endpoints(self) -> tuple[NodeEndpoint, ...]:
-        """For answers, which name the leader."""
+        """The leader's endpoint, for responses."""
         if self.leader_id == self.me:
             endpoint = self.endpoint_of(self.local.endpoints)
             return () if endpoint is None else (NodeEndpoint(self.me, endpoint.host, endpoint.port),)
@@ -165,7 +166,7 @@ class Core:
     # -- roles -------------------------------------------------------------------------------------------------------
 
     def become(self, role: Role) -> None:
-        """Every change of role. What must be durable of it is the first duty (Q2)."""
+        """Change the role. Persisting its durable state is the first duty (Q2)."""
         old = self.role
         check_transition(old, role)
         self.role = role
@@ -182,7 +183,7 @@ class Core:
             self.duties.append(PersistElection(state))
 
     def become_unattached(self, epoch: int, leader_id: int = NOBODY) -> None:
-        """Q3: somebody is in a higher epoch, or nothing is left to follow in this one."""
+        """Q3: a peer is in a higher epoch, or there is no leader left to follow in this one."""
         kept = self.timeout_at_ms if isinstance(self.role, Unattached | Prospective | Candidate) else None
         voted, directory = NOBODY, ZERO_UUID
         if epoch == self.epoch:
@@ -194,7 +195,7 @@ class Core:
             self.timeout_at_ms = None
 
     def become_follower(self, epoch: int, leader_id: int) -> None:
-        """Follow, where the leader can be reached; else remember its name (K7, K10)."""
+        """Follow the leader if its address is known; otherwise only remember its id (K7, K10)."""
         if self._address_of(leader_id):
             state = self.persisted if epoch == self.epoch else ElectionState()
             self.become(Follower(epoch, leader_id, state.voted_id, state.voted_directory_id))
@@ -209,16 +210,16 @@ class Core:
         return voter is not None and bool(voter.endpoints)
 
     def adopt(self, epoch: int, leader_id: int, endpoints: tuple[NodeEndpoint, ...] = ()) -> None:
-        """Somebody says that `leader_id` (-1 unknown) leads `epoch` (Q3, Q7, Q15). A second leader of one epoch, which
-        ends a node of Kafka's (Q8), is told and not heard (G36)."""
+        """A peer names `leader_id` (-1 unknown) as the leader of `epoch` (Q3, Q7, Q15). A second leader in one epoch,
+        which stops a Kafka node (Q8), is logged and ignored (G36)."""
         if epoch < self.epoch:
             return
         if leader_id == self.me and not (epoch == self.epoch and self.leader_id == self.me):
             self.say(
                 Level.ERROR,
-                f"Others say that node {self.me} leads epoch {epoch}; this process does not.",
-                f"Another process runs with node.id={self.me}: stop one of them and give it an id and a directory"
-                " of its own. A copy of a directory must never run.",
+                f"A peer names node {self.me} as the leader of epoch {epoch}, but this process does not lead it.",
+                f"Another process runs with node.id={self.me}. Stop one of them and give it its own node.id and log"
+                " directory. Never run a copy of a log directory.",
             )
             leader_id = NOBODY
         if leader_id not in (NOBODY, self.me):
@@ -231,14 +232,15 @@ class Core:
         elif leader_id not in (NOBODY, self.me, self.leader_id) and self.leader_id != NOBODY:
             self.say(
                 Level.ERROR,
-                f"Two leaders in epoch {epoch}: {self.leader_id} is known, a peer names {leader_id}. It is not heard.",
-                "Two nodes run with one id, or a node lost its quorum-state file. Stop it.",
+                f"Two leaders in epoch {epoch}: this node knows {self.leader_id}, a peer names {leader_id}. Ignoring"
+                f" {leader_id}.",
+                "Either two nodes run with the same node.id, or a node lost its quorum-state file. Stop that node.",
             )
         elif leader_id not in (NOBODY, self.me) and self._awaits(leader_id):
             self.become_follower(epoch, leader_id)
 
     def _awaits(self, leader_id: int) -> bool:
-        """A prospective goes on asking when merely the leader is named that it doubts."""
+        """A prospective keeps asking for votes when a peer only names the leader it already doubts."""
         doubted = isinstance(self.role, Prospective) and self.leader_id == leader_id
         return isinstance(self.role, Unattached | Candidate | Prospective) and not doubted
 
@@ -252,7 +254,7 @@ class Core:
     # -- timers ------------------------------------------------------------------------------------------------------
 
     def election_timeout(self) -> int:
-        """When an election ends that begins now (Q4)."""
+        """When an election that starts now times out (Q4)."""
         timeout = self.settings.election_timeout_ms
         return self.now_ms + timeout + self.rng.randrange(timeout)
 
@@ -262,7 +264,7 @@ class Core:
         self.duties.append(self.outbox.send(self.now_ms, peer, message))
 
     def heard_from(self, node_id: int) -> None:
-        """It asks, so it can be asked."""
+        """A request arrived from the node, so its address is reachable again."""
         if not self.outbox.has_missed:
             return
         voter = self.voters.of(node_id)
@@ -274,7 +276,7 @@ class Core:
         self.duties.append(Log(level, text, advice))
 
     def advance_high_watermark(self, offset: int) -> bool:
-        """Upward only (Q53). Whether it moved."""
+        """Advance the high watermark, never back (Q53). Returns whether it moved."""
         if self.high_watermark is not None and offset <= self.high_watermark:
             return False
         if offset > self.log.end.offset:

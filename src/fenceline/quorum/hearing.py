@@ -1,7 +1,8 @@
-"""What answers and announcements of others say of epochs and leaders, before anything else is made of them.
+"""Handling of responses, and of the leader's announcements: epochs and leaders first, then the content.
 
-Owns the way of an answer: errors of the whole request, the epoch and leader that it names (Q15), then the part of the
-quorum that asked. An answer that is of no use is asked for again a little later; none stops the node (G36).
+Owns the order in which a response is handled: errors of the whole request, the epoch and leader that it names (Q15),
+then the part of the quorum that sent the request. After an unusable response the request is repeated a little later; no
+response stops the node (G36).
 
 Rules: raft.md Q13-Q15, Q21, Q22; gaps.md G34, G36.
 """
@@ -48,7 +49,7 @@ EpochResponse: TypeAlias = (
     | FetchSnapshotResponse
     | UpdateRaftVoterResponse
 )
-"""Answers that name an epoch and its leader."""
+"""Responses that name an epoch and its leader."""
 
 
 class Hearing:
@@ -91,7 +92,7 @@ class Hearing:
             self._elections.refused(sent.peer.node_id)
 
     def answered(self, sent: InFlight, response: EpochResponse) -> None:
-        """Q15: what the answer says of epochs comes first."""
+        """Q15: handle the epoch and leader of the response first."""
         core = self._core
         if isinstance(sent.message, VoteRequest) and isinstance(response, VoteResponse):
             unsupported = response.error_code is ErrorCode.UNSUPPORTED_VERSION and sent.message.pre_vote
@@ -115,7 +116,7 @@ class Hearing:
             return
         if error is not ErrorCode.NONE:
             if error is ErrorCode.INVALID_REQUEST:
-                core.say(Level.ERROR, f"Node {sent.peer.node_id} calls this an invalid request: {sent.message}")
+                core.say(Level.ERROR, f"Node {sent.peer.node_id} rejected a request as invalid: {sent.message}")
             elif error is ErrorCode.INVALID_VOTER_KEY:
                 self._is_somebody_else(sent)
             self._not_now(sent)
@@ -131,7 +132,7 @@ class Hearing:
                 pass
 
     def _piece(self, sent: InFlight, asked: FetchSnapshotRequest, response: FetchSnapshotResponse) -> None:
-        """N34: an error that is not about epochs is about the snapshot; the leader lives (Q28)."""
+        """N34: an error other than a leader epoch error concerns the snapshot; the leader is alive (Q28)."""
         core = self._core
         about_epochs = (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         same_epoch = isinstance(core.role, Follower) and asked.current_leader_epoch == core.epoch
@@ -145,18 +146,18 @@ class Hearing:
     def _refused_as_a_whole(self, sent: InFlight, error: ErrorCode) -> None:
         advice, reason = "", error.name
         if error is ErrorCode.INCONSISTENT_CLUSTER_ID:
-            reason += f", this node is of cluster {self._core.settings.cluster_id}"
+            reason += f". This node belongs to cluster {self._core.settings.cluster_id}"
             advice = (
-                "That address belongs to another cluster, or this node's directory does: compare cluster.id in"
+                "Either that address or this node's directory belongs to another cluster. Compare cluster.id in"
                 " meta.properties of both, and check controller.quorum.voters and controller.quorum.bootstrap.servers."
             )
         self._core.say(
-            Level.WARNING, f"{sent.peer.host}:{sent.peer.port} refuses this node's requests: {reason}", advice
+            Level.WARNING, f"{sent.peer.host}:{sent.peer.port} rejects requests of this node: {reason}", advice
         )
         self._not_now(sent, 10)
 
     def _is_somebody_else(self, sent: InFlight) -> None:
-        """Q16, Q21: who is asked there is not who was meant, by its id or its directory."""
+        """Q16, Q21: the node at that address has another id or directory than the request names."""
         core, peer = self._core, sent.peer
         voter = core.voters.of(peer.node_id)
         directory = ""
@@ -164,13 +165,14 @@ class Hearing:
             directory = f" with directory id {encode_uuid(voter.voter_directory_id)}"
         core.say(
             Level.WARNING,
-            f"The node at {peer.host}:{peer.port} is not voter {peer.node_id}{directory}, as it should be.",
-            "Addresses may be swapped (controller.quorum.voters), or two nodes' directories, or the disk was replaced:"
-            " then `fenceline quorum remove` the old voter and `fenceline quorum add` the new one.",
+            f"The node at {peer.host}:{peer.port} is not voter {peer.node_id}{directory}.",
+            "Check controller.quorum.voters for swapped addresses, and the nodes for swapped directories. If a disk was"
+            " replaced, remove the old voter with `fenceline quorum remove` and add the new one with"
+            " `fenceline quorum add`.",
         )
 
     def _not_now(self, sent: InFlight, times: int = 1) -> None:
-        """An answer that is of no use: ask again a little later."""
+        """The response is unusable: repeat the request a little later."""
         core = self._core
         until_ms = core.now_ms + times * max(core.settings.retry_backoff_ms, 100)
         core.outbox.put_off(sent.peer.node_id, type(sent.message), until_ms)
@@ -178,13 +180,13 @@ class Hearing:
             self._following.back_off()
 
     def _fresh_role(self) -> bool:
-        """Whether this very answer has given a leader to fetch from: then not a moment is lost."""
+        """Whether this response named a leader to fetch from: then fetch without delay."""
         return self._following.is_fresh and self._core.leader_peer() is not None
 
     # -- announcements -----------------------------------------------------------------------------------------------
 
     def leader_begins(self, request: BeginQuorumEpochRequest) -> BeginQuorumEpochResponse:
-        """Q21. Whoever is meant by another key stays in its epoch (G34)."""
+        """Q21. A node with another key than the request names stays in its epoch (G34)."""
         core = self._core
         if core.wrong_cluster(request.cluster_id):
             return BeginQuorumEpochResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)

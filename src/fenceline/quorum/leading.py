@@ -1,7 +1,7 @@
-"""Leading: the first batch of an epoch, what is committed, whether a majority still listens, resigning.
+"""Leading: the first batch of an epoch, committing, check-quorum, resigning.
 
-Owns the leader's state of one epoch. The high watermark is known only once a record of this epoch is committed, and
-counts of this node only what is flushed (G35).
+Owns the leader's state of one epoch. The high watermark is known only once a record of this epoch is committed. Of this
+node's own log only the flushed part counts (G35).
 
 Rules: raft.md Q9, Q21-Q23, Q31-Q34; since_4_0.md K7, K11, K17.
 """
@@ -31,13 +31,14 @@ class Leading:
         """Of this term; None until known."""
         self._begin_at_ms: dict[int, int] = {}
         self._to_tell: tuple[ReplicaKey, ...] = ()
-        """Successors, as EndQuorumEpoch names them."""
+        """Preferred successors, as EndQuorumEpoch names them."""
         self._told: set[int] = set()
 
     # -- begin and end -----------------------------------------------------------------------------------------------
 
     def begin(self, granting: tuple[int, ...]) -> None:
-        """Q31, K17: elected. With kraft.version 1 the first batch also says who votes, unless the log does already."""
+        """Q31, K17: elected. With kraft.version 1 the first batch also contains the voter set, if it is not in the
+        log."""
         core = self._core
         voters = core.voters
         core.become(Leader(core.epoch, core.me, core.log.end.offset))
@@ -57,10 +58,10 @@ class Leading:
         self.high_watermark = None
 
     def resign(self) -> None:
-        """Q9, Q23: lead no longer, and tell the others who should."""
+        """Q9, Q23: stop leading, and send the others the preferred successors."""
         core = self._core
         if self.replicas is None or not isinstance(core.role, Leader):
-            raise InternalError(f"only a leader resigns, not {core.role}")
+            raise InternalError(f"only a leader can resign, not {core.role}")
         self._to_tell = self.replicas.successors(core.voters)
         self._told = set()
         core.become(Resigned(core.epoch, core.me))
@@ -77,7 +78,7 @@ class Leading:
         self.replicas.contact(key, self._core.now_ms)
 
     def count(self) -> bool:
-        """Q32. Whether the high watermark of this term moved."""
+        """Q32. Returns whether the high watermark of this term moved."""
         core = self._core
         role = core.role
         if not isinstance(role, Leader) or self.replicas is None:
@@ -98,7 +99,7 @@ class Leading:
         if not isinstance(self._core.role, Leader) or epoch < self._core.epoch:
             raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"This node does not lead epoch {epoch}.")
         if epoch > self._core.epoch:
-            raise InternalError(f"an append in epoch {epoch}, which has not begun: it is {self._core.epoch}")
+            raise InternalError(f"append in epoch {epoch}, but the current epoch is {self._core.epoch}")
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class Leading:
         return self.replicas.majority_lost_at_ms(core.voters, core.is_voter, core.settings.check_quorum_ms)
 
     def tick(self) -> None:
-        """Q34: a leader that a majority does not hear resigns, so that its clients look for another."""
+        """Q34: a leader that a majority no longer fetches from resigns, so that its clients look for another one."""
         core = self._core
         lost_at_ms = self.majority_lost_at_ms()
         if self.replicas is not None:
@@ -117,9 +118,9 @@ class Leading:
         if lost_at_ms is not None and lost_at_ms <= core.now_ms:
             core.say(
                 Level.WARNING,
-                f"No majority of the voters {core.voters.ids} has fetched for {core.settings.check_quorum_ms} ms:"
-                f" this node leads epoch {core.epoch} no longer.",
-                "Check that the other controllers run and can reach this one.",
+                f"No majority of the voters {core.voters.ids} has fetched for {core.settings.check_quorum_ms} ms."
+                f" Resigning as the leader of epoch {core.epoch}.",
+                "Check that the other controllers are running and can reach this one.",
             )
             self.resign()
 
@@ -130,9 +131,9 @@ class Leading:
             self._say_goodbye()
 
     def _announce(self) -> None:
-        """Q21, K11: to voters that have not fetched lately."""
+        """Q21, K11: send BeginQuorumEpoch to voters that have not fetched lately."""
         core = self._core
-        assert self.replicas is not None, "a leader has them"
+        assert self.replicas is not None, "a leader tracks its replicas"
         for voter in core.others():
             if core.now_ms < self._announce_at_ms(voter):
                 continue
@@ -160,7 +161,7 @@ class Leading:
         return max(self._begin_at_ms.get(voter.voter_id, core.now_ms), after_fetch)
 
     def _say_goodbye(self) -> None:
-        """Q9, Q22: until each has answered."""
+        """Q9, Q22: send EndQuorumEpoch to each voter until it has responded."""
         core = self._core
         for voter in core.others():
             peer = core.peer(voter)

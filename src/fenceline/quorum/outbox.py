@@ -1,9 +1,9 @@
-"""Requests on their way: one at a time for each peer and kind, each with a time limit.
+"""Requests in flight: one at a time for each peer and type, each with a timeout.
 
-Owns request ids and when a peer may be asked again. A change of role forgets everything: what is answered later belongs
-to an election that is over, and is not looked at (`gaps.md G10`). What it does not forget is how often an address could
-not be reached: the first misses cost a short rest, so that whoever starts again is found at once, and the rest grows to
-a second for as long as nothing is heard from there.
+Owns request ids and the backoff of peers. A change of role forgets all requests: a later response belongs to an
+election that is over and is ignored (`gaps.md G10`). Failures of an address are not forgotten: the first ones cause a
+short backoff, so that a restarted node is found at once, and the backoff grows to a second while nothing arrives from
+there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Address = tuple[str, int]
 _SHORT_RESTS: Final = 5
 _LONGEST_REST_MS: Final = 1000
 _MAX_ADDRESSES: Final = 1000
-"""A cluster whose nodes get new addresses all the time begins anew."""
+"""Above it the counters are reset: a cluster may keep changing its nodes' addresses."""
 
 
 class InFlight(NamedTuple):
@@ -33,7 +33,7 @@ class Outbox:
     """See the module."""
 
     def __init__(self, timeout_ms: int, rest_ms: int, rng: Rng) -> None:
-        """`rest_ms` after a miss, at first."""
+        """`backoff_ms` is the initial backoff after a failure."""
         self._timeout_ms = timeout_ms
         self._rest_ms = rest_ms
         self._rng = rng
@@ -42,9 +42,9 @@ class Outbox:
         self._slots: dict[Slot, int] = {}
         self._not_before: dict[Slot, int] = {}
         self._rests: dict[Address, int] = {}
-        """Until when nothing is sent there."""
+        """Nothing is sent there until this time."""
         self._misses: dict[Address, int] = {}
-        """In a row; addresses that were reached are not there."""
+        """Consecutive failures; a reachable address has no entry."""
 
     def send(self, now_ms: int, peer: Peer, message: RequestMessage) -> Duty:
         request_id = self._next_id
@@ -63,12 +63,12 @@ class Outbox:
         return not self.rests(now_ms, peer)
 
     def rests(self, now_ms: int, peer: Peer) -> bool:
-        """Whether its address could not be reached just now."""
+        """Whether its address is in backoff after a failure."""
         return bool(self._rests) and self._rests.get((peer.host, peer.port), now_ms) > now_ms
 
     def has(self, kind: type[RequestMessage]) -> bool:
-        """Whether a request of this kind is on its way to anybody."""
-        for _, each in self._slots:  # noqa: SIM110 - asked after every step of a quorum
+        """Whether a request of this type is in flight to any peer."""
+        for _, each in self._slots:  # noqa: SIM110 - called after every step of a quorum
             if each is kind:
                 return True
         return False
@@ -77,7 +77,7 @@ class Outbox:
         self._not_before[node_id, kind] = until_ms
 
     def missed(self, now_ms: int, sent: InFlight) -> None:
-        """It was not answered: its address rests, counted from when it was asked."""
+        """The request failed: back off from its address, counted from when the request was sent."""
         address = (sent.peer.host, sent.peer.port)
         if len(self._misses) >= _MAX_ADDRESSES:
             self._misses.clear()
@@ -91,17 +91,17 @@ class Outbox:
 
     @property
     def has_missed(self) -> bool:
-        """Whether any address was not reached lately."""
+        """Whether any address has failed lately."""
         return bool(self._misses)
 
     def reached(self, peer: Peer) -> None:
-        """Something was heard from there."""
+        """A message arrived from the peer."""
         if self._misses:
             self._misses.pop((peer.host, peer.port), None)
             self._rests.pop((peer.host, peer.port), None)
 
     def take(self, request_id: int) -> InFlight | None:
-        """The request has ended. None: it was given up before."""
+        """Remove a request that has ended. None: it was dropped before."""
         found = self._in_flight.pop(request_id, None)
         if found is not None:
             del self._slots[found.peer.node_id, type(found.message)]
@@ -117,7 +117,7 @@ class Outbox:
         self._rests.clear()
 
     def next_deadline_ms(self, now_ms: int) -> int | None:
-        """When a request expires, or a slot or an address that waits may be used again."""
+        """When a request expires, or a slot or an address leaves its backoff."""
         times = [each.deadline_ms for each in self._in_flight.values()]
         if self._not_before:
             times += [at for slot, at in self._not_before.items() if at > now_ms and slot not in self._slots]

@@ -1,6 +1,7 @@
-"""What a leader knows of the replicas that fetch from it, and what follows: high watermark, check-quorum, successors.
+"""The leader's knowledge of the replicas that fetch from it, and what follows from it: high watermark, check-quorum,
+successors.
 
-Owns nothing else: pure arithmetic over fetches. A replica counts as a voter while the newest voter set has its key.
+Pure arithmetic over fetches. A replica counts as a voter while the newest voter set has its key.
 
 Rules: raft.md Q22, Q26, Q27, Q32, Q34, Q37; epochs.md E32; gaps.md G30.
 """
@@ -17,7 +18,7 @@ from fenceline.quorum.voter_set import VoterSet
 
 @dataclass(slots=True)
 class Replica:
-    """Times on the quorum's clock; None = not since this leader began."""
+    """Times on the quorum's clock; None = never in this term."""
 
     key: ReplicaKey
     end_offset: int | None = None
@@ -30,7 +31,7 @@ class Replica:
 
 
 class Replicas:
-    """Of one leader, in one epoch that began at `since_ms`."""
+    """The replicas of a leader in the epoch that began at `since_ms`."""
 
     def __init__(self, me: int, since_ms: int, max_observers: int) -> None:
         self._me = me
@@ -39,10 +40,10 @@ class Replicas:
         self._all: dict[ReplicaKey, Replica] = {}
         self._voters: VoterSet | None = None
         self._by_voter: dict[int, Replica | None] = {}
-        """Of `_voters`, those that name a directory; forgotten when a replica comes or goes."""
+        """The keys of `_voters` that name a directory; reset when a replica is added or removed."""
 
     def contact(self, key: ReplicaKey, now_ms: int) -> Replica | None:
-        """A valid request of `key`. None: there are too many to remember one more."""
+        """A valid request of `key` arrived. None: the limit of remembered replicas is reached."""
         replica = self._all.get(key)
         if replica is None:
             if len(self._all) >= self._max:
@@ -53,7 +54,7 @@ class Replicas:
         return replica
 
     def fetched(self, key: ReplicaKey, offset: int, leader_end: int, now_ms: int) -> None:
-        """A valid Fetch: `key` has everything before `offset` on its disk (Q26, E32)."""
+        """A valid Fetch: `key` has everything before `offset` on disk (Q26, E32)."""
         replica = self.contact(key, now_ms)
         if replica is None:
             return
@@ -66,7 +67,7 @@ class Replicas:
         replica.leader_end_then = leader_end
 
     def of_voter(self, voters: VoterSet, voter: Voter) -> Replica | None:
-        """Where a set names no directory, the one of that id that was heard last."""
+        """If the set names no directory: the replica of that id with the latest contact."""
         if voters is not self._voters:
             self._voters = voters
             self._by_voter = {}
@@ -82,8 +83,8 @@ class Replicas:
         return self._all.get(key)
 
     def majority_end(self, voters: VoterSet, own_end: int) -> int:
-        """Q32: what a majority of the voters has, -1 = not known. `own_end`: what the leader has flushed (G35); it
-        counts only as a voter."""
+        """Q32: the offset that a majority of the voters has reached, -1 = unknown. `own_end`: the leader's flushed end
+        (G35), which counts only if it is a voter."""
         ends: list[int] = []
         for voter in voters.voters:
             if voter.voter_id == self._me:
@@ -95,7 +96,7 @@ class Replicas:
         return ends[len(ends) // 2] if ends else -1
 
     def majority_lost_at_ms(self, voters: VoterSet, leader_is_voter: bool, patience_ms: int) -> int | None:
-        """Q34: when too few voters will have been heard for `patience_ms`. None: nobody else is needed."""
+        """Q34: when contact with a majority will have been missing for `timeout_ms`. None: no other voter is needed."""
         needed = voters.majority - (1 if leader_is_voter else 0)
         if needed <= 0:
             return None
@@ -109,7 +110,7 @@ class Replicas:
         return heard[needed - 1] + patience_ms
 
     def successors(self, voters: VoterSet) -> tuple[ReplicaKey, ...]:
-        """Q22: the other voters by descending end of their logs."""
+        """Q22: the other voters in descending order of log end."""
         others = [voter for voter in voters.voters if voter.voter_id != self._me]
 
         def end(voter: Voter) -> tuple[int, int]:
@@ -119,8 +120,8 @@ class Replicas:
         return tuple(ReplicaKey(voter.voter_id, voter.voter_directory_id) for voter in sorted(others, key=end))
 
     def slowest_offset(self, since_ms: int) -> int | None:
-        """The least end offset of the replicas that were heard since then; 0 for one that has told none. None: nobody
-        was heard."""
+        """The smallest end offset of the replicas in contact since `since_ms`; 0 for one with an unknown offset. None:
+        there is none."""
         heard = [each for each in self._all.values() if each.contact_ms is not None and each.contact_ms >= since_ms]
         return min((each.end_offset or 0 for each in heard), default=None)
 
@@ -131,7 +132,7 @@ class Replicas:
                 self._by_voter.clear()
 
     def describe_voters(self, voters: VoterSet, own_end: int, now_ms: int) -> tuple[ReplicaState, ...]:
-        """Q37. The leader's own: fetched and caught up now, as Kafka tells it."""
+        """Q37. The leader itself has fetched and caught up now, as in Kafka."""
         states: list[ReplicaState] = []
         for voter in voters.voters:
             directory = voter.voter_directory_id

@@ -1,9 +1,9 @@
-"""The roles of a node in the quorum, which role may follow which, and what a role does when its time is up.
+"""The roles of a node in the quorum, the allowed transitions, and what happens at a role's timeout.
 
-Owns the two tables. A role is frozen: epoch and election do not change inside one (raft.md "States"). An observer is no
-role of its own but a node outside the newest voter set: it is Unattached or Follower and never asks for votes (Q1).
+Owns both tables. A role is frozen: epoch and election do not change within one (raft.md "States"). An observer is not a
+role but a node outside the newest voter set: it is Unattached or Follower and never asks for votes (Q1).
 
-Rules: raft.md Q1, Q5-Q9; since_4_0.md K7 (Prospective: a vote is asked for in the same epoch first).
+Rules: raft.md Q1, Q5-Q9; since_4_0.md K7 (Prospective: a pre-vote in the same epoch comes first).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fenceline.quorum.election_state import NOBODY, ElectionState
 
 @dataclass(frozen=True, slots=True)
 class Unattached:
-    """Knows an epoch; perhaps who leads it (without endpoints), perhaps whom it voted for."""
+    """Knows an epoch, and possibly its leader (without endpoints) and its own vote."""
 
     epoch: int
     leader_id: int = NOBODY
@@ -32,7 +32,7 @@ class Unattached:
 
 @dataclass(frozen=True, slots=True)
 class Prospective:
-    """Asks whether it would be elected; its epoch stays, nothing is persisted for it alone."""
+    """Runs a pre-vote in the current epoch; nothing is persisted for it."""
 
     epoch: int
     leader_id: int = NOBODY
@@ -51,7 +51,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Leads since `epoch_start_offset`; its high watermark is known only above it (Q32)."""
+    """Leads since `epoch_start_offset`; its high watermark is known only above that offset (Q32)."""
 
     epoch: int
     node_id: int
@@ -70,7 +70,8 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class Resigned:
-    """Led this epoch before a stop and never will again: its unflushed tail may be lost (Q9, Q10)."""
+    """Led this epoch before it resigned or stopped, and never will again: its unflushed records may be lost (Q9,
+    Q10)."""
 
     epoch: int
     node_id: int
@@ -88,13 +89,13 @@ TRANSITIONS: Final[Mapping[type[Role], frozenset[type[Role]]]] = MappingProxyTyp
         Resigned: frozenset({Unattached, Prospective, Follower, Resigned}),
     }
 )
-"""Role to the roles that may follow. Leader to Follower or Unattached only in a higher epoch (Q7)."""
+"""Allowed transitions. Leader to Follower or Unattached only in a higher epoch (Q7)."""
 
 
 class OnTimeout(Enum):
     NOTHING = "has no time limit"
     ASK = "becomes Prospective in the same epoch"
-    GO_BACK = "becomes Follower where the leader can be reached, else Unattached"
+    GO_BACK = "becomes Follower if the leader's address is known, else Unattached"
     NEW_EPOCH = "becomes Unattached in the next epoch"
     LOOK_AROUND = "asks the bootstrap servers who leads"
     RESIGN = "becomes Resigned: a majority has not fetched for too long"
@@ -110,22 +111,22 @@ TIMEOUTS: Final[Mapping[type[Role], tuple[OnTimeout, OnTimeout]]] = MappingProxy
         Resigned: (OnTimeout.NEW_EPOCH, OnTimeout.NEW_EPOCH),
     }
 )
-"""Role to what happens at its timeout: to a voter, and to a node that is not (or no longer) one (Q5, Q34, K7, K11)."""
+"""What happens at a role's timeout: on a voter, and on a node that is not (or no longer) one (Q5, Q34, K7, K11)."""
 
 
 def leader_of(role: Role) -> int:
-    """Who leads the role's epoch as far as known, -1 = nobody known."""
+    """The leader of the role's epoch, -1 = unknown."""
     if isinstance(role, Follower | Unattached | Prospective):
         return role.leader_id
     return NOBODY if isinstance(role, Candidate) else role.node_id
 
 
 def check_transition(old: Role, new: Role) -> None:
-    """Raises InternalError for a step that the protocol does not have (Q7, Q50)."""
+    """Raises InternalError for a transition that the protocol does not allow (Q7, Q50)."""
     if type(new) not in TRANSITIONS[type(old)]:
-        raise InternalError(f"the quorum can not go from {old} to {new}")
+        raise InternalError(f"invalid transition from {old} to {new}")
     if new.epoch < old.epoch:
-        raise InternalError(f"the quorum's epoch can not fall: {old} to {new}")
+        raise InternalError(f"the epoch cannot decrease: {old} to {new}")
     if new.epoch == old.epoch and isinstance(old, Leader) and not isinstance(new, Resigned):
         raise InternalError(f"a leader stays leader within its epoch: {old} to {new}")
     if isinstance(new, Candidate) and new.epoch == old.epoch:
@@ -135,7 +136,7 @@ def check_transition(old: Role, new: Role) -> None:
 
 
 def persisted_form(role: Role) -> ElectionState:
-    """What must be on disk before the role takes effect (Q2)."""
+    """The state that must be durable before the role takes effect (Q2)."""
     match role:
         case Unattached(epoch, leader, voted, directory) | Prospective(epoch, leader, voted, directory):
             return ElectionState(epoch, leader, voted, directory)

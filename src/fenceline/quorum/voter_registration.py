@@ -1,4 +1,4 @@
-"""What a node tells the leader of itself as a voter: where it listens and what it supports; and joining by itself.
+"""Registration of a voter's endpoints and supported versions with the leader, and joining automatically.
 
 Rules: raft.md Q43; since_4_0.md K15, K16.
 """
@@ -20,16 +20,16 @@ from fenceline.quorum.roles import Follower
 
 
 class Registration:
-    """Sends one request each fetch timeout, as long as something is to be told."""
+    """Sends one request each fetch timeout while the registration is outdated."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._next_ms = 0
         self._registered: Voter | None = None
         self._is_registered_well = False
-        """Whether `_registered` is what this node is."""
+        """Whether `_registered` equals this node's current registration."""
         self._told_epoch = -1
-        """With kraft.version 0: the leader of this epoch has answered."""
+        """With kraft.version 0: the epoch whose leader has acknowledged the registration."""
 
     @property
     def _must_tell(self) -> bool:
@@ -87,7 +87,7 @@ class Registration:
             self._told_epoch = self._core.epoch
 
     def answered(self, response: AddRaftVoterResponse | RemoveRaftVoterResponse) -> None:
-        """Removed: the way is free to join at once. Else again after the period."""
+        """After a removal join at once; otherwise retry after the period."""
         if isinstance(response, RemoveRaftVoterResponse) and response.error_code is ErrorCode.NONE:
             self._next_ms = self._core.now_ms
 
