@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from fenceline.controller.requests import BrokerGone
+from fenceline.controller.requests import FenceEndedBroker
 from fenceline.controller.sessions import Sessions
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import BrokerImage, Endpoint
@@ -42,7 +42,7 @@ class Room:
         for each in brokers:
             self.sessions.begin(each.id, each.epoch, 0, 0).heard = True
         self.now_ms = 100
-        self.told: list[BrokerGone] = []
+        self.told: list[FenceEndedBroker] = []
         self.came: list[int] = []
         self.looks: dict[int, int] = {}
         self.refusing: set[int] = set()
@@ -109,7 +109,7 @@ def test_a_lost_connection_and_two_refusals() -> None:
         room.refusing.add(1)
         room.presence.closed(key(1))
         await room.until(lambda: bool(room.told))
-        assert room.told == [BrokerGone(1, EPOCH, 100)]
+        assert room.told == [FenceEndedBroker(1, EPOCH, 100)]
         assert room.looks == {1: 2}, "the other one is connected, nobody looks"
 
     play(story)
@@ -124,7 +124,7 @@ def test_the_grace_of_a_controller_begins_with_its_first_refusal() -> None:
         room.refused_for_s[1] = 3_601.0
         room.presence.begin()
         await room.until(lambda: bool(room.told))
-        assert room.told == [BrokerGone(1, EPOCH, 100)]
+        assert room.told == [FenceEndedBroker(1, EPOCH, 100)]
         assert room.looks == {1: 2, 2: 1}, "the other one has its grace before it"
         room.presence.end()
 
@@ -145,7 +145,7 @@ def test_who_came_and_left_does_not_wait_for_the_pause_of_an_older_look(monkeypa
         room.refusing.add(1)
         room.presence.closed(key(1))
         await room.until(lambda: bool(room.told))
-        assert room.told == [BrokerGone(1, EPOCH, 100)]
+        assert room.told == [FenceEndedBroker(1, EPOCH, 100)]
         room.presence.end()
 
     play(story)

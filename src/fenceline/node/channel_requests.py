@@ -30,7 +30,7 @@ from fenceline.controller.requests import (
     CreatedTopic,
     CreateTopics,
     CreateTopicsAnswer,
-    Done,
+    EmptyAnswer,
     IncrementalAlterConfigs,
     Outcome,
     ProducerIdBlock,
@@ -143,9 +143,9 @@ def _register_controller(request: RegisterController, version: int) -> Fields:
     }
 
 
-def _controller_registered(request: RegisterController, entity: Any) -> Done:
+def _controller_registered(request: RegisterController, entity: Any) -> EmptyAnswer:
     _check(entity)
-    return Done()
+    return EmptyAnswer()
 
 
 def _allocate(request: AllocateProducerIds, version: int) -> Fields:

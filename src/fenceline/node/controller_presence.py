@@ -1,7 +1,7 @@
 """Which brokers are connected to this controller, and whether the process of one that is not has ended.
 
 Owns what connections say and the looks at brokers without one. Never decides: what it finds goes to the controller as
-`BrokerGone`, and `Sessions` says whether that is believed.
+`FenceEndedBroker`, and `Sessions` says whether that is believed.
 
 How it works: a process that dies closes its connections, and its port refuses new ones. While this controller is active
 it looks at each broker that has lost its connection here, or has not come yet when the term begins: a connection to the
@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from fenceline.controller.requests import BrokerGone
+from fenceline.controller.requests import FenceEndedBroker
 from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class BrokerPresence:
                 advice="Its port refuses connections and it has none to this controller. A broker that lives comes back"
                 " by itself; fenceline.broker.fencing.grace.ms=-1 waits for the session in any case.",
             )
-        answer: asyncio.Future[Any] = self._controller.submit(BrokerGone(broker.id, broker.epoch, since_ms))
+        answer: asyncio.Future[Any] = self._controller.submit(FenceEndedBroker(broker.id, broker.epoch, since_ms))
         # Its failure is nobody's, also where this node leads no longer before it is known: the next leader looks.
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait((answer,))
