@@ -139,7 +139,7 @@ class Snapshots:
         snapshot, wanted = self._log.newest_snapshot, self._log
         if snapshot.end_offset == 0:
             return
-        changed.begin(_NO_LIMIT)
+        changed.restart(_NO_LIMIT)
 
         def count() -> tuple[int, set[RecordKey]]:
             before = wanted.image_of(snapshot)
@@ -150,7 +150,7 @@ class Snapshots:
             if self._changed is not changed or changed.limit != _NO_LIMIT:
                 return  # another snapshot is the newest one by now
             if done.exception() is not None:  # a damaged file is reported when it is served or loaded
-                changed.begin(0)
+                changed.restart(0)
                 return
             records, keys = done.result()
             changed.add(keys)
@@ -162,7 +162,7 @@ class Snapshots:
     def follow(self, image: MetadataImage, delta: Delta) -> None:
         """A step of the committed image (a listener of `MetadataLoader`)."""
         if self._changed is not None:
-            self._changed.follow(image, delta)
+            self._changed.apply_delta(image, delta)
 
     @property
     def is_running(self) -> bool:
@@ -237,7 +237,7 @@ class Snapshots:
         counted = self._bytes, self._since_ms
         self._bytes, self._since_ms = 0, self._clock.monotonic_ms()
         changed = self._changed
-        keys = set() if changed is None else changed.begin(_NO_LIMIT)
+        keys = set() if changed is None else changed.restart(_NO_LIMIT)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         kraft_version, voters = quorum.voters_before(snapshot.end_offset)
