@@ -76,8 +76,8 @@ def test_directories_swapped_between_nodes(tmp_path: Path, edited: bool) -> None
             for node_id, other in ((1, 2), (2, 1)):
                 told = await refused(cluster, node_id)
                 if edited:
-                    assert told.message.endswith(f"is that of voter {other}, this is node {node_id}.")
-                    assert "Give each node its own directory back" in told.advice
+                    assert told.message.endswith(f"belongs to voter {other}, but this is node {node_id}.")
+                    assert "Restore each node's own directory" in told.advice
                 else:
                     assert f"belongs to node {other}, this is node {node_id}" in told.message
 
@@ -99,13 +99,13 @@ def test_a_voter_removed_while_it_was_down(tmp_path: Path, lines: list[Line]) ->
             connection.close()
             del lines[:]
             await cluster.start(3)
-            told = await said(lines, "this controller is no voter", node=3)
+            told = await said(lines, "this controller is not a voter", node=3)
             assert told["voters"] == [1, 2]
             assert "fenceline quorum add" in told["advice"]
             back = cluster.running[3].controller
             await eventually(lambda: back.quorum.leader_id == leader.node_id)
             assert not back.quorum.is_voter
-            assert [fields for event, fields in lines if event == "this controller is no voter"] == [told]
+            assert [fields for event, fields in lines if event == "this controller is not a voter"] == [told]
 
     run(story)
 
@@ -120,7 +120,7 @@ def test_a_voter_whose_disk_was_replaced(tmp_path: Path, lines: list[Line]) -> N
             shutil.rmtree(data(cluster, 3))
             format_directory([data(cluster, 3)], cluster_id=CLUSTER, node_id=3, voters=())
             await cluster.start(3)
-            told = await said(lines, "this controller is no voter", node=3)
+            told = await said(lines, "this controller is not a voter", node=3)
             assert told["registered"] != told["directory"]
             assert f"fenceline quorum remove 3 --directory-id {told['registered']}" in told["advice"]
             meant = await eventually(lambda: next((text for text, _ in lines if "is not voter 3" in text), None))
@@ -136,10 +136,10 @@ def test_nobody_leads_until_a_majority_is_there(
 
     async def story() -> None:
         async with three(tmp_path, 1) as cluster:
-            told = await said(lines, "nobody leads the quorum")
+            told = await said(lines, "the quorum has no leader")
             assert told["voters"] == [1, 2, 3]
             assert "majority" in told["advice"]
-            gone = f"nobody listens on 127.0.0.1:{cluster.ports[1]}"
+            gone = f"no process listens on 127.0.0.1:{cluster.ports[1]}"
             await eventually(lambda: any(gone in fields.get("unreached", "") for _, fields in lines))
             await cluster.start(2)
             await said(lines, "the quorum has a leader again")

@@ -169,7 +169,7 @@ def test_a_broker_whose_id_is_taken_says_so_now_and_then(
     [
         (ErrorCode.INCONSISTENT_CLUSTER_ID, "expected cluster a, got b", "cluster.id in meta.properties"),
         (ErrorCode.UNSUPPORTED_VERSION, "metadata.version 99 is not supported", "fenceline features list"),
-        (ErrorCode.INVALID_REGISTRATION, "no directories", "Correct what the controller names"),
+        (ErrorCode.INVALID_REGISTRATION, "no directories", "Correct the reported problem"),
     ],
 )
 def test_a_registration_that_is_refused_ends_the_start_with_the_reason(
@@ -177,7 +177,7 @@ def test_a_registration_that_is_refused_ends_the_start_with_the_reason(
 ) -> None:
     with pytest.raises(OperatorError) as refused:
         register(PeerError(error, message))
-    assert refused.value.message == f"Broker 4 can not be registered: {message}"
+    assert refused.value.message == f"Cannot register broker 4: {message}"
     assert advice in refused.value.advice
 
 

@@ -102,7 +102,7 @@ def run(story: Callable[[], Awaitable[Any]]) -> Any:
 
 def test_nobody_listens_there() -> None:
     port = free_port()
-    assert run(lambda: missed("127.0.0.1", port)) == f"nobody listens on 127.0.0.1:{port}"
+    assert run(lambda: missed("127.0.0.1", port)) == f"no process listens on 127.0.0.1:{port}"
 
 
 def test_how_long_a_controller_refuses_is_known() -> None:
@@ -164,5 +164,5 @@ def test_a_port_of_something_else() -> None:
 def test_a_port_of_a_broker() -> None:
     with EmbeddedNode() as node:
         reason = run(lambda: missed("127.0.0.1", node.port))
-        assert reason == f"127.0.0.1:{node.port} is no controllers' listener, but one of a broker"
+        assert reason == f"127.0.0.1:{node.port} is a broker listener, not a controller listener"
         assert node.errors == ""

@@ -112,7 +112,7 @@ def test_several_first_controllers(tmp_path: Path) -> None:
     log = MetadataLog.open(OsDisk(), str(tmp_path / "2"), now_ms=0)
     assert log.replay().voters == voters
     log.close()
-    with pytest.raises(OperatorError, match="do not name node 3"):
+    with pytest.raises(OperatorError, match="do not include node 3"):
         format_directory([tmp_path / "3"], cluster_id=CLUSTER, node_id=3, voters=voters)
 
 
@@ -140,9 +140,9 @@ def test_what_format_begins() -> None:
     assert len(quorum_to_begin(joining, **{**none, "initial_controllers": _FIRST})[1]) == 2
     assert quorum_to_begin(static, **none) == (None, ())
     for config, options, message in (
-        (joining, none, "how this one begins"),
-        (static, {**none, "standalone": True}, "names the voters already"),
-        (alone, {**none, "standalone": True, "joins": True}, "Only one"),
+        (joining, none, "an option for the initial quorum"),
+        (static, {**none, "standalone": True}, "already names the voters"),
+        (alone, {**none, "standalone": True, "joins": True}, "only one"),
     ):
         with pytest.raises(OperatorError, match=message):
             quorum_to_begin(config, **options)

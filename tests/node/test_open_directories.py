@@ -109,7 +109,7 @@ def test_a_checkpoint_that_says_nothing_is_told_and_one_that_is_empty_is_not(
         give_back(opened(*paths))
     finally:
         redirect(before)
-    assert [event for event, _ in told] == ["checkpoint damaged, going on without it"]
+    assert [event for event, _ in told] == ["checkpoint file damaged and ignored"]
     assert name in told[0][1]
 
 
@@ -155,7 +155,7 @@ def test_a_disk_that_is_not_mounted_is_no_new_disk(paths: tuple[Path, Path, Path
     paths[1].mkdir()
     with pytest.raises(OperatorError, match="b is not formatted, or not mounted") as refused:
         opened(*paths)
-    assert "take it out of log.dirs" in refused.value.advice
+    assert "remove it from log.dirs" in refused.value.advice
 
 
 def test_the_metadata_log_must_be_there(paths: tuple[Path, Path, Path]) -> None:

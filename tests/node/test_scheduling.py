@@ -51,7 +51,7 @@ def test_a_system_that_refuses_is_told_of(monkeypatch: pytest.MonkeyPatch) -> No
     scheduling.take_policy("batch")
     assert told == [
         {
-            "detail": "the system does not give the policy batch: Operation not permitted",
+            "detail": "could not set the scheduling policy batch: Operation not permitted",
             "key": "fenceline.scheduling.policy",
         }
     ]

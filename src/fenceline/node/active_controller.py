@@ -1,18 +1,18 @@
-"""The active controller: what it decides, from the request to the answer.
+"""The active controller: from a request to its response.
 
-Owns the order of things while this node leads the quorum: decide, append, take into memory, wait until it is committed,
-publish, answer. Requests that come while others are on their way share the next append (group commit), so one flush and
-one round through the voters carry any number of them. Never decides anything itself, and never lets out an answer or an
-image that could be taken back (`gaps.md G35`).
+Owns the order of work while this node leads the quorum: decide, append, apply, wait for the commit, publish, respond.
+Requests that arrive while an append is in progress share the next one (group commit), so one flush and one replication
+round commit any number of them. Makes no decisions itself, and never exposes a response or an image that could be taken
+back (`gaps.md G35`).
 
-How it works: `submit` queues a request. On the loop, all queued requests are decided one after the other, each seeing
-what the ones before it decided (C1); their records go to the log in one write. When the quorum has committed them,
-listeners hear of each image in order, and the answers go out. Requests without records are answered at the same point,
-since they may have seen what is not yet committed.
+How it works: `submit` queues a request. On the event loop, all queued requests are decided in order, each based on the
+ones before it (C1); their records are appended in one write. When the quorum has committed them, listeners receive each
+image in order, and the responses are sent. Requests without records are answered at the same point, since they may have
+read uncommitted state.
 
-A disk that refuses an append (full) fails those requests with 56 and reverts the controller to what is committed (C2);
-the next request tries again. When this node leads no more, everybody who waits is told NOT_CONTROLLER (41): what was
-appended may still be committed by the next leader, and whoever asks again is answered by what is then in the log.
+If the disk refuses an append (full), these requests fail with error 56 and the controller reverts to the committed
+state (C2); the next request tries again. When this node stops leading, pending requests fail with NOT_CONTROLLER (41):
+their records may still be committed by the next leader, and a retry gets a response according to its log.
 
 Rules: controller.md C1-C3, C6, C8, C15, C18, C30; raft.md Q31-Q36; since_4_0.md K20.
 """
@@ -28,9 +28,9 @@ from fenceline.controller.requests import BrokerHeartbeat, Request, WriteBootstr
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.log.errors import StorageError
 from fenceline.metadata.records import AbortTransactionRecord
-from fenceline.node.controller_flight import Flight, Waiting, decide_all
 from fenceline.node.controller_metrics import ControllerMetrics
 from fenceline.node.controller_timers import ControllerTimers
+from fenceline.node.group_commit import Flight, Waiting, decide_all
 from fenceline.node.metadata_batches import record_batch
 from fenceline.node.metadata_log import METADATA_PARTITION
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class ActiveController:
-    """See the module. It exists on every controller and is active on one. All methods belong to the loop."""
+    """See the module. Every controller has one; it is active on one of them. Event loop only."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class ActiveController:
         failed: Callable[[BaseException], None],
         published: Callable[[int], None],
     ) -> None:
-        """`failed` hears what ends the node; `published` how many bytes of the log were just committed."""
+        """`failed` is called with an error that stops the node, `published` with the number of log bytes just
+        committed."""
         self._controller = Controller(settings)
         self._driver = driver
         self._log = log
@@ -82,9 +83,9 @@ class ActiveController:
         self.epoch = -1
         """The epoch in which this node is the active controller; -1: it is not."""
         self.own_broker_epoch = -1
-        """Of the broker of this process; -1 until it is registered, with whichever controller."""
+        """The epoch of this process's broker; -1 until it is registered with any controller."""
         self.presence: BrokerPresence | None = None
-        """None where brokers are fenced by their sessions alone."""
+        """None if brokers are fenced only when their sessions expire."""
         self.timers = ControllerTimers(self, self._controller.state, config, clock)
         self.metrics = ControllerMetrics()
 
@@ -94,7 +95,7 @@ class ActiveController:
 
     @property
     def broker_count(self) -> int:
-        """Registered brokers, as far as committed."""
+        """Number of registered brokers in the committed image."""
         return len(self._loader.image.brokers)
 
     @property
@@ -103,31 +104,32 @@ class ActiveController:
 
     @property
     def waiting_count(self) -> int:
-        """Requests that are not answered yet."""
+        """Number of requests without a response."""
         flight = self._flight
         return len(self._queue) + (len(flight.everybody) if flight is not None else 0)
 
     @property
     def expired_session_count(self) -> int:
-        """Brokers that fell silent while this node led, since its start."""
+        """Number of broker sessions that timed out on this node since its start."""
         return self._controller.state.sessions.expired_count
 
     @property
     def sessions(self) -> Sessions:
-        """For those who count them."""
+        """The sessions, for metrics."""
         return self._controller.state.sessions
 
     def look_at_brokers(self, make: Callable[[ActiveController, ControllerState, Clock], BrokerPresence]) -> None:
-        """Fence brokers whose process has ended before their session does. Once, before the first term."""
+        """Enable fencing of brokers whose process has ended, before their session expires. Called once, before the
+        first term."""
         self.presence = make(self, self._controller.state, self._clock)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def activate(self, epoch: int, *, dead: frozenset[int], bootstrap: Mapping[str, int]) -> None:
-        """Begin to lead: everything that is committed is in the loader's image.
+        """Become active. The loader's image must contain everything committed.
 
-        `dead` as in `brokers.begin_sessions`; `bootstrap` are the feature levels of a new cluster, written where the
-        log names none (C6). What must be written is appended before any request is decided. Raises StorageError.
+        `dead` as in `brokers.begin_sessions`; `bootstrap` are the feature levels of a new cluster, written if the log
+        has none (C6). Such records are appended before any request is decided. Raises StorageError.
         """
         loader = self._loader
         quorum, state = self._driver.quorum, self._controller.state
@@ -137,7 +139,7 @@ class ActiveController:
         self.epoch = epoch
         self.metrics.terms += 1
         if loader.transaction_is_open:
-            self._write(AbortTransactionRecord("The controller that began the transaction has ended."))
+            self._write(AbortTransactionRecord("The controller that began the transaction has stopped."))
         if not loader.image.metadata_version:
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[Any] = loop.create_future()
@@ -147,7 +149,7 @@ class ActiveController:
         self.schedule()
 
     def deactivate(self) -> None:
-        """This node leads no more: those who wait are told, and what was decided is forgotten (C2)."""
+        """This node no longer leads: fail pending requests, and discard uncommitted decisions (C2)."""
         if not self.is_active:
             return
         self.epoch = -1
@@ -157,7 +159,7 @@ class ActiveController:
         self._wake()
 
     async def finish(self) -> None:
-        """Answer what is queued, then take nothing more."""
+        """Complete the queued requests, then accept no more."""
         self._stop_time()
         while self.is_active and (self._queue or self._flight is not None):
             self._landed = asyncio.Event()
@@ -166,17 +168,17 @@ class ActiveController:
         self.epoch = -1
 
     def give_up(self) -> None:
-        """The node ends."""
+        """The node stops because of a failure."""
         self.epoch = -1
         self._stop_time()
         self._fail_everybody(_not_active())
         self._wake()
 
     def submit(self, request: Request) -> asyncio.Future[Any]:
-        """The answer, once what it says is committed.
+        """The response, once its records are committed.
 
-        Fails with PeerError: what the controller says of a request that fails as a whole, 41 when it is not active or
-        no longer, 56 when the disk takes no more. Cancelling the future does not take back what is decided already.
+        Fails with PeerError: the controller's error of a request that fails as a whole, 41 if it is not or no longer
+        active, 56 if the disk is full. Cancelling the future does not revert a decision.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
@@ -208,7 +210,7 @@ class ActiveController:
             asyncio.get_running_loop().call_soon(self.turn)
 
     def turn(self) -> None:
-        """Decide all that is queued and send it off."""
+        """Decide all queued requests and append their records."""
         self._is_scheduled = False
         if self._flight is not None or not self.is_active:
             return
@@ -224,7 +226,7 @@ class ActiveController:
             self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
             self._revert(queue, error)
             if not self._driver.quorum.is_only_voter:
-                self._driver.resign()  # another voter may have room
+                self._driver.resign()  # another voter may have disk space
         except PeerError as error:
             self._revert(queue, PeerError(ErrorCode.NOT_CONTROLLER, error.message))
         except Exception as error:
@@ -233,7 +235,7 @@ class ActiveController:
             self._break(error)
 
     def _decide(self, queue: Sequence[Waiting]) -> Flight:
-        self._controller.state.next_offset = self._log.end_offset  # the quorum writes records of its own, too
+        self._controller.state.next_offset = self._log.end_offset  # the quorum also appends records
         return decide_all(
             self._controller,
             queue,
@@ -244,7 +246,7 @@ class ActiveController:
         )
 
     def _send_off(self, flight: Flight) -> None:
-        """Append everything in one write. Raises StorageError with the log unchanged, PeerError(6)."""
+        """Append all batches in one write. Raises StorageError with the log unchanged, PeerError(6)."""
         if not flight.content:
             self._flight = flight
             self._land()
@@ -266,7 +268,7 @@ class ActiveController:
             )
 
     def _revert(self, queue: Sequence[Waiting], error: Exception) -> None:
-        """C2: what was decided is forgotten, and those who asked are told."""
+        """C2: discard the decisions and fail their requests."""
         self._controller.reset(self._loader.image, self._log.end_offset)
         for waiting in queue:
             _fail(waiting.answer, error)
@@ -283,7 +285,7 @@ class ActiveController:
 
     def _land(self) -> None:
         flight, self._flight = self._flight, None
-        assert flight is not None, "only a flight lands"
+        assert flight is not None, "an append is in progress"
         try:
             self._commit(flight)
         except Exception as failure:
@@ -295,7 +297,7 @@ class ActiveController:
         self._wake()
 
     def _commit(self, flight: Flight) -> None:
-        """Publish what the flight carried, then answer."""
+        """Publish the committed images, then complete the requests."""
         for image, delta in flight.images:
             self._loader.adopt(image, delta)
         for answer, value in flight.answers:
@@ -310,7 +312,7 @@ class ActiveController:
             self._published(len(flight.content))
 
     def _finalize_kraft_version(self, answer: asyncio.Future[Any], value: Any, version: int) -> None:
-        """K15: the quorum writes it; the record behind it says when that is committed, and answers."""
+        """K15: the quorum appends the level; the request completes when the record after it is committed."""
         try:
             if not self.is_active:
                 raise _not_active()
@@ -329,7 +331,7 @@ class ActiveController:
         self.submit(WriteNoOp()).add_done_callback(committed)
 
     def _break(self, error: BaseException) -> None:
-        """The controller can not go on: what it decided itself is not certain any more."""
+        """The controller cannot continue: its own decisions are uncertain."""
         reason = error if isinstance(error, InternalError) else InternalError(f"the controller failed: {error!r}")
         if reason is not error:
             reason.__cause__ = error
@@ -350,7 +352,7 @@ class ActiveController:
     # -- at the beginning of a term ------------------------------------------------------------------------------------
 
     def _write(self, *records: AbortTransactionRecord) -> None:
-        """Append records outside of any request; nobody is answered before they are committed."""
+        """Append records outside of any request; no request completes before they are committed."""
         controller, now_ms = self._controller, self._clock.now_ms()
         first_offset = controller.next_offset
         content = record_batch(records, controller.image.metadata_version, now_ms)

@@ -1,9 +1,10 @@
-"""Directories that take no new replicas, as the operator wants it now (`cordoned.log.dirs`, KIP-1066).
+"""Cordoned directories, which accept no new replicas (`cordoned.log.dirs`, KIP-1066).
 
-Owns the step from the setting to those who act upon it: new replicas are placed elsewhere, moves there are refused, and
-the controller hears of it with a heartbeat at once. Replicas that lie there stay, and grow.
+Owns applying the setting: new replicas are placed in other directories, moves into cordoned ones are rejected, and the
+controller is informed by a heartbeat at once. Replicas in a cordoned directory stay, and grow.
 
-A value that came to the metadata past this broker's checks and names none of its directories is left out, and told.
+A value that reached the metadata without this broker's checks and names none of its directories is ignored, with an
+error in the log.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = Logger("directories")
 
 
 class DirectoryCordons:
-    """One broker's. Everything belongs to the loop."""
+    """The cordons of one broker. Event loop only."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -36,7 +37,7 @@ class DirectoryCordons:
             self.take()
 
     def take(self) -> None:
-        """What the setting says now; nothing below metadata.version 4.3-IV0, whose controllers can not be told."""
+        """Apply the current setting; ignored below metadata.version 4.3-IV0, whose controllers do not support it."""
         broker = self._broker
         text = effective_broker_config(broker.image.configs, broker.config, CORDONED)
         if broker.image.metadata_version < MV_CORDONED_LOG_DIRS:
@@ -47,7 +48,7 @@ class DirectoryCordons:
         try:
             paths = {str(path) for path in cordoned_dirs(text, broker.config.log_dirs)}
         except PeerError as error:
-            log.error("cordoned.log.dirs not taken", value=text, reason=error.message)
+            log.error("invalid cordoned.log.dirs ignored", value=text, reason=error.message)
             return
         log_dirs = broker.log_dirs
         log_dirs.cordoned = frozenset(each.path for each in log_dirs.opened if each.path in paths)

@@ -1,7 +1,7 @@
-"""Waiting for others at the end of a node's life, no longer than there are others.
+"""Waiting for the quorum during a node's shutdown, only while a majority of the other voters may exist.
 
-Owns the look-out while a node that stops waits for the quorum. When a whole cluster stops, the last ones would wait in
-vain. Decides nothing: who waits says what to do then.
+Owns the check of the other voters while a stopping node waits for the quorum. When the whole cluster stops, the last
+nodes would wait in vain. Decides nothing: the caller passes the action.
 
 Rules: raft.md Q23.
 """
@@ -13,23 +13,23 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 _LOOK_S: Final = 0.05
-"""Between two looks."""
+"""Interval between checks."""
 
 
 class Others(Protocol):
-    """The other voters, as this node reaches them."""
+    """The other voters, as seen by this node."""
 
     async def has_no_majority(self) -> bool:
-        """Whether those that are there are too few for any leader."""
+        """Whether too few of them are running to elect a leader."""
         ...
 
 
 async def while_others_are_there(
     others: Others | None, work: Coroutine[Any, Any, None], give_up: Callable[[], None]
 ) -> None:
-    """Wait for `work`, which needs other voters; `give_up` is called, once, to end it when there are too few of them.
+    """Await `work`, which needs other voters; `give_up` is called once to end it if too few of them are running.
 
-    Without `others`, work of a node that votes alone. Raises what `work` raises.
+    `others` None: this node is the only voter. Raises the exception of `work`.
     """
     task = asyncio.ensure_future(work)
     await asyncio.wait((task,), timeout=_LOOK_S)

@@ -1,4 +1,4 @@
-"""Requests of the quorum's nodes to each other, to the wire and from it. Pure.
+"""Encodes and decodes requests between the quorum's nodes. Pure.
 
 Owns the check that a request is about the one partition of the metadata topic (`gaps.md G27`).
 
@@ -14,7 +14,7 @@ from uuid import UUID
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.ids import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
 from fenceline.node.quorum_versions import VERSIONS as VERSIONS
-from fenceline.node.quorum_wire_pieces import FETCH_BY_ID, Fields, listener, named, voter_endpoints
+from fenceline.node.quorum_wire_common import FETCH_BY_ID, Fields, listener, named, voter_endpoints
 from fenceline.quorum.control_records import KRaftVersionFeature
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.messages import (
@@ -41,7 +41,7 @@ _NO_FETCH_EPOCH: Final = -1
 
 
 class WrongShape(Exception):
-    """The request is not about the metadata partition; `answer` says so."""
+    """The request is not about the metadata partition; `answer` is the error response."""
 
     def __init__(self, answer: Fields) -> None:
         super().__init__("not about the metadata partition")
@@ -135,7 +135,7 @@ def request_fields(message: RequestMessage, version: int) -> Fields:
                 "k_raft_version_feature": _range(message.k_raft_version_feature),
             }
         case ApiVersionsRequest():
-            raise InternalError("ApiVersions is the connection's")
+            raise InternalError("the connection sends ApiVersions")
 
 
 def _fetch_fields(message: FetchRequest, version: int) -> Fields:
@@ -173,7 +173,7 @@ def _fetch_fields(message: FetchRequest, version: int) -> Fields:
 
 
 def read_request(key: ApiKey, version: int, entity: Any) -> RequestMessage:
-    """The message of a request's entity. Raises WrongShape."""
+    """The message of a request entity. Raises WrongShape."""
     return _REQUESTS[key](version, entity)
 
 
@@ -288,7 +288,7 @@ def _take_describe(version: int, entity: Any) -> DescribeQuorumRequest:
                         {
                             "partition_index": each.partition_index,
                             "error_code": unknown,
-                            "error_message": "Only the metadata partition has a quorum.",
+                            "error_message": "DescribeQuorum supports only the metadata partition.",
                             "leader_id": NOBODY,
                             "leader_epoch": -1,
                             "high_watermark": -1,

@@ -1,7 +1,7 @@
 """Downloads of metadata snapshots from the leader: one at a time, file work in a thread, in order.
 
-Owns the duties of the quorum that are about a download, and what was found in a file while it was looked through: the
-image that is loaded next. What comes of a download that was dropped meanwhile is told to nobody.
+Owns the quorum's download duties, and the content of a verified file: the image that is loaded next. Results of a
+download that was dropped meanwhile are not reported.
 
 Rules: snapshots.md N33-N36; gaps.md G24, G29.
 """
@@ -23,7 +23,7 @@ from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.quorum import Quorum
 
 Call = Callable[[Callable[[Quorum, int], list[Duty]]], None]
-"""Calls the quorum with the time."""
+"""Calls the quorum with the current time."""
 
 
 def read_image(disk: Disk, path: str, snapshot_id: SnapshotId) -> Replayed:
@@ -45,10 +45,10 @@ class SnapshotDownloads:
         self._work: asyncio.Future[Any] | None = None
         self._found: tuple[SnapshotId, Replayed] | None = None
         self.whole_at_s = 0.0
-        """When, in time of the loop, the last piece of the newest file had come."""
+        """When the last piece of the newest file arrived, by the loop's clock."""
 
     def perform(self, duty: BeginDownload | WritePiece | VerifyAndFreeze | DropDownload) -> None:
-        """Raises nothing: what goes wrong is told to the quorum."""
+        """Never raises: failures are reported to the quorum."""
         snapshot_id, disk, directory = duty.snapshot_id, self._disk, self._log.directory
         match duty:
             case BeginDownload(_, source):
@@ -80,12 +80,12 @@ class SnapshotDownloads:
                 pass
 
     def found(self, snapshot_id: SnapshotId) -> Replayed | None:
-        """What the file holds that was looked through last, where it was this one; once."""
+        """The content of the last verified file, if it is this snapshot; returned once."""
         found, self._found = self._found, None
         return found[1] if found is not None and found[0] == snapshot_id else None
 
     async def finish(self) -> None:
-        """Wait for the file work that is under way."""
+        """Wait for file work in progress."""
         self._current = None
         while self._work is not None:
             await asyncio.wait([self._work])
@@ -98,7 +98,7 @@ class SnapshotDownloads:
         self._call(lambda quorum, now: quorum.snapshot_frozen(now, snapshot_id))
 
     def _do(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """One after the other: the file of one download is not touched by two threads."""
+        """Serialized: no two threads use the file of a download."""
         before, current = self._work, self._current
 
         def ended(done: asyncio.Future[Any]) -> None:

@@ -1,6 +1,7 @@
-"""How the quorum of one node reaches the others: connections to them, and the look-out for what is wrong with those.
+"""Creates a node's connections to the quorum's other nodes, and their monitoring.
 
-Owns nothing but how they are made; `quorum_peers` and `quorum_watch` do the work. Imported only where there are others.
+Owns only the construction of `quorum_peers`, `quorum_watch` and `controller_presence`. Imported only if there are other
+nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def watch_of(config: NodeConfig, quorum: Quorum, view: QuorumLog, clock: Clock, *, directory_id: UUID) -> QuorumWatch:
-    """It has not started."""
+    """Creates the watch; the caller starts it."""
     return QuorumWatch(
         quorum,
         view,
@@ -44,7 +45,7 @@ def watch_of(config: NodeConfig, quorum: Quorum, view: QuorumLog, clock: Clock, 
 def peers_for(
     config: NodeConfig, watch: QuorumWatch, connect: Dial | None
 ) -> Callable[[Callable[[int, ResponseMessage], None], Callable[[int, bool], None]], QuorumPeers]:
-    """What `QuorumDriver.connect` wants. `connect` None: by TCP."""
+    """The factory for `QuorumDriver.connect`. `connect` None: TCP."""
 
     def make(answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> QuorumPeers:
         return QuorumPeers(
@@ -67,7 +68,7 @@ def presence_for(
     clock: Clock,
     peers: QuorumPeers | None,
 ) -> BrokerPresence:
-    """It looks at brokers by `connect`; None: by TCP. `peers`: the other controllers, where there are any."""
+    """Probes brokers with `connect`; None: TCP. `peers`: the other controllers, if any."""
     dial = connect or dial_from(config.get_str("fenceline.outbound.address") or "")
     probe = BrokerProbe(dial, config.inter_broker_listener)
     return BrokerPresence(

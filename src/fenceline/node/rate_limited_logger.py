@@ -1,6 +1,6 @@
-"""What the quorum has to say to the operator, told now and then.
+"""Writes the quorum's log lines, rate limited.
 
-Owns how often the same is said: trouble that lasts is tried again many times a second.
+Owns the limit for equal lines: a lasting failure is retried many times a second.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from fenceline.quorum.duties import Level, Log
 log = Logger("quorum")
 
 _REPEAT_MS: Final = 60_000
-"""Between two lines that say the same."""
+"""Interval between equal lines."""
 
 
-class Sayings:
+class RateLimitedLogger:
     """See the module."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._said: dict[str, int] = {}
-        """What was said lately, and when."""
+        """Recently logged texts, with their times."""
 
     def say(self, duty: Log) -> None:
         now_ms = self._clock.monotonic_ms()
