@@ -18,7 +18,7 @@ from fenceline.node import broker_lifecycle
 from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.controller_registration import ControllerRegistration
 from fenceline.node.logs import redirect
-from fenceline.quorum.duties import Level, Log
+from fenceline.quorum.duties import Level, LogLine
 from fenceline.quorum.messages import VoteRequest, VoteResponse
 from tests.quorum.machine import Machine
 
@@ -189,7 +189,7 @@ def test_others_name_this_node_as_a_leader_that_it_is_not() -> None:
     machine = Machine()
     machine.to_prospective()
     machine.reply(machine.request_id(2, VoteRequest), VoteResponse(leader_id=1, leader_epoch=9))
-    (said,) = machine.found(Log)
+    (said,) = machine.found(LogLine)
     assert said.level is Level.ERROR
     assert said.text == "A peer names node 1 as the leader of epoch 9, but this process does not lead it."
     assert "node.id=1" in said.advice

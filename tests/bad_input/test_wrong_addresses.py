@@ -14,7 +14,7 @@ import pytest
 from fenceline.errors import ErrorCode
 from fenceline.ids import encode_uuid
 from fenceline.node.quorum_peers import QuorumPeers
-from fenceline.quorum.duties import Level, Log, Peer, Send
+from fenceline.quorum.duties import Level, LogLine, Peer, Send
 from fenceline.quorum.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
@@ -38,7 +38,7 @@ def test_another_cluster_is_named_by_its_address_and_this_one_by_its_id() -> Non
     machine.to_prospective()
     asked = machine.request_id(2, VoteRequest)
     machine.reply(asked, VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID))
-    (said,) = machine.found(Log)
+    (said,) = machine.found(LogLine)
     endpoint = voter(2).endpoints[0]
     assert said.level is Level.WARNING
     assert said.text.startswith(
@@ -57,7 +57,7 @@ def test_who_is_asked_is_not_who_was_meant(dynamic: bool) -> None:
     asked = machine.request_id(2, BeginQuorumEpochRequest)
     epoch = machine.quorum.epoch
     machine.reply(asked, BeginQuorumEpochResponse(partition_error_code=ErrorCode.INVALID_VOTER_KEY, leader_epoch=epoch))
-    (said,) = machine.found(Log)
+    (said,) = machine.found(LogLine)
     endpoint = voter(2).endpoints[0]
     directory = f" with directory id {encode_uuid(voter(2).voter_directory_id)}" if dynamic else ""
     assert said.text == f"The node at {endpoint.host}:{endpoint.port} is not voter 2{directory}."

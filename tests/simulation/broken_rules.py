@@ -201,22 +201,22 @@ def _who_led_before_a_stop_never_leads_that_epoch_again(patch: pytest.MonkeyPatc
         boot(self, recorded)
         core = self._core
         if isinstance(core.role, Resigned):
-            core.role = Candidate(core.epoch, core.me, core.local.voter_directory_id)
-            self._lead((core.me,))
+            core.role = Candidate(core.epoch, core.local_id, core.local.voter_directory_id)
+            self._lead((core.local_id,))
 
     patch.setattr(Elections, "boot", lead_on)
 
 
 @_breaks("quorum", 24, "K7")
 def _a_candidacy_needs_a_pre_vote(patch: pytest.MonkeyPatch) -> None:
-    ask = Elections.ask
+    ask = Elections.start_pre_vote
 
     def stand(self: Elections) -> None:
         ask(self)
-        if isinstance(self._core.role, Prospective) and self._core.may_stand:
-            self._stand()
+        if isinstance(self._core.role, Prospective) and self._core.is_electable:
+            self._become_candidate()
 
-    patch.setattr(Elections, "ask", stand)
+    patch.setattr(Elections, "start_pre_vote", stand)
 
 
 _CALM: Final = dict.fromkeys(("crash_s", "crash_calls", "pause_s", "stop_s", "admin_s", "flip_s", "observers"), "0")
@@ -287,7 +287,7 @@ def _a_majority_commits(patch: pytest.MonkeyPatch) -> None:
 
 @_breaks("quorum", 1, "Q52")
 def _a_fetch_says_what_is_flushed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Following, "_is_settled", True)
+    patch.setattr(Following, "_is_durable", True)
 
 
 @_breaks("quorum", 1, "Q32")
@@ -305,7 +305,7 @@ def _old_epochs_are_committed_by_the_new_one(patch: pytest.MonkeyPatch) -> None:
 
 @_breaks("quorum", 22, "Q52")
 def _a_log_that_differs_is_cut_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fetches, "judge", lambda log, offset, epoch: fetches.Valid())
+    patch.setattr(fetches, "validate_offset_and_epoch", lambda log, offset, epoch: fetches.Valid())
 
 
 @_breaks("quorum", 0, "the quorum itself")
@@ -351,7 +351,7 @@ def _a_log_is_cut_where_it_differs(patch: pytest.MonkeyPatch) -> None:
         self._core.log_is_changing = True
         self._core.duties.append(Truncate(max(self._core.log.start_offset, self._core.log.end.offset - 20)))
 
-    patch.setattr(Following, "_cut_back", too_deep)
+    patch.setattr(Following, "_truncate", too_deep)
 
 
 @_breaks("quorum", 0, "the quorum itself")
@@ -360,7 +360,7 @@ def _a_follower_commits_what_it_has(patch: pytest.MonkeyPatch) -> None:
         if self._leader_high_watermark > 0:
             self._core.advance_high_watermark(self._leader_high_watermark)
 
-    patch.setattr(Following, "count", too_far)
+    patch.setattr(Following, "update_high_watermark", too_far)
 
 
 # -- snapshots and voters ---------------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ def _control_of(batch: Any) -> Any:
 
 @_breaks("quorum", 6, "log matching")
 def _voters_change_one_at_a_time(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(VoterChanges, "_gate", lambda self, cluster_id: (ErrorCode.NONE, None))
+    patch.setattr(VoterChanges, "_check_allowed", lambda self, cluster_id: (ErrorCode.NONE, None))
 
 
 # -- from Kafka's history (`kafka_history`) ----------------------------------------------------------------------------

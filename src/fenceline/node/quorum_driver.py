@@ -45,7 +45,7 @@ from fenceline.quorum.duties import (
     Duty,
     Lead,
     LoadSnapshot,
-    Log,
+    LogLine,
     PersistElection,
     Send,
     ServePiece,
@@ -145,7 +145,7 @@ class QuorumDriver:
             call=self.call,
             failed=self._end,
         )
-        self._sayings = RateLimitedLogger(clock)
+        self._log_lines = RateLimitedLogger(clock)
 
     @property
     def quorum(self) -> Quorum:
@@ -347,8 +347,8 @@ class QuorumDriver:
                 self.load_began_s = now_s if known is None else self._download().whole_at_s
                 load = self._work.alone(partial(self._work.load, snapshot_id, known))
                 self._wait_for(load, partial(self._loaded, snapshot_id))
-            case Log():
-                self._sayings.say(duty)
+            case LogLine():
+                self._log_lines.log(duty)
 
     def _persist(self, state: ElectionState) -> None:
         """Durable before what follows (Q2)."""

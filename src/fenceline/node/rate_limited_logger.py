@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
-from fenceline.quorum.duties import Level, Log
+from fenceline.quorum.duties import Level, LogLine
 
 log = Logger("quorum")
 
@@ -22,15 +22,15 @@ class RateLimitedLogger:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._said: dict[str, int] = {}
+        self._logged_ms: dict[str, int] = {}
         """Recently logged texts, with their times."""
 
-    def say(self, duty: Log) -> None:
+    def log(self, duty: LogLine) -> None:
         now_ms = self._clock.monotonic_ms()
-        if now_ms - self._said.get(duty.text, -_REPEAT_MS) < _REPEAT_MS:
+        if now_ms - self._logged_ms.get(duty.text, -_REPEAT_MS) < _REPEAT_MS:
             return
-        self._said = {each: at_ms for each, at_ms in self._said.items() if now_ms - at_ms < _REPEAT_MS}
-        self._said[duty.text] = now_ms
+        self._logged_ms = {each: at_ms for each, at_ms in self._logged_ms.items() if now_ms - at_ms < _REPEAT_MS}
+        self._logged_ms[duty.text] = now_ms
         fields: dict[str, Any] = {"advice": duty.advice} if duty.advice else {}
         match duty.level:
             case Level.ERROR:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.ids import ZERO_UUID
 from fenceline.quorum.control_records import Voter, VoterEndpoint
-from fenceline.quorum.duties import AdvanceHighWatermark, Duty, Level, Log, Peer, PersistElection
+from fenceline.quorum.duties import AdvanceHighWatermark, Duty, Level, LogLine, Peer, PersistElection
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.log_view import NOTHING, LogView
 from fenceline.quorum.messages import NOBODY, NodeEndpoint, ReplicaKey, RequestMessage
@@ -53,7 +53,7 @@ class Core:
         self.log_is_changing = False
         """An append, a truncation or a snapshot load was ordered as a follower and is not reported yet."""
         self.outbox = Outbox(settings.request_timeout_ms, settings.retry_backoff_ms, rng)
-        self.learned: NodeEndpoint | None = None
+        self.learned_endpoint: NodeEndpoint | None = None
         """The leader's address as named by a peer."""
         self.role_changed: Callable[[Role, Role], None] = lambda old, new: None
         self._voters_seen: object = self
@@ -64,11 +64,11 @@ class Core:
     # -- who ---------------------------------------------------------------------------------------------------------
 
     @property
-    def me(self) -> int:
+    def local_id(self) -> int:
         return self.local.voter_id
 
     @property
-    def key(self) -> ReplicaKey:
+    def local_key(self) -> ReplicaKey:
         return ReplicaKey(self.local.voter_id, self.local.voter_directory_id)
 
     @property
@@ -89,8 +89,8 @@ class Core:
                 self._voter_set = VoterSet(self.settings.static_voters)
             else:
                 self._voter_set = VoterSet(newest.voters, newest.kraft_version, newest.offset)
-            self._others = [voter for voter in self._voter_set.voters if voter.voter_id != self.me]
-            self._is_voter = self._voter_set.has(self.key)
+            self._others = [voter for voter in self._voter_set.voters if voter.voter_id != self.local_id]
+            self._is_voter = self._voter_set.has(self.local_key)
         return self._voter_set
 
     @property
@@ -98,7 +98,7 @@ class Core:
         return bool(self.voters) and self._is_voter
 
     @property
-    def may_stand(self) -> bool:
+    def is_electable(self) -> bool:
         """Whether this node may be elected: it is a voter, or its removal is not committed yet. In that case the others
         may be unable to commit the removal without it, since its log may be the longest. Never true while the node
         lacks records it has acknowledged (G24)."""
@@ -110,7 +110,7 @@ class Core:
         if newest.offset < (self.high_watermark or 0):
             return False
         before = self.log.voters_before(newest.offset)
-        return before is not None and VoterSet(before.voters, before.kraft_version).has(self.key)
+        return before is not None and VoterSet(before.voters, before.kraft_version).has(self.local_key)
 
     @property
     def is_only_voter(self) -> bool:
@@ -124,7 +124,7 @@ class Core:
     def is_local_key(self, voter_id: int, directory_id: object) -> bool:
         """Whether a request names this node as its receiver; older versions name no receiver (Q16, Q21)."""
         return voter_id == NOBODY or (
-            voter_id == self.me and directory_id in (ZERO_UUID, self.local.voter_directory_id)
+            voter_id == self.local_id and directory_id in (ZERO_UUID, self.local.voter_directory_id)
         )
 
     def peer(self, voter: Voter) -> Peer | None:
@@ -148,18 +148,18 @@ class Core:
     def leader_peer(self) -> Peer | None:
         """The leader's address if known: as named by the leader or a peer, or else as in the voter set."""
         leader = self.leader_id
-        if leader in (NOBODY, self.me):
+        if leader in (NOBODY, self.local_id):
             return None
-        if self.learned is not None and self.learned.node_id == leader:
-            return Peer(*self.learned)
+        if self.learned_endpoint is not None and self.learned_endpoint.node_id == leader:
+            return Peer(*self.learned_endpoint)
         voter = self.voters.of(leader)
         return None if voter is None else self.peer(voter)
 
     def leader_endpoints(self) -> tuple[NodeEndpoint, ...]:
         """The leader's endpoint, for responses."""
-        if self.leader_id == self.me:
+        if self.leader_id == self.local_id:
             endpoint = self.endpoint_of(self.local.endpoints)
-            return () if endpoint is None else (NodeEndpoint(self.me, endpoint.host, endpoint.port),)
+            return () if endpoint is None else (NodeEndpoint(self.local_id, endpoint.host, endpoint.port),)
         peer = self.leader_peer()
         return () if peer is None else (NodeEndpoint(peer.node_id, peer.host, peer.port),)
 
@@ -172,8 +172,8 @@ class Core:
         self.role = role
         self.persist()
         self.outbox.clear()
-        if self.learned is not None and self.learned.node_id != self.leader_id:
-            self.learned = None
+        if self.learned_endpoint is not None and self.learned_endpoint.node_id != self.leader_id:
+            self.learned_endpoint = None
         self.role_changed(old, role)
 
     def persist(self) -> None:
@@ -189,7 +189,7 @@ class Core:
         if epoch == self.epoch:
             voted, directory = self.persisted.voted_id, self.persisted.voted_directory_id
         self.become(Unattached(epoch, leader_id, voted, directory))
-        if self.may_stand:
+        if self.is_electable:
             self.timeout_at_ms = self.election_timeout() if kept is None else kept
         else:
             self.timeout_at_ms = None
@@ -204,39 +204,40 @@ class Core:
             self.become_unattached(epoch, leader_id)
 
     def _address_of(self, node_id: int) -> bool:
-        if self.learned is not None and self.learned.node_id == node_id:
+        if self.learned_endpoint is not None and self.learned_endpoint.node_id == node_id:
             return True
         voter = self.voters.of(node_id)
         return voter is not None and bool(voter.endpoints)
 
-    def adopt(self, epoch: int, leader_id: int, endpoints: tuple[NodeEndpoint, ...] = ()) -> None:
+    def learn_leader(self, epoch: int, leader_id: int, endpoints: tuple[NodeEndpoint, ...] = ()) -> None:
         """A peer names `leader_id` (-1 unknown) as the leader of `epoch` (Q3, Q7, Q15). A second leader in one epoch,
         which stops a Kafka node (Q8), is logged and ignored (G36)."""
         if epoch < self.epoch:
             return
-        if leader_id == self.me and not (epoch == self.epoch and self.leader_id == self.me):
-            self.say(
+        if leader_id == self.local_id and not (epoch == self.epoch and self.leader_id == self.local_id):
+            self.log_line(
                 Level.ERROR,
-                f"A peer names node {self.me} as the leader of epoch {epoch}, but this process does not lead it.",
-                f"Another process runs with node.id={self.me}. Stop one of them and give it its own node.id and log"
+                f"A peer names node {self.local_id} as the leader of epoch {epoch}, but this process does not lead it.",
+                f"Another process runs with node.id={self.local_id}. Stop one of them and give it its own"
+                " node.id and log"
                 " directory. Never run a copy of a log directory.",
             )
             leader_id = NOBODY
-        if leader_id not in (NOBODY, self.me):
-            self._learn(leader_id, epoch, endpoints)
+        if leader_id not in (NOBODY, self.local_id):
+            self._learn_endpoint(leader_id, epoch, endpoints)
         if epoch > self.epoch:
             if leader_id == NOBODY:
                 self.become_unattached(epoch)
             else:
                 self.become_follower(epoch, leader_id)
-        elif leader_id not in (NOBODY, self.me, self.leader_id) and self.leader_id != NOBODY:
-            self.say(
+        elif leader_id not in (NOBODY, self.local_id, self.leader_id) and self.leader_id != NOBODY:
+            self.log_line(
                 Level.ERROR,
                 f"Two leaders in epoch {epoch}: this node knows {self.leader_id}, a peer names {leader_id}. Ignoring"
                 f" {leader_id}.",
                 "Either two nodes run with the same node.id, or a node lost its quorum-state file. Stop that node.",
             )
-        elif leader_id not in (NOBODY, self.me) and self._awaits(leader_id):
+        elif leader_id not in (NOBODY, self.local_id) and self._awaits(leader_id):
             self.become_follower(epoch, leader_id)
 
     def _awaits(self, leader_id: int) -> bool:
@@ -244,12 +245,12 @@ class Core:
         doubted = isinstance(self.role, Prospective) and self.leader_id == leader_id
         return isinstance(self.role, Unattached | Candidate | Prospective) and not doubted
 
-    def _learn(self, leader_id: int, epoch: int, endpoints: tuple[NodeEndpoint, ...]) -> None:
+    def _learn_endpoint(self, leader_id: int, epoch: int, endpoints: tuple[NodeEndpoint, ...]) -> None:
         if epoch == self.epoch and self.leader_id not in (NOBODY, leader_id):
             return
         for endpoint in endpoints:
             if endpoint.node_id == leader_id and endpoint.host:
-                self.learned = endpoint
+                self.learned_endpoint = endpoint
 
     # -- timers ------------------------------------------------------------------------------------------------------
 
@@ -263,17 +264,17 @@ class Core:
     def send(self, peer: Peer, message: RequestMessage) -> None:
         self.duties.append(self.outbox.send(self.now_ms, peer, message))
 
-    def heard_from(self, node_id: int) -> None:
+    def mark_reachable(self, node_id: int) -> None:
         """A request arrived from the node, so its address is reachable again."""
-        if not self.outbox.has_missed:
+        if not self.outbox.has_failures:
             return
         voter = self.voters.of(node_id)
         peer = None if voter is None else self.peer(voter)
         if peer is not None:
-            self.outbox.reached(peer)
+            self.outbox.peer_reachable(peer)
 
-    def say(self, level: Level, text: str, advice: str = "") -> None:
-        self.duties.append(Log(level, text, advice))
+    def log_line(self, level: Level, text: str, advice: str = "") -> None:
+        self.duties.append(LogLine(level, text, advice))
 
     def advance_high_watermark(self, offset: int) -> bool:
         """Advance the high watermark, never back (Q53). Returns whether it moved."""

@@ -22,7 +22,7 @@ def describe(core: Core, leading: Leading) -> DescribeQuorumResponse:
         )
     known = leading.high_watermark
     return DescribeQuorumResponse(
-        leader_id=core.me,
+        leader_id=core.local_id,
         leader_epoch=core.epoch,
         high_watermark=-1 if known is None else known,
         current_voters=leading.replicas.describe_voters(core.voters, core.log.end.offset, core.now_ms),

@@ -52,7 +52,7 @@ class Download:
         """N33: the leader answers a Fetch with a snapshot. False: back off."""
         core = self._core
         if snapshot_id.end_offset < 0 or snapshot_id.epoch < 0 or snapshot_id == BOOTSTRAP_SNAPSHOT:
-            core.say(Level.ERROR, f"The leader {source} offered a snapshot with the invalid id {snapshot_id}.")
+            core.log_line(Level.ERROR, f"The leader {source} offered a snapshot with the invalid id {snapshot_id}.")
             return False
         if core.log.snapshot_size(snapshot_id) is not None:
             return self._load(snapshot_id)
@@ -71,7 +71,7 @@ class Download:
             return None
         return FetchSnapshotRequest(
             core.settings.cluster_id,
-            core.me,
+            core.local_id,
             core.epoch,
             state.snapshot_id,
             state.position,
@@ -93,7 +93,7 @@ class Download:
             return True
         problem = _problem(state, response)
         if problem:
-            self._core.say(
+            self._core.log_line(
                 Level.WARNING,
                 f"Discarding the snapshot {state.snapshot_id.file_name} from node {state.source}: {problem}",
                 "It will be fetched again. If this repeats, check the metadata log directory of that node.",
@@ -118,7 +118,7 @@ class Download:
     def failed(self, snapshot_id: SnapshotId, reason: str) -> None:
         """A write failed, or the file is not a complete snapshot (G24)."""
         if self._state is not None and self._state.snapshot_id == snapshot_id:
-            self._core.say(
+            self._core.log_line(
                 Level.WARNING,
                 f"Discarding the snapshot {snapshot_id.file_name} from node {self._state.source}: {reason}",
                 "It will be fetched again. If this repeats, check the disk and the network.",

@@ -194,7 +194,7 @@ class Level(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogLine:
     """A log line for the operator: the event, and the remedy if there is one."""
 
     level: Level
@@ -219,5 +219,5 @@ Duty: TypeAlias = (
     | VerifyAndFreeze
     | DropDownload
     | LoadSnapshot
-    | Log
+    | LogLine
 )

@@ -36,11 +36,11 @@ class Elections:
         self._lead = lead
         self._granted: set[int] = set()
         self._rejected: set[int] = set()
-        self._gone: set[int] = set()
+        self._unreachable: set[int] = set()
         """Voters whose addresses refuse connections: no vote is expected from them."""
         self._is_lost = False
-        self._tries_again = False
-        self._lost_in_a_row = 0
+        self._retry_is_scheduled = False
+        self._consecutive_losses = 0
 
     # -- boot --------------------------------------------------------------------------------------------------------
 
@@ -49,11 +49,11 @@ class Elections:
         core = self._core
         core.persisted = recorded or ElectionState()
         election = core.persisted.with_epoch_at_least(core.log.end.epoch)
-        me, epoch = core.me, election.epoch
+        me, epoch = core.local_id, election.epoch
         voted_me = election.voted_id == me and election.voted_directory_id in (ZERO_UUID, core.local.voter_directory_id)
         if election.leader_id == me:
             core.role = Resigned(epoch, me)
-        elif voted_me and core.may_stand and election.leader_id == NOBODY:
+        elif voted_me and core.is_electable and election.leader_id == NOBODY:
             core.role = Candidate(epoch, me, core.local.voter_directory_id)
         else:
             core.role = Unattached(epoch, election.leader_id, election.voted_id, election.voted_directory_id)
@@ -62,77 +62,77 @@ class Elections:
         core.persist()
         if isinstance(core.role, Follower):
             core.timeout_at_ms = core.now_ms + core.settings.fetch_timeout_ms
-        elif isinstance(core.role, Unattached) and core.may_stand:
+        elif isinstance(core.role, Unattached) and core.is_electable:
             # If the whole quorum starts there is no leader to wait for; if there is a leader, the pre-votes are
             # rejected.
             core.timeout_at_ms = core.now_ms + 1 + core.rng.randrange(core.settings.election_timeout_ms // 5 + 1)
-        elif core.may_stand or isinstance(core.role, Resigned):
+        elif core.is_electable or isinstance(core.role, Resigned):
             core.timeout_at_ms = core.election_timeout()
         if core.is_only_voter and not isinstance(core.role, Candidate):
-            self.ask()
+            self.start_pre_vote()
         elif isinstance(core.role, Candidate):
-            self._count_anew()
+            self._reset_tally()
             self._decide()
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def ask(self) -> None:
+    def start_pre_vote(self) -> None:
         """Become Prospective: would a majority elect this node? (Q60, K7)"""
         core = self._core
         state = core.persisted
         if isinstance(core.role, Follower):
-            self._lost_in_a_row = 0
+            self._consecutive_losses = 0
         if isinstance(core.role, Resigned):
-            core.become(Prospective(core.epoch, core.me, NOBODY, ZERO_UUID))
+            core.become(Prospective(core.epoch, core.local_id, NOBODY, ZERO_UUID))
         else:
             core.become(Prospective(core.epoch, core.leader_id, state.voted_id, state.voted_directory_id))
         core.timeout_at_ms = core.election_timeout()
-        self._count_anew()
+        self._reset_tally()
         self._decide()
 
-    def _stand(self) -> None:
+    def _become_candidate(self) -> None:
         """Become Candidate in the next epoch. The only way into a candidacy."""
         core = self._core
-        core.become(Candidate(core.epoch + 1, core.me, core.local.voter_directory_id))
+        core.become(Candidate(core.epoch + 1, core.local_id, core.local.voter_directory_id))
         core.timeout_at_ms = core.election_timeout()
-        self._count_anew()
+        self._reset_tally()
         self._decide()
 
-    def _count_anew(self) -> None:
-        self._granted = {self._core.me} if self._core.is_voter else set()
+    def _reset_tally(self) -> None:
+        self._granted = {self._core.local_id} if self._core.is_voter else set()
         self._rejected = set()
-        self._gone = set()
+        self._unreachable = set()
         self._is_lost = False
-        self._tries_again = False
+        self._retry_is_scheduled = False
 
     def _decide(self) -> None:
         core = self._core
         votes = len(self._granted & set(core.voters.ids))
-        if core.may_stand and votes >= core.voters.majority:
+        if core.is_electable and votes >= core.voters.majority:
             if isinstance(core.role, Prospective):
-                self._stand()
+                self._become_candidate()
             else:
-                self._lost_in_a_row = 0
+                self._consecutive_losses = 0
                 self._lead(tuple(sorted(self._granted)))
-        elif not self._is_lost and len(self._rejected | self._gone) > len(core.voters) - core.voters.majority:
+        elif not self._is_lost and len(self._rejected | self._unreachable) > len(core.voters) - core.voters.majority:
             self._is_lost = True
             if isinstance(core.role, Prospective):
-                self.go_back()
-            self._try_again_soon()
+                self.give_up()
+            self._schedule_retry()
         elif self._rejected and isinstance(core.role, Candidate):
-            self._try_again_soon()
+            self._schedule_retry()
 
-    def _try_again_soon(self) -> None:
+    def _schedule_retry(self) -> None:
         """Retry after a short random time that grows (Q20), to avoid another split vote."""
         core = self._core
-        if self._tries_again or isinstance(core.role, Follower) or not core.may_stand:
+        if self._retry_is_scheduled or isinstance(core.role, Follower) or not core.is_electable:
             return
-        self._tries_again = True
-        limit = min(100 << min(self._lost_in_a_row, 10), core.settings.election_backoff_max_ms)
-        self._lost_in_a_row += 1
+        self._retry_is_scheduled = True
+        limit = min(100 << min(self._consecutive_losses, 10), core.settings.election_backoff_max_ms)
+        self._consecutive_losses += 1
         core.timeout_at_ms = core.now_ms + core.settings.retry_backoff_ms + core.rng.randrange(max(1, limit))
 
-    def go_back(self) -> None:
+    def give_up(self) -> None:
         """End a pre-vote: follow the leader if its address is known, or else wait in the same epoch (K7)."""
         core = self._core
         if core.leader_peer() is not None:
@@ -158,7 +158,7 @@ class Elections:
                 VoteRequest(
                     core.settings.cluster_id,
                     core.epoch,
-                    core.me,
+                    core.local_id,
                     end.epoch,
                     end.offset,
                     core.local.voter_directory_id,
@@ -173,18 +173,18 @@ class Elections:
         core = self._core
         if response.error_code is ErrorCode.UNSUPPORTED_VERSION and asked.pre_vote:
             if isinstance(core.role, Prospective):
-                self._stand()
+                self._become_candidate()
             return
         if not isinstance(core.role, Prospective | Candidate) or response.leader_epoch != core.epoch:
             return
-        self._gone.discard(node_id)
+        self._unreachable.discard(node_id)
         (self._granted if response.vote_granted else self._rejected).add(node_id)
         self._decide()
 
-    def refused(self, node_id: int) -> None:
+    def connection_refused(self, node_id: int) -> None:
         """A voter's address refuses connections. It is asked again while the election lasts."""
         if isinstance(self._core.role, Prospective | Candidate):
-            self._gone.add(node_id)
+            self._unreachable.add(node_id)
             self._decide()
 
     # -- voting ------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Elections:
         voted = type(role)(role.epoch, NOBODY, request.replica_id, request.replica_directory_id)
         if isinstance(voted, Unattached):
             core.become(voted)
-            core.timeout_at_ms = core.election_timeout() if core.may_stand else None
+            core.timeout_at_ms = core.election_timeout() if core.is_electable else None
         else:
             core.role = voted
             core.persist()

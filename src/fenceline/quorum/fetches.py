@@ -59,7 +59,7 @@ def end_of_epoch(log: LogView, epoch: int) -> EpochEnd:
     return found
 
 
-def judge(log: LogView, offset: int, epoch: int) -> Verdict:
+def validate_offset_and_epoch(log: LogView, offset: int, epoch: int) -> Verdict:
     """Q25, N24, N26: validate a fetcher that has everything before `offset`, its last record in `epoch`."""
     latest, earliest = log.latest_snapshot, log.earliest_snapshot
     if offset == 0 and latest not in (None, BOOTSTRAP_SNAPSHOT):
@@ -92,12 +92,12 @@ class Fetches:
         core: Core,
         *,
         fetched: Callable[[ReplicaKey, int], None],
-        heard: Callable[[ReplicaKey], None],
+        contacted: Callable[[ReplicaKey], None],
         leader_high_watermark: Callable[[], int | None],
     ) -> None:
         self._core = core
         self._fetched = fetched
-        self._heard = heard
+        self._contacted = contacted
         self._high_watermark = leader_high_watermark
         self._parked: dict[Token, _Parked] = {}
 
@@ -109,12 +109,12 @@ class Fetches:
             core.duties.append(Answer(token, FetchResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)))
             return
         error = core.leader_only(request.current_leader_epoch)
-        if error is ErrorCode.NONE and not _is_sound(request, core.me):
+        if error is ErrorCode.NONE and not _is_valid(request, core.local_id):
             error = ErrorCode.INVALID_REQUEST
         if error is not ErrorCode.NONE:
             core.duties.append(Answer(token, self._answer(error)))
             return
-        match judge(core.log, request.fetch_offset, request.last_fetched_epoch):
+        match validate_offset_and_epoch(core.log, request.fetch_offset, request.last_fetched_epoch):
             case NeedsSnapshot(snapshot_id):  # proves neither the fetcher's offset nor that it is alive (N25)
                 core.duties.append(Answer(token, self._answer(snapshot_id=snapshot_id)))
             case Diverging(at):
@@ -223,7 +223,7 @@ class Fetches:
         error = core.leader_only(request.current_leader_epoch)
         size = core.log.snapshot_size(request.snapshot_id)
         if error is ErrorCode.NONE:
-            if request.replica_id == core.me or request.max_bytes <= 0:
+            if request.replica_id == core.local_id or request.max_bytes <= 0:
                 error = ErrorCode.INVALID_REQUEST
             elif size is None or request.snapshot_id == BOOTSTRAP_SNAPSHOT:
                 error = ErrorCode.SNAPSHOT_NOT_FOUND
@@ -237,7 +237,7 @@ class Fetches:
             return
         assert size is not None, "checked above"
         if request.replica_id >= 0:
-            self._heard(ReplicaKey(request.replica_id, request.replica_directory_id))
+            self._contacted(ReplicaKey(request.replica_id, request.replica_directory_id))
         answer = FetchSnapshotResponse(
             leader_id=core.leader_id,
             leader_epoch=core.epoch,
@@ -250,11 +250,11 @@ class Fetches:
         core.duties.append(ServePiece(token, request.snapshot_id, request.position, limit, answer))
 
 
-def _is_sound(request: FetchRequest, me: int) -> bool:
+def _is_valid(request: FetchRequest, local_id: int) -> bool:
     """Q24. A request with this node's own id comes from another process."""
     return (
         request.max_wait_ms >= 0
         and request.fetch_offset >= 0
         and 0 <= request.last_fetched_epoch <= request.current_leader_epoch
-        and request.replica_id != me
+        and request.replica_id != local_id
     )

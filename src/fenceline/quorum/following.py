@@ -25,27 +25,27 @@ from fenceline.quorum.log_view import EpochEnd
 from fenceline.quorum.messages import EndQuorumEpochRequest, FetchRequest, FetchResponse, FetchSnapshotRequest
 from fenceline.quorum.roles import Follower, Unattached
 
-_AGAIN_MS: Final = 100
+_BACKOFF_MS: Final = 100
 """Backoff after an unusable response."""
 
 
 class Following:
     """See the module. `start_pre_vote` starts an election."""
 
-    def __init__(self, core: Core, download: Download, ask: Callable[[], None]) -> None:
+    def __init__(self, core: Core, download: Download, start_pre_vote: Callable[[], None]) -> None:
         self._core = core
         self._download = download
-        self._ask = ask
+        self._start_pre_vote = start_pre_vote
         self._has_fetched = False
         self._doubted = False
         """The leader has resigned, refuses connections, or has not responded for too long."""
-        self._doubts_in_a_row = 0
+        self._consecutive_doubts = 0
         self._next_doubt_ms = 0
         self._leader_high_watermark = -1
         self.leader_log_start_offset: int | None = None
         """As in the leader's last response; None: no response yet."""
         self._next_fetch_ms = 0
-        self._has_asked = False
+        self._has_sent_fetch = False
 
     @property
     def in_touch(self) -> bool:
@@ -55,19 +55,19 @@ class Following:
     def begin(self, same_leader: bool) -> None:
         """This node became a follower, possibly of the same leader as before."""
         self._has_fetched = False
-        self._has_asked = False
+        self._has_sent_fetch = False
         self._doubted = False
         self._leader_high_watermark = -1
         self.leader_log_start_offset = None
         self._next_fetch_ms = self._core.now_ms
         if not same_leader:
-            self._doubts_in_a_row = 0
+            self._consecutive_doubts = 0
             self._next_doubt_ms = self._core.now_ms
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
     @property
-    def _is_settled(self) -> bool:
+    def _is_durable(self) -> bool:
         """Whether everything appended is as durable as a fetch promises."""
         core = self._core
         return not core.log_is_changing and (not core.settings.flushes or core.log.flushed == core.log.end)
@@ -76,14 +76,14 @@ class Following:
         core = self._core
         if not isinstance(core.role, Follower | Unattached) or core.now_ms < self._next_fetch_ms:
             return
-        if core.outbox.has(FetchRequest) or core.outbox.has(FetchSnapshotRequest) or not self._is_settled:
+        if core.outbox.has(FetchRequest) or core.outbox.has(FetchSnapshotRequest) or not self._is_durable:
             return
         if core.is_only_voter and not isinstance(core.role, Follower):  # a follower must see its voter set committed
             return
-        peer = self._whom_to_ask()
+        peer = self._fetch_target()
         if peer is None:
             return
-        self._has_asked = True
+        self._has_sent_fetch = True
         if isinstance(core.role, Follower) and peer.node_id == core.leader_id and self._download.is_wanted:
             request = self._download.next_request()
             if request is not None:
@@ -96,7 +96,7 @@ class Following:
             peer,
             FetchRequest(
                 core.settings.cluster_id,
-                core.me,
+                core.local_id,
                 core.epoch,
                 end.offset,
                 end.epoch,
@@ -108,13 +108,13 @@ class Following:
             ),
         )
 
-    def _whom_to_ask(self) -> Peer | None:
+    def _fetch_target(self) -> Peer | None:
         """The leader; otherwise a node that may know it: a bootstrap server (Q30, K11) or a voter of the local log.
         None: no node is known, or all are backing off."""
         core = self._core
         leader = core.leader_peer()
-        if isinstance(core.role, Follower) and leader is not None and not (self._doubted and not core.may_stand):
-            return None if core.outbox.rests(core.now_ms, leader) else leader
+        if isinstance(core.role, Follower) and leader is not None and not (self._doubted and not core.is_electable):
+            return None if core.outbox.is_backing_off(core.now_ms, leader) else leader
         own = {(endpoint.host, endpoint.port) for endpoint in core.local.endpoints}
         servers = [
             Peer(-2 - position, address.host, address.port)
@@ -124,19 +124,19 @@ class Following:
         servers += [peer for voter in core.others() if (peer := core.peer(voter)) is not None]
         if leader is not None:
             servers.append(leader)  # doubted, but it may return before another leader is elected
-        servers = [peer for peer in servers if not core.outbox.rests(core.now_ms, peer)]
+        servers = [peer for peer in servers if not core.outbox.is_backing_off(core.now_ms, peer)]
         return servers[core.rng.randrange(len(servers))] if servers else None
 
     def back_off(self) -> None:
-        self._next_fetch_ms = self._core.now_ms + _AGAIN_MS
+        self._next_fetch_ms = self._core.now_ms + _BACKOFF_MS
 
-    def unanswered(self) -> None:
+    def fetch_failed(self) -> None:
         self._next_fetch_ms = self._core.now_ms + self._core.settings.retry_backoff_ms
 
     @property
     def is_fresh(self) -> bool:
         """Whether no fetch was sent yet in the current role."""
-        return not self._has_asked
+        return not self._has_sent_fetch
 
     def next_deadline_ms(self) -> int | None:
         if isinstance(self._core.role, Follower | Unattached) and self._next_fetch_ms > self._core.now_ms:
@@ -145,13 +145,13 @@ class Following:
 
     # -- hearing -----------------------------------------------------------------------------------------------------
 
-    def heard_from_leader(self) -> None:
+    def leader_contacted(self) -> None:
         """A Fetch or FetchSnapshot succeeded (Q28)."""
         core = self._core
         core.timeout_at_ms = core.now_ms + core.settings.fetch_timeout_ms
         self._has_fetched = True
         self._doubted = False
-        self._doubts_in_a_row = 0
+        self._consecutive_doubts = 0
 
     def answered(self, asked: FetchRequest, response: FetchResponse) -> None:
         """Handle a successful Fetch response from the leader of this epoch."""
@@ -159,11 +159,11 @@ class Following:
         same = asked.current_leader_epoch == core.epoch and asked.fetch_offset == core.log.end.offset
         if not isinstance(core.role, Follower) or not same:
             return
-        self.heard_from_leader()
+        self.leader_contacted()
         if response.log_start_offset >= 0:
             self.leader_log_start_offset = response.log_start_offset
         if response.diverging_epoch is not None:
-            self._cut_back(response.diverging_epoch)
+            self._truncate(response.diverging_epoch)
         elif response.snapshot_id is not None:
             if not self._download.offered(response.snapshot_id, core.leader_id):
                 self.back_off()
@@ -175,14 +175,14 @@ class Following:
                 core.duties.append(
                     AppendFetched(response.records, asked.fetch_offset, core.epoch, core.settings.flushes)
                 )
-            self.count()
+            self.update_high_watermark()
 
-    def _cut_back(self, diverging: EpochEnd) -> None:
+    def _truncate(self, diverging: EpochEnd) -> None:
         """Q29: truncate to where both logs may agree; the next fetch continues the search."""
         core = self._core
         end = core.log.end
         if diverging.epoch < 0 or diverging.end_offset < 0:
-            core.say(Level.ERROR, f"The leader {core.leader_id} returned the invalid diverging epoch {diverging}.")
+            core.log_line(Level.ERROR, f"The leader {core.leader_id} returned the invalid diverging epoch {diverging}.")
             self.back_off()
             return
         if diverging.epoch == 0:
@@ -196,16 +196,18 @@ class Following:
                 f" high watermark {core.high_watermark}: a majority of the voters has lost committed records"
             )
         if offset >= end.offset:
-            core.say(
+            core.log_line(
                 Level.ERROR, f"The leader {core.leader_id} returned {diverging}, but the logs do not diverge there."
             )
             self.back_off()
             return
-        core.say(Level.INFO, f"Truncating the metadata log from offset {end.offset} to {offset}, where it diverges.")
+        core.log_line(
+            Level.INFO, f"Truncating the metadata log from offset {end.offset} to {offset}, where it diverges."
+        )
         core.log_is_changing = True
         core.duties.append(Truncate(offset))
 
-    def count(self) -> None:
+    def update_high_watermark(self) -> None:
         """Advance the high watermark to the leader's, limited to what is here (Q28)."""
         core = self._core
         if not isinstance(core.role, Follower) or self._leader_high_watermark < 0:
@@ -217,7 +219,7 @@ class Following:
 
     def append_failed(self, reason: str) -> None:
         """No fetched record could be appended: fetch again (K14)."""
-        self._core.say(
+        self._core.log_line(
             Level.WARNING,
             f"Could not append fetched metadata records: {reason}",
             "They will be fetched again. If this repeats, check the disk and the network.",
@@ -226,35 +228,35 @@ class Following:
 
     # -- doubting ----------------------------------------------------------------------------------------------------
 
-    def refused(self, node_id: int) -> None:
+    def connection_refused(self, node_id: int) -> None:
         """The leader's connection is lost and its address refuses a new one: the process has stopped."""
         core = self._core
         if not isinstance(core.role, Follower) or node_id != core.leader_id:
             return
         self._doubted = True
-        if core.may_stand and core.now_ms >= self._next_doubt_ms:
-            limit = min(100 << min(self._doubts_in_a_row, 5), core.settings.election_timeout_ms)
+        if core.is_electable and core.now_ms >= self._next_doubt_ms:
+            limit = min(100 << min(self._consecutive_doubts, 5), core.settings.election_timeout_ms)
             self._next_doubt_ms = core.now_ms + core.settings.retry_backoff_ms + core.rng.randrange(limit)
-            self._doubts_in_a_row += 1
-            self._ask()
+            self._consecutive_doubts += 1
+            self._start_pre_vote()
 
-    def silent(self) -> None:
+    def fetch_timed_out(self) -> None:
         """Fetch timeout of an observer: look for another leader while this one may come back (K11)."""
         self._doubted = True
         self._core.timeout_at_ms = self._core.now_ms + self._core.settings.fetch_timeout_ms
 
-    def leader_ends(self, request: EndQuorumEpochRequest) -> None:
+    def leader_resigned(self, request: EndQuorumEpochRequest) -> None:
         """Q22: the leader resigned; the candidate with the longest log starts an election at once."""
         core = self._core
         if not isinstance(core.role, Follower) or core.leader_id != request.leader_id:
             return
         self._doubted = True
-        if core.may_stand:
+        if core.is_electable:
             candidates = [candidate.replica_id for candidate in request.preferred_candidates]
             limit = core.settings.election_backoff_max_ms
-            if core.me not in candidates:
+            if core.local_id not in candidates:
                 wait = limit
             else:
-                position = candidates.index(core.me)
+                position = candidates.index(core.local_id)
                 wait = 0 if position == 0 else min(limit, (limit >> (len(candidates) - 1)) << (position - 1))
             core.timeout_at_ms = core.now_ms + wait

@@ -30,9 +30,9 @@ class Leading:
         self.high_watermark: int | None = None
         """Of this term; None until known."""
         self._begin_at_ms: dict[int, int] = {}
-        self._to_tell: tuple[ReplicaKey, ...] = ()
+        self._successors: tuple[ReplicaKey, ...] = ()
         """Preferred successors, as EndQuorumEpoch names them."""
-        self._told: set[int] = set()
+        self._acknowledged: set[int] = set()
 
     # -- begin and end -----------------------------------------------------------------------------------------------
 
@@ -41,13 +41,13 @@ class Leading:
         log."""
         core = self._core
         voters = core.voters
-        core.become(Leader(core.epoch, core.me, core.log.end.offset))
+        core.become(Leader(core.epoch, core.local_id, core.log.end.offset))
         core.timeout_at_ms = None
         self.high_watermark = None
-        self.replicas = Replicas(core.me, core.now_ms, core.settings.max_observers)
+        self.replicas = Replicas(core.local_id, core.now_ms, core.settings.max_observers)
         self._begin_at_ms = {}
-        records: list[ControlRecord] = [leader_change(core.me, voters.ids, granting)]
-        changed = voters.offset < 0 or voters.of(core.me) != core.local
+        records: list[ControlRecord] = [leader_change(core.local_id, voters.ids, granting)]
+        changed = voters.offset < 0 or voters.of(core.local_id) != core.local
         if voters.kraft_version >= 1 and changed and core.is_voter:
             records += [KRaftVersion(0, voters.kraft_version), KRaftVoters(0, voters.with_voter(core.local))]
         core.duties.append(AppendControlBatch(core.epoch, tuple(records)))
@@ -62,9 +62,9 @@ class Leading:
         core = self._core
         if self.replicas is None or not isinstance(core.role, Leader):
             raise InternalError(f"only a leader can resign, not {core.role}")
-        self._to_tell = self.replicas.successors(core.voters)
-        self._told = set()
-        core.become(Resigned(core.epoch, core.me))
+        self._successors = self.replicas.successors(core.voters)
+        self._acknowledged = set()
+        core.become(Resigned(core.epoch, core.local_id))
         core.timeout_at_ms = core.election_timeout()
 
     # -- what is committed -------------------------------------------------------------------------------------------
@@ -73,11 +73,11 @@ class Leading:
         assert self.replicas is not None, "fetches are valid only at a leader"
         self.replicas.fetched(key, offset, self._core.log.end.offset, self._core.now_ms)
 
-    def heard(self, key: ReplicaKey) -> None:
+    def contacted(self, key: ReplicaKey) -> None:
         assert self.replicas is not None, "only a leader serves snapshots"
         self.replicas.contact(key, self._core.now_ms)
 
-    def count(self) -> bool:
+    def update_high_watermark(self) -> bool:
         """Q32. Returns whether the high watermark of this term moved."""
         core = self._core
         role = core.role
@@ -116,7 +116,7 @@ class Leading:
         if self.replicas is not None:
             self.replicas.forget_observers(core.voters, core.now_ms - core.settings.observer_forgotten_ms)
         if lost_at_ms is not None and lost_at_ms <= core.now_ms:
-            core.say(
+            core.log_line(
                 Level.WARNING,
                 f"No majority of the voters {core.voters.ids} has fetched for {core.settings.check_quorum_ms} ms."
                 f" Resigning as the leader of epoch {core.epoch}.",
@@ -128,7 +128,7 @@ class Leading:
         if isinstance(self._core.role, Leader):
             self._announce()
         elif isinstance(self._core.role, Resigned):
-            self._say_goodbye()
+            self._send_end_quorum_epoch()
 
     def _announce(self) -> None:
         """Q21, K11: send BeginQuorumEpoch to voters that have not fetched lately."""
@@ -145,7 +145,7 @@ class Leading:
                 peer,
                 BeginQuorumEpochRequest(
                     core.settings.cluster_id,
-                    core.me,
+                    core.local_id,
                     core.epoch,
                     voter.voter_id,
                     core.voters.key_of(voter).replica_directory_id,
@@ -160,23 +160,23 @@ class Leading:
         after_fetch = core.now_ms if fetched_ms is None else fetched_ms + core.settings.begin_quorum_ms
         return max(self._begin_at_ms.get(voter.voter_id, core.now_ms), after_fetch)
 
-    def _say_goodbye(self) -> None:
+    def _send_end_quorum_epoch(self) -> None:
         """Q9, Q22: send EndQuorumEpoch to each voter until it has responded."""
         core = self._core
         for voter in core.others():
             peer = core.peer(voter)
-            if voter.voter_id in self._told or peer is None:
+            if voter.voter_id in self._acknowledged or peer is None:
                 continue
             if core.outbox.may_send(core.now_ms, peer, EndQuorumEpochRequest):
                 core.send(
                     peer,
                     EndQuorumEpochRequest(
-                        core.settings.cluster_id, core.me, core.epoch, self._to_tell, core.local.endpoints
+                        core.settings.cluster_id, core.local_id, core.epoch, self._successors, core.local.endpoints
                     ),
                 )
 
-    def goodbye_heard(self, node_id: int) -> None:
-        self._told.add(node_id)
+    def end_quorum_epoch_answered(self, node_id: int) -> None:
+        self._acknowledged.add(node_id)
 
     def next_deadline_ms(self) -> int | None:
         core = self._core

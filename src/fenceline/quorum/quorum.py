@@ -22,7 +22,6 @@ from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.elections import Elections
 from fenceline.quorum.fetches import Fetches
 from fenceline.quorum.following import Following
-from fenceline.quorum.hearing import Hearing
 from fenceline.quorum.leading import Leading
 from fenceline.quorum.log_view import LogView, SnapshotId
 from fenceline.quorum.messages import (
@@ -45,15 +44,16 @@ from fenceline.quorum.messages import (
     UpdateRaftVoterRequest,
     VoteRequest,
 )
+from fenceline.quorum.response_handling import ResponseHandler
 from fenceline.quorum.roles import TIMEOUTS, Follower, Leader, OnTimeout, Resigned, Role, Unattached, leader_of
 from fenceline.quorum.settings import QuorumSettings
-from fenceline.quorum.standing import Standing
+from fenceline.quorum.status import QuorumStatus
 from fenceline.quorum.voter_changes import VoterChanges
 from fenceline.quorum.voter_registration import Registration
 from fenceline.rng import Rng
 
 
-class Quorum(Standing):
+class Quorum(QuorumStatus):
     """See the module. Times are monotonic ms; a time before the previous one counts as the previous one."""
 
     def __init__(self, local: Voter, log: LogView, settings: QuorumSettings, rng: Rng) -> None:
@@ -63,15 +63,15 @@ class Quorum(Standing):
         self._fetches = Fetches(
             core,
             fetched=self._fetched,
-            heard=self._leading.heard,
+            contacted=self._leading.contacted,
             leader_high_watermark=lambda: self._leading.high_watermark,
         )
         self._changes = VoterChanges(core, self._leading)
         self._download = Download(core)
-        self._following = Following(core, self._download, lambda: self._elections.ask())
+        self._following = Following(core, self._download, lambda: self._elections.start_pre_vote())
         self._registration = Registration(core)
         self._elections = Elections(core, lambda: self._following.in_touch, self._leading.begin)
-        self._hearing = Hearing(
+        self._responses = ResponseHandler(
             core,
             elections=self._elections,
             leading=self._leading,
@@ -132,12 +132,12 @@ class Quorum(Standing):
         """Handle expired timers. Harmless at any time."""
         core = self._begin(now_ms)
         for request_id in core.outbox.expired(core.now_ms):
-            self._hearing.unanswered(request_id, refused=False)
+            self._responses.request_failed(request_id, refused=False)
         self._fetches.expire()
         self._leading.tick()
         self._changes.tick()
         if core.timeout_at_ms is not None and core.timeout_at_ms <= core.now_ms:
-            self._time_is_up()
+            self._role_timed_out()
         if self._closes_at_ms is not None and self.is_leader:
             # The votes arrived after the shutdown began.
             self._leading.resign()
@@ -168,14 +168,14 @@ class Quorum(Standing):
         core = self._begin(now_ms)
         asker = getattr(message, "replica_id", getattr(message, "leader_id", None))
         if asker is not None:
-            core.heard_from(asker)
+            core.mark_reachable(asker)
         match message:
             case VoteRequest():
                 core.duties.append(Answer(token, self._elections.vote(message)))
             case BeginQuorumEpochRequest():
-                core.duties.append(Answer(token, self._hearing.leader_begins(message)))
+                core.duties.append(Answer(token, self._responses.begin_quorum_epoch(message)))
             case EndQuorumEpochRequest():
-                core.duties.append(Answer(token, self._hearing.leader_ends(message)))
+                core.duties.append(Answer(token, self._responses.end_quorum_epoch(message)))
             case FetchRequest():
                 self._fetches.fetch(token, message)
             case FetchSnapshotRequest():
@@ -197,9 +197,9 @@ class Quorum(Standing):
     def response(self, now_ms: int, request_id: int, message: ResponseMessage) -> list[Duty]:
         """The response to a `Send`. Ignored if it is no longer expected."""
         core = self._begin(now_ms)
-        sent = core.outbox.take(request_id)
+        sent = core.outbox.complete(request_id)
         if sent is not None:
-            core.outbox.reached(sent.peer)
+            core.outbox.peer_reachable(sent.peer)
             match message:
                 case ApiVersionsResponse():
                     self._changes.probed(message)
@@ -208,14 +208,14 @@ class Quorum(Standing):
                 case DescribeQuorumResponse():
                     raise InternalError("the quorum never sends DescribeQuorum")
                 case _:
-                    self._hearing.answered(sent, message)
+                    self._responses.answered(sent, message)
         return self._end()
 
     def no_response(self, now_ms: int, request_id: int, refused: bool) -> list[Duty]:
         """A `Send` gets no response: its connection was lost. `refused`: the address refuses connections, so no process
         listens there; a voter whose leader is lost that way starts a pre-vote at once."""
         self._begin(now_ms)
-        self._hearing.unanswered(request_id, refused)
+        self._responses.request_failed(request_id, refused)
         return self._end()
 
     # -- the log -------------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Quorum(Standing):
         core = self._begin(now_ms)
         core.log_is_changing = False
         if self.is_leader:
-            core.say(Level.ERROR, f"Cannot append to the metadata log: {reason}", "Check the disk.")
+            core.log_line(Level.ERROR, f"Cannot append to the metadata log: {reason}", "Check the disk.")
             self._leading.resign()
         else:
             self._following.append_failed(reason)
@@ -286,7 +286,7 @@ class Quorum(Standing):
         """A LoadSnapshot found the file damaged: it was set aside, and the log is unchanged (G24)."""
         core = self._begin(now_ms)
         core.log_is_changing = False
-        core.say(
+        core.log_line(
             Level.WARNING,
             f"The snapshot {snapshot_id.file_name} is damaged and was set aside: {reason}",
             "It will be fetched again. Check the disk.",
@@ -322,31 +322,31 @@ class Quorum(Standing):
         if isinstance(new, Follower | Unattached):
             self._following.begin(same_leader=leader_of(old) == leader_of(new) != NOBODY)
 
-    def _time_is_up(self) -> None:
+    def _role_timed_out(self) -> None:
         core = self._core
         core.timeout_at_ms = None
         if self._closes_at_ms is not None:
             return
         for_voter, for_observer = TIMEOUTS[type(core.role)]
-        match for_voter if core.may_stand else for_observer:
-            case OnTimeout.ASK:
-                self._elections.ask()
-            case OnTimeout.GO_BACK:
-                self._elections.go_back()
+        match for_voter if core.is_electable else for_observer:
+            case OnTimeout.PRE_VOTE:
+                self._elections.start_pre_vote()
+            case OnTimeout.GIVE_UP:
+                self._elections.give_up()
             case OnTimeout.NEW_EPOCH:
                 core.become_unattached(core.epoch + 1)
-            case OnTimeout.LOOK_AROUND:
-                self._following.silent()
+            case OnTimeout.FIND_LEADER:
+                self._following.fetch_timed_out()
             case OnTimeout.RESIGN | OnTimeout.NOTHING:
                 pass
 
     def _fetched(self, key: ReplicaKey, offset: int) -> None:
         self._leading.fetched(key, offset)
         self._changes.fetched(key)
-        self._count()
+        self._update_high_watermark()
 
-    def _count(self) -> None:
-        if self._leading.count():
+    def _update_high_watermark(self) -> None:
+        if self._leading.update_high_watermark():
             self._fetches.high_watermark_moved()
             self._changes.high_watermark_moved()
 
@@ -354,8 +354,8 @@ class Quorum(Standing):
         core = self._core
         if isinstance(core.role, Leader):
             self._fetches.log_grew()
-            self._count()
+            self._update_high_watermark()
         else:
-            self._following.count()
-            if core.may_stand and core.timeout_at_ms is None and isinstance(core.role, Unattached):
+            self._following.update_high_watermark()
+            if core.is_electable and core.timeout_at_ms is None and isinstance(core.role, Unattached):
                 core.timeout_at_ms = core.election_timeout()

@@ -94,20 +94,20 @@ TRANSITIONS: Final[Mapping[type[Role], frozenset[type[Role]]]] = MappingProxyTyp
 
 class OnTimeout(Enum):
     NOTHING = "has no time limit"
-    ASK = "becomes Prospective in the same epoch"
-    GO_BACK = "becomes Follower if the leader's address is known, else Unattached"
+    PRE_VOTE = "becomes Prospective in the same epoch"
+    GIVE_UP = "becomes Follower if the leader's address is known, else Unattached"
     NEW_EPOCH = "becomes Unattached in the next epoch"
-    LOOK_AROUND = "asks the bootstrap servers who leads"
+    FIND_LEADER = "asks the bootstrap servers who leads"
     RESIGN = "becomes Resigned: a majority has not fetched for too long"
 
 
 TIMEOUTS: Final[Mapping[type[Role], tuple[OnTimeout, OnTimeout]]] = MappingProxyType(
     {
-        Unattached: (OnTimeout.ASK, OnTimeout.NOTHING),
-        Prospective: (OnTimeout.GO_BACK, OnTimeout.GO_BACK),
-        Candidate: (OnTimeout.ASK, OnTimeout.GO_BACK),
+        Unattached: (OnTimeout.PRE_VOTE, OnTimeout.NOTHING),
+        Prospective: (OnTimeout.GIVE_UP, OnTimeout.GIVE_UP),
+        Candidate: (OnTimeout.PRE_VOTE, OnTimeout.GIVE_UP),
         Leader: (OnTimeout.RESIGN, OnTimeout.RESIGN),
-        Follower: (OnTimeout.ASK, OnTimeout.LOOK_AROUND),
+        Follower: (OnTimeout.PRE_VOTE, OnTimeout.FIND_LEADER),
         Resigned: (OnTimeout.NEW_EPOCH, OnTimeout.NEW_EPOCH),
     }
 )

@@ -69,7 +69,7 @@ class VoterChanges:
         """Q41, K16."""
         core = self._core
         endpoint = core.default_endpoint(request.listeners)
-        error, text = self._gate(request.cluster_id)
+        error, text = self._check_allowed(request.cluster_id)
         if error is ErrorCode.NONE:
             if request.voter_directory_id == ZERO_UUID or endpoint is None or request.voter_id < 0:
                 error, text = (
@@ -96,7 +96,7 @@ class VoterChanges:
     def remove(self, token: Token, request: RemoveRaftVoterRequest) -> None:
         """Q42. The leader may remove itself: it leads, without counting itself, until that is committed."""
         core = self._core
-        error, text = self._gate(request.cluster_id)
+        error, text = self._check_allowed(request.cluster_id)
         if error is ErrorCode.NONE:
             voters = core.voters
             if not voters.has(ReplicaKey(request.voter_id, request.voter_directory_id)):
@@ -129,7 +129,7 @@ class VoterChanges:
         voters = core.voters
         key = ReplicaKey(request.voter_id, request.voter_directory_id)
         voter = Voter(request.voter_id, request.voter_directory_id, request.listeners, request.k_raft_version_feature)
-        if core.default_endpoint(request.listeners) is None or not _holds(
+        if core.default_endpoint(request.listeners) is None or not _supports(
             request.k_raft_version_feature, voters.kraft_version
         ):
             return ErrorCode.INVALID_REQUEST
@@ -140,7 +140,7 @@ class VoterChanges:
             return ErrorCode.NONE
         if voters.of(request.voter_id) == voter:
             return ErrorCode.NONE
-        error, _ = self._gate(request.cluster_id)
+        error, _ = self._check_allowed(request.cluster_id)
         if error is ErrorCode.NONE:
             self._append(voters.with_voter(voter))
         return error
@@ -158,11 +158,11 @@ class VoterChanges:
             )
         if not isinstance(core.role, Leader) or self._leading.high_watermark is None or self._change is not None:
             raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node is not the leader of the quorum.")
-        known = self._reported | {core.me: core.local}
+        known = self._reported | {core.local_id: core.local}
         missing = [
             voter_id
             for voter_id in voters.ids
-            if voter_id not in known or not _holds(known[voter_id].k_raft_version_feature, version)
+            if voter_id not in known or not _supports(known[voter_id].k_raft_version_feature, version)
         ]
         if missing:
             raise PeerError(
@@ -173,7 +173,7 @@ class VoterChanges:
         records: tuple[ControlRecord, ...] = (KRaftVersion(0, version), KRaftVoters(0, new))
         core.duties.append(AppendControlBatch(core.epoch, records))
 
-    def _gate(self, cluster_id: str | None) -> tuple[ErrorCode, str | None]:
+    def _check_allowed(self, cluster_id: str | None) -> tuple[ErrorCode, str | None]:
         """Conditions of every change (Q41)."""
         core = self._core
         if core.wrong_cluster(cluster_id):
@@ -200,7 +200,7 @@ class VoterChanges:
             return
         if response.error_code is not ErrorCode.NONE:
             self._finish(ErrorCode.REQUEST_TIMED_OUT, "The new voter does not respond at the given endpoint.")
-        elif not _holds(response.k_raft_version_feature, self._core.voters.kraft_version):
+        elif not _supports(response.k_raft_version_feature, self._core.voters.kraft_version):
             self._finish(ErrorCode.INVALID_REQUEST, "The new voter does not support the current kraft.version.")
         else:
             voter = change.adds
@@ -245,7 +245,7 @@ class VoterChanges:
         if change is not None and change.stage is _Stage.COMMITTING and core.voters.offset > change.offset_before:
             self._finish(ErrorCode.NONE, None)
         if not core.is_voter and isinstance(core.role, Leader):
-            core.say(Level.INFO, "This node is no longer a voter. Resigning as leader.")
+            core.log_line(Level.INFO, "This node is no longer a voter. Resigning as leader.")
             self._leading.resign()
 
     def leadership_lost(self) -> None:
@@ -269,5 +269,5 @@ class VoterChanges:
         self._core.duties.append(Answer(change.token, answer))
 
 
-def _holds(feature: KRaftVersionFeature, version: int) -> bool:
+def _supports(feature: KRaftVersionFeature, version: int) -> bool:
     return feature.min_supported_version <= version <= feature.max_supported_version

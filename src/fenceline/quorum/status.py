@@ -14,7 +14,7 @@ from fenceline.quorum.roles import Follower, Leader, Role
 from fenceline.quorum.voter_set import VoterSet
 
 
-class Standing:
+class QuorumStatus:
     """See the module."""
 
     _core: Core
