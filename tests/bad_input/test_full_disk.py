@@ -28,7 +28,7 @@ def ends_with(error: BaseException) -> OperatorError:
         controller = driver(disk, DIRECTORY)
         await controller.start()
         failed = controller.failed()
-        controller.gave_up(error)
+        controller.driver_failed(error)
         with pytest.raises(OperatorError) as told:
             await failed
         await controller.stop()

@@ -211,7 +211,7 @@ def test_a_request_names_one_partition(names: list[str]) -> None:
     are no others to share with; any other shape is refused (G27)."""
     topics = [{"name": name, "partitions": [{"partition": 0}]} for name in names]
     entity = read_request(ApiKey.FETCH_SNAPSHOT, 1, write_request(ApiKey.FETCH_SNAPSHOT, 1, {"topics": topics}))
-    with pytest.raises(quorum_wire.WrongShape) as refused:
+    with pytest.raises(quorum_wire.UnexpectedPartition) as refused:
         quorum_wire.read_request(ApiKey.FETCH_SNAPSHOT, 1, entity)
     assert refused.value.answer == {"error_code": ErrorCode.INVALID_REQUEST, "topics": ()}
 

@@ -101,10 +101,10 @@ class _Lifecycle:
         self.cordoned: list[tuple[UUID, ...]] = []
         self.answers = True
 
-    def tell_cordoned(self, directory_ids: tuple[UUID, ...]) -> None:
+    def report_cordoned(self, directory_ids: tuple[UUID, ...]) -> None:
         self.cordoned.append(directory_ids)
 
-    async def tell_failed(self, directory_id: UUID) -> None:
+    async def report_failed(self, directory_id: UUID) -> None:
         self.failed.append(directory_id)
         if not self.answers:
             await asyncio.get_running_loop().create_future()
@@ -192,7 +192,7 @@ class Desk:
             roles=_Roles(self.replication),
             rules=self.replication.rules,
             broker_epoch=lambda: self.broker_epoch,
-            tell_place=self.assignments.tell,
+            tell_place=self.assignments.report,
             suspect=self.directory_failures.suspect,
         )
         self.storage_trouble.heard = self.partitions.suspect_directory_of
@@ -202,7 +202,7 @@ class Desk:
         self.carried: list[Any] = []
         self.losses = SimpleNamespace(moved=lambda log_dir, receipts: self.carried.append((log_dir, receipts)))
         self.moves = DirectoryMoves(self)  # type: ignore[arg-type]
-        self.partitions.on_gone = self.moves.gone
+        self.partitions.on_gone = self.moves.replica_removed
         self.fetching = Fetching(
             self,  # type: ignore[arg-type]
             max_response_bytes=50 << 20,

@@ -401,8 +401,8 @@ def test_cold_answers_give_way_to_who_is_in_a_hurry(disk: WatchedDisk, monkeypat
     async def story() -> None:
         broker = _Broker(_log(disk, 0), _log(disk, 1))
         fetching = broker.fetching(load_floor_byte_rate=1)
-        hurries = itertools.count()
-        fetching.reads.load_pace = pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
+        latency_sensitive_signals = itertools.count()
+        fetching.reads.load_pace = pace = LoadPace(1, latency_sensitive_signals.__next__, core_waits=lambda: None)
         monkeypatch.setattr("fenceline.node.fetch_reads.ANSWER_BYTES", 10_000)
         full, empty = await _Peer(broker, fetching, 0, 1).answered()
         assert _offsets(full)[0] == 0
@@ -437,8 +437,8 @@ def test_what_was_loaded_ahead_gives_way_too(tmp_path: Path, monkeypatch: pytest
             patched.setattr(OsMapping, "is_resident", lambda self, start, end: False)
             cold = _Peer(broker, fetching, 0)
         await cold.is_answered.wait()
-        hurries = itertools.count()
-        fetching.reads.load_pace = pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
+        latency_sensitive_signals = itertools.count()
+        fetching.reads.load_pace = pace = LoadPace(1, latency_sensitive_signals.__next__, core_waits=lambda: None)
         first = _Peer(broker, fetching, 0)
         assert first.is_pending
         await first.is_answered.wait()
@@ -457,8 +457,8 @@ def test_a_replica_gives_way_to_nobody(disk: WatchedDisk) -> None:
     async def story() -> None:
         broker = _Broker(_log(disk, 0))
         fetching = broker.fetching(load_floor_byte_rate=1)
-        hurries = itertools.count()
-        fetching.reads.load_pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
+        latency_sensitive_signals = itertools.count()
+        fetching.reads.load_pace = LoadPace(1, latency_sensitive_signals.__next__, core_waits=lambda: None)
         consumers, replicas = FetchResult(is_for_replica=False), FetchResult(is_for_replica=True)
         for each in (consumers, replicas):
             each.from_disk_bytes = 1 << 20

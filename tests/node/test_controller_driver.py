@@ -545,7 +545,7 @@ def test_an_earlier_broker_that_had_the_same_directory_and_address_is_gone() -> 
         controller = driver(sim(), D)
         await controller.start()
         earlier = await join(controller)
-        controller.heard_broker("CONTROLLER", "host:1", 1, earlier)  # on a connection that is closed already
+        controller.broker_identified("CONTROLLER", "host:1", 1, earlier)  # on a connection that is closed already
         assert await join(controller, incarnation=2) > earlier
         await controller.stop()
 

@@ -57,7 +57,7 @@ class Room:
             grace_ms=grace_ms,
             is_refused=self.is_refused,
             refused_for_s=lambda node_id: self.refused_for_s.get(node_id, 0.0),
-            came=self.came.append,
+            mark_alive=self.came.append,
         )
 
     async def is_refused(self, known: BrokerImage) -> bool:
@@ -84,7 +84,7 @@ class Room:
 
     def connect(self, number: int, broker_id: int, epoch: int = EPOCH) -> None:
         self.presence.opened(key(number))
-        self.presence.heard(key(number), broker_id, epoch)
+        self.presence.broker_identified(key(number), broker_id, epoch)
 
 
 @pytest.fixture(autouse=True)
@@ -155,11 +155,11 @@ def test_who_comes_is_told_once_a_connection() -> None:
     async def story() -> None:
         room = Room(broker(1), broker(2))
         room.connect(1, 1)
-        room.presence.heard(key(1), 1, EPOCH)
+        room.presence.broker_identified(key(1), 1, EPOCH)
         room.connect(2, 2)
         assert room.came == [1, 2]
         room.presence.closed(key(2))
-        room.presence.heard(key(2), 2, EPOCH)
+        room.presence.broker_identified(key(2), 2, EPOCH)
         room.connect(3, 2)
         assert room.came == [1, 2, 2], "what comes behind a connection's end says nothing"
 
@@ -274,7 +274,7 @@ def test_a_connection_that_closed_before_its_answer_is_none() -> None:
         room = Room(broker(1))
         room.presence.opened(key(1))
         room.presence.closed(key(1))
-        room.presence.heard(key(1), 1, EPOCH)
+        room.presence.broker_identified(key(1), 1, EPOCH)
         assert not room.sessions.is_connected(1, EPOCH)
 
     play(story)
@@ -284,7 +284,7 @@ def test_a_new_incarnation_on_the_same_connection_is_another_broker() -> None:
     async def story() -> None:
         room = Room(broker(1))
         room.connect(1, 1)
-        room.presence.heard(key(1), 1, EPOCH + 1)
+        room.presence.broker_identified(key(1), 1, EPOCH + 1)
         assert not room.sessions.is_connected(1, EPOCH)
         assert room.sessions.is_connected(1, EPOCH + 1)
 

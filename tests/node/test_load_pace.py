@@ -19,11 +19,11 @@ class _Node:
     """What the pace looks at: signs of hurry, and how the system counts waits for a core."""
 
     def __init__(self) -> None:
-        self.hurries = 0
+        self.latency_sensitive_signals = 0
         self.is_busy = False
         self.wait_ns: int | None = 0
         self._waited_ns = self._turns = 0
-        self.pace = LoadPace(FLOOR, lambda: self.hurries, core_waits=self._core_waits)
+        self.pace = LoadPace(FLOOR, lambda: self.latency_sensitive_signals, core_waits=self._core_waits)
 
     def _core_waits(self) -> CoreWaits | None:
         if self.wait_ns is None:
@@ -36,7 +36,7 @@ class _Node:
         """Producers, as long as `is_busy`."""
         self.is_busy = True
         while self.is_busy:
-            self.hurries += 1
+            self.latency_sensitive_signals += 1
             await asyncio.sleep(HURRY_S / 3)
 
     async def byte_rate_of(self, answers: int) -> float:
@@ -127,7 +127,7 @@ def test_where_cores_are_free_the_rate_grows() -> None:
 def test_the_limit_ends_with_the_hurry_also_for_those_who_wait() -> None:
     async def story(node: _Node) -> None:
         node.wait_ns = None
-        node.hurries += 1
+        node.latency_sensitive_signals += 1
         await node.pace.turn(60 * FLOOR)
         began_s = asyncio.get_running_loop().time()
         await node.pace.turn(ANSWER)
@@ -163,12 +163,12 @@ def test_who_goes_away_holds_nobody_up() -> None:
 
 def test_a_floor_of_nothing_holds_nobody_back() -> None:
     async def story(node: _Node) -> None:
-        pace = LoadPace(0, lambda: node.hurries)
-        node.hurries += 1
+        pace = LoadPace(0, lambda: node.latency_sensitive_signals)
+        node.latency_sensitive_signals += 1
         assert pace.rate() == math.inf
-        assert pace.is_somebody_in_a_hurry(), "which is another question"
+        assert pace.has_latency_sensitive_clients(), "which is another question"
         await asyncio.sleep(HURRY_S)
-        assert not pace.is_somebody_in_a_hurry()
+        assert not pace.has_latency_sensitive_clients()
 
     told(story)
 

@@ -45,7 +45,10 @@ def test_once_and_then_once_a_minute_with_the_count(desk: Desk) -> None:
     for second in range(61):
         desk.now_ms = 1000 * second
         desk.trouble.refused(T0, 5, full())
-    assert [(event, more["refused"]) for event, more in desk.lines] == [("records rejected", 1), ("records rejected", 61)]
+    assert [(event, more["refused"]) for event, more in desk.lines] == [
+        ("records rejected", 1),
+        ("records rejected", 61),
+    ]
     desk.trouble.look(lambda _: 6)
     assert desk.lines[-1] == ("records accepted again", {"partition": "t-0", "refused": 61})
 
@@ -63,7 +66,7 @@ def test_a_follower_that_fetches_into_a_full_disk_says_so_once(desk: Desk) -> No
         Replication.storage_failed(replication, replica, full())
     ((event, more),) = desk.lines
     assert event == "records rejected"
-    assert "in-sync set" in more["advice"]
+    assert "out of the ISR" in more["advice"]
     assert "Producers" not in more["advice"]
     assert passed_on == []
     broken = StorageError.of("appending", OSError(errno.EIO, "broken"))

@@ -17,7 +17,7 @@ from fenceline.quorum.fetches import Valid, Verdict
 from fenceline.quorum.following import Following
 from fenceline.quorum.leading import Leading
 from fenceline.quorum.log_view import LogView
-from fenceline.quorum.messages import NOBODY, VoteRequest
+from fenceline.quorum.messages import NO_NODE, VoteRequest
 from fenceline.quorum.replicas import Replicas
 from fenceline.quorum.response_handling import ResponseHandler
 from fenceline.quorum.roles import Candidate, Follower, Leader, Prospective, Unattached
@@ -36,7 +36,7 @@ def forget_the_vote(patch: pytest.MonkeyPatch) -> None:
     def elect(self: Elections, request: VoteRequest) -> bool:
         role = self._core.role
         if isinstance(role, Unattached | Prospective):
-            self._core.role = type(role)(role.epoch, role.leader_id, NOBODY, ZERO_UUID)
+            self._core.role = type(role)(role.epoch, role.leader_id, NO_NODE, ZERO_UUID)
         return real(self, request)
 
     patch.setattr(Elections, "_elect", elect)

@@ -25,7 +25,7 @@ from fenceline.quorum.control_records import SnapshotFooter, decode_control
 from fenceline.quorum.core import Core
 from fenceline.quorum.download import Download
 from fenceline.quorum.duties import Truncate
-from fenceline.quorum.election_state import NOBODY, ElectionState
+from fenceline.quorum.election_state import NO_NODE, ElectionState
 from fenceline.quorum.elections import Elections
 from fenceline.quorum.fetches import Fetches
 from fenceline.quorum.following import Following
@@ -182,7 +182,7 @@ def _an_epoch_is_remembered(patch: pytest.MonkeyPatch) -> None:
     write = MetadataLog.write_election
 
     def votes_only(self: MetadataLog, state: ElectionState, kraft_version: int, voters: tuple[int, ...]) -> None:
-        if state.voted_id != NOBODY:
+        if state.voted_id != NO_NODE:
             write(self, state, kraft_version, voters)
 
     patch.setattr(MetadataLog, "write_election", votes_only)
@@ -398,12 +398,12 @@ def _a_snapshot_without_its_footer_is_not_loaded(patch: pytest.MonkeyPatch) -> N
             whole.append((footer, read_header(footer)))
         load(self, whole, snapshot, path)
 
-    load = Replay.take_snapshot
+    load = Replay.replay_snapshot
     patch.setattr(Download, "written", early)
     patch.setattr(snapshot_files, "_batches", while_they_are_whole)
     patch.setattr(snapshot_files._Checks, "finish", lambda self: None)
     patch.setattr(snapshot_files, "verify_snapshot", lambda disk, path, name, size: verify(disk, path, name))
-    patch.setattr(Replay, "take_snapshot", take)
+    patch.setattr(Replay, "replay_snapshot", take)
 
 
 def _control_of(batch: Any) -> Any:

@@ -34,11 +34,11 @@ listed."""
 class Absent(NamedTuple):
     """disconnected: brokers not returned as leaders. recently_fenced: brokers still listed. By id."""
 
-    left: frozenset[int] = frozenset()
-    fenced_lately: frozenset[int] = frozenset()
+    disconnected: frozenset[int] = frozenset()
+    recently_fenced: frozenset[int] = frozenset()
 
 
-NOBODY: Final = Absent()
+NO_ABSENT: Final = Absent()
 
 
 class AbsentBrokers:
@@ -48,24 +48,24 @@ class AbsentBrokers:
         """`session_ms`: `broker.session.timeout.ms`, whose effective value is the controllers'."""
         self._clock = clock
         self._session_ms = session_ms
-        self._left_ms: dict[int, int] = {}
+        self._disconnected_ms: dict[int, int] = {}
         """Since when, by `Clock.monotonic_ms`. An entry older than a session is ignored but stays until the broker
         reconnects."""
         self._fenced_ms: dict[int, int] = {}
         self._unfenced: set[int] = set()
 
-    def left(self, broker_id: int) -> None:
+    def disconnected(self, broker_id: int) -> None:
         """The broker closed its connection to this node, or refused one."""
-        self._left_ms.setdefault(broker_id, self._clock.monotonic_ms())
+        self._disconnected_ms.setdefault(broker_id, self._clock.monotonic_ms())
 
-    def came(self, broker_id: int) -> None:
+    def reconnected(self, broker_id: int) -> None:
         """The broker accepted a connection, or this node no longer has one to it."""
-        self._left_ms.pop(broker_id, None)
+        self._disconnected_ms.pop(broker_id, None)
 
-    def follow(self, image: MetadataImage, changed: Iterable[int]) -> None:
+    def image_changed(self, image: MetadataImage, changed: Iterable[int]) -> None:
         """Apply metadata changes of the brokers in `changed`; at first, of all brokers."""
         for broker_id in changed:
-            self._left_ms.pop(broker_id, None)
+            self._disconnected_ms.pop(broker_id, None)
             broker = image.brokers.get(broker_id)
             if broker is not None and not broker.fenced:
                 self._unfenced.add(broker_id)
@@ -77,13 +77,15 @@ class AbsentBrokers:
                 self._fenced_ms[broker_id] = self._clock.monotonic_ms()
             self._unfenced.discard(broker_id)
 
-    def now(self) -> Absent:
+    def current(self) -> Absent:
         """The current state; `NO_ABSENT` itself if there is none."""
-        if not self._left_ms and not self._fenced_ms:
-            return NOBODY
+        if not self._disconnected_ms and not self._fenced_ms:
+            return NO_ABSENT
         now_ms = self._clock.monotonic_ms()
         for broker_id, since_ms in list(self._fenced_ms.items()):
             if now_ms >= since_ms + STILL_NAMED_MS:
                 del self._fenced_ms[broker_id]
-        left = frozenset(each for each, since_ms in self._left_ms.items() if now_ms < since_ms + self._session_ms)
-        return Absent(left, frozenset(self._fenced_ms)) if left or self._fenced_ms else NOBODY
+        disconnected = frozenset(
+            each for each, since_ms in self._disconnected_ms.items() if now_ms < since_ms + self._session_ms
+        )
+        return Absent(disconnected, frozenset(self._fenced_ms)) if disconnected or self._fenced_ms else NO_ABSENT

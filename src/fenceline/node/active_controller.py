@@ -30,7 +30,7 @@ from fenceline.log.errors import StorageError
 from fenceline.metadata.records import AbortTransactionRecord
 from fenceline.node.controller_metrics import ControllerMetrics
 from fenceline.node.controller_timers import ControllerTimers
-from fenceline.node.group_commit import Flight, Waiting, decide_all
+from fenceline.node.group_commit import GroupCommit, PendingRequest, decide_all
 from fenceline.node.metadata_batches import record_batch
 from fenceline.node.metadata_log import METADATA_PARTITION
 
@@ -76,8 +76,8 @@ class ActiveController:
         self._failed = failed
         self._published = published
         self._node_id = settings.node_id
-        self._queue: list[Waiting] = []
-        self._flight: Flight | None = None
+        self._queue: list[PendingRequest] = []
+        self._commit_in_progress: GroupCommit | None = None
         self._is_scheduled = False
         self._landed: asyncio.Event | None = None
         self.epoch = -1
@@ -105,8 +105,8 @@ class ActiveController:
     @property
     def waiting_count(self) -> int:
         """Number of requests without a response."""
-        flight = self._flight
-        return len(self._queue) + (len(flight.everybody) if flight is not None else 0)
+        commit = self._commit_in_progress
+        return len(self._queue) + (len(commit.futures) if commit is not None else 0)
 
     @property
     def expired_session_count(self) -> int:
@@ -118,7 +118,7 @@ class ActiveController:
         """The sessions, for metrics."""
         return self._controller.state.sessions
 
-    def look_at_brokers(self, make: Callable[[ActiveController, ControllerState, Clock], BrokerPresence]) -> None:
+    def enable_broker_probes(self, make: Callable[[ActiveController, ControllerState, Clock], BrokerPresence]) -> None:
         """Enable fencing of brokers whose process has ended, before their session expires. Called once, before the
         first term."""
         self.presence = make(self, self._controller.state, self._clock)
@@ -144,8 +144,8 @@ class ActiveController:
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[Any] = loop.create_future()
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._queue.insert(0, Waiting(WriteBootstrapRecords(tuple(bootstrap.items())), answer, loop.time()))
-        self._keep_time()
+            self._queue.insert(0, PendingRequest(WriteBootstrapRecords(tuple(bootstrap.items())), answer, loop.time()))
+        self._start_timers()
         self.schedule()
 
     def deactivate(self) -> None:
@@ -153,15 +153,15 @@ class ActiveController:
         if not self.is_active:
             return
         self.epoch = -1
-        self._stop_time()
+        self._stop_timers()
         self._controller.reset(self._loader.image, self._loader.applied_offset)
-        self._fail_everybody(_not_active())
+        self._fail_all(_not_active())
         self._wake()
 
     async def finish(self) -> None:
         """Complete the queued requests, then accept no more."""
-        self._stop_time()
-        while self.is_active and (self._queue or self._flight is not None):
+        self._stop_timers()
+        while self.is_active and (self._queue or self._commit_in_progress is not None):
             self._landed = asyncio.Event()
             self.schedule()
             await self._landed.wait()
@@ -170,8 +170,8 @@ class ActiveController:
     def give_up(self) -> None:
         """The node stops because of a failure."""
         self.epoch = -1
-        self._stop_time()
-        self._fail_everybody(_not_active())
+        self._stop_timers()
+        self._fail_all(_not_active())
         self._wake()
 
     def submit(self, request: Request) -> asyncio.Future[Any]:
@@ -188,16 +188,16 @@ class ActiveController:
         if isinstance(request, BrokerHeartbeat):
             sessions = self._controller.state.sessions
             sessions.contact(request.broker_id, request.broker_epoch, self._clock.monotonic_ms())
-        self._queue.append(Waiting(request, answer, loop.time()))
+        self._queue.append(PendingRequest(request, answer, loop.time()))
         self.schedule()
         return answer
 
-    def _keep_time(self) -> None:
+    def _start_timers(self) -> None:
         self.timers.start()
         if self.presence is not None:
             self.presence.begin()
 
-    def _stop_time(self) -> None:
+    def _stop_timers(self) -> None:
         self.timers.stop()
         if self.presence is not None:
             self.presence.end()
@@ -205,14 +205,14 @@ class ActiveController:
     # -- deciding ------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        if not self._is_scheduled and self._flight is None and self._queue:
+        if not self._is_scheduled and self._commit_in_progress is None and self._queue:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self.turn)
 
     def turn(self) -> None:
         """Decide all queued requests and append their records."""
         self._is_scheduled = False
-        if self._flight is not None or not self.is_active:
+        if self._commit_in_progress is not None or not self.is_active:
             return
         queue, self._queue = self._queue, []
         clock = asyncio.get_running_loop().time
@@ -220,7 +220,7 @@ class ActiveController:
         for waiting in queue:
             self.metrics.queued.observe(began_s - waiting.asked_s)
         try:
-            self._send_off(self._decide(queue))
+            self._append(self._decide(queue))
             self.metrics.turns.observe(clock() - began_s)
         except StorageError as error:
             self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
@@ -234,7 +234,7 @@ class ActiveController:
                 _fail(waiting.answer, _not_active())
             self._break(error)
 
-    def _decide(self, queue: Sequence[Waiting]) -> Flight:
+    def _decide(self, queue: Sequence[PendingRequest]) -> GroupCommit:
         self._controller.state.next_offset = self._log.end_offset  # the quorum also appends records
         return decide_all(
             self._controller,
@@ -245,29 +245,29 @@ class ActiveController:
             rng=self._rng,
         )
 
-    def _send_off(self, flight: Flight) -> None:
+    def _append(self, commit: GroupCommit) -> None:
         """Append all batches in one write. Raises StorageError with the log unchanged, PeerError(6)."""
-        if not flight.content:
-            self._flight = flight
-            self._land()
+        if not commit.content:
+            self._commit_in_progress = commit
+            self._complete_commit()
             return
-        self._flight = flight
-        flight.sent_s = asyncio.get_running_loop().time()
+        self._commit_in_progress = commit
+        commit.sent_s = asyncio.get_running_loop().time()
         try:
-            base_offset = self._driver.append(flight.content, self.epoch)
+            base_offset = self._driver.append(commit.content, self.epoch)
         except BaseException:
-            self._flight = None
+            self._commit_in_progress = None
             raise
-        self._check_place(flight, base_offset)
+        self._check_position(commit, base_offset)
 
-    def _check_place(self, flight: Flight, base_offset: int) -> None:
-        if base_offset != flight.first_offset or self._log.end_offset < flight.end_offset:
+    def _check_position(self, commit: GroupCommit, base_offset: int) -> None:
+        if base_offset != commit.first_offset or self._log.end_offset < commit.end_offset:
             raise InternalError(
                 f"the metadata log is at {base_offset}..{self._log.end_offset}, its controller at "
-                f"{flight.first_offset}..{flight.end_offset}"
+                f"{commit.first_offset}..{commit.end_offset}"
             )
 
-    def _revert(self, queue: Sequence[Waiting], error: Exception) -> None:
+    def _revert(self, queue: Sequence[PendingRequest], error: Exception) -> None:
         """C2: discard the decisions and fail their requests."""
         self._controller.reset(self._loader.image, self._log.end_offset)
         for waiting in queue:
@@ -279,37 +279,37 @@ class ActiveController:
 
     def committed(self, offset: int) -> None:
         """Everything below `offset` is committed."""
-        flight = self._flight
-        if flight is not None and flight.content and flight.end_offset <= offset:
-            self._land()
+        commit = self._commit_in_progress
+        if commit is not None and commit.content and commit.end_offset <= offset:
+            self._complete_commit()
 
-    def _land(self) -> None:
-        flight, self._flight = self._flight, None
-        assert flight is not None, "an append is in progress"
+    def _complete_commit(self) -> None:
+        commit, self._commit_in_progress = self._commit_in_progress, None
+        assert commit is not None, "an append is in progress"
         try:
-            self._commit(flight)
+            self._commit(commit)
         except Exception as failure:
-            for answer in flight.everybody:
+            for answer in commit.futures:
                 _fail(answer, _not_active())
             self._break(failure)
             return
         self.schedule()
         self._wake()
 
-    def _commit(self, flight: Flight) -> None:
+    def _commit(self, commit: GroupCommit) -> None:
         """Publish the committed images, then complete the requests."""
-        for image, delta in flight.images:
+        for image, delta in commit.images:
             self._loader.adopt(image, delta)
-        for answer, value in flight.answers:
+        for answer, value in commit.answers:
             if isinstance(value, Exception):
                 _fail(answer, value)
             elif not answer.done():
                 answer.set_result(value)
-        for waiting in flight.kraft_versions:
+        for waiting in commit.kraft_versions:
             asyncio.get_running_loop().call_soon(self._finalize_kraft_version, *waiting)
-        if flight.content:
-            self.metrics.commits.observe(asyncio.get_running_loop().time() - flight.sent_s)
-            self._published(len(flight.content))
+        if commit.content:
+            self.metrics.commits.observe(asyncio.get_running_loop().time() - commit.sent_s)
+            self._published(len(commit.content))
 
     def _finalize_kraft_version(self, answer: asyncio.Future[Any], value: Any, version: int) -> None:
         """K15: the quorum appends the level; the request completes when the record after it is committed."""
@@ -337,10 +337,10 @@ class ActiveController:
             reason.__cause__ = error
         self._failed(reason)
 
-    def _fail_everybody(self, error: PeerError) -> None:
-        flight, self._flight = self._flight, None
+    def _fail_all(self, error: PeerError) -> None:
+        commit, self._commit_in_progress = self._commit_in_progress, None
         queue, self._queue = self._queue, []
-        for answer in flight.everybody if flight is not None else ():
+        for answer in commit.futures if commit is not None else ():
             _fail(answer, error)
         for waiting in queue:
             _fail(waiting.answer, error)
@@ -357,8 +357,8 @@ class ActiveController:
         first_offset = controller.next_offset
         content = record_batch(records, controller.image.metadata_version, now_ms)
         image, delta = controller.replay(records, first_offset + len(records) - 1, self.epoch)
-        flight = Flight(first_offset, controller.next_offset, content, [(image, delta)])
-        self._send_off(flight)
+        commit = GroupCommit(first_offset, controller.next_offset, content, [(image, delta)])
+        self._append(commit)
 
 
 def _not_active() -> PeerError:

@@ -86,7 +86,7 @@ _RECEIVE_BUDGET_BYTES: Final = 512 << 20
 """Replaces `queued.max.request.bytes=-1`, Kafka's unlimited default: receive memory is always bounded here."""
 
 
-def _where_set(config: NodeConfig, key: str) -> int:
+def _explicit_int(config: NodeConfig, key: str) -> int:
     """The value of an explicitly set key; -1, the system's choice, otherwise."""
     return config.get_int(key) if config.is_set(key) else -1
 
@@ -295,13 +295,13 @@ class Broker:
             broker_epoch=lambda: self.broker_epoch,
             delete_partition=self.losses.delete_partition,
             compare_removed=self.removed_replicas.add,
-            tell_place=self._assignments.tell,
+            tell_place=self._assignments.report,
             suspect=self.directory_failures.suspect,
         )
         self.storage_trouble.heard = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.moves = DirectoryMoves(self)
-        self.partitions.on_gone = self.moves.gone
+        self.partitions.on_gone = self.moves.replica_removed
         self.cleaner = LogCleaner(self)
         self.partitions.on_dirty = self.cleaner.mark
         self.cordons = DirectoryCordons(self)
@@ -345,7 +345,7 @@ class Broker:
         )
         if quorum.channel is None:
             await self.lifecycle.unfence()
-        self.cordons.take()
+        self.cordons.apply()
         known = self.image
         copies = await recover_logs(self)
         await self.loop.run_in_executor(self.disk_threads, self.losses.take_up)
@@ -356,7 +356,7 @@ class Broker:
         self.partitions.apply(difference(known, self.image))
         self.partitions.take_roles()
         await self.removed_replicas.take_up()
-        self.moves.take_up(copies)
+        self.moves.resume(copies)
         self._coordinators.load_all(self.image)
         # Metadata may name this broker as a leader from here on: accept clients at once.
         self.server.let_wait()
@@ -396,7 +396,7 @@ class Broker:
         if "controller" in self._started and self.broker_epoch >= 0:
             try:
                 # Leadership moves to other brokers while this one still serves.
-                await self.lifecycle.say_goodbye()
+                await self.lifecycle.controlled_shutdown()
             except PeerError as error:
                 log.warning("controlled shutdown failed", reason=error.message)
         if "server" in self._started:
@@ -462,8 +462,8 @@ class Broker:
             idle_timeout_ms=config.get_int("connections.max.idle.ms"),
             # Kafka's default buffers would split requests and responses into ten pieces each; the system's buffers grow
             # with use.
-            send_buffer_bytes=_where_set(config, "socket.send.buffer.bytes"),
-            receive_buffer_bytes=_where_set(config, "socket.receive.buffer.bytes"),
+            send_buffer_bytes=_explicit_int(config, "socket.send.buffer.bytes"),
+            receive_buffer_bytes=_explicit_int(config, "socket.receive.buffer.bytes"),
             metrics=self.metrics,
         )
 

@@ -37,26 +37,26 @@ if TYPE_CHECKING:
 
 log = Logger("broker")
 
-_GOODBYES: Final = 3
+_SHUTDOWN_HEARTBEATS: Final = 3
 """Heartbeats of a controlled shutdown: the first moves leadership away, a later one finds that the broker leads
 nothing."""
-_GOODBYE_S: Final = 300.0
+_SHUTDOWN_TIMEOUT_S: Final = 300.0
 """How long a broker waits for another node to complete its controlled shutdown, as in Kafka: leadership moves, and all
 other brokers must know."""
-_SILENCE_S: Final = 10.0
+_NO_RESPONSE_S: Final = 10.0
 """Without any response from a controller the broker stops earlier: an election would be over by then."""
 _JITTER_S: Final = 0.05
 """All brokers report within this time that they know of another's shutdown."""
-_AGAIN_S: Final = 0.2
+_RETRY_S: Final = 0.2
 """Interval between attempts to register."""
 _SOON_S: Final = 0.05
-_LOOK_S: Final = 0.1
+_CHECK_S: Final = 0.1
 """Interval between checks whether the other controllers are running, during a controlled shutdown."""
-_TOLD_EACH: Final = 300
+_LOG_EVERY: Final = 300
 """Attempts to register, or to be unfenced, between two log lines."""
-_TOLD_FIRST: Final = 50
+_LOG_FIRST: Final = 50
 """By then the session of a killed previous incarnation has expired."""
-_PASSES: Final = frozenset(
+_RETRIABLE: Final = frozenset(
     {
         ErrorCode.NOT_CONTROLLER,
         ErrorCode.REQUEST_TIMED_OUT,
@@ -87,17 +87,17 @@ class BrokerLifecycle:
         self._incarnation_id = random_id(self._rng)
         self._is_fenced = True
         self._registration: RegisterBroker | None = None
-        self._beats: asyncio.Task[None] | None = None
-        self._extra_beat: asyncio.Task[None] | None = None
-        self._beating = asyncio.Lock()
+        self._fenced_heartbeats: asyncio.Task[None] | None = None
+        self._extra_heartbeat: asyncio.Task[None] | None = None
+        self._heartbeat_lock = asyncio.Lock()
         self._is_watching = False
-        self._heard_s = 0.0
+        self._last_response_s = 0.0
         """Time of the last response from a controller during the controlled shutdown, by the loop's clock."""
         self.broker_epoch = -1
         """-1 until the controller has registered the broker."""
         self._failed_dirs: tuple[UUID, ...] = ()
         self._cordoned_dirs: tuple[UUID, ...] = ()
-        self._told_dirs: tuple[UUID, ...] = ()
+        self._acknowledged_dirs: tuple[UUID, ...] = ()
         """Failed directories that were reported to the controller."""
 
     @property
@@ -137,9 +137,9 @@ class BrokerLifecycle:
                 raise
             raise self._refused(error) from error
         if not self._is_alone:
-            self._beats = asyncio.ensure_future(self._stay_fenced())
+            self._fenced_heartbeats = asyncio.ensure_future(self._stay_fenced())
             while not self._is_known:
-                await asyncio.wait([self._controller.next_change()], timeout=_AGAIN_S)
+                await asyncio.wait([self._controller.next_change()], timeout=_RETRY_S)
 
     @property
     def _is_known(self) -> bool:
@@ -154,19 +154,19 @@ class BrokerLifecycle:
                 answer = await self._controller.submit(self._registration)
                 break
             except PeerError as error:
-                if not self._may_pass(error):
+                if not self._is_retriable(error):
                     raise
                 attempts += 1
-                if attempts % _TOLD_EACH == _TOLD_FIRST:
-                    self._tell_waiting("broker not registered yet", error)
-                await asyncio.sleep(_AGAIN_S)
+                if attempts % _LOG_EVERY == _LOG_FIRST:
+                    self._log_waiting("broker not registered yet", error)
+                await asyncio.sleep(_RETRY_S)
         self.broker_epoch = answer.broker_epoch
         self._controller.active.own_broker_epoch = self.broker_epoch
 
-    def _may_pass(self, error: PeerError) -> bool:
-        return not self._is_alone and error.code in _PASSES and not self._controller.has_failed
+    def _is_retriable(self, error: PeerError) -> bool:
+        return not self._is_alone and error.code in _RETRIABLE and not self._controller.has_failed
 
-    def _tell_waiting(self, event: str, error: PeerError) -> None:
+    def _log_waiting(self, event: str, error: PeerError) -> None:
         reason = error.message or error.code.name
         advice = "The node retries. A majority of the controllers must be running and reachable from here."
         if error.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION:
@@ -207,19 +207,19 @@ class BrokerLifecycle:
 
     async def unfence(self) -> None:
         """Wait until the controller unfences this broker, however long there is no leader. Raises PeerError."""
-        if self._beats is not None:
-            self._beats.cancel()
-            self._beats = None
+        if self._fenced_heartbeats is not None:
+            self._fenced_heartbeats.cancel()
+            self._fenced_heartbeats = None
         attempts = 0
         while True:
             try:
                 await self.heartbeat()
             except PeerError as error:
-                if not self._may_pass(error):
+                if not self._is_retriable(error):
                     raise
                 attempts += 1
-                if attempts % _TOLD_EACH == _TOLD_FIRST:
-                    self._tell_waiting("broker not unfenced yet", error)
+                if attempts % _LOG_EVERY == _LOG_FIRST:
+                    self._log_waiting("broker not unfenced yet", error)
             else:
                 if not self._is_fenced or self._is_alone:
                     break
@@ -236,12 +236,12 @@ class BrokerLifecycle:
         if own is None or own.epoch != self.broker_epoch or own.in_controlled_shutdown:
             return
         if own.fenced:
-            self._beat_soon(0.0)
+            self._heartbeat_soon(0.0)
         elif any((other := image.brokers.get(each)) and other.in_controlled_shutdown for each in delta.changed_brokers):
-            self._beat_soon(_JITTER_S * self._rng.random())
+            self._heartbeat_soon(_JITTER_S * self._rng.random())
 
-    def _beat_soon(self, delay_s: float) -> None:
-        if self._extra_beat is not None and not self._extra_beat.done():
+    def _heartbeat_soon(self, delay_s: float) -> None:
+        if self._extra_heartbeat is not None and not self._extra_heartbeat.done():
             return
 
         async def beat() -> None:
@@ -249,34 +249,34 @@ class BrokerLifecycle:
             with contextlib.suppress(PeerError):
                 await self.heartbeat()
 
-        self._extra_beat = asyncio.ensure_future(beat())
+        self._extra_heartbeat = asyncio.ensure_future(beat())
 
-    def tell_cordoned(self, directory_ids: tuple[UUID, ...]) -> None:
+    def report_cordoned(self, directory_ids: tuple[UUID, ...]) -> None:
         """Report the cordoned directories (K25), at once or with the next heartbeat."""
         self._cordoned_dirs = directory_ids
         if self._registration is not None and not self._is_fenced:
-            self._beat_soon(0.0)
+            self._heartbeat_soon(0.0)
 
-    async def tell_failed(self, directory_id: UUID) -> None:
+    async def report_failed(self, directory_id: UUID) -> None:
         """Report a failed log directory until a heartbeat was acknowledged (KIP-858)."""
         self._failed_dirs = (*self._failed_dirs, directory_id)
         if self._registration is not None:
             remaining = tuple(each for each in self._registration.log_dirs if each != directory_id)
             self._registration = replace(self._registration, log_dirs=remaining)
-        while directory_id not in self._told_dirs:
+        while directory_id not in self._acknowledged_dirs:
             try:
                 await self.heartbeat()
             except PeerError:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
 
     async def heartbeat(self) -> None:
         """Send a heartbeat to the controller. Raises PeerError."""
-        async with self._beating:
+        async with self._heartbeat_lock:
             await self._heartbeat()
 
     async def _heartbeat(self) -> None:
         # Between registration and unfencing the broker stays fenced (see `_stay_fenced`).
-        beat = self._beat(want_fence=self._beats is not None)
+        beat = self._heartbeat_request(want_fence=self._fenced_heartbeats is not None)
         try:
             answer: BrokerHeartbeatAnswer = await self._controller.submit(beat)
         except PeerError as error:
@@ -285,32 +285,32 @@ class BrokerLifecycle:
             log.warning("broker unknown to the controller, registering again", epoch=self.broker_epoch)
             await self._register()
             return
-        self._told_dirs = beat.offline_log_dirs
+        self._acknowledged_dirs = beat.offline_log_dirs
         if answer.is_fenced and not self._is_fenced:
             log.warning("broker fenced", epoch=self.broker_epoch)
         elif not answer.is_fenced and self._is_fenced:
             log.debug("broker unfenced", epoch=self.broker_epoch)
         self._is_fenced = answer.is_fenced
 
-    async def say_goodbye(self) -> None:
+    async def controlled_shutdown(self) -> None:
         """Controlled shutdown: move leadership to other brokers and wait until the controller lets this one stop.
         Raises PeerError."""
         self.close()
         if not self._is_alone:
-            await self._say_goodbye_to_others()
+            await self._controlled_shutdown()
             return
-        for _ in range(_GOODBYES):
-            answer = await self._controller.submit(self._beat(want_shut_down=True))
+        for _ in range(_SHUTDOWN_HEARTBEATS):
+            answer = await self._controller.submit(self._heartbeat_request(want_shut_down=True))
             if answer.should_shut_down:
                 return
         log.warning("controlled shutdown not completed by the controller", epoch=self.broker_epoch)
 
-    async def _say_goodbye_to_others(self) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
-        going = asyncio.ensure_future(self._be_let_go())
-        alone = asyncio.ensure_future(self._see_others_gone())
+    async def _controlled_shutdown(self) -> None:
+        self._last_response_s = asyncio.get_running_loop().time()
+        going = asyncio.ensure_future(self._await_shutdown())
+        alone = asyncio.ensure_future(self._watch_controllers())
         try:
-            done, _ = await asyncio.wait((going, alone), timeout=_GOODBYE_S, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((going, alone), timeout=_SHUTDOWN_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if going in done:
                 going.result()
             elif alone in done:
@@ -322,40 +322,40 @@ class BrokerLifecycle:
             alone.cancel()
             await asyncio.gather(going, alone, return_exceptions=True)
 
-    async def _be_let_go(self) -> None:
+    async def _await_shutdown(self) -> None:
         while True:
             try:
-                answer = await self._controller.submit(self._beat(want_shut_down=True))
+                answer = await self._controller.submit(self._heartbeat_request(want_shut_down=True))
             except PeerError as error:
                 if error.code is not ErrorCode.NOT_CONTROLLER or self._controller.has_failed:
                     raise
             else:
-                self._heard_s = asyncio.get_running_loop().time()
+                self._last_response_s = asyncio.get_running_loop().time()
                 if answer.should_shut_down:
                     return
             await asyncio.sleep(_SOON_S)
 
-    async def _see_others_gone(self) -> str:
+    async def _watch_controllers(self) -> str:
         """Returns why waiting is useless: the whole cluster is stopping, or no controller is reachable."""
         assert self._controller.channel is not None, "there are other controllers"
         loop = asyncio.get_running_loop()
         while True:
             if await self._controller.channel.has_no_majority():
                 return "controlled shutdown skipped: the other controllers have stopped"
-            if loop.time() - self._heard_s >= _SILENCE_S:
+            if loop.time() - self._last_response_s >= _NO_RESPONSE_S:
                 return "controlled shutdown skipped: no controller responds"
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
 
     def close(self) -> None:
         """Stop sending heartbeats."""
         self._is_watching = False
-        if self._extra_beat is not None:
-            self._extra_beat.cancel()
-        if self._beats is not None:
-            self._beats.cancel()
-            self._beats = None
+        if self._extra_heartbeat is not None:
+            self._extra_heartbeat.cancel()
+        if self._fenced_heartbeats is not None:
+            self._fenced_heartbeats.cancel()
+            self._fenced_heartbeats = None
 
-    def _beat(self, *, want_fence: bool = False, want_shut_down: bool = False) -> BrokerHeartbeat:
+    def _heartbeat_request(self, *, want_fence: bool = False, want_shut_down: bool = False) -> BrokerHeartbeat:
         return BrokerHeartbeat(
             self._node_id,
             self.broker_epoch,

@@ -204,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._server.broker.disk_threads,
                 sent=self._files_sent,
                 failed=self._files_failed,
-                hurried=self._server.metrics.is_somebody_in_a_hurry,
+                hurried=self._server.metrics.has_latency_sensitive_clients,
             )
         return sender.send(buffers)
 

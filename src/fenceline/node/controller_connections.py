@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fenceline.quorum.quorum import Quorum
 
 
-def watch_of(config: NodeConfig, quorum: Quorum, view: QuorumLog, clock: Clock, *, directory_id: UUID) -> QuorumWatch:
+def create_watch(config: NodeConfig, quorum: Quorum, view: QuorumLog, clock: Clock, *, directory_id: UUID) -> QuorumWatch:
     """Creates the watch; the caller starts it."""
     return QuorumWatch(
         quorum,
@@ -42,7 +42,7 @@ def watch_of(config: NodeConfig, quorum: Quorum, view: QuorumLog, clock: Clock, 
     )
 
 
-def peers_for(
+def create_peers(
     config: NodeConfig, watch: QuorumWatch, connect: Dial | None
 ) -> Callable[[Callable[[int, ResponseMessage], None], Callable[[int, bool], None]], QuorumPeers]:
     """The factory for `QuorumDriver.connect`. `connect` None: TCP."""
@@ -60,7 +60,7 @@ def peers_for(
     return make
 
 
-def presence_for(
+def create_presence(
     config: NodeConfig,
     connect: Dial | None,
     active: ActiveController,
@@ -78,5 +78,5 @@ def presence_for(
         grace_ms=config.get_int(FENCING_GRACE),
         is_refused=probe.is_refused,
         refused_for_s=(lambda node_id: 0.0) if peers is None else peers.refused_for_s,
-        came=(lambda node_id: None) if peers is None else peers.came,
+        mark_alive=(lambda node_id: None) if peers is None else peers.mark_alive,
     )

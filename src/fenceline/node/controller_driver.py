@@ -31,13 +31,13 @@ from fenceline.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSIO
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.active_controller import ActiveController
 from fenceline.node.clock import Clock
-from fenceline.node.controller_failure import reason_to_end
-from fenceline.node.controller_opening import controller_settings, looks_at_brokers, open_controller
+from fenceline.node.controller_failure import fatal_error
+from fenceline.node.controller_opening import controller_settings, probes_brokers, open_controller
 from fenceline.node.format import read_bootstrap_features
 from fenceline.node.metadata_loader import Listener, MetadataLoader
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_snapshots import Snapshots
-from fenceline.node.parting import while_others_are_there
+from fenceline.node.shutdown_wait import wait_while_quorum_possible
 from fenceline.node.quorum_driver import QuorumDriver
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import VoterEndpoint
@@ -208,10 +208,10 @@ class ControllerDriver:
             return asyncio.ensure_future(self.channel.submit(request))
         return self._active.submit(request)
 
-    def heard_broker(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
+    def broker_identified(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
         """A broker identified itself on the connection that `peer` opened to `listener`."""
         if self._active.presence is not None:
-            self._active.presence.heard((listener, peer), broker_id, broker_epoch)
+            self._active.presence.broker_identified((listener, peer), broker_id, broker_epoch)
 
     def ask(self, message: RequestMessage) -> asyncio.Future[ResponseMessage]:
         """The quorum's response to a request of another node."""
@@ -294,8 +294,8 @@ class ControllerDriver:
         opened = self._opened
         if not opened.is_alone or self._config.can_reach_others:
             self._reach_others()
-        if looks_at_brokers(self._config):
-            self._active.look_at_brokers(self._presence)
+        if probes_brokers(self._config):
+            self._active.enable_broker_probes(self._presence)
         if opened.is_alone:
             self._dead = frozenset((self._node_id,))
         self._driver.start(opened.log.read_election())
@@ -318,9 +318,9 @@ class ControllerDriver:
         self._driver.started()
 
     def _reach_others(self) -> None:
-        from fenceline.node.controller_connections import watch_of
+        from fenceline.node.controller_connections import create_watch
 
-        self._watch = watch = watch_of(
+        self._watch = watch = create_watch(
             self._config, self.quorum, self._opened.view, self._clock, directory_id=self._directory_id
         )
         watch.start()
@@ -328,15 +328,15 @@ class ControllerDriver:
 
     def _peers(self, watch: QuorumWatch) -> Any:
         """Creates the connections to other voters; a simulation overrides it."""
-        from fenceline.node.controller_connections import peers_for
+        from fenceline.node.controller_connections import create_peers
 
-        return peers_for(self._config, watch, self._connect)
+        return create_peers(self._config, watch, self._connect)
 
     def _presence(self, active: ActiveController, state: ControllerState, clock: Clock) -> BrokerPresence:
         """Creates the broker probes; a simulation overrides it."""
-        from fenceline.node.controller_connections import presence_for
+        from fenceline.node.controller_connections import create_presence
 
-        return presence_for(self._config, self._connect, active, state, clock, self._driver.peers)
+        return create_presence(self._config, self._connect, active, state, clock, self._driver.peers)
 
     async def stop(self) -> None:
         """Complete queued requests, resign, close the log."""
@@ -345,13 +345,13 @@ class ControllerDriver:
         if self._watch is not None:
             self._watch.close()
         if self._is_open:
-            await while_others_are_there(self.channel, self._active.finish(), self._driver.resign)
+            await wait_while_quorum_possible(self.channel, self._active.finish(), self._driver.resign)
         self._stopped = True
         if self._snapshots is not None:
             await self._snapshots.finish()
         if self._is_open:
             stopping = self._driver.stop(timeout_ms=_RESIGN_MS)
-            await while_others_are_there(self.channel, stopping, self._close_at_once)
+            await wait_while_quorum_possible(self.channel, stopping, self._close_at_once)
             await asyncio.get_running_loop().run_in_executor(self._executor, self.log.close)
         if self._own_executor is not None:
             self._own_executor.shutdown()
@@ -382,18 +382,18 @@ class ControllerDriver:
         if snapshots is not None:
             snapshots.loaded(image)
 
-    def leads(self, epoch: int, start_offset: int) -> None:
+    def became_leader(self, epoch: int, start_offset: int) -> None:
         self._term = (epoch, start_offset)
         if not self._driver.is_starting:
             asyncio.get_running_loop().call_soon(self._begin_term)
 
-    def leads_no_more(self, epoch: int) -> None:
+    def lost_leadership(self, epoch: int) -> None:
         self._term = None
         self._active.deactivate()
         self._loader.committed(self.high_watermark)
         self._tell_changed()
 
-    def gave_up(self, error: BaseException) -> None:
+    def driver_failed(self, error: BaseException) -> None:
         self._give_up(error)
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ class ControllerDriver:
     def _give_up(self, error: BaseException) -> None:
         """Fail the node: the disk's content, or this node's own decisions or reads, are uncertain."""
         if self._failed is not None and not self._failed.done():
-            self._failed.set_exception(reason_to_end(error))
+            self._failed.set_exception(fatal_error(error))
         self._active.give_up()
         self._driver.end()
         self._tell_changed()

@@ -6,7 +6,7 @@ from fenceline.errors import InternalError, OperatorError
 from fenceline.log.errors import StorageError
 
 
-def reason_to_end(error: BaseException) -> BaseException:
+def fatal_error(error: BaseException) -> BaseException:
     """An OperatorError or InternalError for anything that ended the quorum's driver, the loader or the controller."""
     if isinstance(error, StorageError | OSError):
         reason = error.message if isinstance(error, StorageError) else str(error)

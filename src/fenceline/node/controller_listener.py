@@ -63,9 +63,9 @@ class LocalController:
         """As `ActiveController.submit`."""
         return self._controller.active.submit(request)
 
-    def heard_broker(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
-        """As `ControllerDriver.heard_broker`."""
-        self._controller.heard_broker(listener, peer, broker_id, broker_epoch)
+    def broker_identified(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
+        """As `ControllerDriver.broker_identified`."""
+        self._controller.broker_identified(listener, peer, broker_id, broker_epoch)
 
     def ask(self, message: RequestMessage) -> asyncio.Future[ResponseMessage]:
         return self._controller.ask(message)
@@ -74,7 +74,7 @@ class LocalController:
         return self._controller.wall_time_ms(monotonic_ms)
 
 
-class ControllerFace:
+class ControllerServices:
     """The services available to handlers of the controller listener; a subset of those of a broker."""
 
     def __init__(
@@ -118,7 +118,7 @@ class ControllerFace:
 class _Listening(Server):
     """Reports opened and closed connections."""
 
-    def __init__(self, face: ControllerFace, apis: list[Api], controller: ControllerDriver, **settings: Any) -> None:
+    def __init__(self, face: ControllerServices, apis: list[Api], controller: ControllerDriver, **settings: Any) -> None:
         super().__init__(cast("Broker", face), apis, {}, **settings)
         self._controller = controller
 
@@ -148,7 +148,7 @@ class ControllerListener:
         disk_threads: Executor,
     ) -> None:
         apis = controller_apis()
-        face = ControllerFace(
+        face = ControllerServices(
             config=config,
             cluster_id=cluster_id,
             controller=controller,

@@ -25,7 +25,7 @@ from fenceline.node.metadata_replay import Replayed
 from fenceline.node.quorum_log import QuorumLog
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
-from fenceline.quorum.log_view import NOTHING
+from fenceline.quorum.log_view import NO_PROMISED_END
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.settings import Address, QuorumSettings
 from fenceline.rng import Rng
@@ -46,7 +46,7 @@ def controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettin
         default_replication_factor=config.get_int("default.replication.factor"),
         session_timeout_ms=config.get_int("broker.session.timeout.ms"),
         leader_imbalance_percentage=config.get_int("leader.imbalance.per.broker.percentage"),
-        knows_connections=looks_at_brokers(config),
+        knows_connections=probes_brokers(config),
         delete_topics_enabled=config.get_bool("delete.topic.enable"),
         static_configs=static,
         node_id=config.node_id,
@@ -54,7 +54,7 @@ def controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettin
     )
 
 
-def looks_at_brokers(config: NodeConfig) -> bool:
+def probes_brokers(config: NodeConfig) -> bool:
     """Whether this controller fences brokers whose process has ended before their session expires."""
     return config.is_controller and config.can_reach_others and config.get_int(FENCING_GRACE) >= 0
 
@@ -118,12 +118,14 @@ def open_controller(
         except SnapshotDamaged:
             if not _others_have_it(config, local, static, snapshot_files.voters_of_damaged(disk, damage.path)):
                 raise
-            MetadataLog.begin_anew(disk, directory, damage, now_ms=now_ms)
+            MetadataLog.reset(disk, directory, damage, now_ms=now_ms)
             log, replayed = _read_log(config, disk, directory, now_ms, local, static)
     log.cluster_id = cluster_id
     voters = replayed.voters or static
     # A node that has acknowledged more than it holds does not know whether it is still the only voter.
-    is_alone = [voter.voter_id for voter in voters] == [local.voter_id] and bool(endpoints) and log.promised == NOTHING
+    is_alone = (
+        [voter.voter_id for voter in voters] == [local.voter_id] and bool(endpoints) and log.promised == NO_PROMISED_END
+    )
     if is_alone and replayed.kraft_version >= 1 and voters[0].voter_directory_id != local.voter_directory_id:
         raise OperatorError(
             f"The metadata log in {directory} was written with another directory.id.",

@@ -57,7 +57,7 @@ class BrokerPresence:
         grace_ms: int,
         is_refused: Callable[[BrokerImage], Awaitable[bool]],
         refused_for_s: Callable[[int], float] = lambda node_id: 0.0,
-        came: Callable[[int], None] = lambda node_id: None,
+        mark_alive: Callable[[int], None] = lambda node_id: None,
     ) -> None:
         """`is_refused` probes once, and does not raise. `refused_for_s` returns for how long a controller has refused
         connections, by its id; `mark_alive` is called with a broker whose process is alive."""
@@ -67,7 +67,7 @@ class BrokerPresence:
         self._grace_s = grace_ms / 1000
         self._is_refused = is_refused
         self._refused_for_s = refused_for_s
-        self._came = came
+        self._mark_alive = mark_alive
         self._connections: dict[Key, tuple[int, int] | None] = {}
         """Open connections, with the last broker id and epoch identified on each."""
         self._counts: Counter[tuple[int, int]] = Counter()
@@ -83,7 +83,7 @@ class BrokerPresence:
     def closed(self, key: Key) -> None:
         self._leave(self._connections.pop(key, None))
 
-    def heard(self, key: Key, broker_id: int, broker_epoch: int) -> None:
+    def broker_identified(self, key: Key, broker_id: int, broker_epoch: int) -> None:
         """A broker identified itself on an open connection."""
         broker = (broker_id, broker_epoch)
         before = self._connections.get(key, broker)
@@ -92,7 +92,7 @@ class BrokerPresence:
         self._connections[key] = broker
         self._counts[broker] += 1
         self._state.sessions.set_connected(*broker, connected=True)
-        self._came(broker_id)
+        self._mark_alive(broker_id)
         # The probe may be in a long pause, and the next probe of this broker must start with a short one.
         if (look := self._looks.pop(broker, None)) is not None:
             look.cancel()
@@ -105,7 +105,7 @@ class BrokerPresence:
         if not self._counts[broker]:
             del self._counts[broker]
             self._state.sessions.set_connected(*broker, connected=False)
-            self._look_at(broker)
+            self._start_probing(broker)
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class BrokerPresence:
         """This controller became active: probe every broker that has no connection."""
         self._is_active = True
         for broker in self._state.image.brokers.values():
-            self._look_at((broker.id, broker.epoch))
+            self._start_probing((broker.id, broker.epoch))
 
     def end(self) -> None:
         self._is_active = False
@@ -121,10 +121,10 @@ class BrokerPresence:
             look.cancel()
         self._looks.clear()
 
-    def _look_at(self, broker: tuple[int, int]) -> None:
+    def _start_probing(self, broker: tuple[int, int]) -> None:
         if broker in self._looks or self._missing(broker) is None:
             return
-        look = self._looks[broker] = asyncio.get_running_loop().create_task(self._look(broker))
+        look = self._looks[broker] = asyncio.get_running_loop().create_task(self._probe(broker))
 
         def ended(done: asyncio.Task[None]) -> None:
             if self._looks.get(broker) is done:
@@ -147,7 +147,7 @@ class BrokerPresence:
             return None
         return known if sessions.may_have_ended(*broker, now_ms) else None
 
-    async def _look(self, broker: tuple[int, int]) -> None:
+    async def _probe(self, broker: tuple[int, int]) -> None:
         pause_s = _SOON_S
         while (known := self._missing(broker)) is not None:
             since_ms = self._clock.monotonic_ms()
@@ -155,7 +155,7 @@ class BrokerPresence:
                 await asyncio.sleep(max(0.0, self._grace_s - self._refused_for_s(known.id)))
                 is_gone = self._missing(broker) is not None and await self._refuses(known)
                 if is_gone and self._state.sessions.may_have_ended(*broker, since_ms):
-                    await self._tell(known, since_ms)
+                    await self._report_ended(known, since_ms)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _AGAIN_S)
 
@@ -163,7 +163,7 @@ class BrokerPresence:
         async with self._room:
             return await self._is_refused(broker)
 
-    async def _tell(self, broker: BrokerImage, since_ms: int) -> None:
+    async def _report_ended(self, broker: BrokerImage, since_ms: int) -> None:
         if not broker.fenced:
             log.warning(
                 "fencing a broker whose process has ended, before its session expires",

@@ -22,7 +22,7 @@ from fenceline.node.metadata_log import DIRECTORY_NAME
 
 log = Logger("broker")
 
-_LOST_WITH_CHECKPOINT: Final[Mapping[str, str]] = {
+_CONSEQUENCES: Final[Mapping[str, str]] = {
     RECOVERY_POINTS: "every log is recovered from its start, which may take a while",
     LOG_STARTS: "records that DeleteRecords deleted from the middle of a segment may become readable again",
     HIGH_WATERMARKS: "high watermarks are determined again from the logs",
@@ -30,7 +30,7 @@ _LOST_WITH_CHECKPOINT: Final[Mapping[str, str]] = {
     INCARNATIONS: "after an unclean shutdown the other checkpoints are ignored for all partitions, and every log is"
     " recovered from its start",
 }
-_NAMED: Final = 10
+_MAX_LISTED: Final = 10
 """Limit of partitions listed in one log line."""
 
 
@@ -114,9 +114,9 @@ def _check(config: NodeConfig, disk: Disk, opened: Mapping[str, LogDir]) -> None
     seen: dict[UUID, str] = {}
     for path, log_dir in opened.items():
         for name, reason in log_dir.damaged.items():
-            consequence = _LOST_WITH_CHECKPOINT[name]
+            consequence = _CONSEQUENCES[name]
             log.warning("checkpoint file damaged and ignored", reason=reason, consequence=consequence)
-        _tell_of_entries(path, log_dir)
+        _log_rejected_entries(path, log_dir)
         if log_dir.directory_id is None:
             raise OperatorError(
                 f"{path}/{META_FILE} has no directory.id.",
@@ -138,7 +138,7 @@ def _check(config: NodeConfig, disk: Disk, opened: Mapping[str, LogDir]) -> None
             )
 
 
-def _tell_of_entries(path: str, log_dir: LogDir) -> None:
+def _log_rejected_entries(path: str, log_dir: LogDir) -> None:
     """Log ignored checkpoint entries."""
     for reason in log_dir.offsets.rejected:
         log.warning(
@@ -151,7 +151,7 @@ def _tell_of_entries(path: str, log_dir: LogDir) -> None:
         log.warning(
             "dropped checkpoint entries without a directory",
             path=path,
-            partitions=[str(each) for each in log_dir.orphans[:_NAMED]],
+            partitions=[str(each) for each in log_dir.orphans[:_MAX_LISTED]],
             count=len(log_dir.orphans),
             advice="No action is needed if these partitions were deleted or moved just before the node was killed."
             " Otherwise their directories are missing: stop the node, restore them, and start it again.",

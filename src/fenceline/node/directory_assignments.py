@@ -49,11 +49,11 @@ class DirectoryAssignments:
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    def tell(self, topic_id: UUID, index: int, directory_id: UUID) -> None:
+    def report(self, topic_id: UUID, index: int, directory_id: UUID) -> None:
         """Report this assignment to the controller."""
-        self._loop.call_soon_threadsafe(self._want, (topic_id, index), directory_id)
+        self._loop.call_soon_threadsafe(self._enqueue, (topic_id, index), directory_id)
 
-    def _want(self, place: _Place, directory_id: UUID) -> None:
+    def _enqueue(self, place: _Place, directory_id: UUID) -> None:
         if self._is_closed:
             return
         self._wanted[place] = directory_id
@@ -72,7 +72,7 @@ class DirectoryAssignments:
         try:
             while self._wanted:
                 asked = dict(islice(self._wanted.items(), MOST_IN_REQUEST))
-                if await self._ask(asked):
+                if await self._send(asked):
                     pause_s = _FIRST_PAUSE_S
                 else:
                     await asyncio.sleep(pause_s)
@@ -80,7 +80,7 @@ class DirectoryAssignments:
         finally:
             self._task = None
 
-    async def _ask(self, asked: Mapping[_Place, UUID]) -> bool:
+    async def _send(self, asked: Mapping[_Place, UUID]) -> bool:
         """Whether all assignments are completed; those that failed or changed meanwhile stay pending."""
         request = AssignReplicasToDirs(self._node_id, self._broker_epoch(), _by_directory(asked))
         try:

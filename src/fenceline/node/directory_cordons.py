@@ -34,9 +34,9 @@ class DirectoryCordons:
 
     def on_image(self, delta: Delta) -> None:
         if any(kind is ConfigResourceType.BROKER for kind, _ in delta.changed_configs) or delta.changed_features:
-            self.take()
+            self.apply()
 
-    def take(self) -> None:
+    def apply(self) -> None:
         """Apply the current setting; ignored below metadata.version 4.3-IV0, whose controllers do not support it."""
         broker = self._broker
         text = effective_broker_config(broker.image.configs, broker.config, CORDONED)
@@ -53,5 +53,5 @@ class DirectoryCordons:
         log_dirs = broker.log_dirs
         log_dirs.cordoned = frozenset(each.path for each in log_dirs.opened if each.path in paths)
         ids = (each.directory_id for each in log_dirs.opened if each.path in paths)
-        broker.lifecycle.tell_cordoned(tuple(each for each in ids if each is not None))
+        broker.lifecycle.report_cordoned(tuple(each for each in ids if each is not None))
         log.info("cordoned log directories", paths=sorted(log_dirs.cordoned))

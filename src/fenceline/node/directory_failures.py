@@ -68,10 +68,10 @@ class DirectoryFailures:
         if now_s - self._tried_s.get(log_dir, -_TRY_AGAIN_S) < _TRY_AGAIN_S:
             return
         self._tried_s[log_dir] = now_s
-        task = self._tasks[log_dir] = asyncio.ensure_future(self._try(log_dir, reason))
+        task = self._tasks[log_dir] = asyncio.ensure_future(self._probe(log_dir, reason))
         task.add_done_callback(lambda _: self._tasks.pop(log_dir, None))
 
-    async def _try(self, log_dir: LogDir, reason: str) -> None:
+    async def _probe(self, log_dir: LogDir, reason: str) -> None:
         try:
             await self._loop.run_in_executor(self._broker.disk_threads, log_dir.probe)
         except OSError as error:
@@ -113,14 +113,14 @@ class DirectoryFailures:
                 " After `fenceline features upgrade` brokers can continue without a failed directory.",
             )
         else:
-            await self._tell(log_dir)
+            await self._report(log_dir)
 
-    async def _tell(self, log_dir: LogDir) -> None:
+    async def _report(self, log_dir: LogDir) -> None:
         assert log_dir.directory_id is not None, "checked before"
         limit_ms = self._broker.config.get_int("log.dir.failure.timeout.ms")
         try:
             async with asyncio.timeout(limit_ms / 1000):
-                await self._broker.lifecycle.tell_failed(log_dir.directory_id)
+                await self._broker.lifecycle.report_failed(log_dir.directory_id)
         except TimeoutError:
             self._end(
                 f"{log_dir.path} has failed, which could not be reported to a controller within"

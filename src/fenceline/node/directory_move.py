@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from fenceline.replica.throttle import ReplicationQuota
 
 _LONGEST_PAUSE_S: Final = 1.0
-_LOOK_S: Final = 0.02
+_CHECK_S: Final = 0.02
 _LATER_S: Final = 1.0
-_TELL_AGAIN_MS: Final = 2000
-"""Another process may have changed the assignment meanwhile: interval of the checks where the replica is recorded."""
+_REPORT_AGAIN_MS: Final = 2000
+"""Interval between reports: another process may have changed the assignment meanwhile."""
 _ATTEMPTS: Final = 5
-"""Time limit of the last step, after which flushes continue."""
+"""Attempts at the last step before flushes continue."""
 _T = TypeVar("_T")
 
 
@@ -86,7 +86,7 @@ class DirectoryMove:
             self.end(keep_files=True)
             return None
         if replica.is_being_cut:
-            return _LOOK_S
+            return _CHECK_S
         current, now_ms = replica.log, broker.clock.now_ms()
         if self.future is None:
             await self._open(replica)
@@ -109,7 +109,7 @@ class DirectoryMove:
                 self._quota.passed(taken, broker.clock.monotonic_ms())
                 self.failures, self.is_full = 0, False
                 return 0.0
-        return await self._close_in(future, replica)
+        return await self._finish_copy(future, replica)
 
     async def _open(self, replica: Replica) -> None:
         source = self._broker.log_dirs.holder(self.where)
@@ -129,7 +129,7 @@ class DirectoryMove:
 
     # -- the last steps ----------------------------------------------------------------------------------------------
 
-    async def _close_in(self, future: FutureLog, replica: Replica) -> float | None:
+    async def _finish_copy(self, future: FutureLog, replica: Replica) -> float | None:
         """The copy is almost complete: copy the evidence, inform the controller, then take the last step."""
         source = future.source
         if replica.log.is_written:
@@ -148,14 +148,14 @@ class DirectoryMove:
         if not self._is_recorded():
             now_ms = self._broker.clock.monotonic_ms()
             if now_ms >= self._tells_at_ms:
-                self._tells_at_ms = now_ms + _TELL_AGAIN_MS
+                self._tells_at_ms = now_ms + _REPORT_AGAIN_MS
                 self._broker.partitions.places.tell_moving(self.where, self.target)
             await self.thread(future.flush, self._broker.clock.now_ms())
-            return _LOOK_S
+            return _CHECK_S
         self._broker.partitions.places.moving[self.where] = self.target
-        return await self._take_step(future, replica)
+        return await self._replace_log(future, replica)
 
-    async def _take_step(self, future: FutureLog, replica: Replica) -> float | None:
+    async def _replace_log(self, future: FutureLog, replica: Replica) -> float | None:
         """Flushes of the log are paused: the part that is durable there becomes durable in the copy."""
         flushes, clock = self._broker.flushes, self._broker.clock
         await self._broker.checkpoint()  # its high watermark and log start must be durable before the log is
@@ -166,7 +166,7 @@ class DirectoryMove:
                 await self._copy_rest(future, replica)
                 await self.thread(future.flush, clock.now_ms())
                 if self.ends or replica.is_being_cut or not self._broker.partitions.holds(replica):
-                    return _LOOK_S
+                    return _CHECK_S
                 current = replica.log
                 if (
                     future.take_rest(current, clock.now_ms())
@@ -179,7 +179,7 @@ class DirectoryMove:
                     return None
         finally:
             flushes.release(replica)
-        return _LOOK_S
+        return _CHECK_S
 
     async def _copy_rest(self, future: FutureLog, replica: Replica) -> None:
         """Copy the small rest in a thread, so that almost nothing is left for the loop."""

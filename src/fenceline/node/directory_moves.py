@@ -43,7 +43,7 @@ _ATTEMPTS: Final = 5
 """Attempts to read a damaged file before the move ends."""
 
 
-class Moving(NamedTuple):
+class MoveProgress(NamedTuple):
     """A copy in progress, as in DescribeLogDirs. `lag`: offsets it is behind."""
 
     where: TopicPartition
@@ -68,16 +68,16 @@ class DirectoryMoves:
     def __len__(self) -> int:
         return len(self._moves)
 
-    def __iter__(self) -> Iterator[Moving]:
+    def __iter__(self) -> Iterator[MoveProgress]:
         for where, move in self._moves.items():
             replica = self._broker.partitions.open_by_name.get(where)
             if move.future is not None and replica is not None:
                 future = move.future
                 lag = max(future.lag(replica.log), 0)
-                yield Moving(where, future.target.path, future.log.size_bytes, lag)
+                yield MoveProgress(where, future.target.path, future.log.size_bytes, lag)
 
     @property
-    def under_way(self) -> Container[TopicPartition]:
+    def in_progress(self) -> Container[TopicPartition]:
         """The replicas with a move in progress."""
         return self._moves.keys()
 
@@ -119,10 +119,10 @@ class DirectoryMoves:
         self._begin(self._new(where, target))
         return ErrorCode.NONE
 
-    def take_up(self, found: list[tuple[LogDir, ExistingPartition]]) -> None:
+    def resume(self, found: list[tuple[LogDir, ExistingPartition]]) -> None:
         """Continue copies that were found at the start; delete those without a replica to copy."""
         broker = self._broker
-        self._take_rate()
+        self._apply_rate()
         for target, copy in found:
             where = copy.topic_partition
             holder, places = broker.log_dirs.holder(where), broker.partitions.places
@@ -137,16 +137,16 @@ class DirectoryMoves:
 
     def on_image(self, delta: Delta) -> None:
         if any(kind is ConfigResourceType.BROKER for kind, _ in delta.changed_configs):
-            self._take_rate()
+            self._apply_rate()
 
-    def _take_rate(self) -> None:
+    def _apply_rate(self) -> None:
         image, kind = self._broker.image, ConfigResourceType.BROKER
         rates = {**image.config(kind, ""), **image.config(kind, str(self._broker.node_id))}
         self._quota.set_rate(int(rates.get(RATE, NO_RATE)), self._broker.clock.monotonic_ms())
 
     # -- what ends a move --------------------------------------------------------------------------------------------
 
-    def gone(self, where: TopicPartition, is_removed: bool) -> None:
+    def replica_removed(self, where: TopicPartition, is_removed: bool) -> None:
         """The replica is no longer served: `is_removed` from this node, or offline."""
         move = self._moves.get(where)
         if move is not None:
@@ -204,7 +204,7 @@ class DirectoryMoves:
             if self._moves.get(move.where) is move:
                 self._end(move, keep_files=False)
             if move.ends:
-                await self._clear_up(move)
+                await self._delete_files(move)
 
     async def _attempt(self, move: DirectoryMove) -> float | None:
         """One step; a disk error is retried or ends the move."""
@@ -270,9 +270,9 @@ class DirectoryMoves:
         broker.partitions.log_replaced(replica)
         if move.carried is not None:
             broker.losses.moved(move.target, move.carried.receipts)
-        self._spawn(self._settle(move, future, removed, replica.config.file_delete_delay_ms))
+        self._spawn(self._delete_old_log(move, future, removed, replica.config.file_delete_delay_ms))
 
-    async def _settle(
+    async def _delete_old_log(
         self, move: DirectoryMove, future: FutureLog, removed: RemovedPartition | None, delay_ms: int
     ) -> None:
         """Delete the old log once the new one is durable."""
@@ -288,7 +288,7 @@ class DirectoryMoves:
 
     # -- what is left ------------------------------------------------------------------------------------------------
 
-    async def _clear_up(self, move: DirectoryMove) -> None:
+    async def _delete_files(self, move: DirectoryMove) -> None:
         future, target = move.future, move.target
         if future is None or (self._is_closed and move.keeps_files):
             return  # the directory's failure closes it

@@ -85,7 +85,7 @@ class Fetching:
         self.broker = broker
         metrics = broker.metrics
         self._load_budget = metrics.load_budget = LoadBudget(max_load_bytes)
-        load_pace = metrics.load_pace = LoadPace(load_floor_byte_rate, metrics.hurries)
+        load_pace = metrics.load_pace = LoadPace(load_floor_byte_rate, metrics.latency_sensitive_signals)
         self.reads = FetchReads(
             broker.partitions,
             broker.replication,

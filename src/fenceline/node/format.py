@@ -161,7 +161,7 @@ def _format_if_new(config: NodeConfig, disk: Disk, unusable: Collection[str]) ->
     )
 
 
-def quorum_to_begin(
+def initial_quorum(
     config: NodeConfig, *, standalone: bool, initial_controllers: str | None, joins: bool
 ) -> tuple[VoterEndpoint | None, tuple[Voter, ...]]:
     """The arguments of `format_directory` for the options of `fenceline format` (K19). Raises OperatorError.

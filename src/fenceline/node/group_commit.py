@@ -22,7 +22,7 @@ from fenceline.node.metadata_batches import DecisionBatches
 from fenceline.rng import Rng
 
 
-class Waiting(NamedTuple):
+class PendingRequest(NamedTuple):
     """A request, the future of its response, and its arrival time by the loop's clock."""
 
     request: Request
@@ -31,7 +31,7 @@ class Waiting(NamedTuple):
 
 
 @dataclass(slots=True)
-class Flight:
+class GroupCommit:
     """Offsets of the records [first, end), the batches to append, and the results once they are durable."""
 
     first_offset: int
@@ -46,31 +46,31 @@ class Flight:
     """Responses that wait until the quorum has finalized a level of kraft.version (K15)."""
 
     @property
-    def everybody(self) -> list[asyncio.Future[Any]]:
+    def futures(self) -> list[asyncio.Future[Any]]:
         """The futures of all its requests."""
         return [*(answer for answer, _ in self.answers), *(answer for answer, _, _ in self.kraft_versions)]
 
 
 def decide_all(
-    controller: Controller, queue: Sequence[Waiting], *, epoch: int, now_ms: int, monotonic_ms: int, rng: Rng
-) -> Flight:
+    controller: Controller, queue: Sequence[PendingRequest], *, epoch: int, now_ms: int, monotonic_ms: int, rng: Rng
+) -> GroupCommit:
     """Decide in order; a request that fails with PeerError fails alone. `Controller.reset` reverts the decisions."""
-    flight = Flight(controller.next_offset, controller.next_offset)
+    commit = GroupCommit(controller.next_offset, controller.next_offset)
     batches = DecisionBatches(now_ms)
     for request, answer, _ in queue:
         try:
             decision = controller.decide(request, monotonic_ms, rng)
         except PeerError as error:
-            flight.answers.append((answer, error))
+            commit.answers.append((answer, error))
             continue
         if decision.records:
             batches.add(decision.records, decision.atomic, controller.image.metadata_version)
             last_offset = controller.next_offset + len(decision.records) - 1
-            flight.images.append(controller.replay(decision.records, last_offset, epoch))
+            commit.images.append(controller.replay(decision.records, last_offset, epoch))
         if decision.kraft_version is None:
-            flight.answers.append((answer, decision.answer))
+            commit.answers.append((answer, decision.answer))
         else:
-            flight.kraft_versions.append((answer, decision.answer, decision.kraft_version))
-    flight.end_offset = controller.next_offset
-    flight.content = batches.finish()
-    return flight
+            commit.kraft_versions.append((answer, decision.answer, decision.kraft_version))
+    commit.end_offset = controller.next_offset
+    commit.content = batches.finish()
+    return commit

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fenceline.node.broker import Broker
 
 
-def with_leaders(broker: Broker, listener: str, results: Sequence[PartitionResult]) -> ProduceResponse:
+def with_leader_hints(broker: Broker, listener: str, results: Sequence[PartitionResult]) -> ProduceResponse:
     """The response; partitions with NOT_LEADER_OR_FOLLOWER get leader, epoch and the leader's address on that
     listener."""
     if all(result.error_code != ErrorCode.NOT_LEADER_OR_FOLLOWER for result in results):

@@ -249,7 +249,7 @@ class LeaderLink:
                 self._lost()
                 failures += 1
                 if self._was_left or isinstance(error, ConnectionRefusedError):
-                    self._fetchers.absent.left(self._leader_id)
+                    self._fetchers.absent.disconnected(self._leader_id)
                 self._left_lately = self._left_lately or self._was_left
                 self._was_left = False
                 self._tell_unreachable(error)
@@ -341,7 +341,7 @@ class LeaderLink:
     def look(self) -> None:
         """Tell that the leader has left where that is to be seen and not heard yet."""
         if self._closed_by_leader(self._connection):
-            self._fetchers.absent.left(self._leader_id)
+            self._fetchers.absent.disconnected(self._leader_id)
         for far in self._far:
             far.look()
 
@@ -390,7 +390,7 @@ class LeaderLink:
             lends_answers=True,
             largest_answer=self._fetchers.largest_answer,
         )
-        self._fetchers.absent.came(self._leader_id)
+        self._fetchers.absent.reconnected(self._leader_id)
         return connection
 
     def _lost(self) -> None:

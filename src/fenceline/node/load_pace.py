@@ -50,20 +50,20 @@ def core_waits() -> CoreWaits | None:
 
 
 class LoadPace:
-    """Belongs to the loop. `hurries`: a count that grows with every sign of somebody in a hurry."""
+    """Belongs to the loop. `latency_sensitive_signals`: a count that grows with every sign of somebody in a hurry."""
 
     def __init__(
         self,
         floor_byte_rate: int,
-        hurries: Callable[[], int],
+        latency_sensitive_signals: Callable[[], int],
         *,
         core_waits: Callable[[], CoreWaits | None] = core_waits,
     ) -> None:
         """`floor_byte_rate`: bytes a second, 0 never limits anybody."""
         self._floor = float(floor_byte_rate) or math.inf
-        self._hurries = hurries
+        self._hurries = latency_sensitive_signals
         self._core_waits = core_waits
-        self._hurries_seen = hurries()
+        self._hurries_seen = latency_sensitive_signals()
         self._hurry_until_s = 0.0
         self._rate = math.inf
         self._waits_seen: CoreWaits | None = None
@@ -73,18 +73,18 @@ class LoadPace:
         self.held_s = 0.0
         """Seconds that fetches were held back, all together."""
 
-    def is_somebody_in_a_hurry(self) -> bool:
+    def has_latency_sensitive_clients(self) -> bool:
         now_s = asyncio.get_running_loop().time()
-        hurries = self._hurries()
-        if hurries != self._hurries_seen:
-            self._hurries_seen = hurries
+        latency_sensitive_signals = self._hurries()
+        if latency_sensitive_signals != self._hurries_seen:
+            self._hurries_seen = latency_sensitive_signals
             self._hurry_until_s = now_s + HURRY_S
         return now_s < self._hurry_until_s
 
     def rate(self) -> float:
         """Bytes a second that may leave now; infinite without a limit."""
         now_s = asyncio.get_running_loop().time()
-        if not self.is_somebody_in_a_hurry():
+        if not self.has_latency_sensitive_clients():
             self._rate = math.inf
         elif self._rate == math.inf:
             self._rate = self._floor

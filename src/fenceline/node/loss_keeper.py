@@ -25,7 +25,7 @@ from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
 from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.node.logs import Logger
 from fenceline.node.metric_families import counter_by, gauges
-from fenceline.node.unsettled import UnsettledPartitions
+from fenceline.node.pending_partitions import PendingPartitions
 from fenceline.replica.follower import BeginAnew, CutTo
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class LossKeeper:
         """Since this node started."""
         self.evidence_bytes = 0
         """As of the last look."""
-        self._unsettled = UnsettledPartitions(broker, self._make_room, self._lost, self._owes, self._take_up_strays)
+        self._pending = PendingPartitions(broker, self._make_room, self._lost, self._owes, self._take_up_strays)
         self.compared_first: set[str] = set()
         """Directories of replicas that were moved away; `RemovedReplicas` is at them."""
         self._relieving: asyncio.Future[bool] | None = None
@@ -132,7 +132,7 @@ class LossKeeper:
     def take_up(self) -> None:
         """Before any log is served: settle what a crash interrupted, and find what the ledger does not have yet."""
         for log_dir in self._broker.log_dirs:
-            self._unsettled.take_up(log_dir)
+            self._pending.register_unopened(log_dir)
             try:
                 self._take_up(log_dir)
             except OSError as error:
@@ -147,7 +147,7 @@ class LossKeeper:
         for topic_partition, path in _with_evidence(log_dir):
             folder = ReceiptFolder(log_dir.disk, path)
             if folder.is_unsettled:
-                self._unsettled.settle(log_dir, topic_partition)
+                self._pending.record_losses(log_dir, topic_partition)
             for receipt in folder.due():
                 self._owes(folder, receipt)
         self._take_up_strays(log_dir)
@@ -183,11 +183,11 @@ class LossKeeper:
     @property
     def has_unsettled(self) -> bool:
         """Whether `settle_again` has something to do; once it has nothing, it will not have until the next start."""
-        return bool(self._unsettled)
+        return bool(self._pending)
 
     async def settle_again(self) -> None:
         """On the loop: what had no room for its papers at the start is served as soon as it has."""
-        await self._unsettled.try_again()
+        await self._pending.retry()
 
     # -- what is deleted, in a thread ------------------------------------------------------------------------------
 

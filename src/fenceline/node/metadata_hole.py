@@ -23,7 +23,7 @@ from fenceline.log.scan import LOOK_BEHIND_BYTES, BadBatch, Found, ReadTwice, Un
 from fenceline.node import promised_end, snapshot_files
 from fenceline.node.logs import Logger
 from fenceline.quorum.control_records import KRaftVoters, Voter, decode_control
-from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
 from fenceline.records.batch import read_header
 from fenceline.records.decode import decode_batch
 from fenceline.wire.errors import MalformedRequest
@@ -35,14 +35,14 @@ OthersHaveIt = Callable[[tuple[Voter, ...]], bool]
 _log = Logger("metadata")
 
 
-class WhatIsWhole(NamedTuple):
+class ValidExtent(NamedTuple):
     """`end`: the highest epoch and offset of a directory's valid batches; `voters`: the newest set in them."""
 
     end: LogEnd
     voters: tuple[Voter, ...]
 
 
-def promise_what_follows(
+def record_promised_end(
     disk: Disk, directory: str, newest: SnapshotId, others_have_it: OthersHaveIt, damage: CorruptLog
 ) -> None:
     """Record the acknowledged end, durable on return; after that the log may be truncated at the damage. `newest`
@@ -51,7 +51,7 @@ def promise_what_follows(
     Raises `damage` if no other voter has the removed records, or two reads of the disk differ; OperatorError.
     """
     try:
-        found = what_is_whole(disk, directory)
+        found = valid_extent(disk, directory)
     except Unstable:
         raise damage from None
     voters = found.voters or snapshot_files.voters_of_damaged(disk, f"{directory}/{newest.file_name}")
@@ -81,31 +81,31 @@ def promise_what_follows(
     )
 
 
-def what_is_whole(disk: Disk, directory: str) -> WhatIsWhole:
+def valid_extent(disk: Disk, directory: str) -> ValidExtent:
     """Scan all segments, before and after each damaged range. Raises OSError, and Unstable if two reads of the disk
     differ: no checksum covers the epoch and offset of a batch."""
-    end = NOTHING
+    end = NO_PROMISED_END
     voters: tuple[Voter, ...] = ()
-    for found in _whole_batches(disk, directory):
+    for found in _valid_batches(disk, directory):
         end = max(end, LogEnd(found.header.leader_epoch, found.header.next_offset))
         if found.header.is_control:
             voters = _voters_in(found.content) or voters
-    return WhatIsWhole(end, voters)
+    return ValidExtent(end, voters)
 
 
-def _whole_batches(disk: Disk, directory: str) -> Iterator[Found]:
+def _valid_batches(disk: Disk, directory: str) -> Iterator[Found]:
     bases = (offset_in(name, LOG_SUFFIX) for name in disk.listdir(directory))
     for base in sorted(base for base in bases if base is not None):
         path = f"{directory}/{base:020d}{LOG_SUFFIX}"
         stat = disk.stat(path)
         fd = disk.open_read(path)
         try:
-            yield from _whole_batches_of(ReadTwice(disk), fd, stat.size_bytes if stat is not None else 0)
+            yield from _valid_batches_of(ReadTwice(disk), fd, stat.size_bytes if stat is not None else 0)
         finally:
             disk.close(fd)
 
 
-def _whole_batches_of(disk: ReadTwice, fd: int, size_bytes: int) -> Iterator[Found]:
+def _valid_batches_of(disk: ReadTwice, fd: int, size_bytes: int) -> Iterator[Found]:
     position = 0
     while position < size_bytes:
         try:

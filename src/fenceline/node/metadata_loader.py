@@ -75,7 +75,7 @@ class MetadataLoader:
     def begin(self, image: MetadataImage, applied_offset: int, *, transaction_is_open: bool = False) -> None:
         """Set the image that was read at the start; a transaction that is open there has lost its writer (C6)."""
         if transaction_is_open:
-            self._transactions.take(_BEGIN_TRANSACTION, lambda value: None)
+            self._transactions.apply(_BEGIN_TRANSACTION, lambda value: None)
         self.applied_offset = applied_offset
         self._committed_offset = max(self._committed_offset, applied_offset)
         self._publish(image, difference(EMPTY_IMAGE, image))
@@ -179,7 +179,7 @@ class MetadataLoader:
                 for one in decode_batch(records, header):
                     if one.value is None:
                         raise InternalError(f"the metadata log has a record without a value at offset {one.offset}")
-                    self._transactions.take(one.value, delta.replay_value)
+                    self._transactions.apply(one.value, delta.replay_value)
             last_offset, epoch = header.last_offset, header.leader_epoch
             size_bytes += header.size_bytes
         if last_offset < self.applied_offset:

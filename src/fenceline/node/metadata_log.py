@@ -37,11 +37,11 @@ from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
 from fenceline.node import metadata_reading, promised_end, snapshot_files
 from fenceline.node.logs import Logger
-from fenceline.node.metadata_hole import OthersHaveIt, promise_what_follows
+from fenceline.node.metadata_hole import OthersHaveIt, record_promised_end
 from fenceline.node.metadata_replay import NO_SNAPSHOT, Replay, Replayed
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.election_state import FILE_NAME, ElectionState, decode_election, encode_election
-from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
 from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class MetadataLog:
         """A thread truncates or resets the log: readers wait until the next commit."""
         self.promised = promised_end.read(disk, directory)
         """The promised end: acknowledged before the log was reset or truncated at a hole and not reached again, else
-        `NOTHING` (G24)."""
+        `NO_PROMISED_END` (G24)."""
         self.snapshot_load_s: float | None = None
         """Time it took to read the newest snapshot at the start; None if there was none."""
         self.snapshots = snapshots
@@ -190,7 +190,7 @@ class MetadataLog:
             disk.fsync_dir(log_dir)
         snapshots = snapshot_files.find_snapshots(disk, directory)
         newest = snapshots[-1] if snapshots else NO_SNAPSHOT
-        before_cut = partial(promise_what_follows, disk, directory, newest, others_have_it) if others_have_it else None
+        before_cut = partial(record_promised_end, disk, directory, newest, others_have_it) if others_have_it else None
         log = _open_log(disk, directory, newest, now_ms, segment_bytes, segment_ms, votes=votes, before_cut=before_cut)
         if log.log_start_offset > 0 and newest.end_offset < log.log_start_offset:
             raise OperatorError(
@@ -204,13 +204,13 @@ class MetadataLog:
         opened._forget_unreachable()
         log.advance_high_watermark(opened.newest_snapshot.end_offset)
         opened._make_durable()
-        if opened.promised != NOTHING and opened.end >= opened.promised:
-            opened.promised = NOTHING
-            opened.forget_promise()
+        if opened.promised != NO_PROMISED_END and opened.end >= opened.promised:
+            opened.promised = NO_PROMISED_END
+            opened.delete_promised_end()
         return opened
 
     @classmethod
-    def begin_anew(cls, disk: Disk, log_dir: str, damage: SnapshotDamaged, *, now_ms: int) -> None:
+    def reset(cls, disk: Disk, log_dir: str, damage: SnapshotDamaged, *, now_ms: int) -> None:
         """Reset a log whose start exists only in a damaged snapshot: `open` then finds an empty one, and other voters
         have all of it (G24). The old log is kept in `lost+found`; its acknowledged end is recorded first, so that this
         node does not vote for a candidate that lacks it (`promised_end`).
@@ -239,7 +239,7 @@ class MetadataLog:
             " metadata, stop this one, and restore the files from here and from lost+found.",
         )
 
-    def forget_promise(self) -> None:
+    def delete_promised_end(self) -> None:
         """Delete the promised end; for a thread. After a crash the next start finds it reached."""
         promised_end.forget(self._disk, self.directory)
 
@@ -401,20 +401,20 @@ class MetadataLog:
         Raises InternalError for records that do not fit, OperatorError on damage that cannot be repaired.
         """
         replay = self._replay_snapshot()
-        replay.take_log(self._log_batches(replay.snapshot.end_offset))
+        replay.replay_log(self._log_batches(replay.snapshot.end_offset))
         return replay.finish(self._log.log_end_offset - 1, self.end.epoch)
 
     def image_of(self, snapshot: SnapshotId) -> MetadataImage:
         """The image of a snapshot file, for a thread. Raises OSError, OperatorError (SnapshotDamaged among them)."""
         replay, path = Replay(), self.path_of(snapshot)
-        replay.take_snapshot(snapshot_files.read_snapshot(self._disk, path, snapshot), snapshot, path)
+        replay.replay_snapshot(snapshot_files.read_snapshot(self._disk, path, snapshot), snapshot, path)
         return replay.finish(snapshot.end_offset - 1, snapshot.epoch).image
 
     def replay_committed(self) -> Replayed:
         """Same as `replay`, but the image is the newest snapshot's: with other voters the leader decides which later
         records are committed. The voter set takes effect at once (Q40)."""
         replay = self._replay_snapshot()
-        replay.take_log(self._log_batches(replay.snapshot.end_offset), only_voters=True)
+        replay.replay_log(self._log_batches(replay.snapshot.end_offset), only_voters=True)
         return replay.finish(replay.snapshot.end_offset - 1, replay.snapshot.epoch)
 
     def _replay_snapshot(self) -> Replay:
@@ -427,7 +427,7 @@ class MetadataLog:
             path = self.path_of(newest)
             began_s = time.perf_counter()
             try:
-                replay.take_snapshot(snapshot_files.read_snapshot(self._disk, path, newest), newest, path)
+                replay.replay_snapshot(snapshot_files.read_snapshot(self._disk, path, newest), newest, path)
             except SnapshotDamaged as error:
                 self._set_aside(newest, error)
             except (PeerError, MalformedRequest) as error:

@@ -101,7 +101,7 @@ class Transactions:
         """A snapshot has replaced the log (N42)."""
         self._pending = None
 
-    def take(self, value: bytes, replay: Callable[[bytes], None]) -> None:
+    def apply(self, value: bytes, replay: Callable[[bytes], None]) -> None:
         """Pass `value` to `replay`, now or when its transaction ends. Raises InternalError."""
         key = api_key_of(value)
         if self._pending is None and key not in (_BEGIN, _END, _ABORT):
@@ -142,7 +142,7 @@ class Replay:
         self._log_record_count = 0
         self._last_timestamp_ms = 0
 
-    def take_snapshot(self, batches: Iterable[tuple[memoryview, BatchHeader]], snapshot: SnapshotId, path: str) -> None:
+    def replay_snapshot(self, batches: Iterable[tuple[memoryview, BatchHeader]], snapshot: SnapshotId, path: str) -> None:
         """Raises OperatorError, naming `path`, if the snapshot is incomplete."""
         controls: list[ControlRecord] = []
         with _collector_at_rest():
@@ -160,7 +160,7 @@ class Replay:
         if self._voters:
             self._history.load(VotersAt(snapshot.end_offset - 1, self._kraft_version, self._voters))
 
-    def take_log(self, batches: Iterable[tuple[memoryview, BatchHeader]], *, only_voters: bool = False) -> None:
+    def replay_log(self, batches: Iterable[tuple[memoryview, BatchHeader]], *, only_voters: bool = False) -> None:
         """`only_voters`: records not known to be committed are used only for the voter set (Q40)."""
         before = self._record_count
         self._is_log = True
@@ -204,7 +204,7 @@ class Replay:
             value = one.value
             if value is None:
                 raise InternalError(f"the metadata log has a record without a value at offset {one.offset}")
-            self._transactions.take(value, replay)
+            self._transactions.apply(value, replay)
         return []
 
     def _control(self, control: ControlRecord, offset: int) -> None:

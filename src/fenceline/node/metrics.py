@@ -59,12 +59,12 @@ class NodeMetrics:
     def count_request(self, api_key: int) -> None:
         self.requests[api_key] = self.requests.get(api_key, 0) + 1
 
-    def hurries(self) -> int:
+    def latency_sensitive_signals(self) -> int:
         """Number of requests that indicate latency-sensitive clients."""
         return self.requests.get(ApiKey.PRODUCE, 0) + self.woken_fetches
 
-    def is_somebody_in_a_hurry(self) -> bool:
-        return self.load_pace is None or self.load_pace.is_somebody_in_a_hurry()
+    def has_latency_sensitive_clients(self) -> bool:
+        return self.load_pace is None or self.load_pace.has_latency_sensitive_clients()
 
 
 class NodeCollector:

@@ -20,7 +20,7 @@ from fenceline.log.producer_state import Origin
 from fenceline.node.acknowledging import Acknowledging, Owed, OwedBy, WaitingAnswers
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
-from fenceline.node.leader_hints import with_leaders
+from fenceline.node.leader_hints import with_leader_hints
 from fenceline.node.logs import Logger
 from fenceline.node.server import Buffer, frame_of
 from fenceline.records.batch import peek_header
@@ -107,7 +107,7 @@ class Producing:
                 )
                 return pending
             return None
-        answer = with_leaders(self._broker, context.listener, results)
+        answer = with_leader_hints(self._broker, context.listener, results)
         frame = frame_of(ApiKey.PRODUCE, context, encode_response(version, answer))
         return self.wait_for(owed, context, frame, request.timeout_ms) if owed else frame
 

@@ -14,17 +14,17 @@ from typing import Final
 
 from fenceline.errors import OperatorError
 from fenceline.log.disk import Disk, read_file, replace_file
-from fenceline.quorum.log_view import NOTHING, LogEnd
+from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd
 
 FILE_NAME: Final = "promised-end"
 
 
 def read(disk: Disk, directory: str) -> LogEnd:
-    """The promised end; `NOTHING` if there is none. Raises OperatorError: an unreadable file must not be ignored."""
+    """The promised end; `NO_PROMISED_END` if there is none. Raises OperatorError: an unreadable file must not be ignored."""
     path = f"{directory}/{FILE_NAME}"
     content = read_file(disk, path)
     if content is None:
-        return NOTHING
+        return NO_PROMISED_END
     try:
         fields = json.loads(content)
         if fields["version"] != 0:

@@ -83,15 +83,15 @@ class QuorumEvents(Protocol):
         """The log restarts at the end of a snapshot that contains `image`."""
         ...
 
-    def leads(self, epoch: int, start_offset: int) -> None:
+    def became_leader(self, epoch: int, start_offset: int) -> None:
         """This node leads; the controller may become active once everything before `start_offset` is applied."""
         ...
 
-    def leads_no_more(self, epoch: int) -> None:
-        """This node no longer leads; uncommitted records may be lost. Also called if `leads` was not."""
+    def lost_leadership(self, epoch: int) -> None:
+        """This node no longer leads; uncommitted records may be lost. Also called if `became_leader` was not."""
         ...
 
-    def gave_up(self, error: BaseException) -> None:
+    def driver_failed(self, error: BaseException) -> None:
         """The node cannot continue."""
         ...
 
@@ -336,9 +336,9 @@ class QuorumDriver:
                 self._log.advance_high_watermark(offset)
                 self._events.committed(offset)
             case Lead(epoch, start_offset):
-                self._events.leads(epoch, start_offset)
+                self._events.became_leader(epoch, start_offset)
             case StopLeading(epoch):
-                self._events.leads_no_more(epoch)
+                self._events.lost_leadership(epoch)
             case BeginDownload() | WritePiece() | VerifyAndFreeze() | DropDownload():
                 self._download().perform(duty)
             case LoadSnapshot(snapshot_id):
@@ -428,7 +428,7 @@ class QuorumDriver:
         if self._has_ended:
             return
         self.end()
-        self._events.gave_up(error)
+        self._events.driver_failed(error)
 
 
 def _stops() -> PeerError:

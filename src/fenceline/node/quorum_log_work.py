@@ -35,7 +35,7 @@ from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import ControlRecord
 from fenceline.quorum.duties import AppendFetched
-from fenceline.quorum.log_view import NOTHING, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, SnapshotId
 from fenceline.wire.errors import MalformedRequest
 
 T = TypeVar("T")
@@ -185,10 +185,10 @@ class QuorumLogWork:
 
     def _look_at_promise(self) -> None:
         """Check whether the log has reached the promised end again."""
-        if self._log.promised != NOTHING and self._view.flushed >= self._log.promised:
-            self._log.promised = NOTHING
+        if self._log.promised != NO_PROMISED_END and self._view.flushed >= self._log.promised:
+            self._log.promised = NO_PROMISED_END
             log.info("the metadata log again has all records that this node had acknowledged")
-            asyncio.get_running_loop().run_in_executor(self._executor(), self._log.forget_promise)
+            asyncio.get_running_loop().run_in_executor(self._executor(), self._log.delete_promised_end)
 
     def _tell_put_off(self, error: StorageError | None) -> None:
         if error is not None and not self._is_behind:

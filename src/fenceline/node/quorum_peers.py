@@ -69,7 +69,7 @@ class QuorumPeers:
         since_s = self._refused_since_s.get(node_id)
         return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
-    def came(self, node_id: int) -> None:
+    def mark_alive(self, node_id: int) -> None:
         """The node's process is alive, as other connections show: earlier refusals came from its previous process."""
         self._refused_since_s.pop(node_id, None)
 
@@ -107,7 +107,7 @@ class QuorumPeers:
                 self._refused_since_s.pop(peer.node_id, None)
             if not self._is_closed:
                 if self._watch is not None:
-                    self._watch.missed(*_told(peer, error))
+                    self._watch.missed(*_describe_failure(peer, error))
                 self._unanswered(duty.request_id, is_refused)
         else:
             self._refused_since_s.pop(peer.node_id, None)
@@ -155,10 +155,10 @@ class QuorumPeers:
         return read_answer(key, entities.read_response(key, version, answer))
 
 
-def _told(peer: Peer, error: Exception) -> tuple[str, str]:
+def _describe_failure(peer: Peer, error: Exception) -> tuple[str, str]:
     """The address of `peer`, and why it did not respond, for an operator."""
     address = f"{peer.host}:{peer.port}"
     if isinstance(error, ConnectionRefusedError):
         return address, f"no process listens on {address}"
-    told = str(error) or type(error).__name__
-    return address, told if address in told else f"{address}: {told}"
+    reason = str(error) or type(error).__name__
+    return address, reason if address in reason else f"{address}: {reason}"

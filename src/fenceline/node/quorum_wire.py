@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from fenceline.node.quorum_versions import VERSIONS as VERSIONS
-from fenceline.node.quorum_wire_requests import WrongShape as WrongShape
+from fenceline.node.quorum_wire_requests import UnexpectedPartition as UnexpectedPartition
 from fenceline.node.quorum_wire_requests import read_request as read_request
 from fenceline.node.quorum_wire_requests import request_fields as request_fields
 from fenceline.node.quorum_wire_response_decoder import read_answer as read_answer

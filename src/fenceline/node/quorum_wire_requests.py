@@ -18,7 +18,7 @@ from fenceline.node.quorum_wire_common import FETCH_BY_ID, Fields, listener, nam
 from fenceline.quorum.control_records import KRaftVersionFeature
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.messages import (
-    NOBODY,
+    NO_NODE,
     AddRaftVoterRequest,
     ApiVersionsRequest,
     BeginQuorumEpochRequest,
@@ -40,7 +40,7 @@ _NO_HIGH_WATERMARK: Final = (1 << 63) - 1
 _NO_FETCH_EPOCH: Final = -1
 
 
-class WrongShape(Exception):
+class UnexpectedPartition(Exception):
     """The request is not about the metadata partition; `answer` is the error response."""
 
     def __init__(self, answer: Fields) -> None:
@@ -173,7 +173,7 @@ def _fetch_fields(message: FetchRequest, version: int) -> Fields:
 
 
 def read_request(key: ApiKey, version: int, entity: Any) -> RequestMessage:
-    """The message of a request entity. Raises WrongShape."""
+    """The message of a request entity. Raises UnexpectedPartition."""
     return _REQUESTS[key](version, entity)
 
 
@@ -186,7 +186,7 @@ def _take_vote(version: int, entity: Any) -> VoteRequest:
         one.last_offset_epoch,
         one.last_offset,
         _uuid(request_field(one, "replica_directory_id", None)),
-        request_field(entity, "voter_id", NOBODY),
+        request_field(entity, "voter_id", NO_NODE),
         _uuid(request_field(one, "voter_directory_id", None)),
         request_field(one, "pre_vote", False),
     )
@@ -198,7 +198,7 @@ def _take_begin(version: int, entity: Any) -> BeginQuorumEpochRequest:
         entity.cluster_id,
         one.leader_id,
         one.leader_epoch,
-        request_field(entity, "voter_id", NOBODY),
+        request_field(entity, "voter_id", NO_NODE),
         _uuid(request_field(one, "voter_directory_id", None)),
         voter_endpoints(request_field(entity, "leader_endpoints", ())),
     )
@@ -229,7 +229,7 @@ def _take_fetch(version: int, entity: Any) -> FetchRequest:
     elif good:
         good = topics[0].topic == METADATA_TOPIC
     if not good:
-        raise WrongShape({"error_code": ErrorCode.INVALID_REQUEST, "responses": ()})
+        raise UnexpectedPartition({"error_code": ErrorCode.INVALID_REQUEST, "responses": ()})
     one = topics[0].partitions[0]
     high_watermark = request_field(one, "high_watermark", _NO_HIGH_WATERMARK)
     state = request_field(entity, "replica_state", None)
@@ -250,7 +250,7 @@ def _take_fetch(version: int, entity: Any) -> FetchRequest:
 def _take_fetch_snapshot(version: int, entity: Any) -> FetchSnapshotRequest:
     topics = entity.topics
     if len(topics) != 1 or len(topics[0].partitions) != 1:
-        raise WrongShape({"error_code": ErrorCode.INVALID_REQUEST, "topics": ()})
+        raise UnexpectedPartition({"error_code": ErrorCode.INVALID_REQUEST, "topics": ()})
     one = topics[0].partitions[0]
     asked = SnapshotId(one.snapshot_id.end_offset, one.snapshot_id.epoch)
     if topics[0].name != METADATA_TOPIC or one.partition != 0:
@@ -260,7 +260,7 @@ def _take_fetch_snapshot(version: int, entity: Any) -> FetchSnapshotRequest:
             "snapshot_id": asked._asdict(),
             "unaligned_records": b"",
         }
-        raise WrongShape({"topics": [{"name": topics[0].name, "partitions": [wrong]}]})
+        raise UnexpectedPartition({"topics": [{"name": topics[0].name, "partitions": [wrong]}]})
     return FetchSnapshotRequest(
         entity.cluster_id,
         entity.replica_id,
@@ -279,7 +279,7 @@ def _take_describe(version: int, entity: Any) -> DescribeQuorumRequest:
         if len(partitions) == 1 and partitions[0].partition_index == 0:
             return DescribeQuorumRequest()
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    raise WrongShape(
+    raise UnexpectedPartition(
         {
             "topics": [
                 {
@@ -289,7 +289,7 @@ def _take_describe(version: int, entity: Any) -> DescribeQuorumRequest:
                             "partition_index": each.partition_index,
                             "error_code": unknown,
                             "error_message": "DescribeQuorum supports only the metadata partition.",
-                            "leader_id": NOBODY,
+                            "leader_id": NO_NODE,
                             "leader_epoch": -1,
                             "high_watermark": -1,
                         }
@@ -348,7 +348,7 @@ _REQUESTS: Final[Mapping[ApiKey, Callable[[int, Any], RequestMessage]]] = {
 def _asked(topics: Sequence[Any], name: str) -> Any:
     good = len(topics) == 1 and getattr(topics[0], name) == METADATA_TOPIC and len(topics[0].partitions) == 1
     if not good or topics[0].partitions[0].partition_index != 0:
-        raise WrongShape({"error_code": ErrorCode.INVALID_REQUEST, "topics": ()})
+        raise UnexpectedPartition({"error_code": ErrorCode.INVALID_REQUEST, "topics": ()})
     return topics[0].partitions[0]
 
 

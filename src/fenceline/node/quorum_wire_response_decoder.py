@@ -17,7 +17,7 @@ from fenceline.quorum.control_records import KRaftVersionFeature
 from fenceline.quorum.log_view import EpochEnd, SnapshotId
 from fenceline.quorum.messages import (
     NO_KRAFT_VERSION,
-    NOBODY,
+    NO_NODE,
     AddRaftVoterResponse,
     ApiVersionsResponse,
     BeginQuorumEpochResponse,
@@ -100,7 +100,7 @@ def _read_fetch_snapshot(entity: Any) -> FetchSnapshotResponse:
     one = _only(entity.topics, "name")
     return FetchSnapshotResponse(
         partition_error_code=_code(one.error_code),
-        leader_id=one.current_leader.leader_id if one.current_leader is not None else NOBODY,
+        leader_id=one.current_leader.leader_id if one.current_leader is not None else NO_NODE,
         leader_epoch=one.current_leader.leader_epoch if one.current_leader is not None else -1,
         snapshot_id=SnapshotId(one.snapshot_id.end_offset, one.snapshot_id.epoch),
         size=one.size,
@@ -146,7 +146,7 @@ def _read_update(entity: Any) -> UpdateRaftVoterResponse:
     known = leader is not None and leader.leader_id >= 0 and bool(leader.host)
     return UpdateRaftVoterResponse(
         error_code=_code(entity.error_code),
-        leader_id=leader.leader_id if leader is not None else NOBODY,
+        leader_id=leader.leader_id if leader is not None else NO_NODE,
         leader_epoch=leader.leader_epoch if leader is not None else -1,
         node_endpoints=(NodeEndpoint(leader.leader_id, leader.host, leader.port),) if known else (),
     )

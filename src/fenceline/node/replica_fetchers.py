@@ -97,7 +97,7 @@ class ReplicaFetchers:
         if link.is_empty:
             del self._links[leader_id]
             link.close()
-            self.absent.came(leader_id)
+            self.absent.reconnected(leader_id)
 
     def look_at_leaders(self) -> None:
         """Tell `absent` at once whose connection has closed: their tasks hear of it some turns of the loop later, and a

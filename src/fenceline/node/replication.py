@@ -130,11 +130,11 @@ class Replication:
     def absent_now(self) -> Absent:
         """What clients are told of brokers that are not there."""
         self.fetchers.look_at_leaders()
-        return self.absent.now()
+        return self.absent.current()
 
     def on_image(self, delta: Delta) -> None:
         """Brokers that came back may have another address; settings of throttles may be others."""
-        self.absent.follow(self._broker.image, delta.changed_brokers)
+        self.absent.image_changed(self._broker.image, delta.changed_brokers)
         for node_id in delta.changed_brokers:
             self.fetchers.leader_moved(node_id)
         if delta.changed_brokers:
@@ -145,7 +145,7 @@ class Replication:
 
     def take_up(self) -> None:
         """At start, when the image is there."""
-        self.absent.follow(self._broker.image, self._broker.image.brokers)
+        self.absent.image_changed(self._broker.image, self._broker.image.brokers)
         self._set_throttles(self._broker.image.configs)
 
     def _set_throttles(self, changed: Iterable[ConfigResource]) -> None:

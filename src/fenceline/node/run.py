@@ -19,7 +19,7 @@ from fenceline.config.broker import SCHEDULING_POLICY
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
 from fenceline.node.logs import Logger
-from fenceline.node.scheduling import take_policy
+from fenceline.node.scheduling import set_policy
 
 log = Logger("node")
 
@@ -50,7 +50,7 @@ def run_node(config_file: Path | None, overrides: Mapping[str, str]) -> int:
     """Run a node until it is stopped; returns the process's exit code. Raises OperatorError."""
     config = NodeConfig.load(config_file, overrides, os.environ)
     _raise_file_limit()
-    take_policy(config.text(SCHEDULING_POLICY))
+    set_policy(config.text(SCHEDULING_POLICY))
     for warning in config.warnings:
         log.warning("configuration", detail=warning)
     if inert := config.without_effect:

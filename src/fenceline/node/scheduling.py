@@ -14,7 +14,7 @@ from fenceline.node.logs import Logger
 log = Logger("node")
 
 
-def take_policy(wanted: str | None) -> None:
+def set_policy(wanted: str | None) -> None:
     """`batch`: if there are few cores, a woken process does not preempt the process that woke it, so several requests
     are handled in one go. Needs no privilege (`sched(7)`). `normal`, and systems without it: no change.
     """

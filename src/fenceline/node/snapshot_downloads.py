@@ -29,7 +29,7 @@ Call = Callable[[Callable[[Quorum, int], list[Duty]]], None]
 def read_image(disk: Disk, path: str, snapshot_id: SnapshotId) -> Replayed:
     """Image and voters of a snapshot file (blocks). Raises OperatorError."""
     replay = Replay()
-    replay.take_snapshot(snapshot_files.read_snapshot(disk, path, snapshot_id), snapshot_id, path)
+    replay.replay_snapshot(snapshot_files.read_snapshot(disk, path, snapshot_id), snapshot_id, path)
     return replay.finish(snapshot_id.end_offset - 1, snapshot_id.epoch)
 
 

@@ -132,7 +132,7 @@ def read_snapshot(disk: Disk, path: str, snapshot_id: SnapshotId | None) -> Iter
     """
     state = _Checks(path, snapshot_id)
     for records, header in _batches(disk, path):
-        state.take(records, header)
+        state.check(records, header)
         yield records, header
     state.finish()
 
@@ -143,7 +143,7 @@ def verify_snapshot(
     """Verify the complete file (G24). Raises SnapshotDamaged, also if its size is not `size_bytes`; OSError."""
     state = _Checks(path, snapshot_id)
     for records, header in _batches(disk, path):
-        state.take(records, header)
+        state.check(records, header)
         if not header.is_control:
             _decoded(path, records, header)
     state.finish()
@@ -218,7 +218,7 @@ class _Checks:
         self._voters: tuple[Voter, ...] = ()
         self.size_bytes = 0
 
-    def take(self, records: memoryview, header: BatchHeader) -> None:
+    def check(self, records: memoryview, header: BatchHeader) -> None:
         if self._has_footer:
             raise SnapshotDamaged(self._path, "it has records after its footer")
         if header.base_offset != self._next_offset:
@@ -226,7 +226,7 @@ class _Checks:
         if self._epoch is not None and header.leader_epoch != self._epoch:
             raise SnapshotDamaged(self._path, f"it belongs to a snapshot of epoch {header.leader_epoch}")
         if header.is_control:
-            self._take_control(_controls(self._path, records, header))
+            self._check_control(_controls(self._path, records, header))
         elif self._header is None:
             raise SnapshotDamaged(self._path, "it does not start with a header")
         else:
@@ -235,7 +235,7 @@ class _Checks:
         self._batch_count += 1
         self.size_bytes += header.size_bytes
 
-    def _take_control(self, controls: list[ControlRecord | None]) -> None:
+    def _check_control(self, controls: list[ControlRecord | None]) -> None:
         if self._header is None and not isinstance(controls[0], SnapshotHeader):
             raise SnapshotDamaged(self._path, "it does not start with a header")
         for control in controls:
@@ -363,7 +363,7 @@ def begin_download(disk: Disk, directory: str, snapshot_id: SnapshotId, source: 
         state = _Checks(path, snapshot_id)
         with contextlib.suppress(SnapshotDamaged):
             for records, header in _batches(disk, path):
-                state.take(records, header)
+                state.check(records, header)
         whole_bytes = state.size_bytes
     fd = disk.open_append(path)
     try:

@@ -16,8 +16,8 @@ from fenceline.ids import ZERO_UUID
 from fenceline.quorum.control_records import Voter, VoterEndpoint
 from fenceline.quorum.duties import AdvanceHighWatermark, Duty, Level, LogLine, Peer, PersistElection
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import NOTHING, LogView
-from fenceline.quorum.messages import NOBODY, NodeEndpoint, ReplicaKey, RequestMessage
+from fenceline.quorum.log_view import NO_PROMISED_END, LogView
+from fenceline.quorum.messages import NO_NODE, NodeEndpoint, ReplicaKey, RequestMessage
 from fenceline.quorum.outbox import Outbox
 from fenceline.quorum.roles import (
     Candidate,
@@ -102,7 +102,7 @@ class Core:
         """Whether this node may be elected: it is a voter, or its removal is not committed yet. In that case the others
         may be unable to commit the removal without it, since its log may be the longest. Never true while the node
         lacks records it has acknowledged (G24)."""
-        if self.log.promised != NOTHING:
+        if self.log.promised != NO_PROMISED_END:
             return False
         if self.is_voter:
             return True
@@ -115,7 +115,7 @@ class Core:
     @property
     def is_only_voter(self) -> bool:
         """False while the node lacks records it has acknowledged: these may have added other voters (G24)."""
-        return len(self.voters) == 1 and self.is_voter and self.log.promised == NOTHING
+        return len(self.voters) == 1 and self.is_voter and self.log.promised == NO_PROMISED_END
 
     def others(self) -> list[Voter]:
         """The other voters in ascending order of id. Callers must not modify the list."""
@@ -123,7 +123,7 @@ class Core:
 
     def is_local_key(self, voter_id: int, directory_id: object) -> bool:
         """Whether a request names this node as its receiver; older versions name no receiver (Q16, Q21)."""
-        return voter_id == NOBODY or (
+        return voter_id == NO_NODE or (
             voter_id == self.local_id and directory_id in (ZERO_UUID, self.local.voter_directory_id)
         )
 
@@ -148,7 +148,7 @@ class Core:
     def leader_peer(self) -> Peer | None:
         """The leader's address if known: as named by the leader or a peer, or else as in the voter set."""
         leader = self.leader_id
-        if leader in (NOBODY, self.local_id):
+        if leader in (NO_NODE, self.local_id):
             return None
         if self.learned_endpoint is not None and self.learned_endpoint.node_id == leader:
             return Peer(*self.learned_endpoint)
@@ -182,10 +182,10 @@ class Core:
             self.persisted = state
             self.duties.append(PersistElection(state))
 
-    def become_unattached(self, epoch: int, leader_id: int = NOBODY) -> None:
+    def become_unattached(self, epoch: int, leader_id: int = NO_NODE) -> None:
         """Q3: a peer is in a higher epoch, or there is no leader left to follow in this one."""
         kept = self.timeout_at_ms if isinstance(self.role, Unattached | Prospective | Candidate) else None
-        voted, directory = NOBODY, ZERO_UUID
+        voted, directory = NO_NODE, ZERO_UUID
         if epoch == self.epoch:
             voted, directory = self.persisted.voted_id, self.persisted.voted_directory_id
         self.become(Unattached(epoch, leader_id, voted, directory))
@@ -200,7 +200,7 @@ class Core:
             state = self.persisted if epoch == self.epoch else ElectionState()
             self.become(Follower(epoch, leader_id, state.voted_id, state.voted_directory_id))
             self.timeout_at_ms = self.now_ms + self.settings.fetch_timeout_ms
-        elif epoch > self.epoch or self.leader_id == NOBODY:
+        elif epoch > self.epoch or self.leader_id == NO_NODE:
             self.become_unattached(epoch, leader_id)
 
     def _address_of(self, node_id: int) -> bool:
@@ -222,22 +222,22 @@ class Core:
                 " node.id and log"
                 " directory. Never run a copy of a log directory.",
             )
-            leader_id = NOBODY
-        if leader_id not in (NOBODY, self.local_id):
+            leader_id = NO_NODE
+        if leader_id not in (NO_NODE, self.local_id):
             self._learn_endpoint(leader_id, epoch, endpoints)
         if epoch > self.epoch:
-            if leader_id == NOBODY:
+            if leader_id == NO_NODE:
                 self.become_unattached(epoch)
             else:
                 self.become_follower(epoch, leader_id)
-        elif leader_id not in (NOBODY, self.local_id, self.leader_id) and self.leader_id != NOBODY:
+        elif leader_id not in (NO_NODE, self.local_id, self.leader_id) and self.leader_id != NO_NODE:
             self.log_line(
                 Level.ERROR,
                 f"Two leaders in epoch {epoch}: this node knows {self.leader_id}, a peer names {leader_id}. Ignoring"
                 f" {leader_id}.",
                 "Either two nodes run with the same node.id, or a node lost its quorum-state file. Stop that node.",
             )
-        elif leader_id not in (NOBODY, self.local_id) and self._awaits(leader_id):
+        elif leader_id not in (NO_NODE, self.local_id) and self._awaits(leader_id):
             self.become_follower(epoch, leader_id)
 
     def _awaits(self, leader_id: int) -> bool:
@@ -246,7 +246,7 @@ class Core:
         return isinstance(self.role, Unattached | Candidate | Prospective) and not doubted
 
     def _learn_endpoint(self, leader_id: int, epoch: int, endpoints: tuple[NodeEndpoint, ...]) -> None:
-        if epoch == self.epoch and self.leader_id not in (NOBODY, leader_id):
+        if epoch == self.epoch and self.leader_id not in (NO_NODE, leader_id):
             return
         for endpoint in endpoints:
             if endpoint.node_id == leader_id and endpoint.host:

@@ -17,7 +17,7 @@ from fenceline.errors import OperatorError
 from fenceline.ids import ZERO_UUID, decode_uuid, encode_uuid
 
 FILE_NAME: Final = "quorum-state"
-NOBODY: Final = -1
+NO_NODE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class ElectionState:
     """`leader_id` and `voted_id` are -1 where there is none."""
 
     epoch: int = 0
-    leader_id: int = NOBODY
-    voted_id: int = NOBODY
+    leader_id: int = NO_NODE
+    voted_id: int = NO_NODE
     voted_directory_id: UUID = ZERO_UUID
 
     def with_epoch_at_least(self, epoch: int) -> ElectionState:
@@ -78,7 +78,7 @@ def decode_election(content: bytes, path: str, cluster_id: str = "") -> Election
                 " format a new one.",
             )
         epoch, leader_id, voted_id = (int(fields[name]) for name in ("leaderEpoch", "leaderId", "votedId"))
-        if epoch < 0 or leader_id < NOBODY or voted_id < NOBODY:
+        if epoch < 0 or leader_id < NO_NODE or voted_id < NO_NODE:
             raise ValueError(f"invalid epoch {epoch}, leader {leader_id} or vote {voted_id}")
         return ElectionState(
             epoch,

@@ -22,7 +22,7 @@ from fenceline.ids import ZERO_UUID
 from fenceline.quorum.core import Core
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.log_view import LogEnd
-from fenceline.quorum.messages import NOBODY, VoteRequest, VoteResponse
+from fenceline.quorum.messages import NO_NODE, VoteRequest, VoteResponse
 from fenceline.quorum.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
 
 
@@ -53,7 +53,7 @@ class Elections:
         voted_me = election.voted_id == me and election.voted_directory_id in (ZERO_UUID, core.local.voter_directory_id)
         if election.leader_id == me:
             core.role = Resigned(epoch, me)
-        elif voted_me and core.is_electable and election.leader_id == NOBODY:
+        elif voted_me and core.is_electable and election.leader_id == NO_NODE:
             core.role = Candidate(epoch, me, core.local.voter_directory_id)
         else:
             core.role = Unattached(epoch, election.leader_id, election.voted_id, election.voted_directory_id)
@@ -83,7 +83,7 @@ class Elections:
         if isinstance(core.role, Follower):
             self._consecutive_losses = 0
         if isinstance(core.role, Resigned):
-            core.become(Prospective(core.epoch, core.local_id, NOBODY, ZERO_UUID))
+            core.become(Prospective(core.epoch, core.local_id, NO_NODE, ZERO_UUID))
         else:
             core.become(Prospective(core.epoch, core.leader_id, state.voted_id, state.voted_directory_id))
         core.timeout_at_ms = core.election_timeout()
@@ -232,12 +232,12 @@ class Elections:
         role = core.role
         if not isinstance(role, Unattached | Prospective):
             return False
-        if role.voted_id != NOBODY:
+        if role.voted_id != NO_NODE:
             same = role.voted_id == request.replica_id
             return same and role.voted_directory_id in (ZERO_UUID, request.replica_directory_id)
-        if role.leader_id != NOBODY or self._is_behind(request):
+        if role.leader_id != NO_NODE or self._is_behind(request):
             return False
-        voted = type(role)(role.epoch, NOBODY, request.replica_id, request.replica_directory_id)
+        voted = type(role)(role.epoch, NO_NODE, request.replica_id, request.replica_directory_id)
         if isinstance(voted, Unattached):
             core.become(voted)
             core.timeout_at_ms = core.election_timeout() if core.is_electable else None

@@ -21,7 +21,7 @@ class LogEnd(NamedTuple):
     offset: int
 
 
-NOTHING: Final = LogEnd(0, 0)
+NO_PROMISED_END: Final = LogEnd(0, 0)
 
 
 class EpochEnd(NamedTuple):
@@ -79,7 +79,7 @@ class LogView(Protocol):
     @property
     def promised(self) -> LogEnd:
         """The log end that this node has acknowledged and lacks since its log was reset, or truncated at a hole (G24);
-        `NOTHING` if it lacks nothing."""
+        `NO_PROMISED_END` if it lacks nothing."""
         ...
 
     @property

@@ -25,7 +25,7 @@ from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, EpochEnd, SnapshotId
 Records: TypeAlias = Sized
 """Unchanged record batches. The quorum checks only whether there are any."""
 
-NOBODY: Final = -1
+NO_NODE: Final = -1
 NO_KRAFT_VERSION: Final = KRaftVersionFeature()
 
 
@@ -61,7 +61,7 @@ class VoteRequest:
     last_offset_epoch: int
     last_offset: int
     replica_directory_id: UUID = ZERO_UUID
-    voter_id: int = NOBODY
+    voter_id: int = NO_NODE
     voter_directory_id: UUID = ZERO_UUID
     pre_vote: bool = False
 
@@ -70,7 +70,7 @@ class VoteRequest:
 class VoteResponse:
     error_code: ErrorCode = ErrorCode.NONE
     partition_error_code: ErrorCode = ErrorCode.NONE
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     vote_granted: bool = False
     node_endpoints: tuple[NodeEndpoint, ...] = ()
@@ -83,7 +83,7 @@ class BeginQuorumEpochRequest:
     cluster_id: str | None
     leader_id: int
     leader_epoch: int
-    voter_id: int = NOBODY
+    voter_id: int = NO_NODE
     voter_directory_id: UUID = ZERO_UUID
     leader_endpoints: tuple[VoterEndpoint, ...] = ()
 
@@ -92,7 +92,7 @@ class BeginQuorumEpochRequest:
 class BeginQuorumEpochResponse:
     error_code: ErrorCode = ErrorCode.NONE
     partition_error_code: ErrorCode = ErrorCode.NONE
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     node_endpoints: tuple[NodeEndpoint, ...] = ()
 
@@ -113,7 +113,7 @@ class EndQuorumEpochRequest:
 class EndQuorumEpochResponse:
     error_code: ErrorCode = ErrorCode.NONE
     partition_error_code: ErrorCode = ErrorCode.NONE
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     node_endpoints: tuple[NodeEndpoint, ...] = ()
 
@@ -144,7 +144,7 @@ class FetchResponse:
 
     error_code: ErrorCode = ErrorCode.NONE
     partition_error_code: ErrorCode = ErrorCode.NONE
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     high_watermark: int = -1
     log_start_offset: int = -1
@@ -173,7 +173,7 @@ class FetchSnapshotResponse:
 
     error_code: ErrorCode = ErrorCode.NONE
     partition_error_code: ErrorCode = ErrorCode.NONE
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     snapshot_id: SnapshotId = BOOTSTRAP_SNAPSHOT
     size: int = 0
@@ -212,7 +212,7 @@ class DescribeQuorumResponse:
     error_code: ErrorCode = ErrorCode.NONE
     partition_error_code: ErrorCode = ErrorCode.NONE
     error_message: str | None = None
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     high_watermark: int = -1
     current_voters: tuple[ReplicaState, ...] = ()
@@ -268,7 +268,7 @@ class UpdateRaftVoterRequest:
 @dataclass(frozen=True, slots=True)
 class UpdateRaftVoterResponse:
     error_code: ErrorCode = ErrorCode.NONE
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     node_endpoints: tuple[NodeEndpoint, ...] = ()
 

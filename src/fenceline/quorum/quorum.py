@@ -25,7 +25,7 @@ from fenceline.quorum.following import Following
 from fenceline.quorum.leading import Leading
 from fenceline.quorum.log_view import LogView, SnapshotId
 from fenceline.quorum.messages import (
-    NOBODY,
+    NO_NODE,
     AddRaftVoterRequest,
     AddRaftVoterResponse,
     ApiVersionsRequest,
@@ -320,7 +320,7 @@ class Quorum(QuorumStatus):
         if isinstance(new, Leader):
             self._download.drop()
         if isinstance(new, Follower | Unattached):
-            self._following.begin(same_leader=leader_of(old) == leader_of(new) != NOBODY)
+            self._following.begin(same_leader=leader_of(old) == leader_of(new) != NO_NODE)
 
     def _role_timed_out(self) -> None:
         core = self._core

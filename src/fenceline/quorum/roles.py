@@ -17,7 +17,7 @@ from uuid import UUID
 
 from fenceline.errors import InternalError
 from fenceline.ids import ZERO_UUID
-from fenceline.quorum.election_state import NOBODY, ElectionState
+from fenceline.quorum.election_state import NO_NODE, ElectionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Unattached:
     """Knows an epoch, and possibly its leader (without endpoints) and its own vote."""
 
     epoch: int
-    leader_id: int = NOBODY
-    voted_id: int = NOBODY
+    leader_id: int = NO_NODE
+    voted_id: int = NO_NODE
     voted_directory_id: UUID = ZERO_UUID
 
 
@@ -35,8 +35,8 @@ class Prospective:
     """Runs a pre-vote in the current epoch; nothing is persisted for it."""
 
     epoch: int
-    leader_id: int = NOBODY
-    voted_id: int = NOBODY
+    leader_id: int = NO_NODE
+    voted_id: int = NO_NODE
     voted_directory_id: UUID = ZERO_UUID
 
 
@@ -64,7 +64,7 @@ class Follower:
 
     epoch: int
     leader_id: int
-    voted_id: int = NOBODY
+    voted_id: int = NO_NODE
     voted_directory_id: UUID = ZERO_UUID
 
 
@@ -118,7 +118,7 @@ def leader_of(role: Role) -> int:
     """The leader of the role's epoch, -1 = unknown."""
     if isinstance(role, Follower | Unattached | Prospective):
         return role.leader_id
-    return NOBODY if isinstance(role, Candidate) else role.node_id
+    return NO_NODE if isinstance(role, Candidate) else role.node_id
 
 
 def check_transition(old: Role, new: Role) -> None:
@@ -141,7 +141,7 @@ def persisted_form(role: Role) -> ElectionState:
         case Unattached(epoch, leader, voted, directory) | Prospective(epoch, leader, voted, directory):
             return ElectionState(epoch, leader, voted, directory)
         case Candidate(epoch, node, directory):
-            return ElectionState(epoch, NOBODY, node, directory)
+            return ElectionState(epoch, NO_NODE, node, directory)
         case Follower(epoch, leader, voted, directory):
             return ElectionState(epoch, leader, voted, directory)
         case Leader(epoch, node, _) | Resigned(epoch, node):

@@ -4,7 +4,7 @@ Owns the pending partitions, and the retries: a log that recovery could not open
 note that precedes a truncation, is opened again; records lost in a crash get their receipts; a directory to be set
 aside gets its note. A partition is served when all of that is durable. The `LossKeeper` publishes the losses.
 
-Threads: `settle` is for the start, in a thread, before any log is served; `try_again` is for the loop.
+Threads: `record_losses` is for the start, in a thread, before any log is served; `retry` is for the loop.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class _Waiting(NamedTuple):
     """From the checkpoint found at the start; the next checkpoint has the value of the truncated log."""
 
 
-class UnsettledPartitions:
+class PendingPartitions:
     """The pending partitions of one broker. `make_room`: deletes evidence on the disk of a path, False if there is
-    none. `take_up_strays`: writes receipts for directories that were set aside; for a thread."""
+    none. `record_strays`: writes receipts for directories that were set aside; for a thread."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class UnsettledPartitions:
         make_room: Callable[[str], bool],
         lost: Callable[[ReceiptFolder, Receipt], None],
         owes: Callable[[ReceiptFolder, Receipt], None],
-        take_up_strays: Callable[[LogDir], None],
+        record_strays: Callable[[LogDir], None],
     ) -> None:
         self._broker = broker
         self._make_room = make_room
         self._lost = lost
         self._owes = owes
-        self._take_up_strays = take_up_strays
+        self._take_up_strays = record_strays
         self._waiting: dict[TopicPartition, _Waiting] = {}
 
     def __len__(self) -> int:
@@ -64,13 +64,13 @@ class UnsettledPartitions:
         """Partitions for which there may be space later."""
         return {where: each for where, each in self._broker.partitions.places.not_noted.items() if each.passes}
 
-    def take_up(self, log_dir: LogDir) -> None:
+    def register_unopened(self, log_dir: LogDir) -> None:
         """After recovery: register logs that it could not open for lack of space."""
         for topic_partition, error in log_dir.offline.items():
             if error.refusal is not None:
                 self._wait(log_dir, topic_partition)
 
-    def settle(self, log_dir: LogDir, topic_partition: TopicPartition) -> None:
+    def record_losses(self, log_dir: LogDir, topic_partition: TopicPartition) -> None:
         """Write receipts for records lost in a crash. If that fails the partition goes offline."""
         partition_log = self._broker.partitions.log_of(topic_partition)
         if partition_log is None:
@@ -92,7 +92,7 @@ class UnsettledPartitions:
     def _wait(self, log_dir: LogDir, topic_partition: TopicPartition) -> None:
         self._waiting[topic_partition] = _waiting(log_dir, topic_partition)
 
-    async def try_again(self) -> None:
+    async def retry(self) -> None:
         """Serve partitions that lacked disk space at the start, once there is space."""
         partitions = self._broker.partitions
         for topic_partition, waiting in list(self._waiting.items()):
@@ -142,7 +142,7 @@ class UnsettledPartitions:
             partition_log = await broker.loop.run_in_executor(broker.disk_threads, self._open, waiting, opened)
             log_dir.take_in(partition_log)
             tell_recovery(partition_log)
-        await broker.loop.run_in_executor(broker.disk_threads, self._settle_late, waiting, partition_log)
+        await broker.loop.run_in_executor(broker.disk_threads, self._record_losses_late, waiting, partition_log)
         await take_back_recovery_points(broker)
         return True
 
@@ -168,7 +168,7 @@ class UnsettledPartitions:
             if refusal.errno not in FULL or not self._make_room(waiting.folder.path):
                 raise refusal
 
-    def _settle_late(self, waiting: _Waiting, partition_log: PartitionLog) -> None:
+    def _record_losses_late(self, waiting: _Waiting, partition_log: PartitionLog) -> None:
         self._write_receipts(waiting, partition_log)
         # Also receipts that an earlier attempt wrote.
         for receipt in waiting.folder.due():

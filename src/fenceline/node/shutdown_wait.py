@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
-_LOOK_S: Final = 0.05
+_CHECK_S: Final = 0.05
 """Interval between checks."""
 
 
-class Others(Protocol):
+class OtherVoters(Protocol):
     """The other voters, as seen by this node."""
 
     async def has_no_majority(self) -> bool:
@@ -24,18 +24,18 @@ class Others(Protocol):
         ...
 
 
-async def while_others_are_there(
-    others: Others | None, work: Coroutine[Any, Any, None], give_up: Callable[[], None]
+async def wait_while_quorum_possible(
+    others: OtherVoters | None, work: Coroutine[Any, Any, None], give_up: Callable[[], None]
 ) -> None:
     """Await `work`, which needs other voters; `give_up` is called once to end it if too few of them are running.
 
     `others` None: this node is the only voter. Raises the exception of `work`.
     """
     task = asyncio.ensure_future(work)
-    await asyncio.wait((task,), timeout=_LOOK_S)
+    await asyncio.wait((task,), timeout=_CHECK_S)
     while others is not None and not task.done():
         if await others.has_no_majority():
             give_up()
             break
-        await asyncio.wait((task,), timeout=_LOOK_S)
+        await asyncio.wait((task,), timeout=_CHECK_S)
     await task
