@@ -28,7 +28,7 @@ Line = tuple[str, dict[str, Any]]
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Line]]:
     """What is told; trouble is told at once."""
     monkeypatch.setattr(quorum_watch, "_LASTS_MS", 0)
-    monkeypatch.setattr(quorum_watch, "_LOOK_S", 0.05)
+    monkeypatch.setattr(quorum_watch, "_CHECK_S", 0.05)
     told: list[Line] = []
     before = redirect(lambda level, room, event, fields: told.append((event, fields)))
     yield told

@@ -51,7 +51,7 @@ def test_a_full_disk_asks_for_room_and_no_restart() -> None:
     before = redirect(lambda level, room, event, fields: told.append({"event": event, **fields}))
     try:
         full = StorageError.of("appending", OSError(errno.ENOSPC, "No space left on device"))
-        StorageTrouble(StillClock()).refused(METADATA_PARTITION, 5, full)
+        StorageTrouble(StillClock()).rejected(METADATA_PARTITION, 5, full)
     finally:
         redirect(before)
     (line,) = told

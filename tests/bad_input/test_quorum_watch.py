@@ -65,7 +65,7 @@ class Scene:
     def passes(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now_ms += 1000
-            self.watch.look()
+            self.watch.check()
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_a_quorum_lost_for_an_hour_is_told_once_a_minute_and_when_it_is_back(lin
     scene.passes(100)
     assert lines == []
     scene.quorum.lose()
-    scene.watch.missed("two:9093", "no process listens on two:9093")
-    scene.watch.missed("three:9093", "three:9093 did not answer")
+    scene.watch.request_failed("two:9093", "no process listens on two:9093")
+    scene.watch.request_failed("three:9093", "three:9093 did not answer")
     scene.passes(5)
     assert lines == []
     scene.passes(2)
@@ -94,8 +94,8 @@ def test_a_quorum_lost_for_an_hour_is_told_once_a_minute_and_when_it_is_back(lin
     assert "majority of the voters" in fields["advice"]
     scene.passes(3600)
     assert 55 <= len(lines) <= 62
-    scene.watch.reached("two:9093")
-    scene.watch.reached("three:9093")
+    scene.watch.reachable("two:9093")
+    scene.watch.reachable("three:9093")
     scene.quorum.follow(3)
     del lines[:]
     scene.passes(10)
@@ -117,7 +117,7 @@ def test_an_election_is_no_news(lines: list[Line]) -> None:
 
 def test_a_broker_that_finds_no_controller_is_told_where_it_looked(lines: list[Line]) -> None:
     scene = Scene(FakeQuorum(), is_controller=False)
-    scene.watch.missed("one:9092", "one:9092 is a broker listener, not a controller listener")
+    scene.watch.request_failed("one:9092", "one:9092 is a broker listener, not a controller listener")
     scene.passes(10)
     ((_, event, fields),) = lines
     assert event == "the quorum has no leader"
@@ -128,7 +128,7 @@ def test_a_broker_that_finds_no_controller_is_told_where_it_looked(lines: list[L
 def test_addresses_that_are_not_reached_are_bounded(lines: list[Line]) -> None:
     scene = Scene(FakeQuorum())
     for number in range(10_000):
-        scene.watch.missed(f"host:{number}", "nobody listens")
+        scene.watch.request_failed(f"host:{number}", "nobody listens")
     scene.passes(10)
     assert len(lines[0][2]["unreached"]) < 1000
 

@@ -216,7 +216,7 @@ def test_a_disk_that_has_no_room_for_a_new_segment_refuses_and_heals(told: list[
         assert "topics, configs and brokers cannot be changed" in fields["advice"]
         disk.heal()
         await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
-        trouble.look(lambda _: controller.log.end_offset)
+        trouble.log_recovered(lambda _: controller.log.end_offset)
         assert told[1:] == [("records accepted again", {"partition": "__cluster_metadata-0", "refused": 3})]
         await controller.stop()
         assert set(MetadataLog.open(disk, D, now_ms=0).replay().image.topics_by_name) == {"t"}

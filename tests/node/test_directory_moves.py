@@ -44,8 +44,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks for a few records, and no waiting."""
     monkeypatch.setattr(future_log, "CHUNK_BYTES", 200)
     monkeypatch.setattr(directory_move, "REST_BYTES", 400)
-    monkeypatch.setattr(directory_move, "_LOOK_S", 0.001)
-    monkeypatch.setattr(directory_moves, "_LOOK_S", 0.001)
+    monkeypatch.setattr(directory_move, "_CHECK_S", 0.001)
+    monkeypatch.setattr(directory_moves, "_RETRY_S", 0.001)
     room = os.statvfs("/")
     monkeypatch.setattr(os, "statvfs", lambda _: room)
 

@@ -18,8 +18,8 @@ from fenceline.metadata.features import fresh_levels
 from fenceline.node.format import (
     format_directory,
     format_if_new,
-    parse_initial_controllers,
     initial_quorum,
+    parse_initial_controllers,
     read_bootstrap_features,
 )
 from fenceline.node.metadata_log import MetadataLog

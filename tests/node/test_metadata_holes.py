@@ -139,7 +139,7 @@ def test_the_promise_is_durable_before_anything_is_cut() -> None:
     path = history.log.partition_log.segments[0].path
     before = disk.peek(path)
     disk.fail("fsync", "promised-end.tmp", errno.EIO)
-    with pytest.raises(OperatorError, match="Cannot write .*promised-end"):
+    with pytest.raises(OperatorError, match=r"Cannot write .*promised-end"):
         _open(history, 7, WITH_OTHERS)
     assert disk.peek(path) == before
     disk.heal()

@@ -169,5 +169,7 @@ def test_at_least_one_for_partitions_must_be_there(paths: tuple[Path, Path, Path
     for path in paths[:2]:
         shutil.rmtree(path)
         path.write_text("a file")
-    with pytest.raises(OperatorError, match=r"No directory of log\.dirs is usable: \S+a: Not a directory, \S+b: Not a dir"):
+    with pytest.raises(
+        OperatorError, match=r"No directory of log\.dirs is usable: \S+a: Not a directory, \S+b: Not a" " dir"
+    ):
         opened(*paths[:2], **{"metadata.log.dir": str(paths[2])})

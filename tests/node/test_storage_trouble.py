@@ -44,12 +44,12 @@ def full() -> StorageError:
 def test_once_and_then_once_a_minute_with_the_count(desk: Desk) -> None:
     for second in range(61):
         desk.now_ms = 1000 * second
-        desk.trouble.refused(T0, 5, full())
+        desk.trouble.rejected(T0, 5, full())
     assert [(event, more["refused"]) for event, more in desk.lines] == [
         ("records rejected", 1),
         ("records rejected", 61),
     ]
-    desk.trouble.look(lambda _: 6)
+    desk.trouble.log_recovered(lambda _: 6)
     assert desk.lines[-1] == ("records accepted again", {"partition": "t-0", "refused": 61})
 
 

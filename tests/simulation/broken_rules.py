@@ -121,15 +121,15 @@ def _the_log_starts_at_a_snapshot(patch: pytest.MonkeyPatch) -> None:
 
 @_breaks("controllers", 0, "G35")
 def _an_image_is_published_when_it_is_committed(patch: pytest.MonkeyPatch) -> None:
-    send_off = ActiveController._send_off
+    send_off = ActiveController._append
 
-    def early(self: ActiveController, flight: Any) -> None:
-        send_off(self, flight)
-        if flight.content:
-            for image, delta in flight.images:
+    def early(self: ActiveController, commit: Any) -> None:
+        send_off(self, commit)
+        if commit.content:
+            for image, delta in commit.images:
                 self._loader.adopt(image, delta)
 
-    patch.setattr(ActiveController, "_send_off", early)
+    patch.setattr(ActiveController, "_append", early)
 
 
 _CUT_OFF: Final = {
@@ -153,15 +153,15 @@ _CUT_OFF: Final = {
 
 @_breaks("controllers", 1, "its client was told", **_CUT_OFF)
 def _an_answer_is_given_when_it_is_committed(patch: pytest.MonkeyPatch) -> None:
-    send_off = ActiveController._send_off
+    send_off = ActiveController._append
 
-    def early(self: ActiveController, flight: Any) -> None:
-        send_off(self, flight)
-        for answer, value in flight.answers:
+    def early(self: ActiveController, commit: Any) -> None:
+        send_off(self, commit)
+        for answer, value in commit.answers:
             if not answer.done() and not isinstance(value, Exception):
                 answer.set_result(value)
 
-    patch.setattr(ActiveController, "_send_off", early)
+    patch.setattr(ActiveController, "_append", early)
 
 
 @_breaks("controller", 13, "progress")
@@ -438,7 +438,7 @@ def _kafka_16530_a_leader_outside_of_the_voters_does_not_count(patch: pytest.Mon
     end = Replicas.majority_end
 
     def counts_itself(self: Replicas, voters: Any, own_end: int) -> int:
-        if any(voter.voter_id == self._me for voter in voters.voters):
+        if any(voter.voter_id == self._local_id for voter in voters.voters):
             return end(self, voters, own_end)
         ends = [own_end]
         for voter in voters.voters:

@@ -223,7 +223,7 @@ class ActiveController:
             self._append(self._decide(queue))
             self.metrics.turns.observe(clock() - began_s)
         except StorageError as error:
-            self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
+            self._trouble.rejected(METADATA_PARTITION, self._log.end_offset, error)
             self._revert(queue, error)
             if not self._driver.quorum.is_only_voter:
                 self._driver.resign()  # another voter may have disk space

@@ -298,7 +298,7 @@ class Broker:
             tell_place=self._assignments.report,
             suspect=self.directory_failures.suspect,
         )
-        self.storage_trouble.heard = self.partitions.suspect_directory_of
+        self.storage_trouble.on_rejected = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.moves = DirectoryMoves(self)
         self.partitions.on_gone = self.moves.replica_removed

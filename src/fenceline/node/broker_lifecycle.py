@@ -310,7 +310,9 @@ class BrokerLifecycle:
         going = asyncio.ensure_future(self._await_shutdown())
         alone = asyncio.ensure_future(self._watch_controllers())
         try:
-            done, _ = await asyncio.wait((going, alone), timeout=_SHUTDOWN_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                (going, alone), timeout=_SHUTDOWN_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+            )
             if going in done:
                 going.result()
             elif alone in done:

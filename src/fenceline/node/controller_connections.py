@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from fenceline.quorum.quorum import Quorum
 
 
-def create_watch(config: NodeConfig, quorum: Quorum, view: QuorumLog, clock: Clock, *, directory_id: UUID) -> QuorumWatch:
+def create_watch(
+    config: NodeConfig, quorum: Quorum, view: QuorumLog, clock: Clock, *, directory_id: UUID
+) -> QuorumWatch:
     """Creates the watch; the caller starts it."""
     return QuorumWatch(
         quorum,

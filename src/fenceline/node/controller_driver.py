@@ -32,13 +32,13 @@ from fenceline.metadata.image import MetadataImage
 from fenceline.node.active_controller import ActiveController
 from fenceline.node.clock import Clock
 from fenceline.node.controller_failure import fatal_error
-from fenceline.node.controller_opening import controller_settings, probes_brokers, open_controller
+from fenceline.node.controller_opening import controller_settings, open_controller, probes_brokers
 from fenceline.node.format import read_bootstrap_features
 from fenceline.node.metadata_loader import Listener, MetadataLoader
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_snapshots import Snapshots
-from fenceline.node.shutdown_wait import wait_while_quorum_possible
 from fenceline.node.quorum_driver import QuorumDriver
+from fenceline.node.shutdown_wait import wait_while_quorum_possible
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import VoterEndpoint
 from fenceline.quorum.log_view import SnapshotId
@@ -266,7 +266,7 @@ class ControllerDriver:
             events=self,
             trouble=self._trouble,
         )
-        self._loader = MetadataLoader(opened.log, executor=lambda: self._executor, failed=self._give_up)
+        self._loader = MetadataLoader(opened.log, executor=lambda: self._executor, failed=self._fail)
         self._loader.applied = self._applied
         self._active = ActiveController(
             config=self._config,
@@ -277,7 +277,7 @@ class ControllerDriver:
             clock=self._clock,
             rng=self._rng,
             trouble=self._trouble,
-            failed=self._give_up,
+            failed=self._fail,
             published=self._applied,
         )
         for listener in self._early_listeners:
@@ -391,10 +391,10 @@ class ControllerDriver:
         self._term = None
         self._active.deactivate()
         self._loader.committed(self.high_watermark)
-        self._tell_changed()
+        self._notify_changed()
 
     def driver_failed(self, error: BaseException) -> None:
-        self._give_up(error)
+        self._fail(error)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -417,25 +417,25 @@ class ControllerDriver:
         except (OperatorError, InternalError) as error:
             if self._driver.is_starting:
                 raise
-            self._give_up(error)
+            self._fail(error)
         self._dead = frozenset()
-        self._tell_changed()
+        self._notify_changed()
 
     def _applied(self, size_bytes: int) -> None:
         self._begin_term()
         if self._snapshots is not None and size_bytes and not self._loader.transaction_is_open:
             self._snapshots.committed(size_bytes, self._loader.image, self.quorum)
-        self._tell_changed()
+        self._notify_changed()
 
-    def _tell_changed(self) -> None:
+    def _notify_changed(self) -> None:
         change, self._change = self._change, None
         if change is not None and not change.done():
             change.set_result(None)
 
-    def _give_up(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Fail the node: the disk's content, or this node's own decisions or reads, are uncertain."""
         if self._failed is not None and not self._failed.done():
             self._failed.set_exception(fatal_error(error))
         self._active.give_up()
         self._driver.end()
-        self._tell_changed()
+        self._notify_changed()

@@ -118,7 +118,9 @@ class ControllerServices:
 class _Listening(Server):
     """Reports opened and closed connections."""
 
-    def __init__(self, face: ControllerServices, apis: list[Api], controller: ControllerDriver, **settings: Any) -> None:
+    def __init__(
+        self, face: ControllerServices, apis: list[Api], controller: ControllerDriver, **settings: Any
+    ) -> None:
         super().__init__(cast("Broker", face), apis, {}, **settings)
         self._controller = controller
 

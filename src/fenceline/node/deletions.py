@@ -37,7 +37,7 @@ class Deletions:
             raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return replica.leader.low_watermark(replica.log.log_start_offset, self._is_alive)
 
-    def reached(self, replica: Replica, offset: int) -> asyncio.Future[int]:
+    def wait_for(self, replica: Replica, offset: int) -> asyncio.Future[int]:
         """The low watermark, once it is `offset` or above; PeerError 6 when this broker no longer leads.
 
         Cancel the future to stop waiting.

@@ -37,7 +37,7 @@ log = Logger("directories")
 RATE: Final = "replica.alter.log.dirs.io.max.bytes.per.second"
 _AT_ONCE: Final = 2
 """Limit of moves with a thread; the disk threads are shared with all other work."""
-_LOOK_S: Final = 0.02
+_RETRY_S: Final = 0.02
 _FULL_S: Final = 1.0
 _ATTEMPTS: Final = 5
 """Attempts to read a damaged file before the move ends."""
@@ -240,7 +240,7 @@ class DirectoryMoves:
         """A file deleted by retention or a truncation is looked up again; a damaged one stays damaged."""
         move.failures += 1
         if move.failures < _ATTEMPTS or move.ends:
-            return _LOOK_S * move.failures
+            return _RETRY_S * move.failures
         source = self._broker.log_dirs.holder(move.where)
         if error is not None and source is not None:
             self._broker.directory_failures.suspect(source, error)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fenceline.node.replicas import Replicas
 
 
-class _Waiting:
+class _Waiters:
     """The waiters of one log: (end offset, outcome); the outcome is None once the log is durable up to that offset."""
 
     __slots__ = ("as_leader", "on_change", "outcomes")
@@ -46,7 +46,7 @@ class LogFlushes:
         self._clock = clock
         self._executor = executor
         self._under_way: dict[Replica, asyncio.Future[StorageError | None]] = {}
-        self._waiting: dict[Replica, _Waiting] = {}
+        self._waiting: dict[Replica, _Waiters] = {}
         self._held: set[Replica] = set()
         self._closed = False
 
@@ -69,24 +69,24 @@ class LogFlushes:
         outcome: asyncio.Future[PeerError | None] = asyncio.get_running_loop().create_future()
         if replica.log.recovery_point >= end_offset:
             outcome.set_result(None)
-        elif (gone := self._why_gone(replica, as_leader)) is not None:
+        elif (gone := self._wait_error(replica, as_leader)) is not None:
             outcome.set_result(gone)
         else:
-            self._look(replica)
+            self._check_waiters(replica)
             waiting = self._waiting.get(replica)
             if waiting is None:
-                waiting = self._waiting[replica] = _Waiting(partial(self._look, replica), as_leader)
+                waiting = self._waiting[replica] = _Waiters(partial(self._check_waiters, replica), as_leader)
                 replica.waiters.add(waiting.on_change)
             waiting.outcomes.append((end_offset, outcome))
             if replica not in self._under_way:
-                self._settle(replica, self._begin(replica))
+                self._complete(replica, self._begin(replica))
         return outcome
 
     def close(self) -> None:
         """The node stops: fail all waiters, and accept no more."""
         self._closed = True
         for replica in list(self._waiting):
-            self._look(replica)
+            self._check_waiters(replica)
 
     def hold(self, replica: Replica) -> None:
         """Start no flush until `release`; waiters keep waiting. At most for the time of one flush."""
@@ -96,7 +96,7 @@ class LogFlushes:
         """Start the flush that waiters have requested meanwhile."""
         self._held.discard(replica)
         if replica in self._waiting and replica not in self._under_way:
-            self._settle(replica, self._begin(replica))
+            self._complete(replica, self._begin(replica))
 
     async def idle(self, replica: Replica) -> None:
         """Wait until the current flush has ended."""
@@ -142,12 +142,12 @@ class LogFlushes:
             self._replicas.thread_ended(replica)
             return
         ended.set_result(error)
-        self._settle(replica, error)
+        self._complete(replica, error)
         self._replicas.thread_ended(replica)
 
     # --- those who wait -------------------------------------------------------------------------------------------
 
-    def _settle(self, replica: Replica, error: StorageError | None) -> None:
+    def _complete(self, replica: Replica, error: StorageError | None) -> None:
         """Complete the waiters whose offset is durable, or all of them with an error; flush again for the others."""
         if error is not None:
             self._end(replica, lambda outcome: outcome.set_result(error))
@@ -168,13 +168,13 @@ class LogFlushes:
                 reason = error or PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 self._end(replica, lambda outcome: outcome.set_result(reason))
 
-    def _look(self, replica: Replica) -> None:
+    def _check_waiters(self, replica: Replica) -> None:
         """The partition changed or was removed: complete waiters accordingly."""
         waiting = self._waiting.get(replica)
-        if waiting is not None and (gone := self._why_gone(replica, waiting.as_leader)) is not None:
+        if waiting is not None and (gone := self._wait_error(replica, waiting.as_leader)) is not None:
             self._end(replica, lambda outcome: outcome.set_result(gone))
 
-    def _why_gone(self, replica: Replica, as_leader: bool) -> PeerError | None:
+    def _wait_error(self, replica: Replica, as_leader: bool) -> PeerError | None:
         if self._closed:
             return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node is stopping.")
         if self._replicas.holds(replica) and replica.is_leader is as_leader:

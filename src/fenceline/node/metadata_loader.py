@@ -83,7 +83,7 @@ class MetadataLoader:
     def committed(self, offset: int) -> None:
         """Everything below `offset` is committed: apply it, at once if it is little."""
         self._committed_offset = max(self._committed_offset, offset)
-        self._go_on()
+        self._continue()
 
     def adopt(self, image: MetadataImage, delta: Delta) -> None:
         """Publish the active controller's next image, which is committed and outside of any transaction."""
@@ -113,14 +113,14 @@ class MetadataLoader:
                 return
             in_force()
             self.applied(0)
-            self._go_on()
+            self._continue()
 
         work = asyncio.get_running_loop().run_in_executor(self._executor(), difference, before, image)
         work.add_done_callback(loaded)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self._is_busy or self.applied_offset >= self._committed_offset or self._log.is_changing:
             return
         generation = self._generation
@@ -129,7 +129,7 @@ class MetadataLoader:
                 self.applied_offset, _SLICE_BYTES, end_offset_exclusive=self._committed_offset
             )
             if read.resident:
-                self._take(read.records)
+                self._apply(read.records)
                 if self.applied_offset < self._committed_offset and not self._is_busy:
                     self._is_busy = True
                     asyncio.get_running_loop().call_soon(self._again, generation)
@@ -144,20 +144,20 @@ class MetadataLoader:
                 return
             self._is_busy = False
             try:
-                self._take(done.result())
+                self._apply(done.result())
             except BaseException as error:
                 self._failed(error)
                 return
-            self._go_on()
+            self._continue()
 
         asyncio.get_running_loop().run_in_executor(self._executor(), read.load).add_done_callback(loaded)
 
     def _again(self, generation: int) -> None:
         if generation == self._generation:
             self._is_busy = False
-            self._go_on()
+            self._continue()
 
-    def _take(self, records: memoryview) -> None:
+    def _apply(self, records: memoryview) -> None:
         """Apply complete batches from `applied_offset` on. Raises InternalError for records that do not fit (C10)."""
         delta = MetadataDelta(self.image)
         last_offset, epoch, size_bytes = self.applied_offset - 1, self.image.epoch, 0

@@ -120,7 +120,7 @@ class LogFlush:
     def __init__(self, disk: Disk, work: FlushWork) -> None:
         self._disk = disk
         self._work = work
-        self._put_off: StorageError | None = None
+        self._postponed: StorageError | None = None
 
     def __call__(self) -> None:
         """Blocks until every batch is durable. Raises StorageError, which must be passed to `end`."""
@@ -129,7 +129,7 @@ class LogFlush:
         except StorageError as error:
             if not (error.disk_full and self._work.batches_safe):
                 raise
-            self._put_off = error
+            self._postponed = error
             # Directories are flushed last; without that a power loss could remove a new segment.
             try:
                 for directory in self._work.directories:
@@ -140,11 +140,11 @@ class LogFlush:
     def end(self, error: StorageError | None) -> StorageError | None:
         """The thread has ended and raised `error`, or nothing. Returns the error of work that a full disk postponed to
         the next flush."""
-        if error is None and self._put_off is None:
+        if error is None and self._postponed is None:
             self._work.done()
         else:
-            self._work.failed(error or self._put_off or StorageError("flush ended without a reason"))
-        return self._put_off if error is None else None
+            self._work.failed(error or self._postponed or StorageError("flush ended without a reason"))
+        return self._postponed if error is None else None
 
 
 class MetadataLog:

@@ -142,7 +142,9 @@ class Replay:
         self._log_record_count = 0
         self._last_timestamp_ms = 0
 
-    def replay_snapshot(self, batches: Iterable[tuple[memoryview, BatchHeader]], snapshot: SnapshotId, path: str) -> None:
+    def replay_snapshot(
+        self, batches: Iterable[tuple[memoryview, BatchHeader]], snapshot: SnapshotId, path: str
+    ) -> None:
         """Raises OperatorError, naming `path`, if the snapshot is incomplete."""
         controls: list[ControlRecord] = []
         with _collector_at_rest():

@@ -173,7 +173,7 @@ class Snapshots:
         loop = asyncio.get_running_loop()
         if log_record_count > _REPLAYED_RECORDS:
             self._later = loop.call_later(_QUIET_S, lambda: self._begin(current(), quorum))
-        self._cleaning = loop.call_later(_CLEANING_S, self._clean_now_and_then)
+        self._cleaning = loop.call_later(_CLEANING_S, self._clean_periodically)
 
     def committed(self, size_bytes: int, image: MetadataImage, quorum: Quorum) -> None:
         """`size_bytes` more of the log are committed; they end with `image`, at the end of a batch and outside of any
@@ -304,8 +304,8 @@ class Snapshots:
 
     # -- cleaning ------------------------------------------------------------------------------------------------------
 
-    def _clean_now_and_then(self) -> None:
-        self._cleaning = asyncio.get_running_loop().call_later(_CLEANING_S, self._clean_now_and_then)
+    def _clean_periodically(self) -> None:
+        self._cleaning = asyncio.get_running_loop().call_later(_CLEANING_S, self._clean_periodically)
         self._clean()
 
     def _clean(self) -> None:
@@ -322,7 +322,7 @@ class Snapshots:
         def looked(done: asyncio.Future[dict[SnapshotId, _File]]) -> None:
             self._looking = None
             if (error := done.exception()) is not None:
-                _tell_not_deleted(str(error))
+                _log_not_deleted(str(error))
             elif not self._is_finished and not self._log.is_changing:
                 kept.update(done.result())
                 self._forget_oldest({each: file for each, file in kept.items() if file is not None})
@@ -351,7 +351,7 @@ class Snapshots:
                 max_lag_ms=self._max_lag_ms,
             )
         except StorageError as error:
-            _tell_not_deleted(error.message)
+            _log_not_deleted(error.message)
             return
         self._log_begins(self._log.start_offset)
         if deletions:
@@ -366,19 +366,19 @@ class Snapshots:
         def told(done: asyncio.Future[None]) -> None:
             self._deleting.discard(done)
             if (error := done.exception()) is not None:
-                _tell_not_deleted(str(error))
+                _log_not_deleted(str(error))
 
-        deleting = asyncio.get_running_loop().run_in_executor(self._executor, _do_all, deletions)
+        deleting = asyncio.get_running_loop().run_in_executor(self._executor, _run_all, deletions)
         self._deleting.add(deleting)
         deleting.add_done_callback(told)
 
 
-def _do_all(deletions: Sequence[Callable[[], None]]) -> None:
+def _run_all(deletions: Sequence[Callable[[], None]]) -> None:
     for delete in deletions:
         delete()
 
 
-def _tell_not_deleted(reason: str) -> None:
+def _log_not_deleted(reason: str) -> None:
     log.warning(
         "could not delete old metadata",
         reason=reason,

@@ -195,7 +195,7 @@ class Producing:
 
     def refused(self, partition: PartitionRecords, replica: Replica, error: StorageError) -> PartitionResult:
         """The disk did not take the records."""
-        self._broker.storage_trouble.refused(replica.topic_partition, replica.log.log_end_offset, error)
+        self._broker.storage_trouble.rejected(replica.topic_partition, replica.log.log_end_offset, error)
         if partition.records is not None:
             replica.log.refused.refused(peek_header(partition.records), error, self.clock.now_ms())
         self.metrics.failed_produce_partitions += 1

@@ -20,7 +20,8 @@ FILE_NAME: Final = "promised-end"
 
 
 def read(disk: Disk, directory: str) -> LogEnd:
-    """The promised end; `NO_PROMISED_END` if there is none. Raises OperatorError: an unreadable file must not be ignored."""
+    """The promised end, `NO_PROMISED_END` if there is none. Raises OperatorError: an unreadable file must not be
+    ignored."""
     path = f"{directory}/{FILE_NAME}"
     content = read_file(disk, path)
     if content is None:

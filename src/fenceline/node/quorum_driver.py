@@ -267,9 +267,9 @@ class QuorumDriver:
         if self._has_ended:
             return
         self._calls.append(do)
-        self._go_on()
+        self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self._is_calling or self._waits_for is not None:
             return
         self._is_calling = True
@@ -305,7 +305,7 @@ class QuorumDriver:
             except Exception as error:
                 self._end(error)
                 return
-            self._go_on()
+            self._continue()
 
         self._waits_for = asyncio.ensure_future(work)
         self._waits_for.add_done_callback(ended)
@@ -321,7 +321,9 @@ class QuorumDriver:
             case AppendFetched():
                 self._work.append_fetched(duty)
             case Truncate(end_offset):
-                self._wait_for(self._work.alone(partial(self._work.cut, end_offset)), lambda _: self._cut(end_offset))
+                self._wait_for(
+                    self._work.alone(partial(self._work.truncate, end_offset)), lambda _: self._truncated(end_offset)
+                )
             case Send():
                 if self._peers is None:
                     raise InternalError(f"a single voter has no peer for {duty}")
@@ -342,7 +344,7 @@ class QuorumDriver:
             case BeginDownload() | WritePiece() | VerifyAndFreeze() | DropDownload():
                 self._download().perform(duty)
             case LoadSnapshot(snapshot_id):
-                known = self._download().found(snapshot_id)
+                known = self._download().verified_content(snapshot_id)
                 now_s = asyncio.get_running_loop().time()
                 self.load_began_s = now_s if known is None else self._download().whole_at_s
                 load = self._work.alone(partial(self._work.load, snapshot_id, known))
@@ -371,7 +373,7 @@ class QuorumDriver:
                 full = StorageError.of(f"writing {FILE_NAME}", error)
                 if self._has_ended or not full.disk_full:
                     raise
-                self._trouble.refused(METADATA_PARTITION, self._log.end_offset, full)
+                self._trouble.rejected(METADATA_PARTITION, self._log.end_offset, full)
                 self._lacks_room = True
                 await asyncio.sleep(_ROOM_PAUSE_S)
             else:
@@ -381,16 +383,16 @@ class QuorumDriver:
         self._is_persisting = False
         self._lacks_room = False
 
-    def _cut(self, end_offset: int) -> None:
-        self._work.was_cut(end_offset)
+    def _truncated(self, end_offset: int) -> None:
+        self._work.truncated(end_offset)
         self._events.committed(self._quorum.high_watermark or 0)  # readers of the log have waited
 
     def _loaded(self, snapshot_id: SnapshotId, loaded: Replayed | str) -> None:
         if isinstance(loaded, str):
-            self._work.was_not_loaded(snapshot_id, loaded)
+            self._work.load_failed(snapshot_id, loaded)
             self._events.committed(self._quorum.high_watermark or 0)
             return
-        self._work.was_loaded(snapshot_id, loaded)
+        self._work.loaded(snapshot_id, loaded)
         self._events.loaded(snapshot_id, loaded.image)
         self.call(lambda quorum, now: quorum.snapshot_loaded(now))
 
@@ -413,9 +415,9 @@ class QuorumDriver:
                 return
             tick.cancel()
         self._tick_at_s = at_s
-        self._tick = loop.call_at(at_s, self._time_passes)
+        self._tick = loop.call_at(at_s, self._timer_fired)
 
-    def _time_passes(self) -> None:
+    def _timer_fired(self) -> None:
         self._tick = None
         deadline_ms = self._quorum.next_deadline_ms
         if deadline_ms is not None and deadline_ms > self._clock.monotonic_ms():

@@ -100,7 +100,7 @@ class QuorumLogWork:
         except StorageError as error:
             if self.is_starting:
                 raise
-            self._refused(error)
+            self._rejected(error)
             return
         self._view.control_appended(base_offset, records)
         self.flush()
@@ -114,7 +114,7 @@ class QuorumLogWork:
             try:
                 self._log.partition_log.append_as_follower(records[:good], now_ms=self._clock.now_ms())
             except StorageError as error:
-                self._refused(error)
+                self._rejected(error)
                 return
         if not good:
             self._call(lambda quorum, now: quorum.append_failed(now, reason))
@@ -125,8 +125,8 @@ class QuorumLogWork:
             self.flush()
         self._call(lambda quorum, now: quorum.appended(now))
 
-    def _refused(self, error: StorageError) -> None:
-        self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
+    def _rejected(self, error: StorageError) -> None:
+        self._trouble.rejected(METADATA_PARTITION, self._log.end_offset, error)
         reason = error.message
         self._call(lambda quorum, now: quorum.append_failed(now, reason))
 
@@ -143,7 +143,7 @@ class QuorumLogWork:
             if self.is_starting:
                 raise
             # The disk was not written yet, so its content is certain: waiters keep waiting.
-            self._trouble.refused(METADATA_PARTITION, end_offset, error)
+            self._trouble.rejected(METADATA_PARTITION, end_offset, error)
             self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._flush_again)
             return
         if flush is None:
@@ -155,7 +155,7 @@ class QuorumLogWork:
             except StorageError as error:
                 flush.end(error)
                 raise
-            self._tell_put_off(flush.end(None))
+            self._log_postponed(flush.end(None))
             self._flushed(end_offset)
             return
 
@@ -163,7 +163,7 @@ class QuorumLogWork:
             self._flush = None
             error = done.exception()
             if error is None or isinstance(error, StorageError):
-                self._tell_put_off(flush.end(error))
+                self._log_postponed(flush.end(error))
             if error is not None:
                 self._failed(error)
                 return
@@ -180,17 +180,17 @@ class QuorumLogWork:
 
     def _flushed(self, end_offset: int) -> None:
         self._view.flushed_to(end_offset)
-        self._look_at_promise()
+        self._check_promised_end()
         self._call(lambda quorum, now: quorum.flushed(now))
 
-    def _look_at_promise(self) -> None:
+    def _check_promised_end(self) -> None:
         """Check whether the log has reached the promised end again."""
         if self._log.promised != NO_PROMISED_END and self._view.flushed >= self._log.promised:
             self._log.promised = NO_PROMISED_END
             log.info("the metadata log again has all records that this node had acknowledged")
             asyncio.get_running_loop().run_in_executor(self._executor(), self._log.delete_promised_end)
 
-    def _tell_put_off(self, error: StorageError | None) -> None:
+    def _log_postponed(self, error: StorageError | None) -> None:
         if error is not None and not self._is_behind:
             log.warning(
                 "could not write indexes of the metadata log",
@@ -210,11 +210,11 @@ class QuorumLogWork:
 
     # -- beginning anew ------------------------------------------------------------------------------------------------
 
-    def cut(self, end_offset: int) -> None:
+    def truncate(self, end_offset: int) -> None:
         """Q29, for a thread: truncate the log to `end_offset`. Raises StorageError."""
         self._log.partition_log.truncate_to(end_offset)
 
-    def was_cut(self, end_offset: int) -> None:
+    def truncated(self, end_offset: int) -> None:
         self._view.truncated(end_offset)
         self._call(lambda quorum, now: quorum.truncated(now))
 
@@ -232,17 +232,17 @@ class QuorumLogWork:
         self._log.partition_log.truncate_fully_and_start_at(snapshot_id.end_offset)
         return known
 
-    def was_loaded(self, snapshot_id: SnapshotId, loaded: Replayed) -> None:
+    def loaded(self, snapshot_id: SnapshotId, loaded: Replayed) -> None:
         """Older snapshots do not connect to the log any more (N35)."""
         gone = [each for each in self._log.snapshots if each.end_offset < snapshot_id.end_offset]
         self._log.snapshots[:] = [each for each in self._log.snapshots if each not in gone]
         self._view.snapshot_loaded(snapshot_id, loaded.kraft_version, loaded.voters)
-        self._look_at_promise()
+        self._check_promised_end()
         paths = [self._log.path_of(each) for each in gone]
         if paths:
             asyncio.get_running_loop().run_in_executor(self._executor(), partial(_unlink, self._disk, paths))
 
-    def was_not_loaded(self, snapshot_id: SnapshotId, reason: str) -> None:
+    def load_failed(self, snapshot_id: SnapshotId, reason: str) -> None:
         """The snapshot will be fetched again."""
         self._log.snapshots.remove(snapshot_id)
         self._call(lambda quorum, now: quorum.snapshot_not_loaded(now, snapshot_id, reason))

@@ -107,13 +107,13 @@ class QuorumPeers:
                 self._refused_since_s.pop(peer.node_id, None)
             if not self._is_closed:
                 if self._watch is not None:
-                    self._watch.missed(*_describe_failure(peer, error))
+                    self._watch.request_failed(*_describe_failure(peer, error))
                 self._unanswered(duty.request_id, is_refused)
         else:
             self._refused_since_s.pop(peer.node_id, None)
             if not self._is_closed:
                 if self._watch is not None:
-                    self._watch.reached(f"{peer.host}:{peer.port}")
+                    self._watch.reachable(f"{peer.host}:{peer.port}")
                 self._answered(duty.request_id, answer)
 
     async def _connection(self, route: Route) -> PeerConnection:

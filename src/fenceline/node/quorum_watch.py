@@ -23,7 +23,7 @@ from fenceline.quorum.roles import Follower
 
 log = Logger("quorum")
 
-_LOOK_S: Final = 1.0
+_CHECK_S: Final = 1.0
 _LASTS_MS: Final = 5_000
 """Elections and restarts are complete by then."""
 _JOIN_MS: Final = 30_000
@@ -68,78 +68,78 @@ class QuorumWatch:
         self._joins = joins
         self._unreached: dict[str, str] = {}
         self._leaderless_since_ms: int | None = None
-        self._told_at_ms: int | None = None
+        self._logged_at_ms: int | None = None
         """When the missing leader was last logged."""
         self._outside_since_ms: int | None = None
-        self._outside_told: dict[str, Any] | None = None
+        self._outside_logged: dict[str, Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Check periodically until `close`."""
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._go_on)
+        self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._continue)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def missed(self, address: str, reason: str) -> None:
+    def request_failed(self, address: str, reason: str) -> None:
         """A request to `address` failed."""
         if address in self._unreached or len(self._unreached) < _MAX_ADDRESSES:
             self._unreached[address] = reason
 
-    def reached(self, address: str) -> None:
+    def reachable(self, address: str) -> None:
         if self._unreached:
             self._unreached.pop(address, None)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Log the conditions that have lasted."""
         now_ms = self._clock.monotonic_ms()
         if self._quorum.is_leader or isinstance(self._quorum.role, Follower):
-            self._is_led(now_ms)
+            self._log_leader_found(now_ms)
         else:
-            self._is_leaderless(now_ms)
+            self._log_leaderless(now_ms)
         self._compare_voters()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        self.look()
+    def _continue(self) -> None:
+        self.check()
         self.start()
 
-    def _is_led(self, now_ms: int) -> None:
+    def _log_leader_found(self, now_ms: int) -> None:
         quorum, since_ms = self._quorum, self._leaderless_since_ms
-        if self._told_at_ms is not None and since_ms is not None:
+        if self._logged_at_ms is not None and since_ms is not None:
             log.warning(
                 "the quorum has a leader again",
                 leader=quorum.leader_id,
                 epoch=quorum.epoch,
                 without_s=(now_ms - since_ms) // 1000,
             )
-        self._leaderless_since_ms = self._told_at_ms = None
-        outside = self._outside()
+        self._leaderless_since_ms = self._logged_at_ms = None
+        outside = self._non_voter_reason()
         if outside is None:
-            self._outside_since_ms = self._outside_told = None
+            self._outside_since_ms = self._outside_logged = None
             return
         if self._outside_since_ms is None:
             self._outside_since_ms = now_ms
         patience_ms = _JOIN_MS if self._joins else _LASTS_MS
-        if outside != self._outside_told and now_ms - self._outside_since_ms >= patience_ms:
-            self._outside_told = outside
+        if outside != self._outside_logged and now_ms - self._outside_since_ms >= patience_ms:
+            self._outside_logged = outside
             log.warning("this controller is not a voter", **outside)
 
-    def _is_leaderless(self, now_ms: int) -> None:
+    def _log_leaderless(self, now_ms: int) -> None:
         if self._leaderless_since_ms is None:
             self._leaderless_since_ms = now_ms
         lasted_ms = now_ms - self._leaderless_since_ms
-        if lasted_ms < _LASTS_MS or (self._told_at_ms is not None and now_ms - self._told_at_ms < _REPEAT_MS):
+        if lasted_ms < _LASTS_MS or (self._logged_at_ms is not None and now_ms - self._logged_at_ms < _REPEAT_MS):
             return
-        self._told_at_ms = now_ms
+        self._logged_at_ms = now_ms
         voters = [voter.voter_id for voter in self._quorum.voters]
         fields: dict[str, Any] = {"voters": voters, "epoch": self._quorum.epoch, "for_s": lasted_ms // 1000}
         if self._unreached:
             fields["unreached"] = "; ".join(self._unreached.values())
-        outside = self._outside() or {}
+        outside = self._non_voter_reason() or {}
         advice = outside.get("advice") or (_LEADERLESS_ADVICE if voters else _UNFOUND_ADVICE)
         log.warning("the quorum has no leader", **{**fields, **outside, "advice": advice})
 
@@ -161,7 +161,7 @@ class QuorumWatch:
                 " may make conflicting decisions. Correct it and restart the affected nodes.",
             )
 
-    def _outside(self) -> dict[str, Any] | None:
+    def _non_voter_reason(self) -> dict[str, Any] | None:
         """Why this controller is not a voter; None: it is one, or not a controller, or nothing is known yet."""
         quorum = self._quorum
         if not self._is_controller or not quorum.voters or quorum.is_voter:

@@ -177,8 +177,8 @@ def read_request(key: ApiKey, version: int, entity: Any) -> RequestMessage:
     return _REQUESTS[key](version, entity)
 
 
-def _take_vote(version: int, entity: Any) -> VoteRequest:
-    one = _asked(entity.topics, "topic_name")
+def _read_vote(version: int, entity: Any) -> VoteRequest:
+    one = _only_partition(entity.topics, "topic_name")
     return VoteRequest(
         entity.cluster_id,
         one.replica_epoch,
@@ -192,8 +192,8 @@ def _take_vote(version: int, entity: Any) -> VoteRequest:
     )
 
 
-def _take_begin(version: int, entity: Any) -> BeginQuorumEpochRequest:
-    one = _asked(entity.topics, "topic_name")
+def _read_begin(version: int, entity: Any) -> BeginQuorumEpochRequest:
+    one = _only_partition(entity.topics, "topic_name")
     return BeginQuorumEpochRequest(
         entity.cluster_id,
         one.leader_id,
@@ -204,8 +204,8 @@ def _take_begin(version: int, entity: Any) -> BeginQuorumEpochRequest:
     )
 
 
-def _take_end(version: int, entity: Any) -> EndQuorumEpochRequest:
-    one = _asked(entity.topics, "topic_name")
+def _read_end(version: int, entity: Any) -> EndQuorumEpochRequest:
+    one = _only_partition(entity.topics, "topic_name")
     if version >= 1:
         candidates = [
             ReplicaKey(each.candidate_id, _uuid(each.candidate_directory_id)) for each in one.preferred_candidates
@@ -221,7 +221,7 @@ def _take_end(version: int, entity: Any) -> EndQuorumEpochRequest:
     )
 
 
-def _take_fetch(version: int, entity: Any) -> FetchRequest:
+def _read_fetch(version: int, entity: Any) -> FetchRequest:
     topics = entity.topics
     good = len(topics) == 1 and len(topics[0].partitions) == 1 and topics[0].partitions[0].partition == 0
     if good and version >= FETCH_BY_ID:
@@ -247,7 +247,7 @@ def _take_fetch(version: int, entity: Any) -> FetchRequest:
     )
 
 
-def _take_fetch_snapshot(version: int, entity: Any) -> FetchSnapshotRequest:
+def _read_fetch_snapshot(version: int, entity: Any) -> FetchSnapshotRequest:
     topics = entity.topics
     if len(topics) != 1 or len(topics[0].partitions) != 1:
         raise UnexpectedPartition({"error_code": ErrorCode.INVALID_REQUEST, "topics": ()})
@@ -272,7 +272,7 @@ def _take_fetch_snapshot(version: int, entity: Any) -> FetchSnapshotRequest:
     )
 
 
-def _take_describe(version: int, entity: Any) -> DescribeQuorumRequest:
+def _read_describe(version: int, entity: Any) -> DescribeQuorumRequest:
     topics = entity.topics
     if len(topics) == 1 and topics[0].topic_name == METADATA_TOPIC:
         partitions = topics[0].partitions
@@ -302,7 +302,7 @@ def _take_describe(version: int, entity: Any) -> DescribeQuorumRequest:
     )
 
 
-def _take_add(version: int, entity: Any) -> AddRaftVoterRequest:
+def _read_add(version: int, entity: Any) -> AddRaftVoterRequest:
     return AddRaftVoterRequest(
         entity.cluster_id,
         millis(entity.timeout),
@@ -313,11 +313,11 @@ def _take_add(version: int, entity: Any) -> AddRaftVoterRequest:
     )
 
 
-def _take_remove(version: int, entity: Any) -> RemoveRaftVoterRequest:
+def _read_remove(version: int, entity: Any) -> RemoveRaftVoterRequest:
     return RemoveRaftVoterRequest(entity.cluster_id, entity.voter_id, _uuid(entity.voter_directory_id))
 
 
-def _take_update(version: int, entity: Any) -> UpdateRaftVoterRequest:
+def _read_update(version: int, entity: Any) -> UpdateRaftVoterRequest:
     levels = entity.k_raft_version_feature
     return UpdateRaftVoterRequest(
         entity.cluster_id,
@@ -330,22 +330,22 @@ def _take_update(version: int, entity: Any) -> UpdateRaftVoterRequest:
 
 
 _REQUESTS: Final[Mapping[ApiKey, Callable[[int, Any], RequestMessage]]] = {
-    ApiKey.VOTE: _take_vote,
-    ApiKey.BEGIN_QUORUM_EPOCH: _take_begin,
-    ApiKey.END_QUORUM_EPOCH: _take_end,
-    ApiKey.FETCH: _take_fetch,
-    ApiKey.FETCH_SNAPSHOT: _take_fetch_snapshot,
-    ApiKey.DESCRIBE_QUORUM: _take_describe,
-    ApiKey.ADD_RAFT_VOTER: _take_add,
-    ApiKey.REMOVE_RAFT_VOTER: _take_remove,
-    ApiKey.UPDATE_RAFT_VOTER: _take_update,
+    ApiKey.VOTE: _read_vote,
+    ApiKey.BEGIN_QUORUM_EPOCH: _read_begin,
+    ApiKey.END_QUORUM_EPOCH: _read_end,
+    ApiKey.FETCH: _read_fetch,
+    ApiKey.FETCH_SNAPSHOT: _read_fetch_snapshot,
+    ApiKey.DESCRIBE_QUORUM: _read_describe,
+    ApiKey.ADD_RAFT_VOTER: _read_add,
+    ApiKey.REMOVE_RAFT_VOTER: _read_remove,
+    ApiKey.UPDATE_RAFT_VOTER: _read_update,
 }
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 
-def _asked(topics: Sequence[Any], name: str) -> Any:
+def _only_partition(topics: Sequence[Any], name: str) -> Any:
     good = len(topics) == 1 and getattr(topics[0], name) == METADATA_TOPIC and len(topics[0].partitions) == 1
     if not good or topics[0].partitions[0].partition_index != 0:
         raise UnexpectedPartition({"error_code": ErrorCode.INVALID_REQUEST, "topics": ()})

@@ -37,7 +37,7 @@ from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
 from fenceline.wire.errors import MalformedRequest
 
-_EpochTold = TypeVar("_EpochTold", BeginQuorumEpochResponse, EndQuorumEpochResponse)
+_EpochResponse = TypeVar("_EpochResponse", BeginQuorumEpochResponse, EndQuorumEpochResponse)
 
 
 def read_answer(key: ApiKey, entity: Any) -> ResponseMessage:
@@ -58,7 +58,7 @@ def _read_vote(entity: Any) -> VoteResponse:
     )
 
 
-def _read_epoch_told(kind: type[_EpochTold], entity: Any) -> _EpochTold:
+def _read_epoch_response(kind: type[_EpochResponse], entity: Any) -> _EpochResponse:
     """A BeginQuorumEpoch or EndQuorumEpoch response."""
     if entity.error_code:
         return kind(error_code=_code(entity.error_code))
@@ -163,8 +163,8 @@ def read_api_versions(entity: Any) -> ApiVersionsResponse:
 
 _ANSWERS: Final[Mapping[ApiKey, Callable[[Any], ResponseMessage]]] = {
     ApiKey.VOTE: _read_vote,
-    ApiKey.BEGIN_QUORUM_EPOCH: partial(_read_epoch_told, BeginQuorumEpochResponse),
-    ApiKey.END_QUORUM_EPOCH: partial(_read_epoch_told, EndQuorumEpochResponse),
+    ApiKey.BEGIN_QUORUM_EPOCH: partial(_read_epoch_response, BeginQuorumEpochResponse),
+    ApiKey.END_QUORUM_EPOCH: partial(_read_epoch_response, EndQuorumEpochResponse),
     ApiKey.FETCH: _read_fetch,
     ApiKey.FETCH_SNAPSHOT: _read_fetch_snapshot,
     ApiKey.DESCRIBE_QUORUM: _read_describe,

@@ -143,7 +143,7 @@ def _answer_fetch_snapshot(message: FetchSnapshotResponse) -> Fields:
 def _answer_describe(message: DescribeQuorumResponse, wall_time: WallTime) -> Fields:
     if message.error_code:
         return {"error_code": message.error_code, "error_message": message.error_message, "topics": ()}
-    told = message.error_message if message.error_message is not None else ""  # Kafka sends no null here
+    text = message.error_message if message.error_message is not None else ""  # Kafka sends no null here
 
     def states(replicas: Iterable[ReplicaState]) -> list[Fields]:
         return [
@@ -159,7 +159,7 @@ def _answer_describe(message: DescribeQuorumResponse, wall_time: WallTime) -> Fi
 
     one = {
         "error_code": message.partition_error_code,
-        "error_message": told,
+        "error_message": text,
         "leader_id": message.leader_id,
         "leader_epoch": message.leader_epoch,
         "high_watermark": message.high_watermark,

@@ -342,7 +342,7 @@ class Replication:
     def storage_failed(self, replica: Replica, error: StorageError) -> None:
         """The disk did not take what a leader sent, or a cut. A full disk is told once, not with every fetch."""
         if error.disk_full and replica.log.offline is None:
-            self._broker.storage_trouble.refused(
+            self._broker.storage_trouble.rejected(
                 replica.topic_partition, replica.log.log_end_offset, error, by_follower=True
             )
         else:

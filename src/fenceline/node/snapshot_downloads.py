@@ -53,13 +53,13 @@ class SnapshotDownloads:
         match duty:
             case BeginDownload(_, source):
                 self._current = (snapshot_id, source)
-                self._do(
+                self._enqueue(
                     lambda: snapshot_files.begin_download(disk, directory, snapshot_id, source),
                     lambda position: self._call(lambda quorum, now: quorum.download_begun(now, snapshot_id, position)),
                 )
             case WritePiece(_, position, content) if self._current is not None:
                 source, end = self._current[1], position + len(content)
-                self._do(
+                self._enqueue(
                     lambda: snapshot_files.write_piece(disk, directory, snapshot_id, source, content),  # type: ignore[arg-type]
                     lambda _: self._call(lambda quorum, now: quorum.piece_written(now, snapshot_id, end)),
                 )
@@ -71,15 +71,17 @@ class SnapshotDownloads:
                     snapshot_files.finish_download(disk, directory, snapshot_id, source, size_bytes)
                     return read_image(disk, f"{directory}/{snapshot_id.file_name}", snapshot_id)
 
-                self._do(freeze, lambda replayed: self._frozen(snapshot_id, replayed))
+                self._enqueue(freeze, lambda replayed: self._frozen(snapshot_id, replayed))
             case DropDownload() if self._current is not None and self._current[0] == snapshot_id:
                 source = self._current[1]
                 self._current = None
-                self._do(lambda: snapshot_files.drop_download(disk, directory, snapshot_id, source), lambda _: None)
+                self._enqueue(
+                    lambda: snapshot_files.drop_download(disk, directory, snapshot_id, source), lambda _: None
+                )
             case _:
                 pass
 
-    def found(self, snapshot_id: SnapshotId) -> Replayed | None:
+    def verified_content(self, snapshot_id: SnapshotId) -> Replayed | None:
         """The content of the last verified file, if it is this snapshot; returned once."""
         found, self._found = self._found, None
         return found[1] if found is not None and found[0] == snapshot_id else None
@@ -97,7 +99,7 @@ class SnapshotDownloads:
             self._log.snapshot_written(snapshot_id)
         self._call(lambda quorum, now: quorum.snapshot_frozen(now, snapshot_id))
 
-    def _do(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def _enqueue(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Serialized: no two threads use the file of a download."""
         before, current = self._work, self._current
 

@@ -44,12 +44,12 @@ _OTHER_ADVICE: Final = "Check the disk (dmesg, smartctl) and the permissions of 
 
 
 @dataclass(slots=True)
-class _Refusals:
+class _Rejections:
     """Rejections since the last log line."""
 
     count: int
     log_end_offset: int
-    told_at_ms: int
+    logged_at_ms: int
 
 
 class StorageTrouble:
@@ -57,46 +57,46 @@ class StorageTrouble:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.heard: Callable[[TopicPartition, StorageError], None] = lambda *_: None
+        self.on_rejected: Callable[[TopicPartition, StorageError], None] = lambda *_: None
         """Called for each rejection."""
-        self._refusals: dict[TopicPartition, _Refusals] = {}
+        self._rejections: dict[TopicPartition, _Rejections] = {}
         self.on_full: Callable[[TopicPartition], None] = lambda topic_partition: None
         """Called for each rejection by a full disk: there may be files to delete."""
 
     def __len__(self) -> int:
-        return len(self._refusals)
+        return len(self._rejections)
 
-    def refused(
+    def rejected(
         self, topic_partition: TopicPartition, log_end_offset: int, error: StorageError, *, by_follower: bool = False
     ) -> None:
         """An append failed: the records were rejected, or will be fetched again from the leader."""
-        self.heard(topic_partition, error)
+        self.on_rejected(topic_partition, error)
         if error.disk_full:
             self.on_full(topic_partition)
         now_ms = self._clock.monotonic_ms()
-        known = self._refusals.get(topic_partition)
+        known = self._rejections.get(topic_partition)
         if known is None:
-            self._refusals[topic_partition] = _Refusals(1, log_end_offset, now_ms)
-            self._tell(topic_partition, 1, error, by_follower=by_follower)
+            self._rejections[topic_partition] = _Rejections(1, log_end_offset, now_ms)
+            self._log(topic_partition, 1, error, by_follower=by_follower)
             return
         known.count += 1
         known.log_end_offset = log_end_offset
-        if now_ms - known.told_at_ms >= _REPEAT_MS:
-            known.told_at_ms = now_ms
-            self._tell(topic_partition, known.count, error, by_follower=by_follower)
+        if now_ms - known.logged_at_ms >= _REPEAT_MS:
+            known.logged_at_ms = now_ms
+            self._log(topic_partition, known.count, error, by_follower=by_follower)
 
-    def look(self, log_end_offset: Callable[[TopicPartition], int | None]) -> None:
+    def log_recovered(self, log_end_offset: Callable[[TopicPartition], int | None]) -> None:
         """Log the partitions that accept records again; `log_end_offset` returns None for a removed one."""
-        for topic_partition, refusals in list(self._refusals.items()):
+        for topic_partition, rejections in list(self._rejections.items()):
             end = log_end_offset(topic_partition)
             if end is None:
-                del self._refusals[topic_partition]
-            elif end > refusals.log_end_offset:
-                del self._refusals[topic_partition]
-                log.warning("records accepted again", partition=str(topic_partition), refused=refusals.count)
+                del self._rejections[topic_partition]
+            elif end > rejections.log_end_offset:
+                del self._rejections[topic_partition]
+                log.warning("records accepted again", partition=str(topic_partition), refused=rejections.count)
 
     @staticmethod
-    def _tell(topic_partition: TopicPartition, count: int, error: StorageError, *, by_follower: bool) -> None:
+    def _log(topic_partition: TopicPartition, count: int, error: StorageError, *, by_follower: bool) -> None:
         log.error(
             "records rejected",
             partition=str(topic_partition),
