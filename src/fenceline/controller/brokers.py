@@ -149,7 +149,7 @@ def _is_caught_up(state: ControllerState, request: BrokerHeartbeat) -> bool:
     return request.current_metadata_offset >= registered
 
 
-# -- time --------------------------------------------------------------------------------------------------------------
+# -- timers ------------------------------------------------------------------------------------------------------------
 
 
 def fence_stale_broker(state: ControllerState, now_ms: int) -> Decision:
@@ -196,7 +196,7 @@ def begin_sessions(state: ControllerState, now_ms: int, *, dead: frozenset[int] 
     for broker in state.image.brokers.values():
         if broker.id not in dead:
             session = state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset)
-            session.heard = not broker.fenced
+            session.has_heartbeat = not broker.fenced
             if state_of(broker) is BrokerState.CONTROLLED_SHUTDOWN:
                 session.shutdown_offset = state.image.offset
 
@@ -206,4 +206,4 @@ def restore_sessions(state: ControllerState, now_ms: int) -> None:
     for broker in state.image.brokers.values():
         if not broker.fenced and not state.sessions.has(broker.id, broker.epoch):
             state.sessions.forget_end(broker.id)
-            state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset).heard = True
+            state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset).has_heartbeat = True

@@ -208,12 +208,12 @@ def _complete_reassignment(
 def _directories(
     partition: PartitionImage,
     replicas: tuple[int, ...],
-    told: Mapping[int, UUID],
+    reported: Mapping[int, UUID],
     directory_of: Callable[[int], UUID] | None,
 ) -> tuple[UUID, ...] | None:
     """The directories of the replicas, if they change: a replica keeps its own, a new one gets the default (C20)."""
-    if directory_of is None or (replicas == partition.replicas and not told):
+    if directory_of is None or (replicas == partition.replicas and not reported):
         return None
-    known = {**dict(zip(partition.replicas, partition.directories, strict=False)), **told}
+    known = {**dict(zip(partition.replicas, partition.directories, strict=False)), **reported}
     placed = tuple(known.get(replica) or directory_of(replica) for replica in replicas)
     return placed if placed != partition.directories else None

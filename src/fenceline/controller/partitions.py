@@ -110,7 +110,7 @@ def _elect(changes: PartitionChanges, topic: TopicImage, index: int, election_ty
     return SUCCESS
 
 
-# -- by the clock ------------------------------------------------------------------------------------------------------
+# -- timers ------------------------------------------------------------------------------------------------------------
 
 
 def balance_leaders(state: ControllerState) -> Decision:

@@ -28,7 +28,7 @@ class Session:
     """Offset of its RegisterBrokerRecord: the broker may be unfenced once it has applied that (C14)."""
     metadata_offset: int = NO_OFFSET
     shutdown_offset: int | None = None
-    heard: bool = False
+    has_heartbeat: bool = False
     """A heartbeat of this epoch arrived, here or presumably at the previous controller (K24)."""
 
 
@@ -67,7 +67,7 @@ class Sessions:
                 self.false_alarm_count += 1
             session = self.begin(broker_id, broker_epoch, now_ms, NO_OFFSET)
         session.last_contact_ms = now_ms
-        session.heard = True
+        session.has_heartbeat = True
         session.metadata_offset = metadata_offset
         return session
 
@@ -76,7 +76,7 @@ class Sessions:
         session = self._sessions.get(broker_id)
         if session is not None and session.broker_epoch == broker_epoch:
             session.last_contact_ms = now_ms
-            session.heard = True
+            session.has_heartbeat = True
 
     def has(self, broker_id: int, broker_epoch: int) -> bool:
         session = self._sessions.get(broker_id)
@@ -124,7 +124,7 @@ class Sessions:
         """The record written for its end was discarded."""
         self._ended.pop(broker_id, None)
 
-    # -- time ----------------------------------------------------------------------------------------------------------
+    # -- timers --------------------------------------------------------------------------------------------------------
 
     def is_alive(self, broker_id: int, broker_epoch: int, now_ms: int) -> bool:
         """K24: a heartbeat of that epoch arrived within the session timeout. A registration alone does not count."""
@@ -132,7 +132,7 @@ class Sessions:
         return (
             session is not None
             and session.broker_epoch == broker_epoch
-            and session.heard
+            and session.has_heartbeat
             and now_ms - session.last_contact_ms < self._timeout_ms
         )
 

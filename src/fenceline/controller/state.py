@@ -139,7 +139,7 @@ class ControllerState:
         after.image, _ = apply(self.image, records, self.image.offset, self.image.epoch)
         return after
 
-    # -- questions -----------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def broker(self, broker_id: int, broker_epoch: int) -> BrokerImage:
         """The registration; raises PeerError(STALE_BROKER_EPOCH) for another epoch or an unknown broker (C13)."""

@@ -105,5 +105,5 @@ def changed_partitions(topic: TopicImage, before: TopicImage, indexes: Iterable[
 def _differing(before: Map[K, V], after: Map[K, V]) -> tuple[K, ...]:
     if before is after:
         return ()
-    gone = [key for key in before if key not in after]
-    return tuple(gone + [key for key, value in after.items() if before.get(key) != value])
+    removed = [key for key in before if key not in after]
+    return tuple(removed + [key for key, value in after.items() if before.get(key) != value])

@@ -123,7 +123,7 @@ class ActiveController:
         first term."""
         self.presence = make(self, self._controller.state, self._clock)
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def activate(self, epoch: int, *, dead: frozenset[int], bootstrap: Mapping[str, int]) -> None:
         """Become active. The loader's image must contain everything committed.

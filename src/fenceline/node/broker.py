@@ -5,11 +5,11 @@ Owns the order of start and stop, and the services available to handlers. Contai
 | start                                                     | stop (SIGTERM)                              |
 |-----------------------------------------------------------|---------------------------------------------|
 | 1. lock and open the log directory                        | 1. stop to accept, drain answers            |
-| 2. replay the metadata log, become its leader             | 2. tell the controller, stop it             |
+| 2. replay the metadata log, become its leader             | 2. controlled shutdown, stop the controller |
 | 3. bind the listeners, register the broker, unfence       | 3. flush and close the logs, checkpoints    |
-| 4. recover logs (only after a crash), settle losses, load | 4. write the clean-shutdown mark, unlock    |
+| 4. recover logs (only after a crash), record losses, load | 4. write the clean-shutdown mark, unlock    |
 |    coordinators                                           |                                             |
-| 5. take connections, say ready                            |                                             |
+| 5. accept connections, print the ready line               |                                             |
 """
 
 from __future__ import annotations
@@ -471,7 +471,7 @@ class Broker:
         ports = {}
         for listener in self.config.listeners:
             ports[listener.name] = await self.server.bind(listener.name, listener.host, listener.port)
-        return tuple(told._replace(port=told.port or ports[told.name]) for told in self.config.advertised_listeners)
+        return tuple(each._replace(port=each.port or ports[each.name]) for each in self.config.advertised_listeners)
 
     def delete_later(self, delete: Callable[[], None], delay_ms: int) -> None:
         """Delete files in a thread after a delay; a failure is logged, and the next start deletes them."""

@@ -49,7 +49,7 @@ _ANSWER_S: Final = 10.0
 """If the controller does not respond for this long, the request is repeated on another connection."""
 _REFUSAL_S: Final = 0.5
 """A stopped process refuses connections at once; no response within this time proves nothing."""
-_PATIENCE_S: Final = 30.0
+_TIMEOUT_S: Final = 30.0
 """For a client request; Kafka's default request timeout."""
 _ANONYMOUS: Final = encode_principal(ANONYMOUS)
 _BY_HANDLER: Final = frozenset({ApiKey.CREATE_TOPICS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
@@ -139,7 +139,7 @@ class ControllerChannel:
         transport.close()
         return False
 
-    # -- requests of clients -------------------------------------------------------------------------------------------
+    # -- client requests -----------------------------------------------------------------------------------------------
 
     def forward(self, api: Api, context: RequestContext, body: bytes) -> Awaitable[Any] | None:
         """Forward a client's request; returns the response body. None: the request must be handled here."""
@@ -161,7 +161,7 @@ class ControllerChannel:
             return await answer if isinstance(answer, Awaitable) else answer
 
         try:
-            return await self._until_answered(_CLIENTS, ask, here, _PATIENCE_S)
+            return await self._until_answered(_CLIENTS, ask, here, _TIMEOUT_S)
         except PeerError as error:
             if error.code is not ErrorCode.NOT_CONTROLLER:
                 raise
@@ -185,7 +185,7 @@ class ControllerChannel:
             "client_host_address": host or bytes((127, 0, 0, 1)),
         }
         answer = await connection.call(
-            ApiKey.ENVELOPE, connection.version_for(ApiKey.ENVELOPE, 0, 0), fields, _PATIENCE_S
+            ApiKey.ENVELOPE, connection.version_for(ApiKey.ENVELOPE, 0, 0), fields, _TIMEOUT_S
         )
         if answer.error_code:
             raise PeerError(ErrorCode(answer.error_code), "The active controller rejected the request.")
@@ -193,7 +193,7 @@ class ControllerChannel:
         _, position = parse_response_header(key, version, data)
         return data[position:]
 
-    # -- asking until there is an answer -------------------------------------------------------------------------------
+    # -- retries -------------------------------------------------------------------------------------------------------
 
     async def _until_answered(
         self,
@@ -235,10 +235,10 @@ class ControllerChannel:
         """The leader's response. Raises ConnectionLost when another node becomes leader meanwhile: a frozen or
         unreachable leader would never respond."""
 
-        async def whole() -> Any:
+        async def connect_and_ask() -> Any:
             return await ask(await self._connection(route))
 
-        asking = asyncio.ensure_future(whole())
+        asking = asyncio.ensure_future(connect_and_ask())
         try:
             while not asking.done():
                 await asyncio.wait((asking, self._controller.next_change()), return_when=asyncio.FIRST_COMPLETED)

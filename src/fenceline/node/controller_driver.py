@@ -109,7 +109,7 @@ class ControllerDriver:
         self.channel: ControllerChannel | None = None
         """The channel for requests when this node is not the active controller."""
 
-    # -- what others see -----------------------------------------------------------------------------------------------
+    # -- properties ----------------------------------------------------------------------------------------------------
 
     @property
     def image(self) -> MetadataImage:
@@ -363,7 +363,7 @@ class ControllerDriver:
     def has_failed(self) -> bool:
         return self._failed is not None and self._failed.done()
 
-    # -- what the quorum says (QuorumEvents) ---------------------------------------------------------------------------
+    # -- QuorumEvents --------------------------------------------------------------------------------------------------
 
     def committed(self, offset: int) -> None:
         if self._active.is_active:
@@ -396,7 +396,7 @@ class ControllerDriver:
     def driver_failed(self, error: BaseException) -> None:
         self._fail(error)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _begin_term(self) -> None:
         """Become active once all records committed before are applied (Q33)."""

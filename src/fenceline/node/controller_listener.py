@@ -186,8 +186,8 @@ class ControllerListener:
         ports = {}
         for listener in self._config.controller_listeners:
             ports[listener.name] = await self._server.bind(listener.name, listener.host, listener.port)
-        told = self._config.advertised_controller_listeners
-        self.endpoints = tuple(each._replace(port=each.port or ports[each.name]) for each in told)
+        advertised = self._config.advertised_controller_listeners
+        self.endpoints = tuple(each._replace(port=each.port or ports[each.name]) for each in advertised)
 
     async def start_serving(self) -> None:
         await self._server.start_serving()

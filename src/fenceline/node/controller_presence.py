@@ -107,7 +107,7 @@ class BrokerPresence:
             self._state.sessions.set_connected(*broker, connected=False)
             self._start_probing(broker)
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- probing -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """This controller became active: probe every broker that has no connection."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
 """The addresses of a host. Raises OSError."""
 
-_PATIENCE_S: Final = 0.5
+_TIMEOUT_S: Final = 0.5
 """A stopped process refuses connections at once; no response within this time proves nothing."""
 
 
@@ -47,7 +47,7 @@ class BrokerProbe:
 
     async def _refuses(self, endpoint: Endpoint) -> bool:
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 hosts = list(await self._resolve(endpoint.host, endpoint.port))
                 outcomes = await asyncio.gather(*(self._refuses_at(host, endpoint.port) for host in hosts))
         except (OSError, ValueError):  # no answer in time, no such host, no name of a host at all

@@ -93,7 +93,7 @@ class DirectoryAssignments:
                 advice="The node retries. A majority of the controllers must be running and reachable from here.",
             )
             return False
-        settled = True
+        completed = True
         for directory_id, topics in answer.directories:
             for topic_id, replicas in topics:
                 for replica in replicas:
@@ -104,10 +104,10 @@ class DirectoryAssignments:
                             replica=str(place),
                             reason=replica.code.name,
                         )
-                        settled = False
+                        completed = False
                     elif self._wanted.get(place) == directory_id:
                         del self._wanted[place]
-        return settled and not any(self._wanted.get(place) == told for place, told in asked.items())
+        return completed and not any(self._wanted.get(place) == reported for place, reported in asked.items())
 
 
 def _by_directory(

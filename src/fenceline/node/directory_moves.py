@@ -81,7 +81,7 @@ class DirectoryMoves:
         """The replicas with a move in progress."""
         return self._moves.keys()
 
-    # -- what is asked for -----------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------
 
     def alter(self, where: TopicPartition, path: str) -> ErrorCode:
         """Move the replica to the directory `path`; Kafka's checks in Kafka's order. For a replica that is not here yet
@@ -144,7 +144,7 @@ class DirectoryMoves:
         rates = {**image.config(kind, ""), **image.config(kind, str(self._broker.node_id))}
         self._quota.set_rate(int(rates.get(RATE, NO_RATE)), self._broker.clock.monotonic_ms())
 
-    # -- what ends a move --------------------------------------------------------------------------------------------
+    # -- end of a move -----------------------------------------------------------------------------------------------
 
     def replica_removed(self, where: TopicPartition, is_removed: bool) -> None:
         """The replica is no longer served: `is_removed` from this node, or offline."""
@@ -286,7 +286,7 @@ class DirectoryMoves:
         if removed is not None:
             self._broker.delete_later(removed.delete, delay_ms)
 
-    # -- what is left ------------------------------------------------------------------------------------------------
+    # -- remaining work ----------------------------------------------------------------------------------------------
 
     async def _delete_files(self, move: DirectoryMove) -> None:
         future, target = move.future, move.target

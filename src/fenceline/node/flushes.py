@@ -145,7 +145,7 @@ class LogFlushes:
         self._complete(replica, error)
         self._replicas.thread_ended(replica)
 
-    # --- those who wait -------------------------------------------------------------------------------------------
+    # --- waiters --------------------------------------------------------------------------------------------------
 
     def _complete(self, replica: Replica, error: StorageError | None) -> None:
         """Complete the waiters whose offset is durable, or all of them with an error; flush again for the others."""

@@ -118,7 +118,7 @@ class MetadataLoader:
         work = asyncio.get_running_loop().run_in_executor(self._executor(), difference, before, image)
         work.add_done_callback(loaded)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _continue(self) -> None:
         if self._is_busy or self.applied_offset >= self._committed_offset or self._log.is_changing:
@@ -132,7 +132,7 @@ class MetadataLoader:
                 self._apply(read.records)
                 if self.applied_offset < self._committed_offset and not self._is_busy:
                     self._is_busy = True
-                    asyncio.get_running_loop().call_soon(self._again, generation)
+                    asyncio.get_running_loop().call_soon(self._resume, generation)
                 return
         except Exception as error:
             self._failed(error)
@@ -152,7 +152,7 @@ class MetadataLoader:
 
         asyncio.get_running_loop().run_in_executor(self._executor(), read.load).add_done_callback(loaded)
 
-    def _again(self, generation: int) -> None:
+    def _resume(self, generation: int) -> None:
         if generation == self._generation:
             self._is_busy = False
             self._continue()

@@ -393,7 +393,7 @@ class MetadataLog:
     def close(self) -> None:
         self._log.close(clean=True)
 
-    # -- reading back ------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     def replay(self) -> Replayed:
         """The image of the complete log, from the newest complete snapshot.

@@ -319,7 +319,7 @@ class Snapshots:
             sizes, timestamps = self._log.snapshot_sizes(unknown), self._log.snapshot_timestamps(unknown)
             return {each: _File(size, timestamps.get(each)) for each, size in sizes.items()}
 
-        def looked(done: asyncio.Future[dict[SnapshotId, _File]]) -> None:
+        def files_read(done: asyncio.Future[dict[SnapshotId, _File]]) -> None:
             self._looking = None
             if (error := done.exception()) is not None:
                 _log_not_deleted(str(error))
@@ -328,7 +328,7 @@ class Snapshots:
                 self._forget_oldest({each: file for each, file in kept.items() if file is not None})
 
         self._looking = asyncio.get_running_loop().run_in_executor(self._executor, look)
-        self._looking.add_done_callback(looked)
+        self._looking.add_done_callback(files_read)
 
     def _wanted_offset(self) -> int | None:
         """G30: the lowest offset that a live replica of this leader fetches next; on a follower, its leader's log
@@ -363,14 +363,14 @@ class Snapshots:
         self._delete(deletions)
 
     def _delete(self, deletions: Sequence[Callable[[], None]]) -> None:
-        def told(done: asyncio.Future[None]) -> None:
+        def deleted(done: asyncio.Future[None]) -> None:
             self._deleting.discard(done)
             if (error := done.exception()) is not None:
                 _log_not_deleted(str(error))
 
         deleting = asyncio.get_running_loop().run_in_executor(self._executor, _run_all, deletions)
         self._deleting.add(deleting)
-        deleting.add_done_callback(told)
+        deleting.add_done_callback(deleted)
 
 
 def _run_all(deletions: Sequence[Callable[[], None]]) -> None:

@@ -85,7 +85,7 @@ class NodeCollector:
             ("fenceline_produce_failures", "Record batches rejected", metrics.failed_produce_partitions),
             (
                 "fenceline_group_rewinds",
-                "Commits that went back because the log was truncated",
+                "Offset commits that moved back because the log was truncated",
                 self._broker.groups.rewinds,
             ),
             ("fenceline_fetched_bytes", "Bytes of records sent to readers", metrics.fetched_bytes),

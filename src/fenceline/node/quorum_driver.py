@@ -157,7 +157,7 @@ class QuorumDriver:
         """None before `connect`."""
         return self._peers
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def connect(
         self, make: Callable[[Callable[[int, ResponseMessage], None], Callable[[int, bool], None]], QuorumPeers]

@@ -32,7 +32,7 @@ class QuorumLog:
         self.leader_change = leader_change
         """The newest known LEADER_CHANGE: the leader and its voters."""
 
-    # -- told by the driver ------------------------------------------------------------------------------------------
+    # -- updates from the driver -------------------------------------------------------------------------------------
 
     def flushed_to(self, end_offset: int) -> None:
         """Everything before `end_offset` is durable."""

@@ -78,7 +78,7 @@ class QuorumLogWork:
         self._is_behind = False
         """A full disk has postponed the indexes of the log, which was logged."""
 
-    # -- before anything else ------------------------------------------------------------------------------------------
+    # -- exclusive work -----------------------------------------------------------------------------------------------
 
     async def alone(self, work: Callable[[], T]) -> T:
         """Run `work` in a thread with exclusive use of the log. Raises its exceptions."""
@@ -208,7 +208,7 @@ class QuorumLogWork:
         while self._flush is not None:
             await asyncio.wait([self._flush])
 
-    # -- beginning anew ------------------------------------------------------------------------------------------------
+    # -- loading snapshots ---------------------------------------------------------------------------------------------
 
     def truncate(self, end_offset: int) -> None:
         """Q29, for a thread: truncate the log to `end_offset`. Raises StorageError."""
@@ -234,11 +234,11 @@ class QuorumLogWork:
 
     def loaded(self, snapshot_id: SnapshotId, loaded: Replayed) -> None:
         """Older snapshots do not connect to the log any more (N35)."""
-        gone = [each for each in self._log.snapshots if each.end_offset < snapshot_id.end_offset]
-        self._log.snapshots[:] = [each for each in self._log.snapshots if each not in gone]
+        obsolete = [each for each in self._log.snapshots if each.end_offset < snapshot_id.end_offset]
+        self._log.snapshots[:] = [each for each in self._log.snapshots if each not in obsolete]
         self._view.snapshot_loaded(snapshot_id, loaded.kraft_version, loaded.voters)
         self._check_promised_end()
-        paths = [self._log.path_of(each) for each in gone]
+        paths = [self._log.path_of(each) for each in obsolete]
         if paths:
             asyncio.get_running_loop().run_in_executor(self._executor(), partial(_unlink, self._disk, paths))
 

@@ -34,8 +34,8 @@ log = Logger("quorum")
 Route = tuple[str, int, bool]
 """Host, port, and whether it is the connection for fetches."""
 
-_PATIENCE_S: Final = 1.0
-"""Longer than the quorum's own request timeout: after that the connection is also closed."""
+_EXTRA_TIMEOUT_S: Final = 1.0
+"""Added to the quorum's own request timeout: after that the connection is also closed."""
 
 
 class QuorumPeers:
@@ -54,7 +54,7 @@ class QuorumPeers:
         """`watch` is informed of addresses that do not respond, and why."""
         self._watch = watch
         self._client_id = f"quorum-{node_id}"
-        self._timeout_s = request_timeout_ms / 1000 + _PATIENCE_S
+        self._timeout_s = request_timeout_ms / 1000 + _EXTRA_TIMEOUT_S
         self._answered = answered
         self._unanswered = unanswered
         self._connect = connect

@@ -101,7 +101,7 @@ class QuorumWatch:
             self._log_leaderless(now_ms)
         self._compare_voters()
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _continue(self) -> None:
         self.check()
@@ -123,8 +123,8 @@ class QuorumWatch:
             return
         if self._outside_since_ms is None:
             self._outside_since_ms = now_ms
-        patience_ms = _JOIN_MS if self._joins else _LASTS_MS
-        if outside != self._outside_logged and now_ms - self._outside_since_ms >= patience_ms:
+        delay_ms = _JOIN_MS if self._joins else _LASTS_MS
+        if outside != self._outside_logged and now_ms - self._outside_since_ms >= delay_ms:
             self._outside_logged = outside
             log.warning("this controller is not a voter", **outside)
 

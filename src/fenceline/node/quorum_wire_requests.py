@@ -48,7 +48,7 @@ class UnexpectedPartition(Exception):
         self.answer = answer
 
 
-# -- requests that go out ----------------------------------------------------------------------------------------------
+# -- outgoing requests -------------------------------------------------------------------------------------------------
 
 
 def request_fields(message: RequestMessage, version: int) -> Fields:
@@ -169,7 +169,7 @@ def _fetch_fields(message: FetchRequest, version: int) -> Fields:
     return fields
 
 
-# -- requests that come in ---------------------------------------------------------------------------------------------
+# -- incoming requests -------------------------------------------------------------------------------------------------
 
 
 def read_request(key: ApiKey, version: int, entity: Any) -> RequestMessage:

@@ -47,7 +47,7 @@ WallTime = Callable[[int], int]
 _FETCH_ENDPOINTS: Final = 17
 
 
-# -- responses that go out ---------------------------------------------------------------------------------------------
+# -- outgoing responses ------------------------------------------------------------------------------------------------
 
 
 def answer_fields(message: ResponseMessage, version: int, wall_time: WallTime) -> Fields:
@@ -177,7 +177,7 @@ def _answer_describe(message: DescribeQuorumResponse, wall_time: WallTime) -> Fi
     }
 
 
-# -- answers that need no quorum ---------------------------------------------------------------------------------------
+# -- responses without a quorum ----------------------------------------------------------------------------------------
 
 
 def closing(message: RequestMessage, leader_id: int, epoch: int) -> ResponseMessage:

@@ -52,7 +52,7 @@ _DOWNLOAD: Final = re.compile(r"(\d{20})-(\d{10})-from-(-?\d+)\.checkpoint\.part
 _LEFTOVER: Final = re.compile(r".*\.checkpoint(\.part|\.deleted)")
 _READ_BYTES: Final = 1 << 20
 _MAX_BATCH_BYTES: Final = 64 << 20
-"""Kafka writes at most 8 MiB (N6); a larger length is damage."""
+"""Kafka writes at most 8 MiB (N6); a length above this limit is damage."""
 
 
 class SnapshotDamaged(OperatorError):

@@ -61,7 +61,7 @@ class Core:
         self._others: list[Voter] = []
         self._is_voter = False
 
-    # -- who ---------------------------------------------------------------------------------------------------------
+    # -- identity ----------------------------------------------------------------------------------------------------
 
     @property
     def local_id(self) -> int:
@@ -259,7 +259,7 @@ class Core:
         timeout = self.settings.election_timeout_ms
         return self.now_ms + timeout + self.rng.randrange(timeout)
 
-    # -- what the parts have in common -------------------------------------------------------------------------------
+    # -- shared helpers ----------------------------------------------------------------------------------------------
 
     def send(self, peer: Peer, message: RequestMessage) -> None:
         self.duties.append(self.outbox.send(self.now_ms, peer, message))

@@ -74,7 +74,7 @@ class Elections:
             self._reset_tally()
             self._decide()
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- sending requests --------------------------------------------------------------------------------------------
 
     def start_pre_vote(self) -> None:
         """Become Prospective: would a majority elect this node? (Q60, K7)"""

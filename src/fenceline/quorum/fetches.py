@@ -184,7 +184,7 @@ class Fetches:
 
     # -- purgatory ---------------------------------------------------------------------------------------------------
 
-    def log_grew(self) -> None:
+    def records_appended(self) -> None:
         """Q26: new records complete every waiting fetch."""
         for parked in list(self._parked.values()):
             if self._core.log.end.offset > parked.request.fetch_offset:

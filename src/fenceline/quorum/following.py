@@ -64,7 +64,7 @@ class Following:
             self._consecutive_doubts = 0
             self._next_doubt_ms = self._core.now_ms
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- sending requests --------------------------------------------------------------------------------------------
 
     @property
     def _is_durable(self) -> bool:
@@ -143,7 +143,7 @@ class Following:
             return self._next_fetch_ms
         return None
 
-    # -- hearing -----------------------------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------------------------
 
     def leader_contacted(self) -> None:
         """A Fetch or FetchSnapshot succeeded (Q28)."""
@@ -226,7 +226,7 @@ class Following:
         )
         self.back_off()
 
-    # -- doubting ----------------------------------------------------------------------------------------------------
+    # -- doubting the leader -----------------------------------------------------------------------------------------
 
     def connection_refused(self, node_id: int) -> None:
         """The leader's connection is lost and its address refuses a new one: the process has stopped."""

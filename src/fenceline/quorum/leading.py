@@ -34,7 +34,7 @@ class Leading:
         """Preferred successors, as EndQuorumEpoch names them."""
         self._acknowledged: set[int] = set()
 
-    # -- begin and end -----------------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------------------------
 
     def begin(self, granting: tuple[int, ...]) -> None:
         """Q31, K17: elected. With kraft.version 1 the first batch also contains the voter set, if it is not in the
@@ -67,7 +67,7 @@ class Leading:
         core.become(Resigned(core.epoch, core.local_id))
         core.timeout_at_ms = core.election_timeout()
 
-    # -- what is committed -------------------------------------------------------------------------------------------
+    # -- committing --------------------------------------------------------------------------------------------------
 
     def fetched(self, key: ReplicaKey, offset: int) -> None:
         assert self.replicas is not None, "fetches are valid only at a leader"
@@ -101,7 +101,7 @@ class Leading:
         if epoch > self._core.epoch:
             raise InternalError(f"append in epoch {epoch}, but the current epoch is {self._core.epoch}")
 
-    # -- time --------------------------------------------------------------------------------------------------------
+    # -- timers ------------------------------------------------------------------------------------------------------
 
     def majority_lost_at_ms(self) -> int | None:
         if self.replicas is None:

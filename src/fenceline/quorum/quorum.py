@@ -116,7 +116,7 @@ class Quorum(QuorumStatus):
         """Q35, before the controller appends: raises PeerError (6) if this node does not lead `epoch`."""
         self._leading.check_leads(epoch)
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def start(self, now_ms: int, recorded: ElectionState | None) -> list[Duty]:
         """Boot (Q10). `recorded` is the content of `quorum-state`, None if there is no file. A single voter leads at
@@ -294,7 +294,7 @@ class Quorum(QuorumStatus):
         self._following.back_off()
         return self._end()
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _begin(self, now_ms: int) -> Core:
         core = self._core
@@ -353,7 +353,7 @@ class Quorum(QuorumStatus):
     def _log_changed(self) -> None:
         core = self._core
         if isinstance(core.role, Leader):
-            self._fetches.log_grew()
+            self._fetches.records_appended()
             self._update_high_watermark()
         else:
             self._following.update_high_watermark()

@@ -74,7 +74,7 @@ class ResponseHandler:
         self._changes = changes
         self._registration = registration
 
-    # -- answers -----------------------------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------------------------
 
     def request_failed(self, request_id: int, refused: bool) -> None:
         core = self._core

@@ -191,7 +191,7 @@ class VoterChanges:
             return ErrorCode.REQUEST_TIMED_OUT, "The last change of voters is not committed yet."
         return ErrorCode.NONE, None
 
-    # -- the way of a change -----------------------------------------------------------------------------------------
+    # -- progress of a change ----------------------------------------------------------------------------------------
 
     def probed(self, response: ApiVersionsResponse) -> None:
         """The prospective voter reported the versions it supports."""
