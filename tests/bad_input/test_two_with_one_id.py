@@ -152,7 +152,7 @@ def test_a_broker_whose_id_is_taken_says_so_now_and_then(
     lines: list[Line], monkeypatch: pytest.MonkeyPatch, attempts: int, told: int
 ) -> None:
     """Who was killed and starts again waits for the end of its session; it is told when that takes too long."""
-    monkeypatch.setattr(broker_lifecycle, "_AGAIN_S", 0)
+    monkeypatch.setattr(broker_lifecycle, "_RETRY_S", 0)
     taken = PeerError(ErrorCode.DUPLICATE_BROKER_REGISTRATION)
     lifecycle = register(*[taken] * attempts, RegisterBrokerAnswer(7))
     assert lifecycle.broker_epoch == 7

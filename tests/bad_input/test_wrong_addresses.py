@@ -83,7 +83,7 @@ async def missed(host: str, port: int) -> str:
         request_timeout_ms=2000,
         answered=lambda request_id, answer: told.set_result("answered"),
         unanswered=lambda request_id, refused: None,
-        watch=SimpleNamespace(missed=note, reached=lambda address: None),  # type: ignore[arg-type]
+        watch=SimpleNamespace(request_failed=note, reachable=lambda address: None),  # type: ignore[arg-type]
     )
     peers.send(Send(Peer(-2, host, port), 1, FetchRequest("c", 9, 0, 0, 0, UUID(int=9))))
     async with asyncio.timeout(PATIENCE_S):
