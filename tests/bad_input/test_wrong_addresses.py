@@ -131,9 +131,9 @@ def test_how_long_a_controller_refuses_is_known() -> None:
         assert peers.refused_for_s(1) == 0.0
         peers.send(Send(Peer(1, "127.0.0.1", port), 4, request))
         assert await unanswered.get()
-        peers.came(2)
+        peers.mark_alive(2)
         assert peers.refused_for_s(1) > 0.0
-        peers.came(1)
+        peers.mark_alive(1)
         assert peers.refused_for_s(1) == 0.0, "others heard of it since"
         await peers.close()
 

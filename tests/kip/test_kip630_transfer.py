@@ -23,7 +23,7 @@ from fenceline.quorum.duties import (
     BeginDownload,
     DropDownload,
     LoadSnapshot,
-    Log,
+    LogLine,
     ServePiece,
     ServeRecords,
     VerifyAndFreeze,
@@ -278,7 +278,7 @@ def test_an_answer_that_does_not_fit_goes_back_to_fetching(changed: dict[str, An
     machine = _downloading()
     _answer(machine, **changed)
     assert machine.found(DropDownload) == [DropDownload(THEIRS)]
-    assert machine.found(Log)
+    assert machine.found(LogLine)
     machine.pass_time(1000)
     assert machine.sent(FetchRequest).keys() == {2}
 

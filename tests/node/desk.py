@@ -195,7 +195,7 @@ class Desk:
             tell_place=self.assignments.report,
             suspect=self.directory_failures.suspect,
         )
-        self.storage_trouble.heard = self.partitions.suspect_directory_of
+        self.storage_trouble.on_rejected = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.deleted: list[tuple[Callable[[], None], int]] = []
         """What is to be deleted, and after how many milliseconds."""

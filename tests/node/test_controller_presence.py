@@ -40,7 +40,7 @@ class Room:
         self.image = SimpleNamespace(brokers={each.id: each for each in brokers})
         self.sessions = Sessions(9_000)
         for each in brokers:
-            self.sessions.begin(each.id, each.epoch, 0, 0).heard = True
+            self.sessions.begin(each.id, each.epoch, 0, 0).has_heartbeat = True
         self.now_ms = 100
         self.told: list[FenceEndedBroker] = []
         self.came: list[int] = []
