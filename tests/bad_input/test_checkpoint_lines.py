@@ -52,7 +52,7 @@ def test_a_line_that_cannot_be_right_is_said(tmp_path: Path, name: str, bad: str
     opened(tmp_path)
     (ignored,) = (fields for event, fields in said if event == "checkpoint entry ignored")
     assert ignored["reason"].startswith(f"{tmp_path}/{name}: rain-0 ")
-    assert "keeps all records" in ignored["consequence"]
+    assert "keeps all its records" in ignored["consequence"]
     assert ignored["advice"]
 
 
@@ -64,9 +64,9 @@ def test_partitions_that_do_not_exist_are_said_once(tmp_path: Path, said: list[L
     (tmp_path / ".kafka_cleanshutdown").unlink(missing_ok=True)
     said.clear()
     opened(tmp_path)
-    (dropped,) = (fields for event, fields in said if event == "checkpoint entries without a directory dropped")
+    (dropped,) = (fields for event, fields in said if event == "dropped checkpoint entries without a directory")
     assert (dropped["count"], dropped["partitions"][:2]) == (40, ["gone-0", "gone-1"])
-    assert "put them back" in dropped["advice"]
+    assert "restore them" in dropped["advice"]
 
 
 def test_a_checkpoint_of_incarnations_that_is_damaged(tmp_path: Path, said: list[Line]) -> None:
@@ -74,9 +74,9 @@ def test_a_checkpoint_of_incarnations_that_is_damaged(tmp_path: Path, said: list
     (tmp_path / INCARNATIONS).write_text("0\n3\nrain 0 x\n")
     said.clear()
     opened(tmp_path)
-    (damaged,) = (fields for event, fields in said if event == "checkpoint damaged, going on without it")
+    (damaged,) = (fields for event, fields in said if event == "checkpoint file damaged and ignored")
     assert INCARNATIONS in damaged["reason"]
-    assert "checked from its start" in damaged["consequence"]
+    assert "recovered from its start" in damaged["consequence"]
 
 
 def test_files_of_another_topic_in_the_directory_of_a_partition(lines: list[Line]) -> None:

@@ -98,7 +98,7 @@ def test_half_of_a_batch_that_can_not_be_cut_back(monkeypatch: pytest.MonkeyPatc
 
     told(story, partitions=2)
     ((event, more),) = lines  # once, and not with every record
-    assert event == "records refused"
+    assert event == "records rejected"
     assert "the partition is offline for writes until the node is restarted" in more["reason"]
 
 

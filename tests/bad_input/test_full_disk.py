@@ -28,7 +28,7 @@ def ends_with(error: BaseException) -> OperatorError:
         controller = driver(disk, DIRECTORY)
         await controller.start()
         failed = controller.failed()
-        controller.gave_up(error)
+        controller.driver_failed(error)
         with pytest.raises(OperatorError) as told:
             await failed
         await controller.stop()
@@ -43,7 +43,7 @@ def ends_with(error: BaseException) -> OperatorError:
 def test_a_failed_flush_leaves_the_disk_uncertain(error: Exception) -> None:
     told = ends_with(error)
     assert "Input/output error" in told.message
-    assert "What the disk holds is not certain any more" in told.advice
+    assert "The content of the disk is uncertain" in told.advice
 
 
 def test_a_full_disk_asks_for_room_and_no_restart() -> None:
@@ -51,10 +51,10 @@ def test_a_full_disk_asks_for_room_and_no_restart() -> None:
     before = redirect(lambda level, room, event, fields: told.append({"event": event, **fields}))
     try:
         full = StorageError.of("appending", OSError(errno.ENOSPC, "No space left on device"))
-        StorageTrouble(StillClock()).refused(METADATA_PARTITION, 5, full)
+        StorageTrouble(StillClock()).rejected(METADATA_PARTITION, 5, full)
     finally:
         redirect(before)
     (line,) = told
-    assert (line["event"], line["partition"]) == ("records refused", "__cluster_metadata-0")
-    assert "One of several gives way to the others" in line["advice"]
-    assert "takes part again as soon as there is room. No restart is needed." in line["advice"]
+    assert (line["event"], line["partition"]) == ("records rejected", "__cluster_metadata-0")
+    assert "One of several controllers leaves the work to the others" in line["advice"]
+    assert "takes part again once there is space. No restart is needed." in line["advice"]

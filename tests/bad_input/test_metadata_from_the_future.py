@@ -27,17 +27,21 @@ def level(name: str, number: int) -> bytes:
 
 
 REFUSED = [
-    (b"\1\x63\0more", "a record of kind 99, which this release does not know", "newer release"),
-    (b"\1\2\x09more", "a TopicRecord of version 9; this release reads up to 0", "newer release"),
-    (b"", "a record that begins with nothing", "newer release"),
-    (level("metadata.version", 31), "level 31 of metadata.version; this release knows levels 7 to 30", "Run a release"),
-    (level("kraft.version", 2), "level 2 of kraft.version; this release knows levels 0 to 1", "Run a release"),
-    (level("new.version", 1), "level 1 of new.version; this release does not know this feature", "Run a release"),
-    (TOPIC + b"xyz", "a TopicRecord that can not be read: 3 bytes are left over", "newer release"),
-    (TOPIC[:-8], "a TopicRecord that can not be read", "check the disk"),
-    (PARTITION + b"x", "a PartitionRecord that can not be read: 1 bytes are left over", "newer release"),
-    (PARTITION[:40], "a PartitionRecord that can not be read", "check the disk"),
-    (PARTITION[:9], "a PartitionRecord that can not be read", "check the disk"),
+    (b"\1\x63\0more", "a record of type 99, which this release does not support", "newer release"),
+    (b"\1\2\x09more", "a TopicRecord of version 9; this release supports up to 0", "newer release"),
+    (b"", "an invalid record that starts with nothing", "newer release"),
+    (
+        level("metadata.version", 31),
+        "level of metadata.version is 31; this release supports levels 7 to 30",
+        "Run a release",
+    ),
+    (level("kraft.version", 2), "level of kraft.version is 2; this release supports levels 0 to 1", "Run a release"),
+    (level("new.version", 1), "level of new.version is 1; this release does not support this feature", "Run a release"),
+    (TOPIC + b"xyz", "Cannot decode a TopicRecord of the metadata log: 3 bytes left over", "newer release"),
+    (TOPIC[:-8], "Cannot decode a TopicRecord", "check the disk"),
+    (PARTITION + b"x", "Cannot decode a PartitionRecord of the metadata log: 1 bytes left over", "newer release"),
+    (PARTITION[:40], "Cannot decode a PartitionRecord", "check the disk"),
+    (PARTITION[:9], "Cannot decode a PartitionRecord", "check the disk"),
 ]
 
 

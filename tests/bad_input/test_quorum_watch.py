@@ -65,7 +65,7 @@ class Scene:
     def passes(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now_ms += 1000
-            self.watch.look()
+            self.watch.check()
 
 
 @pytest.fixture
@@ -82,20 +82,20 @@ def test_a_quorum_lost_for_an_hour_is_told_once_a_minute_and_when_it_is_back(lin
     scene.passes(100)
     assert lines == []
     scene.quorum.lose()
-    scene.watch.missed("two:9093", "nobody listens on two:9093")
-    scene.watch.missed("three:9093", "three:9093 did not answer")
+    scene.watch.request_failed("two:9093", "no process listens on two:9093")
+    scene.watch.request_failed("three:9093", "three:9093 did not answer")
     scene.passes(5)
     assert lines == []
     scene.passes(2)
     (level, event, fields), *more = lines
-    assert (level, event, more) == ("warning", "nobody leads the quorum", [])
+    assert (level, event, more) == ("warning", "the quorum has no leader", [])
     assert fields["voters"] == [1, 2, 3]
-    assert fields["unreached"] == "nobody listens on two:9093; three:9093 did not answer"
+    assert fields["unreached"] == "no process listens on two:9093; three:9093 did not answer"
     assert "majority of the voters" in fields["advice"]
     scene.passes(3600)
     assert 55 <= len(lines) <= 62
-    scene.watch.reached("two:9093")
-    scene.watch.reached("three:9093")
+    scene.watch.reachable("two:9093")
+    scene.watch.reachable("three:9093")
     scene.quorum.follow(3)
     del lines[:]
     scene.passes(10)
@@ -117,18 +117,18 @@ def test_an_election_is_no_news(lines: list[Line]) -> None:
 
 def test_a_broker_that_finds_no_controller_is_told_where_it_looked(lines: list[Line]) -> None:
     scene = Scene(FakeQuorum(), is_controller=False)
-    scene.watch.missed("one:9092", "one:9092 is no controllers' listener, but one of a broker")
+    scene.watch.request_failed("one:9092", "one:9092 is a broker listener, not a controller listener")
     scene.passes(10)
     ((_, event, fields),) = lines
-    assert event == "nobody leads the quorum"
-    assert "one:9092 is no controllers' listener" in fields["unreached"]
+    assert event == "the quorum has no leader"
+    assert "one:9092 is a broker listener" in fields["unreached"]
     assert "controller.quorum.bootstrap.servers" in fields["advice"]
 
 
 def test_addresses_that_are_not_reached_are_bounded(lines: list[Line]) -> None:
     scene = Scene(FakeQuorum())
     for number in range(10_000):
-        scene.watch.missed(f"host:{number}", "nobody listens")
+        scene.watch.request_failed(f"host:{number}", "nobody listens")
     scene.passes(10)
     assert len(lines[0][2]["unreached"]) < 1000
 
@@ -139,14 +139,14 @@ def test_a_controller_that_is_no_voter_is_told_once(lines: list[Line]) -> None:
     scene.quorum.follow(2)
     scene.passes(3600)
     ((level, event, fields),) = lines
-    assert (level, event) == ("warning", "this controller is no voter")
+    assert (level, event) == ("warning", "this controller is not a voter")
     assert (fields["node"], fields["voters"]) == (1, [2, 3, 4])
     assert "fenceline quorum add" in fields["advice"]
     scene.quorum.take((1, 101), (2, 102), (3, 103))
     scene.passes(10)
     scene.quorum.take((2, 102), (3, 103))
     scene.passes(10)
-    assert [event for _, event, _ in lines] == ["this controller is no voter"] * 2
+    assert [event for _, event, _ in lines] == ["this controller is not a voter"] * 2
 
 
 def test_brokers_are_no_voters_and_that_is_well(lines: list[Line]) -> None:
@@ -161,7 +161,7 @@ def test_a_replaced_disk_is_told_with_both_directories(lines: list[Line]) -> Non
     scene.quorum.follow(2)
     scene.passes(100)
     ((_, event, fields),) = lines
-    assert event == "this controller is no voter"
+    assert event == "this controller is not a voter"
     assert fields["directory"] == encode_uuid(UUID(int=101))
     assert fields["registered"] == encode_uuid(UUID(int=999))
     assert f"fenceline quorum remove 1 --directory-id {encode_uuid(UUID(int=999))}" in fields["advice"]
@@ -171,8 +171,8 @@ def test_without_a_leader_the_reason_may_be_the_own_directory(lines: list[Line])
     scene = Scene(FakeQuorum((1, 999), (2, 102), (3, 103)))
     scene.passes(10)
     ((_, event, fields),) = lines
-    assert event == "nobody leads the quorum"
-    assert "Voter 1 is known with another directory" in fields["advice"]
+    assert event == "the quorum has no leader"
+    assert "Voter 1 is registered with another directory id" in fields["advice"]
 
 
 def test_who_joins_by_itself_is_given_time(lines: list[Line]) -> None:
@@ -181,7 +181,7 @@ def test_who_joins_by_itself_is_given_time(lines: list[Line]) -> None:
     scene.passes(20)
     assert lines == []
     scene.passes(20)
-    assert [event for _, event, _ in lines] == ["this controller is no voter"]
+    assert [event for _, event, _ in lines] == ["this controller is not a voter"]
 
 
 @pytest.mark.parametrize(

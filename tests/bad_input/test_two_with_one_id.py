@@ -18,7 +18,7 @@ from fenceline.node import broker_lifecycle
 from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.controller_registration import ControllerRegistration
 from fenceline.node.logs import redirect
-from fenceline.quorum.duties import Level, Log
+from fenceline.quorum.duties import Level, LogLine
 from fenceline.quorum.messages import VoteRequest, VoteResponse
 from tests.quorum.machine import Machine
 
@@ -152,7 +152,7 @@ def test_a_broker_whose_id_is_taken_says_so_now_and_then(
     lines: list[Line], monkeypatch: pytest.MonkeyPatch, attempts: int, told: int
 ) -> None:
     """Who was killed and starts again waits for the end of its session; it is told when that takes too long."""
-    monkeypatch.setattr(broker_lifecycle, "_AGAIN_S", 0)
+    monkeypatch.setattr(broker_lifecycle, "_RETRY_S", 0)
     taken = PeerError(ErrorCode.DUPLICATE_BROKER_REGISTRATION)
     lifecycle = register(*[taken] * attempts, RegisterBrokerAnswer(7))
     assert lifecycle.broker_epoch == 7
@@ -169,7 +169,7 @@ def test_a_broker_whose_id_is_taken_says_so_now_and_then(
     [
         (ErrorCode.INCONSISTENT_CLUSTER_ID, "expected cluster a, got b", "cluster.id in meta.properties"),
         (ErrorCode.UNSUPPORTED_VERSION, "metadata.version 99 is not supported", "fenceline features list"),
-        (ErrorCode.INVALID_REGISTRATION, "no directories", "Correct what the controller names"),
+        (ErrorCode.INVALID_REGISTRATION, "no directories", "Correct the reported problem"),
     ],
 )
 def test_a_registration_that_is_refused_ends_the_start_with_the_reason(
@@ -177,7 +177,7 @@ def test_a_registration_that_is_refused_ends_the_start_with_the_reason(
 ) -> None:
     with pytest.raises(OperatorError) as refused:
         register(PeerError(error, message))
-    assert refused.value.message == f"Broker 4 can not be registered: {message}"
+    assert refused.value.message == f"Cannot register broker 4: {message}"
     assert advice in refused.value.advice
 
 
@@ -189,8 +189,8 @@ def test_others_name_this_node_as_a_leader_that_it_is_not() -> None:
     machine = Machine()
     machine.to_prospective()
     machine.reply(machine.request_id(2, VoteRequest), VoteResponse(leader_id=1, leader_epoch=9))
-    (said,) = machine.found(Log)
+    (said,) = machine.found(LogLine)
     assert said.level is Level.ERROR
-    assert said.text == "Others say that node 1 leads epoch 9; this process does not."
+    assert said.text == "A peer names node 1 as the leader of epoch 9, but this process does not lead it."
     assert "node.id=1" in said.advice
     assert machine.quorum.leader_id == -1

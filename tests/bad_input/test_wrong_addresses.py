@@ -14,7 +14,7 @@ import pytest
 from fenceline.errors import ErrorCode
 from fenceline.ids import encode_uuid
 from fenceline.node.quorum_peers import QuorumPeers
-from fenceline.quorum.duties import Level, Log, Peer, Send
+from fenceline.quorum.duties import Level, LogLine, Peer, Send
 from fenceline.quorum.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
@@ -38,13 +38,13 @@ def test_another_cluster_is_named_by_its_address_and_this_one_by_its_id() -> Non
     machine.to_prospective()
     asked = machine.request_id(2, VoteRequest)
     machine.reply(asked, VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID))
-    (said,) = machine.found(Log)
+    (said,) = machine.found(LogLine)
     endpoint = voter(2).endpoints[0]
     assert said.level is Level.WARNING
     assert said.text.startswith(
-        f"{endpoint.host}:{endpoint.port} refuses this node's requests: INCONSISTENT_CLUSTER_ID"
+        f"{endpoint.host}:{endpoint.port} rejects requests of this node: INCONSISTENT_CLUSTER_ID"
     )
-    assert said.text.endswith("this node is of cluster c")
+    assert said.text.endswith("This node belongs to cluster c")
     for hint in ("cluster.id", "meta.properties", "controller.quorum.voters", "controller.quorum.bootstrap.servers"):
         assert hint in said.advice
 
@@ -57,10 +57,10 @@ def test_who_is_asked_is_not_who_was_meant(dynamic: bool) -> None:
     asked = machine.request_id(2, BeginQuorumEpochRequest)
     epoch = machine.quorum.epoch
     machine.reply(asked, BeginQuorumEpochResponse(partition_error_code=ErrorCode.INVALID_VOTER_KEY, leader_epoch=epoch))
-    (said,) = machine.found(Log)
+    (said,) = machine.found(LogLine)
     endpoint = voter(2).endpoints[0]
     directory = f" with directory id {encode_uuid(voter(2).voter_directory_id)}" if dynamic else ""
-    assert said.text == f"The node at {endpoint.host}:{endpoint.port} is not voter 2{directory}, as it should be."
+    assert said.text == f"The node at {endpoint.host}:{endpoint.port} is not voter 2{directory}."
     assert "controller.quorum.voters" in said.advice
     assert "fenceline quorum remove" in said.advice
     assert machine.quorum.is_leader
@@ -83,7 +83,7 @@ async def missed(host: str, port: int) -> str:
         request_timeout_ms=2000,
         answered=lambda request_id, answer: told.set_result("answered"),
         unanswered=lambda request_id, refused: None,
-        watch=SimpleNamespace(missed=note, reached=lambda address: None),  # type: ignore[arg-type]
+        watch=SimpleNamespace(request_failed=note, reachable=lambda address: None),  # type: ignore[arg-type]
     )
     peers.send(Send(Peer(-2, host, port), 1, FetchRequest("c", 9, 0, 0, 0, UUID(int=9))))
     async with asyncio.timeout(PATIENCE_S):
@@ -102,7 +102,7 @@ def run(story: Callable[[], Awaitable[Any]]) -> Any:
 
 def test_nobody_listens_there() -> None:
     port = free_port()
-    assert run(lambda: missed("127.0.0.1", port)) == f"nobody listens on 127.0.0.1:{port}"
+    assert run(lambda: missed("127.0.0.1", port)) == f"no process listens on 127.0.0.1:{port}"
 
 
 def test_how_long_a_controller_refuses_is_known() -> None:
@@ -131,9 +131,9 @@ def test_how_long_a_controller_refuses_is_known() -> None:
         assert peers.refused_for_s(1) == 0.0
         peers.send(Send(Peer(1, "127.0.0.1", port), 4, request))
         assert await unanswered.get()
-        peers.came(2)
+        peers.mark_alive(2)
         assert peers.refused_for_s(1) > 0.0
-        peers.came(1)
+        peers.mark_alive(1)
         assert peers.refused_for_s(1) == 0.0, "others heard of it since"
         await peers.close()
 
@@ -166,5 +166,5 @@ def test_a_port_of_something_else() -> None:
 def test_a_port_of_a_broker() -> None:
     with EmbeddedNode() as node:
         reason = run(lambda: missed("127.0.0.1", node.port))
-        assert reason == f"127.0.0.1:{node.port} is no controllers' listener, but one of a broker"
+        assert reason == f"127.0.0.1:{node.port} is a broker listener, not a controller listener"
         assert node.errors == ""

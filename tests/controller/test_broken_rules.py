@@ -143,7 +143,7 @@ BREAKS = (
     Break(
         "V17: only for the partition as it is",
         alter_partition,
-        "if wanted.partition_epoch < partition.partition_epoch:",
+        "if requested.partition_epoch < partition.partition_epoch:",
         "if False:",
     ),
     Break(
@@ -153,7 +153,7 @@ BREAKS = (
     Break(
         "V22: only active brokers are in sync",
         alter_partition,
-        "if not all(_is_eligible(state, member) for member in wanted.new_isr):",
+        "if not all(_is_eligible(state, member) for member in requested.new_isr):",
         "if False:",
     ),
     Break("V22, E36: replicas only", alter_partition, "or not members <= set(partition.replicas) ", ""),

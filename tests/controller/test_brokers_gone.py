@@ -11,7 +11,7 @@ import pytest
 
 from fenceline.controller.brokers import BrokerState, begin_sessions, state_of
 from fenceline.controller.partition_requests import AlterPartition, IsrChange, IsrMember
-from fenceline.controller.requests import BrokerGone, FenceStaleBroker, RegisterBroker
+from fenceline.controller.requests import FenceEndedBroker, FenceStaleBroker, RegisterBroker
 from fenceline.controller.sessions import Sessions
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import SUPPORTED
@@ -33,7 +33,7 @@ def cluster() -> Cluster:
 
 
 def gone(cluster: Cluster, broker: int = 1, *, epoch: int | None = None, since_ms: int = LOOKED_MS) -> None:
-    cluster.ask(BrokerGone(broker, cluster.epochs[broker] if epoch is None else epoch, since_ms))
+    cluster.ask(FenceEndedBroker(broker, cluster.epochs[broker] if epoch is None else epoch, since_ms))
 
 
 def sessions(cluster: Cluster) -> Sessions:

@@ -17,7 +17,7 @@ from fenceline.controller.partition_requests import (
     IsrChange,
     IsrMember,
 )
-from fenceline.controller.requests import BrokerGone, FenceStaleBroker
+from fenceline.controller.requests import FenceEndedBroker, FenceStaleBroker
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, PartitionImage
@@ -214,7 +214,7 @@ def test_a_few_leaders_elsewhere_are_left_where_they_are(percentage: int, leader
     """G45: broker 1 should lead two partitions, and leads one of them."""
     cluster = Cluster(2, leader_imbalance_percentage=percentage)
     cluster.create("t", (1, 2), (1, 2), (2, 1))
-    cluster.ask(BrokerGone(1, cluster.epochs[1], cluster.now_ms))
+    cluster.ask(FenceEndedBroker(1, cluster.epochs[1], cluster.now_ms))
     cluster.heartbeat(1)
     topic = cluster.image.topics_by_name["t"]
     for index in (0, 1, 2):

@@ -15,13 +15,13 @@ from fenceline.controller.partition_requests import (
     AlterPartitionReassignments,
     AssignReplicasToDirs,
     BalanceLeaders,
+    ElectionPassAnswer,
     ElectLeaders,
     ElectUncleanLeaders,
     IsrChange,
     IsrMember,
     ListPartitionReassignments,
     Reassignment,
-    Swept,
 )
 from fenceline.controller.requests import (
     AllocateProducerIds,
@@ -465,7 +465,7 @@ def test_new_replicas_are_led_by_the_next_pass() -> None:
     fence(cluster, 1)
     move(cluster, "t", (1, 2))
     assert cluster.partition("t").leader == -1
-    assert cluster.ask(ElectUncleanLeaders()) == Swept(more=False)
+    assert cluster.ask(ElectUncleanLeaders()) == ElectionPassAnswer(more=False)
     assert (cluster.partition("t").leader, cluster.partition("t").leader_recovery_state) == (2, RECOVERING)
 
 
@@ -479,9 +479,9 @@ def test_a_pass_moves_a_thousand_leaders_and_says_that_more_wait() -> None:
     members = (IsrMember(2), IsrMember(1))
     changes = tuple(IsrChange(i, p.leader_epoch, p.partition_epoch, members) for i, p in enumerate(topic.partitions))
     cluster.ask(AlterPartition(2, cluster.epochs[2], ((topic.id, changes),)))
-    assert cluster.ask(BalanceLeaders()) == Swept(more=True)
+    assert cluster.ask(BalanceLeaders()) == ElectionPassAnswer(more=True)
     assert len(cluster.records) == 1000
-    assert cluster.ask(BalanceLeaders()) == Swept(more=False)
+    assert cluster.ask(BalanceLeaders()) == ElectionPassAnswer(more=False)
     assert len(cluster.records) == 500
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenceline.controller.placement import place
+from fenceline.controller.placement import place_replicas
 from fenceline.errors import PeerError
 from fenceline.metadata.image import BrokerImage
 
@@ -35,9 +35,9 @@ def test_what_holds_for_every_placement(
     unfenced = {number for number, broker in images.items() if not broker.fenced}
     if not unfenced or factor > len(images):
         with pytest.raises(PeerError):
-            place(images.values(), count, factor, Random(seed))
+            place_replicas(images.values(), count, factor, Random(seed))
         return
-    placed = place(images.values(), count, factor, Random(seed))
+    placed = place_replicas(images.values(), count, factor, Random(seed))
     assert len(placed) == count
     racks = {broker.rack for broker in images.values()}
     for replicas in placed:
@@ -47,28 +47,28 @@ def test_what_holds_for_every_placement(
 
 
 def test_leaders_take_turns() -> None:
-    placed = place([_broker(number) for number in range(5)], 50, 3, Random(1))
+    placed = place_replicas([_broker(number) for number in range(5)], 50, 3, Random(1))
     assert set(Counter(replicas[0] for replicas in placed).values()) == {10}
 
 
 def test_a_broker_with_all_directories_cordoned_gets_nothing() -> None:
     full = _broker(1, cordoned=(UUID(int=201),))
-    assert set(place([full, _broker(2)], 20, 1, Random(1))) == {(2,)}
+    assert set(place_replicas([full, _broker(2)], 20, 1, Random(1))) == {(2,)}
     with pytest.raises(PeerError):
-        place([full, _broker(2)], 1, 2, Random(1))
+        place_replicas([full, _broker(2)], 1, 2, Random(1))
 
 
 def test_a_broker_that_shuts_down_takes_nothing_new() -> None:
     """Fenced it counts as any fenced one: it may come back."""
     leaving = replace(_broker(2), in_controlled_shutdown=True)
-    assert place([_broker(1), leaving], 4, 1, Random(0)) == [(1,)] * 4
+    assert place_replicas([_broker(1), leaving], 4, 1, Random(0)) == [(1,)] * 4
     with pytest.raises(PeerError):
-        place([_broker(1), leaving], 1, 2, Random(0))
-    assert place([_broker(1), replace(leaving, fenced=True)], 1, 2, Random(0)) == [(1, 2)]
+        place_replicas([_broker(1), leaving], 1, 2, Random(0))
+    assert place_replicas([_broker(1), replace(leaving, fenced=True)], 1, 2, Random(0)) == [(1, 2)]
 
 
 def test_leaders_take_turns_also_where_every_broker_holds_every_partition() -> None:
     """Three replicas on three brokers: each leads a third of the partitions."""
-    found = place([_broker(number) for number in (1, 2, 3)], 6, 3, Random(4))
+    found = place_replicas([_broker(number) for number in (1, 2, 3)], 6, 3, Random(4))
     assert sorted(Counter(replicas[0] for replicas in found).values()) == [2, 2, 2]
     assert all(sorted(replicas) == [1, 2, 3] for replicas in found)

@@ -26,7 +26,6 @@ from fenceline.controller.partition_requests import (
 )
 from fenceline.controller.replica_index import ReplicaIndex
 from fenceline.controller.requests import (
-    BrokerGone,
     BrokerHeartbeat,
     ConfigChange,
     ConfigOperation,
@@ -34,6 +33,7 @@ from fenceline.controller.requests import (
     CreateTopics,
     DeleteTopics,
     FeatureUpdate,
+    FenceEndedBroker,
     FenceStaleBroker,
     IncrementalAlterConfigs,
     NewPartitions,
@@ -176,7 +176,7 @@ class World:
         if self.image.brokers:
             broker = self.image.brokers[rng.choice(list(self.image.brokers))]
             before = broker.fenced
-            self.ask(BrokerGone(broker.id, broker.epoch, self.cluster.now_ms - rng.choice([0, 0, 100])))
+            self.ask(FenceEndedBroker(broker.id, broker.epoch, self.cluster.now_ms - rng.choice([0, 0, 100])))
             after = self.image.brokers[broker.id]
             assert after.epoch == broker.epoch
             assert before <= after.fenced

@@ -32,7 +32,7 @@ from fenceline.quorum.control_records import (
     SnapshotHeader,
     decode_control,
 )
-from fenceline.quorum.fetches import NeedsSnapshot, Valid, judge
+from fenceline.quorum.fetches import NeedsSnapshot, Valid, validate_offset_and_epoch
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.voter_set import VoterHistory
 from fenceline.records.batch import Codec, crc_is_valid, iter_headers
@@ -633,8 +633,8 @@ def test_a_start_forgets_where_the_log_began_and_serves_as_before(disk: SimDisk)
     log = MetadataLog.open(disk, DATA, now_ms=0)
     assert 0 <= log.start_offset <= kept.end_offset
     view = QuorumLog(log, VoterHistory(), 1)
-    assert judge(view, 0, 0) == NeedsSnapshot(kept)
-    assert judge(view, kept.end_offset, kept.epoch) == Valid()
+    assert validate_offset_and_epoch(view, 0, 0) == NeedsSnapshot(kept)
+    assert validate_offset_and_epoch(view, kept.end_offset, kept.epoch) == Valid()
     assert log.replay().image == history.image
 
 

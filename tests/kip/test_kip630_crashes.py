@@ -17,7 +17,7 @@ from fenceline.metadata.image import EMPTY_IMAGE
 from fenceline.node import snapshot_files
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.snapshot_files import SnapshotDamaged
-from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
 
@@ -193,13 +193,13 @@ def test_a_log_that_begins_anew() -> None:
             log = MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=400)
             log.replay_committed()
         except SnapshotDamaged as damage:
-            MetadataLog.begin_anew(disk, DATA, damage, now_ms=0)
+            MetadataLog.reset(disk, DATA, damage, now_ms=0)
             log = MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=400)
             assert log.replay_committed().image.topics_by_name == EMPTY_IMAGE.topics_by_name
         return log
 
     def story(life: LifeDisk) -> None:
-        done["end"] = NOTHING
+        done["end"] = NO_PROMISED_END
         history = History(life, segment_bytes=400)
         history.begin()
         for _ in range(2):
@@ -221,11 +221,11 @@ def test_a_log_that_begins_anew() -> None:
     def check(disk: SimDisk) -> None:
         log = boot(disk)
         assert max(log.end, log.promised) >= done["end"]
-        if log.promised == NOTHING:
+        if log.promised == NO_PROMISED_END:
             seen.add("whole")
             return
         seen.add("anew")
-        assert (log.start_offset, log.end, log.snapshots) == (0, NOTHING, [])
+        assert (log.start_offset, log.end, log.snapshots) == (0, NO_PROMISED_END, [])
         names = disk.listdir(DIRECTORY)
         assert len([name for name in names if name.endswith(".damaged")]) == 1
         assert disk.listdir(f"{DIRECTORY}/lost+found") or disk.listdir(f"{DATA}/lost+found")
@@ -265,7 +265,7 @@ def test_a_log_that_ends_before_a_hole() -> None:
         if "end" not in done:
             return
         assert max(log.end, log.promised) >= done["end"]
-        if log.promised == NOTHING:
+        if log.promised == NO_PROMISED_END:
             seen.add("whole")
             return
         seen.add("cut")

@@ -129,7 +129,7 @@ def test_without_the_snapshot_that_the_log_begins_with_there_is_no_start(disk: S
         delete()
     disk.unlink(log.path_of(log.newest_snapshot))
     disk.open_append(f"{DIRECTORY}/x.checkpoint.part")
-    with pytest.raises(OperatorError, match="no snapshot stands for what was before"):
+    with pytest.raises(OperatorError, match="no snapshot contains the records before it"):
         MetadataLog.open(disk, DATA, now_ms=0)
     assert "x.checkpoint.part" in disk.listdir(DIRECTORY)
 

@@ -23,7 +23,7 @@ from fenceline.quorum.duties import (
     BeginDownload,
     DropDownload,
     LoadSnapshot,
-    Log,
+    LogLine,
     ServePiece,
     ServeRecords,
     VerifyAndFreeze,
@@ -211,7 +211,7 @@ def test_a_request_names_one_partition(names: list[str]) -> None:
     are no others to share with; any other shape is refused (G27)."""
     topics = [{"name": name, "partitions": [{"partition": 0}]} for name in names]
     entity = read_request(ApiKey.FETCH_SNAPSHOT, 1, write_request(ApiKey.FETCH_SNAPSHOT, 1, {"topics": topics}))
-    with pytest.raises(quorum_wire.WrongShape) as refused:
+    with pytest.raises(quorum_wire.UnexpectedPartition) as refused:
         quorum_wire.read_request(ApiKey.FETCH_SNAPSHOT, 1, entity)
     assert refused.value.answer == {"error_code": ErrorCode.INVALID_REQUEST, "topics": ()}
 
@@ -278,7 +278,7 @@ def test_an_answer_that_does_not_fit_goes_back_to_fetching(changed: dict[str, An
     machine = _downloading()
     _answer(machine, **changed)
     assert machine.found(DropDownload) == [DropDownload(THEIRS)]
-    assert machine.found(Log)
+    assert machine.found(LogLine)
     machine.pass_time(1000)
     assert machine.sent(FetchRequest).keys() == {2}
 

@@ -188,8 +188,8 @@ def test_evidence_gives_way_to_records_on_a_full_disk() -> None:
 
         async def refused(error: StorageError) -> int:
             """How many looks there are then."""
-            trouble.refused(stage.replica.topic_partition, 5, error)
-            trouble.refused(stage.replica.topic_partition, 5, error)
+            trouble.rejected(stage.replica.topic_partition, 5, error)
+            trouble.rejected(stage.replica.topic_partition, 5, error)
             looks = len(threads.work)
             threads.catch_up()
             await asyncio.sleep(0)

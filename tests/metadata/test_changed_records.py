@@ -91,22 +91,22 @@ def test_the_steps_of_a_life_are_counted_as_its_whole_difference() -> None:
         before = life.image
         assert record_count(before) == len(list(image_records(before)))
         changed = ChangedRecords(before)
-        changed.begin(1 << 30)
+        changed.restart(1 << 30)
         for _ in range(30):
             life.image, delta = apply(life.image, life.step(), life.image.offset + 1, 1)
-            changed.follow(life.image, delta)
+            changed.apply_delta(life.image, delta)
         whole = set(changed_records(before, life.image, difference(before, life.image)))
-        assert whole <= changed.begin(0), seed
+        assert whole <= changed.restart(0), seed
 
 
 def test_no_more_is_counted_than_is_needed(image: MetadataImage) -> None:
     changed = ChangedRecords(image)
-    changed.begin(1)
+    changed.restart(1)
     for value in range(2, 6):
         before = image
         image, delta = apply(before, [ConfigRecord(2, "t", "segment.ms", str(value))], before.offset + 1, 1)
-        changed.follow(image, delta)
+        changed.apply_delta(image, delta)
     assert changed.count == 1
     image, delta = apply(image, [RemoveTopicRecord(TOPIC)], image.offset + 1, 1)
-    changed.follow(image, delta)
+    changed.apply_delta(image, delta)
     assert changed.count == 1, "enough is known"

@@ -98,10 +98,10 @@ def test_unknown_and_cut_records_are_refused(value: str) -> None:
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        ("01020900", "a TopicRecord of version 9; this release reads up to 0"),
-        ("01630000", "a record of kind 99, which this release does not know"),
-        ("02020000", "a record that begins with 020200,"),
-        ("", "a record that begins with nothing,"),
+        ("01020900", "a TopicRecord of version 9; this release supports up to 0"),
+        ("01630000", "a record of type 99, which this release does not support"),
+        ("02020000", "an invalid record that starts with 020200"),
+        ("", "an invalid record that starts with nothing"),
     ],
 )
 def test_a_record_of_a_newer_release_is_named(value: str, told: str) -> None:

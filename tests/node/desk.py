@@ -101,10 +101,10 @@ class _Lifecycle:
         self.cordoned: list[tuple[UUID, ...]] = []
         self.answers = True
 
-    def tell_cordoned(self, directory_ids: tuple[UUID, ...]) -> None:
+    def report_cordoned(self, directory_ids: tuple[UUID, ...]) -> None:
         self.cordoned.append(directory_ids)
 
-    async def tell_failed(self, directory_id: UUID) -> None:
+    async def report_failed(self, directory_id: UUID) -> None:
         self.failed.append(directory_id)
         if not self.answers:
             await asyncio.get_running_loop().create_future()
@@ -192,17 +192,17 @@ class Desk:
             roles=_Roles(self.replication),
             rules=self.replication.rules,
             broker_epoch=lambda: self.broker_epoch,
-            report_directory=self.assignments.tell,
+            report_directory=self.assignments.report,
             suspect=self.directory_failures.suspect,
         )
-        self.storage_trouble.heard = self.partitions.suspect_directory_of
+        self.storage_trouble.on_rejected = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.deleted: list[tuple[Callable[[], None], int]] = []
         """What is to be deleted, and after how many milliseconds."""
         self.carried: list[Any] = []
         self.losses = SimpleNamespace(moved=lambda log_dir, receipts: self.carried.append((log_dir, receipts)))
         self.moves = DirectoryMoves(self)  # type: ignore[arg-type]
-        self.partitions.on_stopped = self.moves.gone
+        self.partitions.on_stopped = self.moves.replica_removed
         self.fetching = FetchHandler(
             self,  # type: ignore[arg-type]
             max_response_bytes=50 << 20,

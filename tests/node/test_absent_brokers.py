@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fenceline.metadata.image import MetadataImage
-from fenceline.node.absent_brokers import NOBODY, STILL_NAMED_MS, Absent, AbsentBrokers
+from fenceline.node.absent_brokers import NO_ABSENT, STILL_NAMED_MS, Absent, AbsentBrokers
 from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from tests.node.controller_helpers import StillClock
@@ -27,75 +27,75 @@ def brokers(*fenced: int) -> MetadataImage:
 def absent_brokers() -> tuple[AbsentBrokers, StillClock]:
     clock = StillClock()
     absent = AbsentBrokers(clock, session_ms=SESSION_MS)
-    absent.follow(brokers(), (1, 2, 3))
+    absent.image_changed(brokers(), (1, 2, 3))
     return absent, clock
 
 
 def test_who_left_is_away_until_it_comes() -> None:
     absent, _ = absent_brokers()
-    assert absent.now() is NOBODY
-    absent.left(2)
-    absent.left(3)
-    assert absent.now() == Absent(left=frozenset({2, 3}))
-    absent.came(2)
-    assert absent.now() == Absent(left=frozenset({3}))
-    absent.came(3)
-    assert absent.now() is NOBODY
+    assert absent.current() is NO_ABSENT
+    absent.disconnected(2)
+    absent.disconnected(3)
+    assert absent.current() == Absent(disconnected=frozenset({2, 3}))
+    absent.reconnected(2)
+    assert absent.current() == Absent(disconnected=frozenset({3}))
+    absent.reconnected(3)
+    assert absent.current() is NO_ABSENT
 
 
 def test_who_leads_for_longer_than_a_session_is_there_for_others() -> None:
     """The controller hears it, so it is this node that does not reach it; refusals that go on change nothing."""
     absent, clock = absent_brokers()
-    absent.left(2)
+    absent.disconnected(2)
     clock.ms += SESSION_MS - 1
-    absent.left(2)
-    assert absent.now().left == {2}
+    absent.disconnected(2)
+    assert absent.current().disconnected == {2}
     clock.ms += 1
-    absent.left(2)
-    assert absent.now() is NOBODY
-    absent.came(2)
-    absent.left(2)
-    assert absent.now().left == {2}, "it was there, and left anew"
+    absent.disconnected(2)
+    assert absent.current() is NO_ABSENT
+    absent.reconnected(2)
+    absent.disconnected(2)
+    assert absent.current().disconnected == {2}, "it was there, and left anew"
 
 
 def test_what_is_new_in_the_metadata_counts_more() -> None:
     """It registered anew, say: then it may lead again before this node has reached it."""
     absent, _ = absent_brokers()
-    absent.left(2)
-    absent.follow(brokers(), (3,))
-    assert absent.now().left == {2}
-    absent.follow(brokers(), (2,))
-    assert absent.now() is NOBODY
+    absent.disconnected(2)
+    absent.image_changed(brokers(), (3,))
+    assert absent.current().disconnected == {2}
+    absent.image_changed(brokers(), (2,))
+    assert absent.current() is NO_ABSENT
 
 
 def test_who_is_fenced_is_named_for_a_while() -> None:
     absent, clock = absent_brokers()
-    absent.left(2)
-    absent.follow(brokers(2), (2,))
-    assert absent.now() == Absent(fenced_lately=frozenset({2}))
+    absent.disconnected(2)
+    absent.image_changed(brokers(2), (2,))
+    assert absent.current() == Absent(recently_fenced=frozenset({2}))
     clock.ms += STILL_NAMED_MS // 2
-    absent.follow(brokers(2, 3), (2, 3))
-    assert absent.now().fenced_lately == {2, 3}
+    absent.image_changed(brokers(2, 3), (2, 3))
+    assert absent.current().recently_fenced == {2, 3}
     clock.ms += STILL_NAMED_MS // 2
-    assert absent.now().fenced_lately == {3}, "changes of a fenced broker do not begin it anew"
+    assert absent.current().recently_fenced == {3}, "changes of a fenced broker do not begin it anew"
     clock.ms += STILL_NAMED_MS // 2
-    assert absent.now() is NOBODY
+    assert absent.current() is NO_ABSENT
 
 
 def test_who_was_fenced_before_this_node_looked_is_not_named() -> None:
     absent = AbsentBrokers(StillClock(), session_ms=SESSION_MS)
-    absent.follow(brokers(3), (1, 2, 3))
-    absent.follow(brokers(3), (3,))
-    assert absent.now() is NOBODY
+    absent.image_changed(brokers(3), (1, 2, 3))
+    absent.image_changed(brokers(3), (3,))
+    assert absent.current() is NO_ABSENT
 
 
 def test_who_is_back_or_forgotten_is_not_absent() -> None:
     absent, _ = absent_brokers()
-    absent.follow(brokers(2, 3), (2, 3))
-    absent.follow(brokers(3), (2,))
-    assert absent.now().fenced_lately == {3}
-    absent.follow(image_of((), [broker_image(1)]), (2, 3))
-    assert absent.now() is NOBODY
+    absent.image_changed(brokers(2, 3), (2, 3))
+    absent.image_changed(brokers(3), (2,))
+    assert absent.current().recently_fenced == {3}
+    absent.image_changed(image_of((), [broker_image(1)]), (2, 3))
+    assert absent.current() is NO_ABSENT
 
 
 # --- the way to a leader ----------------------------------------------------------------------------------------------
@@ -120,13 +120,13 @@ class Told(AbsentBrokers):
         super().__init__(SystemClock(), session_ms=NEVER_MS)
         self.all: list[str] = []
 
-    def left(self, broker_id: int) -> None:
+    def disconnected(self, broker_id: int) -> None:
         self.all.append("left")
-        super().left(broker_id)
+        super().disconnected(broker_id)
 
-    def came(self, broker_id: int) -> None:
+    def reconnected(self, broker_id: int) -> None:
         self.all.append("came")
-        super().came(broker_id)
+        super().reconnected(broker_id)
 
 
 @asynccontextmanager
@@ -171,7 +171,7 @@ def test_a_leader_that_ends_each_connection_unanswered_is_there() -> None:
             assert told.all == ["came", "left", "came", "came", "came"]
             leader.refuse()
             leader.leave()
-            await until(lambda: told.now().left == {LEADER})
+            await until(lambda: told.current().disconnected == {LEADER})
 
     asyncio.run(story())
 
@@ -183,16 +183,16 @@ def test_a_closed_connection_is_seen_before_it_is_heard() -> None:
         leader = LeavingLeader()
         async with followed(leader) as (fetchers, told):
             fetchers.check_connections()
-            assert told.now() is NOBODY
+            assert told.current() is NO_ABSENT
             connection = fetchers._links[LEADER]._connection
             assert connection is not None
             assert connection._transport is not None
             connection._transport.abort()
-            assert told.now() is NOBODY
+            assert told.current() is NO_ABSENT
             fetchers.check_connections()
-            assert told.now().left == {LEADER}
+            assert told.current().disconnected == {LEADER}
             await leader.fetched()
-            assert told.now() is NOBODY
+            assert told.current() is NO_ABSENT
 
     asyncio.run(story())
 
@@ -205,10 +205,10 @@ def test_a_leader_that_refuses_has_left() -> None:
         async with followed(leader) as (fetchers, told):
             leader.refuse()
             fetchers.follow(replica(1), LEADER, 3)
-            await until(lambda: told.now().left == {LEADER})
+            await until(lambda: told.current().disconnected == {LEADER})
             await leader.serve()
             await leader.fetched()
-            assert told.now() is NOBODY
+            assert told.current() is NO_ABSENT
 
     asyncio.run(story())
 
@@ -219,9 +219,9 @@ def test_who_is_not_followed_any_more_is_not_away() -> None:
         async with followed(leader) as (fetchers, told):
             leader.refuse()
             leader.leave()
-            await until(lambda: told.now().left == {LEADER})
+            await until(lambda: told.current().disconnected == {LEADER})
             fetchers.leave(replica(0))
-            assert told.now() is NOBODY
+            assert told.current() is NO_ABSENT
 
     asyncio.run(story())
 

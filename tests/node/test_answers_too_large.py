@@ -15,7 +15,7 @@ import pytest
 from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.partition_log import NO_LIMIT
-from fenceline.node.absent_brokers import NOBODY, AbsentBrokers
+from fenceline.node.absent_brokers import NO_ABSENT, AbsentBrokers
 from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetch_session import FetchSessions
@@ -102,7 +102,7 @@ def test_the_leaders_other_partitions_are_replicated(large: list[int], capfd: py
             assert [_phase(fetchers, index) for index in large] == [Phase.WAITING] * len(large)
             assert all(replicas[index].log.log_end_offset == 0 for index in large)
             fetchers.check_connections()
-            assert absent.now() is NOBODY, "this node closed the connection, the leader is there"
+            assert absent.current() is NO_ABSENT, "this node closed the connection, the leader is there"
             largest[0] = LARGE_BYTES + 1_000
             await _until(lambda: all(each.log.log_end_offset == 1 for each in replicas))
 

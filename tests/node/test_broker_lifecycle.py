@@ -119,7 +119,7 @@ def test_a_registration_is_tried_again_while_the_trouble_is_not_this_brokers(
     code: ErrorCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The active controller's disk may be full: this broker must not give up for that."""
-    monkeypatch.setattr(broker_lifecycle, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(broker_lifecycle, "_RETRY_S", 0.0)
 
     async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
         controller.refusals = [PeerError(code), PeerError(code)]
@@ -205,7 +205,7 @@ def test_a_broker_that_is_unregistered_before_its_image_shows_it_registers_again
 ) -> None:
     """Its image never shows the epoch of the first registration (`operations`, game 7000170: a slow disk, no metadata
     log, and an operator who unregisters the broker while it reads a snapshot)."""
-    monkeypatch.setattr(broker_lifecycle, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(broker_lifecycle, "_RETRY_S", 0.0)
 
     async def whole() -> None:
         controller = Elsewhere()
@@ -232,15 +232,15 @@ def test_a_broker_that_is_unregistered_before_its_image_shows_it_registers_again
 
 def test_a_failed_directory_is_told_until_the_controller_has_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """KIP-858; and with every heartbeat after it, as a new controller may know nothing of the one before."""
-    monkeypatch.setattr(broker_lifecycle, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(broker_lifecycle, "_RETRY_S", 0.0)
     failed, other = UUID(int=901), UUID(int=902)
 
     async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
         controller.refusals = [PeerError(ErrorCode.NOT_CONTROLLER), PeerError(ErrorCode.REQUEST_TIMED_OUT)]
-        await lifecycle.tell_failed(failed)
+        await lifecycle.report_failed(failed)
         await lifecycle.heartbeat()
         assert [each.offline_log_dirs for each in controller.asked] == [(failed,)] * 4
-        await lifecycle.tell_failed(other)
+        await lifecycle.report_failed(other)
         assert controller.asked[-1].offline_log_dirs == (failed, other)
 
     play(story)
@@ -264,7 +264,7 @@ def test_who_registers_anew_does_not_name_a_directory_that_has_failed(monkeypatc
         await controller.until_asked(1)
         registering.cancel()
         await settled()
-        await lifecycle.tell_failed(failed)
+        await lifecycle.report_failed(failed)
         controller.refusals = [PeerError(ErrorCode.STALE_BROKER_EPOCH)]
         await lifecycle.heartbeat()
         assert isinstance(controller.asked[-1], RegisterBroker)

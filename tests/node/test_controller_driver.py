@@ -183,7 +183,7 @@ def test_a_disk_that_is_full_when_a_segment_ends_puts_off_what_can_be_made_anew(
             answer = await controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),)))
             assert not answer.topics[0].outcome.failed
         assert len(controller.log.partition_log.segments) == 4
-        assert [event for event, _ in told] == ["metadata log without its indexes"], "told once"
+        assert [event for event, _ in told] == ["could not write indexes of the metadata log"], "told once"
         for seed in range(20):
             crashed = copy.deepcopy(disk)
             crashed.rng = Random(seed)
@@ -212,12 +212,12 @@ def test_a_disk_that_has_no_room_for_a_new_segment_refuses_and_heals(told: list[
                 await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
             assert error.value.code is ErrorCode.KAFKA_STORAGE_ERROR
         ((event, fields),) = told
-        assert (event, fields["partition"]) == ("records refused", "__cluster_metadata-0")
-        assert "topics, configs and brokers can not be changed" in fields["advice"]
+        assert (event, fields["partition"]) == ("records rejected", "__cluster_metadata-0")
+        assert "topics, configs and brokers cannot be changed" in fields["advice"]
         disk.heal()
         await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
-        trouble.look(lambda _: controller.log.end_offset)
-        assert told[1:] == [("records are taken again", {"partition": "__cluster_metadata-0", "refused": 3})]
+        trouble.log_recovered(lambda _: controller.log.end_offset)
+        assert told[1:] == [("records accepted again", {"partition": "__cluster_metadata-0", "refused": 3})]
         await controller.stop()
         assert set(MetadataLog.open(disk, D, now_ms=0).replay().image.topics_by_name) == {"t"}
 
@@ -545,7 +545,7 @@ def test_an_earlier_broker_that_had_the_same_directory_and_address_is_gone() -> 
         controller = driver(sim(), D)
         await controller.start()
         earlier = await join(controller)
-        controller.heard_broker("CONTROLLER", "host:1", 1, earlier)  # on a connection that is closed already
+        controller.broker_identified("CONTROLLER", "host:1", 1, earlier)  # on a connection that is closed already
         assert await join(controller, incarnation=2) > earlier
         await controller.stop()
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from fenceline.controller.requests import BrokerGone
+from fenceline.controller.requests import FenceEndedBroker
 from fenceline.controller.sessions import Sessions
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import BrokerImage, Endpoint
@@ -40,9 +40,9 @@ class Room:
         self.image = SimpleNamespace(brokers={each.id: each for each in brokers})
         self.sessions = Sessions(9_000)
         for each in brokers:
-            self.sessions.begin(each.id, each.epoch, 0, 0).heard = True
+            self.sessions.begin(each.id, each.epoch, 0, 0).has_heartbeat = True
         self.now_ms = 100
-        self.told: list[BrokerGone] = []
+        self.told: list[FenceEndedBroker] = []
         self.came: list[int] = []
         self.looks: dict[int, int] = {}
         self.refusing: set[int] = set()
@@ -57,7 +57,7 @@ class Room:
             grace_ms=grace_ms,
             is_refused=self.is_refused,
             refused_for_s=lambda node_id: self.refused_for_s.get(node_id, 0.0),
-            came=self.came.append,
+            mark_alive=self.came.append,
         )
 
     async def is_refused(self, known: BrokerImage) -> bool:
@@ -84,7 +84,7 @@ class Room:
 
     def connect(self, number: int, broker_id: int, epoch: int = EPOCH) -> None:
         self.presence.opened(key(number))
-        self.presence.heard(key(number), broker_id, epoch)
+        self.presence.broker_identified(key(number), broker_id, epoch)
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def test_a_lost_connection_and_two_refusals() -> None:
         room.refusing.add(1)
         room.presence.closed(key(1))
         await room.until(lambda: bool(room.told))
-        assert room.told == [BrokerGone(1, EPOCH, 100)]
+        assert room.told == [FenceEndedBroker(1, EPOCH, 100)]
         assert room.looks == {1: 2}, "the other one is connected, nobody looks"
 
     play(story)
@@ -124,7 +124,7 @@ def test_the_grace_of_a_controller_begins_with_its_first_refusal() -> None:
         room.refused_for_s[1] = 3_601.0
         room.presence.begin()
         await room.until(lambda: bool(room.told))
-        assert room.told == [BrokerGone(1, EPOCH, 100)]
+        assert room.told == [FenceEndedBroker(1, EPOCH, 100)]
         assert room.looks == {1: 2, 2: 1}, "the other one has its grace before it"
         room.presence.end()
 
@@ -145,7 +145,7 @@ def test_who_came_and_left_does_not_wait_for_the_pause_of_an_older_look(monkeypa
         room.refusing.add(1)
         room.presence.closed(key(1))
         await room.until(lambda: bool(room.told))
-        assert room.told == [BrokerGone(1, EPOCH, 100)]
+        assert room.told == [FenceEndedBroker(1, EPOCH, 100)]
         room.presence.end()
 
     play(story)
@@ -155,11 +155,11 @@ def test_who_comes_is_told_once_a_connection() -> None:
     async def story() -> None:
         room = Room(broker(1), broker(2))
         room.connect(1, 1)
-        room.presence.heard(key(1), 1, EPOCH)
+        room.presence.broker_identified(key(1), 1, EPOCH)
         room.connect(2, 2)
         assert room.came == [1, 2]
         room.presence.closed(key(2))
-        room.presence.heard(key(2), 2, EPOCH)
+        room.presence.broker_identified(key(2), 2, EPOCH)
         room.connect(3, 2)
         assert room.came == [1, 2, 2], "what comes behind a connection's end says nothing"
 
@@ -274,7 +274,7 @@ def test_a_connection_that_closed_before_its_answer_is_none() -> None:
         room = Room(broker(1))
         room.presence.opened(key(1))
         room.presence.closed(key(1))
-        room.presence.heard(key(1), 1, EPOCH)
+        room.presence.broker_identified(key(1), 1, EPOCH)
         assert not room.sessions.is_connected(1, EPOCH)
 
     play(story)
@@ -284,7 +284,7 @@ def test_a_new_incarnation_on_the_same_connection_is_another_broker() -> None:
     async def story() -> None:
         room = Room(broker(1))
         room.connect(1, 1)
-        room.presence.heard(key(1), 1, EPOCH + 1)
+        room.presence.broker_identified(key(1), 1, EPOCH + 1)
         assert not room.sessions.is_connected(1, EPOCH)
         assert room.sessions.is_connected(1, EPOCH + 1)
 

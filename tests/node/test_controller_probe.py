@@ -95,7 +95,7 @@ class Addresses:
 def test_only_a_refusal_everywhere_is_one(
     told: list[tuple[str, str, int]], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_probe, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(controller_probe, "_TIMEOUT_S", 0.05)
     monkeypatch.setattr(asyncio.Transport, "close", lambda transport: None)
     net = Addresses(gone=ConnectionRefusedError, there="there", silent="silent", far=OSError)
     assert is_refused(broker(*told), connect=net.connect, resolve=net.resolve) is expected

@@ -35,7 +35,7 @@ FIRST, SECOND = TopicRecord("first"), TopicRecord("second")
 def _seen(*records: MetadataRecord) -> list[MetadataRecord]:
     transactions, seen = Transactions(), []
     for record in records:
-        transactions.take(encode_record(record, 30), lambda value: seen.append(decode_record(value)))
+        transactions.apply(encode_record(record, 30), lambda value: seen.append(decode_record(value)))
     return seen
 
 

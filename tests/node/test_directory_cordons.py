@@ -35,7 +35,7 @@ def test_what_the_setting_names() -> None:
 def cordon(desk: Desk, cordons: DirectoryCordons, text: str, version: int = 30) -> None:
     configs = desk.image.configs.set(ConfigResource(ConfigResourceType.BROKER, "1"), Map({CORDONED: text}))
     desk.image = replace(desk.image, configs=configs, features=Map({"metadata.version": version}))
-    cordons.take()
+    cordons.apply()
 
 
 def test_new_replicas_go_elsewhere_and_the_controller_hears_of_it() -> None:

@@ -44,8 +44,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks for a few records, and no waiting."""
     monkeypatch.setattr(future_log, "CHUNK_BYTES", 200)
     monkeypatch.setattr(directory_move, "REST_BYTES", 400)
-    monkeypatch.setattr(directory_move, "_LOOK_S", 0.001)
-    monkeypatch.setattr(directory_moves, "_LOOK_S", 0.001)
+    monkeypatch.setattr(directory_move, "_CHECK_S", 0.001)
+    monkeypatch.setattr(directory_moves, "_RETRY_S", 0.001)
     room = os.statvfs("/")
     monkeypatch.setattr(os, "statvfs", lambda _: room)
 
@@ -489,7 +489,7 @@ def test_a_copy_that_is_found_at_the_start_goes_on() -> None:
         desk.moves = directory_moves.DirectoryMoves(desk)  # type: ignore[arg-type]
         controller.is_deaf = False
         assert desk.partitions.directories.resolve_copies(target) == [copy]
-        desk.moves.take_up([(target, copy)])
+        desk.moves.resume([(target, copy)])
         await moved(desk)
         assert desk.replica().log.log_end_offset == 35
         assert desk.replica().log.directory == f"{SECOND}/{TOPIC}-0"
@@ -502,7 +502,7 @@ def test_a_copy_of_what_is_not_here_is_deleted() -> None:
         target = desk.log_dirs.opened[1]
         desk.disk.mkdir(f"{SECOND}/{TOPIC}-0.abc-future")
         (copy,) = desk.partitions.directories.resolve_copies(target)
-        desk.moves.take_up([(target, copy)])
+        desk.moves.resume([(target, copy)])
         assert names(desk, SECOND) == [f"{TOPIC}-0-delete"]
 
     moves_of(1, story)
@@ -530,7 +530,7 @@ def test_a_copy_is_the_log_where_the_log_was_put_away_for_it(is_of: str, unique:
         copies = desk.partitions.directories.resolve_copies(target)
         assert names(desk, SECOND) == [name if is_the_log else f"{name}-future"]
         assert [copy.path for copy in copies] == ([] if is_the_log else [path])
-        desk.moves.take_up([(target, copy) for copy in copies])
+        desk.moves.resume([(target, copy) for copy in copies])
         assert names(desk, SECOND) == [name if is_the_log else f"{name}-future" if is_of == "it" else f"{name}-delete"]
 
     moves_of(1, story)
@@ -555,7 +555,7 @@ def test_a_copy_does_not_stand_for_a_log_that_cannot_be_found(is_offline: bool, 
         if is_offline:
             desk.log_dirs.offline[FIRST] = "broken at start"
         (copy,) = desk.partitions.directories.resolve_copies(target)
-        desk.moves.take_up([(target, copy)])
+        desk.moves.resume([(target, copy)])
         await turns()
         desk.controller.asked.clear()
         desk.tell(leader=2, leader_epoch=7, isr=isr, directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))

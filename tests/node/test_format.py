@@ -18,8 +18,8 @@ from fenceline.metadata.features import fresh_levels
 from fenceline.node.format import (
     format_directory,
     format_if_new,
+    initial_quorum,
     parse_initial_controllers,
-    quorum_to_begin,
     read_bootstrap_features,
 )
 from fenceline.node.metadata_log import MetadataLog
@@ -112,7 +112,7 @@ def test_several_first_controllers(tmp_path: Path) -> None:
     log = MetadataLog.open(OsDisk(), str(tmp_path / "2"), now_ms=0)
     assert log.replay().voters == voters
     log.close()
-    with pytest.raises(OperatorError, match="do not name node 3"):
+    with pytest.raises(OperatorError, match="do not include node 3"):
         format_directory([tmp_path / "3"], cluster_id=CLUSTER, node_id=3, voters=voters)
 
 
@@ -134,18 +134,18 @@ def test_what_format_begins() -> None:
     alone, joining = _node(), _node(controller_quorum_bootstrap_servers="one:9093,two:9093")
     static = _node(controller_quorum_voters="1@one:9093,2@two:9093")
     none = {"standalone": False, "initial_controllers": None, "joins": False}
-    assert quorum_to_begin(alone, **none) == (VoterEndpoint("CONTROLLER", "one", 9093), ())
-    assert quorum_to_begin(joining, **{**none, "standalone": True})[0] is not None
-    assert quorum_to_begin(joining, **{**none, "joins": True}) == (None, ())
-    assert len(quorum_to_begin(joining, **{**none, "initial_controllers": _FIRST})[1]) == 2
-    assert quorum_to_begin(static, **none) == (None, ())
+    assert initial_quorum(alone, **none) == (VoterEndpoint("CONTROLLER", "one", 9093), ())
+    assert initial_quorum(joining, **{**none, "standalone": True})[0] is not None
+    assert initial_quorum(joining, **{**none, "joins": True}) == (None, ())
+    assert len(initial_quorum(joining, **{**none, "initial_controllers": _FIRST})[1]) == 2
+    assert initial_quorum(static, **none) == (None, ())
     for config, options, message in (
-        (joining, none, "how this one begins"),
-        (static, {**none, "standalone": True}, "names the voters already"),
-        (alone, {**none, "standalone": True, "joins": True}, "Only one"),
+        (joining, none, "an option for the initial quorum"),
+        (static, {**none, "standalone": True}, "already names the voters"),
+        (alone, {**none, "standalone": True, "joins": True}, "only one"),
     ):
         with pytest.raises(OperatorError, match=message):
-            quorum_to_begin(config, **options)
+            initial_quorum(config, **options)
 
 
 def test_a_crash_at_any_step_leaves_a_whole_directory_or_one_to_format_again() -> None:

@@ -15,7 +15,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.node import broker_lifecycle, controller_channel
 from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.controller_channel import ControllerChannel
-from fenceline.node.parting import while_others_are_there
+from fenceline.node.shutdown_wait import wait_while_quorum_possible
 from fenceline.quorum.control_records import Voter, VoterEndpoint
 
 PATIENCE_S = 60
@@ -55,13 +55,13 @@ def heartbeat_answer(*, should_shut_down: bool) -> BrokerHeartbeatAnswer:
 async def goodbye(controller: OtherController) -> None:
     lifecycle = BrokerLifecycle(1, controller)  # type: ignore[arg-type]
     async with asyncio.timeout(PATIENCE_S):
-        await lifecycle.say_goodbye()
+        await lifecycle.controlled_shutdown()
 
 
 @pytest.fixture(autouse=True)
 def forever(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that waiting for it would be seen."""
-    for limit in ("_GOODBYE_S", "_SILENCE_S"):
+    for limit in ("_SHUTDOWN_TIMEOUT_S", "_NO_RESPONSE_S"):
         monkeypatch.setattr(broker_lifecycle, limit, FOREVER_S)
 
 
@@ -92,7 +92,7 @@ def test_an_election_of_controllers_is_waited_for() -> None:
     assert not controller.answers
 
 
-@pytest.mark.parametrize("limit", ["_GOODBYE_S", "_SILENCE_S"])
+@pytest.mark.parametrize("limit", ["_SHUTDOWN_TIMEOUT_S", "_NO_RESPONSE_S"])
 def test_a_majority_that_stays_silent_is_not_waited_for_for_ever(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_lifecycle, limit, 0.0)
     asyncio.run(goodbye(OtherController([], [False])))
@@ -100,7 +100,7 @@ def test_a_majority_that_stays_silent_is_not_waited_for_for_ever(limit: str, mon
 
 def test_a_controller_that_answers_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes as long as it takes: leaders move, and every other broker must know."""
-    monkeypatch.setattr(broker_lifecycle, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(broker_lifecycle, "_NO_RESPONSE_S", 0.0)
     keep, go = heartbeat_answer(should_shut_down=False), heartbeat_answer(should_shut_down=True)
 
     class Slow(OtherController):
@@ -133,7 +133,7 @@ def test_work_that_needs_others_ends_when_they_are_gone() -> None:
             done.append("work")
 
         async with asyncio.timeout(PATIENCE_S):
-            await while_others_are_there(OtherController([], [False, False, True]), work(), gave_up.set)
+            await wait_while_quorum_possible(OtherController([], [False, False, True]), work(), gave_up.set)
         return done
 
     assert asyncio.run(stop()) == ["work"]
@@ -150,7 +150,7 @@ def test_work_is_waited_for_while_they_are_there(others: OtherController | None)
 
         asyncio.get_running_loop().call_later(0.2, looked.set)
         async with asyncio.timeout(PATIENCE_S):
-            await while_others_are_there(others, work(), lambda: pytest.fail("it gave up"))
+            await wait_while_quorum_possible(others, work(), lambda: pytest.fail("it gave up"))
 
     asyncio.run(stop())
 
@@ -160,7 +160,7 @@ def test_what_work_raises_is_raised() -> None:
         raise OSError("disk")
 
     with pytest.raises(OSError, match="disk"):
-        asyncio.run(while_others_are_there(OtherController([], [False]), work(), lambda: None))
+        asyncio.run(wait_while_quorum_possible(OtherController([], [False]), work(), lambda: None))
 
 
 # --- who is there -------------------------------------------------------------------------------------------------

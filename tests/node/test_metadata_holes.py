@@ -12,12 +12,12 @@ from fenceline.errors import OperatorError
 from fenceline.log.errors import CorruptLog
 from fenceline.node.controller_opening import OpenedController
 from fenceline.node.metadata_batches import control_batch
-from fenceline.node.metadata_hole import promise_what_follows, what_is_whole
+from fenceline.node.metadata_hole import record_promised_end, valid_extent
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_replay import NO_SNAPSHOT
 from fenceline.quorum.control_records import KRaftVoters, Voter
 from fenceline.quorum.duties import Send
-from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
 from fenceline.quorum.messages import VoteRequest
 from fenceline.testing.sim_disk import SimDisk
 from tests.kip.snapshot_directory import DATA, DIRECTORY, EPOCH, VOTER, History, image_after, snapshot_of
@@ -139,7 +139,7 @@ def test_the_promise_is_durable_before_anything_is_cut() -> None:
     path = history.log.partition_log.segments[0].path
     before = disk.peek(path)
     disk.fail("fsync", "promised-end.tmp", errno.EIO)
-    with pytest.raises(OperatorError, match="promised-end can not be written"):
+    with pytest.raises(OperatorError, match=r"Cannot write .*promised-end"):
         _open(history, 7, WITH_OTHERS)
     assert disk.peek(path) == before
     disk.heal()
@@ -205,7 +205,7 @@ def test_zeros_at_the_end_owe_nothing() -> None:
     _tear(history, 17)
     assert history.log.end.offset == 21
     opened = _open(history, 7, WITH_OTHERS)
-    assert (opened.log.end.offset, opened.log.promised) == (17, NOTHING)
+    assert (opened.log.end.offset, opened.log.promised) == (17, NO_PROMISED_END)
 
 
 def test_a_disk_that_reads_other_bytes_each_time_is_not_believed() -> None:
@@ -227,7 +227,7 @@ def test_a_disk_that_reads_other_bytes_each_time_is_not_believed() -> None:
 
     disk.pread = pread  # type: ignore[method-assign]
     with pytest.raises(CorruptLog) as refused:
-        promise_what_follows(disk, DIRECTORY, NO_SNAPSHOT, lambda voters: True, damage)
+        record_promised_end(disk, DIRECTORY, NO_SNAPSHOT, lambda voters: True, damage)
     assert refused.value is damage
     assert disk.peek(f"{DIRECTORY}/promised-end") is None
 
@@ -237,7 +237,7 @@ def test_what_is_whole_is_found_across_every_damage() -> None:
     end = history.log.end
     for offset in (13, 5, 0):
         _tear(history, offset)
-    found = what_is_whole(history.disk, DIRECTORY)
+    found = valid_extent(history.disk, DIRECTORY)
     assert found.end == end
     assert [each.voter_id for each in found.voters] == [1, 2, 3]
     assert MetadataLog.open(history.disk, DATA, now_ms=0, others_have_it=lambda voters: True).end_offset == 0

@@ -193,4 +193,4 @@ def test_what_can_not_be_deleted_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         await controller.stop()
 
     asyncio.run(story())
-    assert {event for event, _ in told} == {"old metadata not deleted"}
+    assert {event for event, _ in told} == {"could not delete old metadata"}

@@ -51,7 +51,7 @@ class Stage:
         )
         self.replica.leader_epoch = 5
         replicas: Any = SimpleNamespace(leader=lambda *_: self.replica)
-        trouble: Any = SimpleNamespace(refused=lambda *_: None)
+        trouble: Any = SimpleNamespace(rejected=lambda *_: None)
         self.topic = OffsetsTopicLog(replicas, clock, trouble)
 
     def fetched(self, replica_id: int, offset: int) -> None:

@@ -49,7 +49,7 @@ def paths(tmp_path: Path) -> tuple[Path, Path, Path]:
 def test_each_has_an_id_of_its_own_and_keeps_it(tmp_path: Path) -> None:
     first = ids(opened(tmp_path / "a", tmp_path / "b"))
     assert len(set(first)) == 2
-    with pytest.raises(OperatorError, match="c is not formatted, or not mounted"):
+    with pytest.raises(OperatorError, match="c is not formatted or not mounted"):
         opened(tmp_path / "a", tmp_path / "b", tmp_path / "c")
     assert not (tmp_path / "c").exists()
     cluster_id = (tmp_path / "a" / "meta.properties").read_text().split("cluster.id=")[1].split()[0]
@@ -109,13 +109,13 @@ def test_a_checkpoint_that_says_nothing_is_told_and_one_that_is_empty_is_not(
         give_back(opened(*paths))
     finally:
         redirect(before)
-    assert [event for event, _ in told] == ["checkpoint damaged, going on without it"]
+    assert [event for event, _ in told] == ["checkpoint file damaged and ignored"]
     assert name in told[0][1]
 
 
 def test_a_metadata_log_elsewhere(paths: tuple[Path, Path, Path]) -> None:
     (paths[1] / DIRECTORY_NAME).mkdir()
-    with pytest.raises(OperatorError, match="b has a metadata log"):
+    with pytest.raises(OperatorError, match="b contains a metadata log"):
         opened(*paths)
 
 
@@ -153,15 +153,15 @@ def test_what_the_system_refuses_is_left_out(paths: tuple[Path, Path, Path]) -> 
 def test_a_disk_that_is_not_mounted_is_no_new_disk(paths: tuple[Path, Path, Path]) -> None:
     shutil.rmtree(paths[1])
     paths[1].mkdir()
-    with pytest.raises(OperatorError, match="b is not formatted, or not mounted") as refused:
+    with pytest.raises(OperatorError, match="b is not formatted or not mounted") as refused:
         opened(*paths)
-    assert "take it out of log.dirs" in refused.value.advice
+    assert "remove it from log.dirs" in refused.value.advice
 
 
 def test_the_metadata_log_must_be_there(paths: tuple[Path, Path, Path]) -> None:
     shutil.rmtree(paths[0])
     paths[0].write_text("a file")
-    with pytest.raises(OperatorError, match=r"a can not be used: it is a file"):
+    with pytest.raises(OperatorError, match=r"a: it is a file"):
         opened(*paths)
 
 
@@ -169,5 +169,7 @@ def test_at_least_one_for_partitions_must_be_there(paths: tuple[Path, Path, Path
     for path in paths[:2]:
         shutil.rmtree(path)
         path.write_text("a file")
-    with pytest.raises(OperatorError, match=r"None of log\.dirs can be used: \S+a: Not a directory, \S+b: Not a dir"):
+    with pytest.raises(
+        OperatorError, match=r"No directory of log\.dirs is usable: \S+a: Not a directory, \S+b: Not a" " dir"
+    ):
         opened(*paths[:2], **{"metadata.log.dir": str(paths[2])})

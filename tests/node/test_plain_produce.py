@@ -128,7 +128,7 @@ class Side:
             ),
             leader_hint=lambda topic, topic_id, index: (2, 6),
             node_endpoints=lambda leaders, listener: (),
-            storage_trouble=SimpleNamespace(refused=lambda *told: self.refusals.append((str(told[0]), told[1]))),
+            storage_trouble=SimpleNamespace(rejected=lambda *told: self.refusals.append((str(told[0]), told[1]))),
         )
         self.producing = ProduceHandler(broker)
 

@@ -124,11 +124,11 @@ class Node:
     def loaded(self, snapshot_id: SnapshotId, image: MetadataImage) -> None:
         self.loaded_images.append(image)
 
-    def leads(self, epoch: int, start_offset: int) -> None: ...
+    def became_leader(self, epoch: int, start_offset: int) -> None: ...
 
-    def leads_no_more(self, epoch: int) -> None: ...
+    def lost_leadership(self, epoch: int) -> None: ...
 
-    def gave_up(self, error: BaseException) -> None:
+    def driver_failed(self, error: BaseException) -> None:
         self.errors.append(error)
 
 

@@ -87,7 +87,7 @@ RESPONSES: list[tuple[ApiKey, ResponseMessage]] = [
             nodes=(DescribedNode(2, HERE),),
         ),
     ),
-    (ApiKey.ADD_RAFT_VOTER, AddRaftVoterResponse(ErrorCode.DUPLICATE_VOTER, "Node 4 is a voter already.")),
+    (ApiKey.ADD_RAFT_VOTER, AddRaftVoterResponse(ErrorCode.DUPLICATE_VOTER, "Node 4 is already a voter.")),
     (ApiKey.REMOVE_RAFT_VOTER, RemoveRaftVoterResponse()),
     (ApiKey.UPDATE_RAFT_VOTER, UpdateRaftVoterResponse(ErrorCode.NONE, 2, 5, LEADER)),
 ]
@@ -172,7 +172,7 @@ def test_other_shapes_are_refused(key: ApiKey, topics: list[tuple[str, list[int]
         ]
     }
     entity = read_request(key, 1, write_request(key, 1, fields))
-    with pytest.raises(wire.WrongShape) as refused:
+    with pytest.raises(wire.UnexpectedPartition) as refused:
         wire.read_request(key, 1, entity)
     assert refused.value.answer["error_code"] is error
     write_response(key, 1, refused.value.answer)
@@ -182,14 +182,14 @@ def test_other_partitions_of_describe_and_fetch_snapshot_get_their_own_error() -
     """Q13, N28: partition-level 3."""
     fields = {"topics": [{"topic_name": "other", "partitions": [{"partition_index": 7}]}]}
     entity = read_request(ApiKey.DESCRIBE_QUORUM, 2, write_request(ApiKey.DESCRIBE_QUORUM, 2, fields))
-    with pytest.raises(wire.WrongShape) as refused:
+    with pytest.raises(wire.UnexpectedPartition) as refused:
         wire.read_request(ApiKey.DESCRIBE_QUORUM, 2, entity)
     body = write_response(ApiKey.DESCRIBE_QUORUM, 2, refused.value.answer)
     one = read_response(ApiKey.DESCRIBE_QUORUM, 2, body).topics[0].partitions[0]
     assert (one.partition_index, one.error_code) == (7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     fields = {"topics": [{"name": "other", "partitions": [{"partition": 7}]}]}
     entity = read_request(ApiKey.FETCH_SNAPSHOT, 1, write_request(ApiKey.FETCH_SNAPSHOT, 1, fields))
-    with pytest.raises(wire.WrongShape) as refused:
+    with pytest.raises(wire.UnexpectedPartition) as refused:
         wire.read_request(ApiKey.FETCH_SNAPSHOT, 1, entity)
     body = write_response(ApiKey.FETCH_SNAPSHOT, 1, refused.value.answer)
     one = read_response(ApiKey.FETCH_SNAPSHOT, 1, body).topics[0].partitions[0]

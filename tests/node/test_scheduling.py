@@ -30,9 +30,9 @@ def test_policy_of_a_node(overrides: dict[str, str], policy: str) -> None:
 
 def test_policy_that_was_set_from_outside_stays() -> None:
     script = (
-        "import os; from fenceline.node.scheduling import take_policy;"
+        "import os; from fenceline.node.scheduling import set_policy;"
         "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0));"
-        "take_policy('batch'); print(os.sched_getscheduler(0) == os.SCHED_IDLE)"
+        "set_policy('batch'); print(os.sched_getscheduler(0) == os.SCHED_IDLE)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "True"
@@ -46,12 +46,12 @@ def test_a_system_that_refuses_is_told_of(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_OTHER)
     monkeypatch.setattr(os, "sched_setscheduler", refused)
     monkeypatch.setattr(scheduling, "log", SimpleNamespace(info=lambda event, **more: told.append(more)))
-    scheduling.take_policy("normal")
+    scheduling.set_policy("normal")
     assert not told
-    scheduling.take_policy("batch")
+    scheduling.set_policy("batch")
     assert told == [
         {
-            "detail": "the system does not give the policy batch: Operation not permitted",
+            "detail": "could not set the scheduling policy batch: Operation not permitted",
             "key": "fenceline.scheduling.policy",
         }
     ]

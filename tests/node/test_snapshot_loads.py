@@ -20,7 +20,7 @@ from fenceline.node.metadata_loader import MetadataLoader
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.duties import Send
-from fenceline.quorum.log_view import NOTHING, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, SnapshotId
 from fenceline.testing.sim_disk import SimDisk
 from tests.kip.snapshot_directory import DATA, DIRECTORY, EPOCH, History, image_after, with_snapshots
 from tests.log.helpers import append
@@ -173,7 +173,7 @@ def test_a_start_without_its_only_snapshot_begins_anew_where_others_vote() -> No
     disk = _damaged()
     end = MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=300).end
     opened = open_voter(disk, DATA, 7, WITH_OTHERS)
-    assert (opened.log.start_offset, opened.log.end, opened.log.promised) == (0, NOTHING, end)
+    assert (opened.log.start_offset, opened.log.end, opened.log.promised) == (0, NO_PROMISED_END, end)
     assert not opened.is_alone
     duties = opened.quorum.start(0, None)
     asked = {duty.destination.host for duty in duties if isinstance(duty, Send)}

@@ -50,18 +50,18 @@ def restart_refused(node: EmbeddedNode) -> str:
 
 def test_data_directory_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "can not be used: it is a file" in refused("--data-dir", str(tmp_path / "file"), *LISTEN)
-    assert "can not be used: Not a directory" in refused("--data-dir", str(tmp_path / "file" / "below"), *LISTEN)
+    assert ": it is a file" in refused("--data-dir", str(tmp_path / "file"), *LISTEN)
+    assert ": Not a directory" in refused("--data-dir", str(tmp_path / "file" / "below"), *LISTEN)
 
 
 @pytest.mark.skipif(not os.path.isdir("/sys"), reason="needs a place where nobody may write")
 def test_data_directory_is_not_writable() -> None:
-    assert "this user may write there" in refused("--data-dir", "/sys/fenceline", *LISTEN)
+    assert "this user may write to it" in refused("--data-dir", "/sys/fenceline", *LISTEN)
 
 
 def test_data_directory_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").touch()
-    assert "is not formatted but holds 'holiday.jpg'" in refused("--data-dir", str(tmp_path), *LISTEN)
+    assert "is not formatted but contains 'holiday.jpg'" in refused("--data-dir", str(tmp_path), *LISTEN)
 
 
 @pytest.mark.parametrize(

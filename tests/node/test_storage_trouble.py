@@ -44,10 +44,13 @@ def full() -> StorageError:
 def test_once_and_then_once_a_minute_with_the_count(desk: Desk) -> None:
     for second in range(61):
         desk.now_ms = 1000 * second
-        desk.trouble.refused(T0, 5, full())
-    assert [(event, more["refused"]) for event, more in desk.lines] == [("records refused", 1), ("records refused", 61)]
-    desk.trouble.look(lambda _: 6)
-    assert desk.lines[-1] == ("records are taken again", {"partition": "t-0", "refused": 61})
+        desk.trouble.rejected(T0, 5, full())
+    assert [(event, more["refused"]) for event, more in desk.lines] == [
+        ("records rejected", 1),
+        ("records rejected", 61),
+    ]
+    desk.trouble.log_recovered(lambda _: 6)
+    assert desk.lines[-1] == ("records accepted again", {"partition": "t-0", "refused": 61})
 
 
 def test_a_follower_that_fetches_into_a_full_disk_says_so_once(desk: Desk) -> None:
@@ -62,8 +65,8 @@ def test_a_follower_that_fetches_into_a_full_disk_says_so_once(desk: Desk) -> No
     for _ in range(30):
         Replication.storage_failed(replication, replica, full())
     ((event, more),) = desk.lines
-    assert event == "records refused"
-    assert "in-sync set" in more["advice"]
+    assert event == "records rejected"
+    assert "out of the ISR" in more["advice"]
     assert "Producers" not in more["advice"]
     assert passed_on == []
     broken = StorageError.of("appending", OSError(errno.EIO, "broken"))

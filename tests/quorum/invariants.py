@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fenceline.quorum.control_records import Voter
-from fenceline.quorum.duties import Log
+from fenceline.quorum.duties import LogLine
 from fenceline.quorum.quorum import Quorum
 from tests.quorum.memory_log import Entry, MemoryLog
 
@@ -28,7 +28,7 @@ class Node:
     flush_under_way: bool = False
     leads: int = -1
     spins: int = 0
-    said: list[Log] = field(default_factory=list)
+    said: list[LogLine] = field(default_factory=list)
 
 
 class Checker:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import NOTHING, EpochEnd, LogEnd, SnapshotId, VotersAt
+from fenceline.quorum.log_view import NO_PROMISED_END, EpochEnd, LogEnd, SnapshotId, VotersAt
 from fenceline.quorum.voter_set import VoterHistory
 
 LEVELS: Final = KRaftVersionFeature(0, 1)
@@ -62,7 +62,7 @@ class MemoryLog:
         self.snapshots: dict[SnapshotId, bytes] = {}
         self.election: ElectionState | None = None
         self.partial: Partial | None = None
-        self.promised = NOTHING
+        self.promised = NO_PROMISED_END
         self.history = VoterHistory()
         self._bootstrap = bootstrap
         if bootstrap is not None:

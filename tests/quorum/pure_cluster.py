@@ -25,7 +25,7 @@ from fenceline.quorum.duties import (
     Duty,
     Lead,
     LoadSnapshot,
-    Log,
+    LogLine,
     Peer,
     PersistElection,
     Send,
@@ -299,7 +299,7 @@ class Cluster:
                     raise Broken(f"leader {node.node_id} loads a snapshot (Q55)")
                 log.load_snapshot(snapshot_id)
                 reports.append(lambda quorum: quorum.snapshot_loaded(self.now_ms))
-            case Log():
+            case LogLine():
                 node.said.append(duty)
             case BeginDownload() | WritePiece() | VerifyAndFreeze() | DropDownload():
                 self._download(node, duty)

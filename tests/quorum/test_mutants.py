@@ -15,11 +15,11 @@ from fenceline.quorum.core import Core
 from fenceline.quorum.elections import Elections
 from fenceline.quorum.fetches import Valid, Verdict
 from fenceline.quorum.following import Following
-from fenceline.quorum.hearing import Hearing
 from fenceline.quorum.leading import Leading
 from fenceline.quorum.log_view import LogView
-from fenceline.quorum.messages import NOBODY, VoteRequest
+from fenceline.quorum.messages import NO_NODE, VoteRequest
 from fenceline.quorum.replicas import Replicas
+from fenceline.quorum.response_handling import ResponseHandler
 from fenceline.quorum.roles import Candidate, Follower, Leader, Prospective, Unattached
 from fenceline.quorum.voter_changes import VoterChanges
 from fenceline.quorum.voter_set import VoterSet
@@ -36,7 +36,7 @@ def forget_the_vote(patch: pytest.MonkeyPatch) -> None:
     def elect(self: Elections, request: VoteRequest) -> bool:
         role = self._core.role
         if isinstance(role, Unattached | Prospective):
-            self._core.role = type(role)(role.epoch, role.leader_id, NOBODY, ZERO_UUID)
+            self._core.role = type(role)(role.epoch, role.leader_id, NO_NODE, ZERO_UUID)
         return real(self, request)
 
     patch.setattr(Elections, "_elect", elect)
@@ -51,7 +51,7 @@ def count_the_unflushed_tail(patch: pytest.MonkeyPatch) -> None:
     """G35: a leader's own tail counts when it is flushed."""
     real = Replicas.majority_end
     logs: dict[int, LogView] = {}
-    count = Leading.count
+    count = Leading.update_high_watermark
 
     def remember(self: Leading) -> bool:
         if self.replicas is not None:
@@ -61,18 +61,18 @@ def count_the_unflushed_tail(patch: pytest.MonkeyPatch) -> None:
     def majority_end(self: Replicas, voters: VoterSet, own_end: int) -> int:
         return real(self, voters, logs[id(self)].end.offset)
 
-    patch.setattr(Leading, "count", remember)
+    patch.setattr(Leading, "update_high_watermark", remember)
     patch.setattr(Replicas, "majority_end", majority_end)
 
 
 def fetch_before_the_flush(patch: pytest.MonkeyPatch) -> None:
     """Q28: the offset of a fetch says what the follower has on its disk."""
-    patch.setattr(Following, "_is_settled", property(lambda self: True))
+    patch.setattr(Following, "_is_durable", property(lambda self: True))
 
 
 def commit_records_of_an_old_term(patch: pytest.MonkeyPatch) -> None:
     """Q32: only past the start of the leader's own epoch."""
-    real = Leading.count
+    real = Leading.update_high_watermark
 
     def count(self: Leading) -> bool:
         role = self._core.role
@@ -85,7 +85,7 @@ def commit_records_of_an_old_term(patch: pytest.MonkeyPatch) -> None:
             if isinstance(self._core.role, Leader):
                 self._core.role = role
 
-    patch.setattr(Leading, "count", count)
+    patch.setattr(Leading, "update_high_watermark", count)
 
 
 def elect_an_older_log(patch: pytest.MonkeyPatch) -> None:
@@ -100,27 +100,27 @@ def win_without_a_majority(patch: pytest.MonkeyPatch) -> None:
 
 def go_back_to_an_older_epoch(patch: pytest.MonkeyPatch) -> None:
     """Q2, Q50: an epoch never falls."""
-    real = Hearing._adopt_leader
+    real = ResponseHandler._learn_announced_leader
 
-    def adopt(self: Hearing, epoch: int, leader_id: int, endpoints: tuple[VoterEndpoint, ...]) -> ErrorCode:
+    def adopt(self: ResponseHandler, epoch: int, leader_id: int, endpoints: tuple[VoterEndpoint, ...]) -> ErrorCode:
         core = self._core
         if epoch < core.epoch and not isinstance(core.role, Leader):
             core.role = Follower(epoch, leader_id)
             return ErrorCode.NONE
         return real(self, epoch, leader_id, endpoints)
 
-    patch.setattr(Hearing, "_adopt_leader", adopt)
+    patch.setattr(ResponseHandler, "_learn_announced_leader", adopt)
 
 
 def skip_the_cut(patch: pytest.MonkeyPatch) -> None:
     """N26: a log that differs is cut before anything is appended to it."""
-    real = fetches.judge
+    real = fetches.validate_offset_and_epoch
 
     def judge(log: LogView, offset: int, epoch: int) -> Verdict:
         verdict = real(log, offset, epoch)
         return Valid() if isinstance(verdict, fetches.Diverging) and offset <= log.end.offset else verdict
 
-    patch.setattr(fetches, "judge", judge)
+    patch.setattr(fetches, "validate_offset_and_epoch", judge)
 
 
 def lead_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def lead_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
 
     def boot(self: Elections, recorded: Any) -> None:
         core = self._core
-        if recorded is not None and recorded.leader_id == core.me:
+        if recorded is not None and recorded.leader_id == core.local_id:
             core.persisted = recorded
             core.role = Unattached(recorded.epoch - 1)
             self._stand_again(recorded.epoch)  # type: ignore[attr-defined]
@@ -137,8 +137,8 @@ def lead_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
             real(self, recorded)
 
     def stand_again(self: Elections, epoch: int) -> None:
-        self._core.role = Candidate(epoch, self._core.me, self._core.local.voter_directory_id)
-        self._lead((self._core.me,))
+        self._core.role = Candidate(epoch, self._core.local_id, self._core.local.voter_directory_id)
+        self._lead((self._core.local_id,))
 
     patch.setattr(Elections, "_stand_again", stand_again, raising=False)
     patch.setattr(Elections, "boot", boot)
@@ -154,7 +154,7 @@ def change_voters_twice_at_once(patch: pytest.MonkeyPatch) -> None:
             return ErrorCode.UNSUPPORTED_VERSION, None
         return ErrorCode.NONE, None
 
-    patch.setattr(VoterChanges, "_gate", gate)
+    patch.setattr(VoterChanges, "_check_allowed", gate)
 
 
 def follow_the_leaders_high_watermark(patch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def follow_the_leaders_high_watermark(patch: pytest.MonkeyPatch) -> None:
         if self._leader_high_watermark > 0:
             self._core.advance_high_watermark(self._leader_high_watermark)
 
-    patch.setattr(Following, "count", count)
+    patch.setattr(Following, "update_high_watermark", count)
 
 
 MUTANTS: list[Patch] = [

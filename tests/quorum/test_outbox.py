@@ -19,10 +19,10 @@ def _miss(outbox: Outbox, now_ms: int, *, after_ms: int = 0) -> int:
     """When the peer may be asked again, having been asked now and missed later."""
     duty = outbox.send(now_ms, PEER, ASKED)
     assert isinstance(duty, Send)
-    sent = outbox.take(duty.request_id)
+    sent = outbox.complete(duty.request_id)
     assert sent is not None
     now_ms += after_ms
-    outbox.missed(now_ms, sent)
+    outbox.request_failed(now_ms, sent)
     again_ms = outbox.next_deadline_ms(now_ms)
     assert again_ms is not None
     assert not outbox.may_send(again_ms - 1, PEER, VoteRequest)
@@ -42,9 +42,9 @@ def test_rests_grow_while_nothing_is_heard() -> None:
     assert sum(rests[:8]) < 500, "whoever starts again within a moment is found at once"
     assert all(500 <= rest <= 1000 for rest in rests[12:])
     assert len(set(rests[12:])) > 1
-    outbox.reached(PEER)
+    outbox.peer_reachable(PEER)
     assert outbox.may_send(now_ms, PEER, VoteRequest)
-    assert not outbox.has_missed
+    assert not outbox.has_failures
     assert _miss(outbox, now_ms) == now_ms + 20
 
 
@@ -89,12 +89,12 @@ def test_whoever_asks_is_asked_again_at_once() -> None:
     _alone(machine, 30_000)
     outbox = machine.quorum._core.outbox
     peers = [Peer(voter.voter_id, each.host, each.port) for voter in machine.quorum.voters for each in voter.endpoints]
-    _alone(machine, 90_000, lambda: any(outbox.rests(machine.now_ms, peer) for peer in peers))
-    resting = [peer for peer in peers if outbox.rests(machine.now_ms, peer)]
+    _alone(machine, 90_000, lambda: any(outbox.is_backing_off(machine.now_ms, peer) for peer in peers))
+    resting = [peer for peer in peers if outbox.is_backing_off(machine.now_ms, peer)]
     assert resting
     peer = resting[0]
     end = machine.log.end
     vote = VoteRequest("c", machine.quorum.epoch, peer.node_id, end.epoch, end.offset, UUID(int=9), 1, pre_vote=True)
     machine.do(machine.quorum.request(machine.now_ms, "token", vote))
-    assert not outbox.rests(machine.now_ms, peer)
-    assert all(outbox.rests(machine.now_ms, each) for each in resting[1:])
+    assert not outbox.is_backing_off(machine.now_ms, peer)
+    assert all(outbox.is_backing_off(machine.now_ms, each) for each in resting[1:])

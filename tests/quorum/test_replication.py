@@ -16,7 +16,7 @@ from fenceline.quorum.duties import (
     DropDownload,
     Lead,
     LoadSnapshot,
-    Log,
+    LogLine,
     ServePiece,
     ServeRecords,
     Truncate,
@@ -24,7 +24,7 @@ from fenceline.quorum.duties import (
     WritePiece,
 )
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.fetches import Diverging, NeedsSnapshot, Valid, Verdict, judge
+from fenceline.quorum.fetches import Diverging, NeedsSnapshot, Valid, Verdict, validate_offset_and_epoch
 from fenceline.quorum.log_view import EpochEnd, SnapshotId
 from fenceline.quorum.messages import (
     BeginQuorumEpochRequest,
@@ -192,7 +192,7 @@ def _judged() -> MemoryLog:
 )
 def test_verdicts_on_a_whole_log(offset: int, epoch: int, verdict: Verdict) -> None:
     """N26, N27, E13."""
-    assert judge(_judged(), offset, epoch) == verdict
+    assert validate_offset_and_epoch(_judged(), offset, epoch) == verdict
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_verdicts_on_a_log_that_starts_at_a_snapshot(offset: int, epoch: int, ve
     snapshot_id = log.write_snapshot(7)
     assert snapshot_id == SnapshotId(7, 3)
     log.forget_before(snapshot_id)
-    assert judge(log, offset, epoch) == verdict
+    assert validate_offset_and_epoch(log, offset, epoch) == verdict
 
 
 def test_a_new_replica_gets_a_snapshot_although_the_log_is_whole() -> None:
@@ -305,7 +305,7 @@ def test_an_answer_of_no_sense_is_told_and_asked_again() -> None:
     """G36."""
     machine = _follower(history=(3, 3))
     machine.fetched(diverging_epoch=EpochEnd(-1, -1))
-    assert machine.found(Log)
+    assert machine.found(LogLine)
     assert machine.sent(FetchRequest) == {}
     machine.pass_time(100)
     assert machine.sent(FetchRequest).keys() == {2}
@@ -315,7 +315,7 @@ def test_records_that_can_not_be_appended_are_fetched_again() -> None:
     """K14, G11."""
     machine = _follower()
     machine.do(machine.quorum.append_failed(0, "CRC"))
-    assert machine.found(Log)
+    assert machine.found(LogLine)
 
 
 SNAPSHOT = SnapshotId(20, 2)
@@ -379,7 +379,7 @@ def test_a_piece_that_does_not_fit_is_never_fatal(changed: dict[str, Any]) -> No
     machine = _downloading()
     _piece(machine, **changed)
     assert machine.found(DropDownload) == [DropDownload(SNAPSHOT)]
-    assert machine.found(Log)
+    assert machine.found(LogLine)
     machine.pass_time(100)
     assert machine.sent(FetchRequest).keys() == {2}
 

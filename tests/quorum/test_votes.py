@@ -11,7 +11,7 @@ import pytest
 
 from fenceline.quorum.duties import Send
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId, VotersAt
+from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId, VotersAt
 from fenceline.quorum.messages import EndQuorumEpochRequest, FetchRequest, ReplicaKey, VoteRequest
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.roles import Follower, Unattached
@@ -41,7 +41,7 @@ def test_who_has_it_again_stands_like_everybody() -> None:
     machine.log.promised = LogEnd(2, 2)
     machine.pass_time(2500)
     assert machine.sent(VoteRequest) == {}
-    machine.log.promised = NOTHING
+    machine.log.promised = NO_PROMISED_END
     machine.pass_time(2500)
     assert machine.sent(VoteRequest)
 

@@ -258,7 +258,7 @@ def test_a_damaged_checkpoint_is_said(node: EmbeddedNode, name: str) -> None:
     node.stop()
     (node.log_dir / name).write_bytes(b"0\n3\nhalf a li")
     node.start()
-    assert "checkpoint damaged, going on without it" in node.errors
+    assert "checkpoint file damaged and ignored" in node.errors
     assert name in node.errors
     assert numbers(node, "bad") == list(range(RECORDS))
 

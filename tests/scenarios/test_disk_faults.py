@@ -38,8 +38,8 @@ def test_full_disk_refuses_producers_and_serves_consumers_and_heals(node: Faulty
         healed = produce(connection, "t", b"after")
         assert (healed.error_code, healed.base_offset) == (0, 5)
     assert values(node, "t") == [*kept, b"after"]
-    eventually(lambda: "records are taken again" in node.errors)
-    assert node.errors.count("records refused") == 1, "one line, however many refusals"
+    eventually(lambda: "records accepted again" in node.errors)
+    assert node.errors.count("records rejected") == 1, "one line, however many refusals"
     assert '"partition": "t-0"' in node.errors
     assert "Traceback" not in node.errors
     # What was refused does not come back with a recovery.
@@ -84,7 +84,7 @@ def test_librdkafka_delivers_everything_once_the_disk_has_room(node: FaultyNode)
     for number in range(1, 200):
         producer.produce("t", str(number).encode(), on_delivery=on_delivery)
         producer.poll(0.005)  # so that several batches are on their way when the first is refused
-    eventually(lambda: producer.poll(0.02) >= 0 and "records refused" in node.errors)
+    eventually(lambda: producer.poll(0.02) >= 0 and "records rejected" in node.errors)
     assert len(delivered) == 1
     node.heal("full")
     assert producer.flush(60) == 0
@@ -138,9 +138,9 @@ def test_stop_on_a_full_disk_and_start_once_there_is_room(node: FaultyNode) -> N
         node.set("full")
         assert produce(connection, "t", b"refused").error_code == STORAGE_ERROR
     assert node.stop() == 0
-    assert "the stop was not clean, the next start will check the logs" in node.errors
+    assert "shutdown was not clean; the next start will recover the logs" in node.errors
     assert "Traceback" not in node.errors
-    with pytest.raises(NodeFailed, match="can not start: No space left on device") as caught:
+    with pytest.raises(NodeFailed, match="cannot start: No space left on device") as caught:
         node.start()
     assert "Traceback" not in str(caught.value)
     assert "ended with 1" in str(caught.value)
@@ -170,7 +170,7 @@ def test_a_failed_fsync_of_the_metadata_log_stops_the_node(node: FaultyNode) -> 
         produce(connection, "t", b"kept")
         node.set("broken-sync")
         assert create(connection, "u") != 0
-    eventually(lambda: "The metadata log could not be made durable" in node.errors)
+    eventually(lambda: "Could not flush the metadata log" in node.errors)
     assert "Traceback" not in node.errors
     node.kill()
     node.heal("broken-sync")

@@ -111,7 +111,7 @@ def test_a_node_ends_with_the_directory_of_its_metadata_log(three: MixedCluster)
     node = leader(three, TOPIC)
     take_away(node.log_dir)
     eventually(lambda: not node.is_running, "the node has ended")
-    assert "has failed" in node.output or "could not be made durable" in node.output
+    assert "has failed" in node.output or "Could not flush" in node.output
     assert "Traceback" not in node.output
     for index in range(PARTITIONS):
         assert leader(three, TOPIC, index) is not node

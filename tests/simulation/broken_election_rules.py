@@ -168,4 +168,4 @@ def _a_truncation_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
 @breaks(62, "a node ends", "2026-11-21")
 def _a_full_disk_of_the_controller_is_retried(patch: pytest.MonkeyPatch) -> None:
     """A broker that started meanwhile ended."""
-    patch.setattr(broker_lifecycle, "_PASSES", broker_lifecycle._PASSES - {ErrorCode.KAFKA_STORAGE_ERROR})
+    patch.setattr(broker_lifecycle, "_RETRIABLE", broker_lifecycle._RETRIABLE - {ErrorCode.KAFKA_STORAGE_ERROR})

@@ -25,7 +25,7 @@ from fenceline.quorum.control_records import SnapshotFooter, decode_control
 from fenceline.quorum.core import Core
 from fenceline.quorum.download import Download
 from fenceline.quorum.duties import Truncate
-from fenceline.quorum.election_state import NOBODY, ElectionState
+from fenceline.quorum.election_state import NO_NODE, ElectionState
 from fenceline.quorum.elections import Elections
 from fenceline.quorum.fetches import Fetches
 from fenceline.quorum.following import Following
@@ -121,15 +121,15 @@ def _the_log_starts_at_a_snapshot(patch: pytest.MonkeyPatch) -> None:
 
 @_breaks("controllers", 0, "G35")
 def _an_image_is_published_when_it_is_committed(patch: pytest.MonkeyPatch) -> None:
-    send_off = ActiveController._send_off
+    send_off = ActiveController._append
 
-    def early(self: ActiveController, flight: Any) -> None:
-        send_off(self, flight)
-        if flight.content:
-            for image, delta in flight.images:
+    def early(self: ActiveController, commit: Any) -> None:
+        send_off(self, commit)
+        if commit.content:
+            for image, delta in commit.images:
                 self._loader.adopt(image, delta)
 
-    patch.setattr(ActiveController, "_send_off", early)
+    patch.setattr(ActiveController, "_append", early)
 
 
 _CUT_OFF: Final = {
@@ -153,15 +153,15 @@ _CUT_OFF: Final = {
 
 @_breaks("controllers", 1, "its client expects", **_CUT_OFF)
 def _a_response_is_sent_after_the_commit(patch: pytest.MonkeyPatch) -> None:
-    send_off = ActiveController._send_off
+    send_off = ActiveController._append
 
-    def early(self: ActiveController, flight: Any) -> None:
-        send_off(self, flight)
-        for answer, value in flight.answers:
+    def early(self: ActiveController, commit: Any) -> None:
+        send_off(self, commit)
+        for answer, value in commit.answers:
             if not answer.done() and not isinstance(value, Exception):
                 answer.set_result(value)
 
-    patch.setattr(ActiveController, "_send_off", early)
+    patch.setattr(ActiveController, "_append", early)
 
 
 @_breaks("controller", 13, "progress")
@@ -182,7 +182,7 @@ def _an_epoch_is_persisted(patch: pytest.MonkeyPatch) -> None:
     write = MetadataLog.write_election
 
     def votes_only(self: MetadataLog, state: ElectionState, kraft_version: int, voters: tuple[int, ...]) -> None:
-        if state.voted_id != NOBODY:
+        if state.voted_id != NO_NODE:
             write(self, state, kraft_version, voters)
 
     patch.setattr(MetadataLog, "write_election", votes_only)
@@ -201,22 +201,22 @@ def _a_restarted_leader_never_leads_the_same_epoch_again(patch: pytest.MonkeyPat
         boot(self, recorded)
         core = self._core
         if isinstance(core.role, Resigned):
-            core.role = Candidate(core.epoch, core.me, core.local.voter_directory_id)
-            self._lead((core.me,))
+            core.role = Candidate(core.epoch, core.local_id, core.local.voter_directory_id)
+            self._lead((core.local_id,))
 
     patch.setattr(Elections, "boot", lead_on)
 
 
 @_breaks("quorum", 24, "K7")
 def _a_candidacy_needs_a_pre_vote(patch: pytest.MonkeyPatch) -> None:
-    ask = Elections.ask
+    ask = Elections.start_pre_vote
 
     def stand(self: Elections) -> None:
         ask(self)
-        if isinstance(self._core.role, Prospective) and self._core.may_stand:
-            self._stand()
+        if isinstance(self._core.role, Prospective) and self._core.is_electable:
+            self._become_candidate()
 
-    patch.setattr(Elections, "ask", stand)
+    patch.setattr(Elections, "start_pre_vote", stand)
 
 
 _CALM: Final = dict.fromkeys(("crash_s", "crash_calls", "pause_s", "stop_s", "admin_s", "flip_s", "observers"), "0")
@@ -287,7 +287,7 @@ def _a_majority_commits(patch: pytest.MonkeyPatch) -> None:
 
 @_breaks("quorum", 1, "Q52")
 def _a_fetch_reports_what_is_flushed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Following, "_is_settled", True)
+    patch.setattr(Following, "_is_durable", True)
 
 
 @_breaks("quorum", 1, "Q32")
@@ -305,7 +305,7 @@ def _old_epochs_are_committed_by_the_new_one(patch: pytest.MonkeyPatch) -> None:
 
 @_breaks("quorum", 22, "Q52")
 def _a_diverging_log_is_truncated(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fetches, "judge", lambda log, offset, epoch: fetches.Valid())
+    patch.setattr(fetches, "validate_offset_and_epoch", lambda log, offset, epoch: fetches.Valid())
 
 
 @_breaks("quorum", 0, "the quorum itself")
@@ -351,7 +351,7 @@ def _a_log_is_truncated_where_it_diverges(patch: pytest.MonkeyPatch) -> None:
         self._core.log_is_changing = True
         self._core.duties.append(Truncate(max(self._core.log.start_offset, self._core.log.end.offset - 20)))
 
-    patch.setattr(Following, "_cut_back", too_deep)
+    patch.setattr(Following, "_truncate", too_deep)
 
 
 @_breaks("quorum", 0, "the quorum itself")
@@ -360,7 +360,7 @@ def _a_follower_commits_only_what_it_has(patch: pytest.MonkeyPatch) -> None:
         if self._leader_high_watermark > 0:
             self._core.advance_high_watermark(self._leader_high_watermark)
 
-    patch.setattr(Following, "count", too_far)
+    patch.setattr(Following, "update_high_watermark", too_far)
 
 
 # -- snapshots and voters ---------------------------------------------------------------------------------------------
@@ -398,12 +398,12 @@ def _a_snapshot_without_its_footer_is_not_loaded(patch: pytest.MonkeyPatch) -> N
             whole.append((footer, read_header(footer)))
         load(self, whole, snapshot, path)
 
-    load = Replay.take_snapshot
+    load = Replay.replay_snapshot
     patch.setattr(Download, "written", early)
     patch.setattr(snapshot_files, "_batches", while_they_are_whole)
     patch.setattr(snapshot_files._Checks, "finish", lambda self: None)
     patch.setattr(snapshot_files, "verify_snapshot", lambda disk, path, name, size: verify(disk, path, name))
-    patch.setattr(Replay, "take_snapshot", take)
+    patch.setattr(Replay, "replay_snapshot", take)
 
 
 def _control_of(batch: Any) -> Any:
@@ -416,7 +416,7 @@ def _control_of(batch: Any) -> Any:
 
 @_breaks("quorum", 6, "log matching")
 def _voters_change_one_at_a_time(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(VoterChanges, "_gate", lambda self, cluster_id: (ErrorCode.NONE, None))
+    patch.setattr(VoterChanges, "_check_allowed", lambda self, cluster_id: (ErrorCode.NONE, None))
 
 
 # -- from Kafka's history (`kafka_history`) ----------------------------------------------------------------------------
@@ -438,7 +438,7 @@ def _kafka_16530_a_leader_outside_of_the_voters_does_not_count(patch: pytest.Mon
     end = Replicas.majority_end
 
     def counts_itself(self: Replicas, voters: Any, own_end: int) -> int:
-        if any(voter.voter_id == self._me for voter in voters.voters):
+        if any(voter.voter_id == self._local_id for voter in voters.voters):
             return end(self, voters, own_end)
         ends = [own_end]
         for voter in voters.voters:

@@ -27,8 +27,8 @@ def test_a_voter_that_loses_power_in_its_first_flush_starts_again() -> None:
     told: list[str] = []
     outcome = play(358, "quorum", overrides=POWER, sink=told.append)
     assert outcome.failure is None, outcome.report()
-    cut = [at for at, line in enumerate(told) if "metadata log ends before a damaged place" in line]
-    again = [at for at, line in enumerate(told) if "everything again that this node had acknowledged" in line]
+    cut = [at for at, line in enumerate(told) if "truncating the metadata log before a damaged range" in line]
+    again = [at for at, line in enumerate(told) if "again has all records that this node had acknowledged" in line]
     assert cut
     assert again
     assert cut[0] < again[-1]

@@ -45,7 +45,7 @@ def format_directory_command(
 ) -> None:
     """Format the node's directories for a cluster."""
     from fenceline.config.node import NodeConfig
-    from fenceline.node.format import format_directory, quorum_to_begin
+    from fenceline.node.format import format_directory, initial_quorum
     from fenceline.node.run import settings_from_options
 
     with readable_errors():
@@ -57,7 +57,7 @@ def format_directory_command(
                 "The cluster id is in meta.properties of every other node,"
                 " and in the ready message of `fenceline start`.",
             )
-        endpoint, voters = quorum_to_begin(
+        endpoint, voters = initial_quorum(
             node, standalone=standalone, initial_controllers=initial_controllers, joins=no_initial_controllers
         )
         formatted = format_directory(

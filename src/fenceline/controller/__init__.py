@@ -1,1 +1,1 @@
-"""The controller: (image, request or time) -> metadata records and an answer. No I/O, no clock, no randomness."""
+"""The controller: (image, request or time) -> metadata records and a response. No I/O, no clock, no randomness."""

@@ -1,4 +1,4 @@
-"""Assignments that users give by hand: what one may say.
+"""Checks of manual replica assignments.
 
 Rules: controller.md C21 (39), C24. Error messages are Kafka's, because tools show them.
 """
@@ -10,8 +10,8 @@ from fenceline.controller.state import ControllerState
 from fenceline.errors import ErrorCode
 
 
-class Refused(Exception):
-    """One item of a request can not be done; the others go on."""
+class AssignmentRejected(Exception):
+    """One item of a request is rejected; the others are still processed."""
 
     def __init__(self, code: ErrorCode, message: str | None) -> None:
         super().__init__(message)
@@ -19,22 +19,24 @@ class Refused(Exception):
 
 
 def check_assignment(state: ControllerState, replicas: tuple[int, ...], factor: int | None = None) -> None:
-    """Registered, distinct brokers, `factor` of them. Raises Refused."""
+    """Registered, distinct brokers, `factor` of them. Raises AssignmentRejected."""
 
-    def refuse(reason: str) -> Refused:
-        return Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes {reason}")
+    def rejected(reason: str) -> AssignmentRejected:
+        return AssignmentRejected(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes {reason}"
+        )
 
     if not replicas:
-        raise refuse("an empty replica list.")
+        raise rejected("an empty replica list.")
     previous: int | None = None
     for broker in sorted(replicas):
         if broker not in state.image.brokers:
-            raise refuse(f"broker {broker}, but no such broker is registered.")
+            raise rejected(f"broker {broker}, but no such broker is registered.")
         if broker == previous:
-            raise refuse(f"the broker {broker} more than once.")
+            raise rejected(f"the broker {broker} more than once.")
         previous = broker
     if factor is not None and len(replicas) != factor:
-        raise refuse(
+        raise rejected(
             f"a partition with {len(replicas)} replica(s), but this is not consistent with previous partitions, "
             f"which have {factor} replica(s)."
         )

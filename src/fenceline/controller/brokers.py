@@ -1,10 +1,10 @@
-"""The life of a registered broker as the controller sees it: fenced, unfenced, shutting down, told to go.
+"""States of a registered broker: fenced, unfenced, in controlled shutdown, shutting down.
 
-Owns heartbeats and fencing. What a state asks for and leads to is the table `_NEXT`. Who may register is
+Owns heartbeats and fencing. The table `_NEXT` maps each state to the next one. Which brokers may register is decided in
 `controller.registrations`.
 
-Faster than Kafka: a broker whose process is gone for certain is fenced at once (`broker_gone`); one that is only silent
-keeps its session. A broker that was fenced and lives comes back by its next heartbeat, with the epoch that it has.
+Faster than Kafka: a broker whose process has certainly ended is fenced at once (`fence_ended_broker`); one that is only
+silent keeps its session. A fenced broker that is alive returns with its next heartbeat, with the same broker epoch.
 
 Rules: controller.md C13-C20; since_4_0.md K22-K25; gaps.md G44.
 """
@@ -16,9 +16,9 @@ from enum import Enum
 from typing import Final
 from uuid import UUID
 
-from fenceline.controller.directories import cordon, failed_directories, leave_failed
+from fenceline.controller.directories import cordon, failed_directories, leave_failed_directories
 from fenceline.controller.partition_changes import PartitionChanges
-from fenceline.controller.requests import BrokerGone, BrokerHeartbeat, BrokerHeartbeatAnswer, Done
+from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, EmptyAnswer, FenceEndedBroker
 from fenceline.controller.state import ControllerState, Decision
 from fenceline.metadata.image import BrokerImage
 from fenceline.metadata.node_records import BrokerRegistrationChangeRecord
@@ -42,7 +42,7 @@ def _from_fenced(state: ControllerState, broker: BrokerImage, request: BrokerHea
     if request.want_shut_down:
         return BrokerState.SHUTDOWN_NOW
     if _wants_fence(broker, request) or not _is_caught_up(state, request) or broker.in_controlled_shutdown:
-        return BrokerState.FENCED  # what began to shut down comes back as another incarnation only
+        return BrokerState.FENCED  # a broker that is shutting down returns only as a new incarnation
     return BrokerState.UNFENCED
 
 
@@ -55,7 +55,7 @@ def _from_unfenced(state: ControllerState, broker: BrokerImage, request: BrokerH
 
 
 def _from_shutdown(state: ControllerState, broker: BrokerImage, request: BrokerHeartbeat) -> BrokerState:
-    """It may go when it leads nothing and every active broker knows so."""
+    """The broker may stop when it leads no partition and every active broker knows that."""
     if state.index.leads_any(broker.id):
         return BrokerState.CONTROLLED_SHUTDOWN
     session = state.sessions.get(broker.id)
@@ -68,7 +68,7 @@ def _from_shutdown(state: ControllerState, broker: BrokerImage, request: BrokerH
 
 
 def _wants_fence(broker: BrokerImage, request: BrokerHeartbeat) -> bool:
-    """A broker all of whose directories have failed serves nothing, whatever it says."""
+    """A broker whose log directories have all failed is fenced, whatever it requests."""
     return request.want_fence or (bool(broker.log_dirs) and set(broker.log_dirs) <= set(request.offline_log_dirs))
 
 
@@ -77,7 +77,7 @@ _NEXT: Final[Mapping[BrokerState, Callable[[ControllerState, BrokerImage, Broker
     BrokerState.UNFENCED: _from_unfenced,
     BrokerState.CONTROLLED_SHUTDOWN: _from_shutdown,
 }
-"""C14: what a heartbeat leads to, by the state of the registration."""
+"""C14: the next state after a heartbeat, by the current state."""
 
 
 def state_of(broker: BrokerImage) -> BrokerState:
@@ -114,7 +114,8 @@ def _step(
     following: BrokerState,
     failed: Collection[UUID],
 ) -> list[MetadataRecord]:
-    """C16: out of every ISR first, then fenced; unfenced first, then it may lead what nobody leads. C20."""
+    """C16: when fencing, leave every ISR first; when unfencing, elect the broker for leaderless partitions afterwards.
+    C20."""
     changes = PartitionChanges(state)
     if following is BrokerState.UNFENCED:
         before: list[MetadataRecord] = []
@@ -122,9 +123,9 @@ def _step(
             before.append(_change(broker, fenced=_UNFENCE))
             partitions = state.index.leaderless_of(broker.id)
             changes.elect(partitions, arriving=broker.id, failed_directories=failed)
-        after = leave_failed(state, changes, broker, failed)
+        after = leave_failed_directories(state, changes, broker, failed)
         return [*before, *changes.records, *after]
-    after = leave_failed(state, changes, broker, failed) if len(failed) < len(broker.log_dirs) else []
+    after = leave_failed_directories(state, changes, broker, failed) if len(failed) < len(broker.log_dirs) else []
     if current is following:
         return [*changes.records, *after]
     changes.leave(state.index.in_isr(broker.id), broker.id, failed_directories=failed)
@@ -141,66 +142,68 @@ def _change(broker: BrokerImage, *, fenced: int = 0, in_controlled_shutdown: int
 
 
 def _is_caught_up(state: ControllerState, request: BrokerHeartbeat) -> bool:
-    """It has applied its own registration. After a failover that offset is not known here: see `begin_sessions`."""
+    """The broker has applied its own registration. After a failover that offset is unknown here: see
+    `begin_sessions`."""
     session = state.sessions.get(request.broker_id)
     registered = session.registration_offset if session is not None else request.broker_epoch
     return request.current_metadata_offset >= registered
 
 
-# -- time --------------------------------------------------------------------------------------------------------------
+# -- timers ------------------------------------------------------------------------------------------------------------
 
 
 def fence_stale_broker(state: ControllerState, now_ms: int) -> Decision:
-    """C17: fence one broker whose session has ended. More may wait: ask again while it writes records."""
+    """C17: fence one broker whose session has expired. The caller repeats this while it writes records."""
     for broker_id in state.sessions.expired(now_ms):
         silent = state.image.brokers.get(broker_id)
         state.sessions.expire(broker_id)
         if silent is not None and not silent.fenced:
-            return Decision(fence(state, silent), Done(), atomic=False)
-    return Decision((), Done(), atomic=False)
+            return Decision(fence(state, silent), EmptyAnswer(), atomic=False)
+    return Decision((), EmptyAnswer(), atomic=False)
 
 
-def broker_gone(state: ControllerState, request: BrokerGone) -> Decision:
-    """Fence a broker whose process has ended, and let its next incarnation register. Nothing where it is not believed.
+def fence_ended_broker(state: ControllerState, request: FenceEndedBroker) -> Decision:
+    """Fence a broker whose process has ended, and let its next incarnation register. Does nothing if the report is not
+    credible.
 
-    `Sessions.may_have_ended` says when: what the probe saw is older than what the broker said meanwhile.
+    `Sessions.may_have_ended` decides that: a heartbeat that arrived after the probe outweighs it.
     """
     broker = state.image.brokers.get(request.broker_id)
     epoch = request.broker_epoch
     if broker is None or broker.epoch != epoch:
-        return Decision((), Done())
+        return Decision((), EmptyAnswer())
     if not state.sessions.may_have_ended(broker.id, epoch, request.since_ms):
-        return Decision((), Done())
+        return Decision((), EmptyAnswer())
     state.sessions.end(broker.id, epoch, for_good=not broker.fenced)
-    return Decision([] if broker.fenced else fence(state, broker), Done(), atomic=False)
+    return Decision([] if broker.fenced else fence(state, broker), EmptyAnswer(), atomic=False)
 
 
 def fence(state: ControllerState, broker: BrokerImage) -> list[MetadataRecord]:
-    """C16, for whatever reason: out of every ISR, leaders elected elsewhere, then fenced."""
+    """C16: remove the broker from every ISR, elect other leaders, then fence it."""
     return _step(state, broker, state_of(broker), BrokerState.FENCED, frozenset())
 
 
 def begin_sessions(state: ControllerState, now_ms: int, *, dead: frozenset[int] = frozenset()) -> None:
-    """C15: on taking the lead, every registered broker gets a fresh session, save those known to be `dead`.
+    """C15: a new active controller starts a session for every registered broker, except those known to be `dead`.
 
-    `dead` holds the broker of this very process at its start: whoever registered under its id before has ended, as
-    the lock on the data directory proves, so its next incarnation need not wait for a session to time out.
+    `dead` contains the broker of this process at its start: the lock on the data directory proves that its previous
+    incarnation has ended, so the next one need not wait for a session timeout.
 
-    G44: a broker that is shutting down waits until the others have applied all that was decided before; when its
-    shutdown began is not in the log.
+    G44: a broker in controlled shutdown waits until the others have applied every earlier record, because the log
+    does not contain the start of its shutdown.
     """
     state.sessions.clear()
     for broker in state.image.brokers.values():
         if broker.id not in dead:
             session = state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset)
-            session.heard = not broker.fenced
+            session.has_heartbeat = not broker.fenced
             if state_of(broker) is BrokerState.CONTROLLED_SHUTDOWN:
                 session.shutdown_offset = state.image.offset
 
 
 def restore_sessions(state: ControllerState, now_ms: int) -> None:
-    """C2: a broker that is not fenced, because what fenced it was never committed, has a session again."""
+    """C2: a broker that is unfenced again, because its fencing was never committed, gets a session."""
     for broker in state.image.brokers.values():
         if not broker.fenced and not state.sessions.has(broker.id, broker.epoch):
             state.sessions.forget_end(broker.id)
-            state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset).heard = True
+            state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset).has_heartbeat = True

@@ -1,9 +1,10 @@
-"""Changing configs of topics, brokers, groups and client metrics.
+"""Changes of topic, broker, group and client metrics configs.
 
-Owns what a change may do and which records it writes. What single values may be is `fenceline.config`'s.
+Owns which changes are allowed and the records that they write. `fenceline.config` validates single values.
 
-Rules: controller.md C3, C36; since_4_0.md K25 (cordoned directories), K26 (min.insync.replicas while eligible leader
-replicas are kept). Broker-level dynamic updates are checked by the broker that takes the request; here only names are.
+Rules: controller.md C3, C36; since_4_0.md K25 (cordoned directories), K26 (min.insync.replicas with eligible leader
+replicas). Dynamic broker configs are validated by the broker that receives the request; the controller checks only
+their names.
 """
 
 from __future__ import annotations
@@ -54,11 +55,13 @@ def incremental_alter_configs(state: ControllerState, request: IncrementalAlterC
 
 
 def alter_configs(state: ControllerState, request: AlterConfigs) -> Decision:
-    """The legacy request: what it does not name is deleted."""
+    """The legacy request: configs that it does not name are deleted."""
 
-    def changes_of(resource: ConfigResource, wanted: Sequence[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
+    def changes_of(
+        resource: ConfigResource, requested: Sequence[tuple[str, str | None]]
+    ) -> list[tuple[str, str | None]]:
         current: Mapping[str, str] = state.image.configs.get(resource) or {}
-        named = dict(wanted)
+        named = dict(requested)
         return [*named.items(), *((name, None) for name in current if name not in named)]
 
     return _alter(state, request.resources, changes_of, request.validate_only)
@@ -72,9 +75,9 @@ def _alter(
 ) -> Decision:
     records: list[MetadataRecord] = []
     results: list[AlteredResource] = []
-    for resource, wanted in resources:
+    for resource, requested in resources:
         try:
-            records += _records(state, resource, changes_of(resource, wanted))
+            records += _records(state, resource, changes_of(resource, requested))
             results.append(AlteredResource(resource, SUCCESS))
         except PeerError as error:
             results.append(AlteredResource(resource, Outcome(error.code, error.message or None)))
@@ -114,7 +117,7 @@ def _is_list(resource: ConfigResource, name: str) -> bool:
 
 
 def _start_of(resource: ConfigResource, name: str, current: str | None) -> str | None:
-    """A list that is not set starts from its default."""
+    """An unset list starts from its default."""
     if current is not None or resource.type != ConfigResourceType.TOPIC:
         return current
     default = TOPIC_CONFIGS[name].default
@@ -124,7 +127,7 @@ def _start_of(resource: ConfigResource, name: str, current: str | None) -> str |
 def _records(
     state: ControllerState, resource: ConfigResource, changes: list[tuple[str, str | None]]
 ) -> list[MetadataRecord]:
-    """Same value: no record, save for brokers, which reload on any (KAFKA-14136)."""
+    """An unchanged value writes no record, except for brokers, which reload on any record (KAFKA-14136)."""
     current: Mapping[str, str] = state.image.configs.get(resource) or {}
     always = resource.type == ConfigResourceType.BROKER
     effective = [(name, value) for name, value in changes if always or current.get(name) != value]
@@ -149,9 +152,9 @@ def _records(
 
 
 def _check_min_isr(state: ControllerState, resource: ConfigResource, changes: Sequence[tuple[str, str | None]]) -> None:
-    """K26: with eligible leader replicas there is one value for all brokers, and there always is one.
+    """K26: with eligible leader replicas there is one value for all brokers, and it cannot be removed.
 
-    4.3.1 takes values above 32767 (seen on a running one), against the rule's last sentence.
+    4.3.1 accepts values above 32767 (observed on a running one), against the rule's last sentence.
     """
     if not state.image.elr_enabled or resource.type != ConfigResourceType.BROKER:
         return
@@ -167,7 +170,7 @@ def _check_min_isr(state: ControllerState, resource: ConfigResource, changes: Se
 
 
 def _validate(state: ControllerState, resource: ConfigResource, merged: Mapping[str, str]) -> None:
-    """The resource must exist and its whole new set of overrides make sense."""
+    """The resource must exist and its complete new set of overrides must be valid."""
     name = resource.name
     match resource.type:
         case ConfigResourceType.TOPIC:

@@ -1,8 +1,8 @@
-"""The controller: one request after the other, each answered by records and an answer.
+"""The controller: each request leads to records and a response.
 
-Owns the table from request to decision. Never appends, commits or publishes: its driver does, in this order:
-`decide`, append the records at `next_offset`, `replay` at once (so that the next decision sees them, C1), flush, and
-only then give out the answer. When the append fails the driver calls `reset` to the last committed image (C2).
+Owns the table from request to decision. Never appends, commits or publishes: its driver calls `decide`, appends the
+records at `next_offset`, calls `replay` at once (so that the next decision sees them, C1), flushes, and only then sends
+the response. If the append fails the driver calls `reset` with the last committed image (C2).
 
 Rules: controller.md C1-C4, C7.
 """
@@ -36,12 +36,12 @@ from fenceline.controller.partition_requests import (
 from fenceline.controller.requests import (
     AllocateProducerIds,
     AlterConfigs,
-    BrokerGone,
     BrokerHeartbeat,
     CreatePartitions,
     CreateTopics,
     DeleteTopics,
-    Done,
+    EmptyAnswer,
+    FenceEndedBroker,
     FenceStaleBroker,
     IncrementalAlterConfigs,
     RegisterBroker,
@@ -81,27 +81,27 @@ HANDLERS: Final[Mapping[type[Any], _Handler]] = {
     ),
     AssignReplicasToDirs: lambda state, request, now_ms, rng: directories.assign_replicas_to_dirs(state, request),
     ElectLeaders: lambda state, request, now_ms, rng: partitions.elect_leaders(state, request),
-    BrokerGone: lambda state, request, now_ms, rng: brokers.broker_gone(state, request),
+    FenceEndedBroker: lambda state, request, now_ms, rng: brokers.fence_ended_broker(state, request),
     FenceStaleBroker: lambda state, request, now_ms, rng: brokers.fence_stale_broker(state, now_ms),
     BalanceLeaders: lambda state, request, now_ms, rng: partitions.balance_leaders(state),
     ElectUncleanLeaders: lambda state, request, now_ms, rng: partitions.elect_unclean_leaders(state),
-    WriteNoOp: lambda state, request, now_ms, rng: Decision((NoOpRecord(),), Done()),
+    WriteNoOp: lambda state, request, now_ms, rng: Decision((NoOpRecord(),), EmptyAnswer()),
     WriteBootstrapRecords: lambda state, request, now_ms, rng: feature_updates.bootstrap_records(state, request),
 }
-"""What answers each request."""
+"""The function that handles each request."""
 
 
 class Controller:
-    """The active controller of one epoch. Not thread-safe: one thread of control decides (C1)."""
+    """The active controller of one epoch. Not thread-safe: decisions are made by one thread (C1)."""
 
     def __init__(self, settings: ControllerSettings) -> None:
         self.state = ControllerState(settings)
         self._now_ms = 0
-        """Of the last decision."""
+        """Time of the last decision."""
 
     @property
     def image(self) -> MetadataImage:
-        """With everything decided so far, committed or not."""
+        """The image with all decided records, committed or not."""
         return self.state.image
 
     @property
@@ -111,21 +111,21 @@ class Controller:
     def activate(
         self, image: MetadataImage, next_offset: int, now_ms: int, *, dead: frozenset[int] = frozenset()
     ) -> None:
-        """Begin to lead with `image` as the state; `dead` as in `brokers.begin_sessions`."""
+        """Become active with `image` as the state; `dead` as in `brokers.begin_sessions`."""
         self._now_ms = now_ms
         self.state.reset(image, next_offset)
         brokers.begin_sessions(self.state, now_ms, dead=dead)
 
     def reset(self, image: MetadataImage, next_offset: int) -> None:
-        """Forget what was decided but never committed (C2)."""
+        """Discard decided records that were never committed (C2)."""
         self.state.reset(image, next_offset)
         brokers.restore_sessions(self.state, self._now_ms)
 
     def decide(self, request: Request, now_ms: int, rng: Rng) -> Decision:
-        """The records that `request` leads to and its answer. Raises PeerError when it fails as a whole."""
+        """The records and the response of `request`. Raises PeerError if the whole request fails."""
         self._now_ms = now_ms
         return HANDLERS[type(request)](self.state, request, now_ms, rng)
 
     def replay(self, records: Sequence[MetadataRecord], last_offset: int, epoch: int) -> tuple[MetadataImage, Delta]:
-        """Take a decision's records into memory, the last of which lies at `last_offset`."""
+        """Apply the records of a decision to the image; the last one has the offset `last_offset`."""
         return self.state.replay(records, last_offset, epoch)

@@ -1,7 +1,7 @@
-"""Log directories: which of them hold which replicas, and which have failed.
+"""Log directories: replica assignment and failures.
 
-Owns what a broker's word about its directories changes. A replica in a directory that the broker has not registered is
-offline: it leaves the ISR and can not lead.
+Owns the changes that a broker's reports about its directories cause. A replica in a directory that the broker has not
+registered is offline: it leaves the ISR and cannot lead.
 
 Rules: controller.md C13, C20; since_4_0.md K25.
 """
@@ -68,23 +68,23 @@ def _assign(
             topic,
             index,
             directories={broker.id: directory},
-            gone=frozenset((broker.id,)),
+            leaving=frozenset((broker.id,)),
             target_isr=tuple(member for member in partition.isr if member != broker.id),
         )
     return ErrorCode.NONE
 
 
 def failed_directories(state: ControllerState, broker: BrokerImage, offline: Collection[UUID]) -> frozenset[UUID]:
-    """Registered directories that a heartbeat says are offline; none below metadata.version 3.7-IV2."""
+    """Registered directories that a heartbeat reports as offline; none below metadata.version 3.7-IV2."""
     if not offline or state.image.metadata_version < MV_DIRECTORIES:
         return frozenset()
     return frozenset(broker.log_dirs).intersection(offline)
 
 
-def leave_failed(
+def leave_failed_directories(
     state: ControllerState, changes: PartitionChanges, broker: BrokerImage, failed: Collection[UUID]
 ) -> list[MetadataRecord]:
-    """C20: replicas in `failed` leave their ISR; the record that takes the directories off the registration."""
+    """C20: remove replicas in `failed` from their ISRs, and the directories from the registration."""
     if not failed:
         return []
     topics = state.image.topics_by_id
@@ -99,7 +99,7 @@ def leave_failed(
 
 
 def cordon(state: ControllerState, broker: BrokerImage, cordoned: tuple[UUID, ...] | None) -> list[MetadataRecord]:
-    """K25: the list of cordoned directories, where a heartbeat tells another than before."""
+    """K25: record the cordoned directories if a heartbeat reports a change."""
     if cordoned is None or cordoned == broker.cordoned_log_dirs or state.image.metadata_version < MV_CORDONED_LOG_DIRS:
         return []
     return [BrokerRegistrationChangeRecord(broker_id=broker.id, broker_epoch=broker.epoch, cordoned_log_dirs=cordoned)]

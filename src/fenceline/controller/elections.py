@@ -1,18 +1,20 @@
-"""The change of one partition: who is in sync, who may be elected without loss, who leads.
+"""Changes of one partition: ISR, eligible leader replicas, leader.
 
-Owns `change_partition`, the only place that decides a leader. Pure: it sees one partition and answers the
-PartitionChangeRecord that leads to the wished state, or None where nothing changes.
+Owns `change_partition`, the only place that chooses a leader. Pure: it gets one partition and returns the
+PartitionChangeRecord that leads to the requested state, or None if nothing changes.
 
-Order of an election (K21): a member of the ISR; with an empty ISR an eligible leader replica (which becomes the whole
-ISR); the last known leader, if it is the only one noted; with an unclean election any live replica. The latter two may
-lose records: the partition becomes RECOVERING (`recovery.md V10-V13`), whatever else the same change asks for (V36).
+Order of an election (K21): a member of the ISR; with an empty ISR an eligible leader replica (which becomes the only
+ISR member); the last known leader, if it is the only one recorded; with an unclean election any live replica. The
+latter two may lose records: the partition becomes RECOVERING (`recovery.md V10-V13`), whatever else the same change
+requests (V36).
 
-Better than Kafka, with the same bytes on the wire: replicas that leave the assignment leave the eligible ones, too; a
-leader outside ISR and eligible replicas always means RECOVERING (V9), also when a reassignment is cancelled (V35).
+Differences from Kafka, with the same wire protocol: replicas that leave the assignment also leave the eligible leader
+replicas; a leader outside ISR and eligible replicas always means RECOVERING (V9), also when a reassignment is cancelled
+(V35).
 
 Rules: controller.md C9, C27, C28, C31, C33; since_4_0.md K21, K22, K27; recovery.md V3 (always: no metadata.version
-below 7 is known, K2), V6, V7, V8 (no state but RECOVERING is ever chosen here), V9-V11, V13, V14, V35, V36; gaps.md G20
-(V35), G21 (V36), G42 (who is not alive is not elected, last known leader or not), G43.
+below 7 is supported, K2), V6, V7, V8 (no state but RECOVERING is ever chosen here), V9-V11, V13, V14, V35, V36; gaps.md
+G20 (V35), G21 (V36), G42 (a broker that is not alive is not elected, even as the last known leader), G43.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _NOWHERE: Final[Mapping[int, UUID]] = MappingProxyType({})
 
 
 class Election(Enum):
-    """PREFERRED gives leadership to the first replica if it can; ONLINE keeps a leader that may stay."""
+    """PREFERRED elects the first replica if possible; ONLINE keeps a leader that is still eligible."""
 
     PREFERRED = "preferred"
     ONLINE = "online"
@@ -59,13 +61,13 @@ def change_partition(
     recovery_state: LeaderRecoveryState | None = None,
     shrinking_starts_an_epoch: bool = False,
 ) -> PartitionChangeRecord | None:
-    """The record that brings `partition` to the targets (None: as it is) and elects a leader where one is needed.
+    """The record that moves `partition` to the targets (None: unchanged) and elects a leader if one is needed.
 
-    `may_lead` says whether a broker is alive and its replica online. `min_isr` is the configured one; it never exceeds
-    the number of replicas (C37, `gaps.md G43`). `unclean_shutdown` is a broker that came back without its tail being
-    known safe: it stays out of the eligible leader replicas. `directory_of` gives the directory of a replica that is
-    new (None: directories are not kept), `directories` those that are told now. `shrinking_starts_an_epoch` below
-    metadata.version 3.6-IV0 (C27).
+    `may_lead` returns whether a broker is alive and its replica online. `min_isr` is the configured value; it is capped
+    at the number of replicas (C37, `gaps.md G43`). `unclean_shutdown` is a broker that may have lost its latest records
+    in an unclean shutdown: it is not added to the eligible leader replicas. `directory_of` returns the directory of a
+    new replica (None: directories are not tracked), `directories` contains those reported now.
+    `shrinking_starts_an_epoch` below metadata.version 3.6-IV0 (C27).
     """
     isr = partition.isr if target_isr is None else target_isr
     replicas = partition.replicas if target_replicas is None else target_replicas
@@ -89,19 +91,20 @@ def change_partition(
             state = LeaderRecoveryState.RECOVERING
         elif leader in elr:
             isr = (leader,)
-            if adding or removing:  # who leads alone may be all that a reassignment waits for
+            if adding or removing:  # a sole leader may be the last condition of a reassignment
                 isr, replicas, adding, removing = _complete_reassignment(isr, replicas, adding, removing)
-            # Kafka keeps the others eligible even where one replica is enough to commit: they would lack what the new
-            # leader commits alone.
+            # Kafka keeps the others eligible even if one replica is enough to commit: they would lack records that the
+            # new leader commits alone.
             enough = min(min_isr, len(replicas)) <= 1
             elr = () if enough else tuple(replica for replica in elr if replica != leader and replica in replicas)
     elif replicas is not partition.replicas and not set(partition.replicas) <= set(replicas):
         # C27: a replica set that loses a member starts a new leader epoch.
         new_leader = partition.leader
     if not isr and not elr_enabled:
-        isr = tuple(replica for replica in partition.isr if replica in replicas)  # C28: the last member stays on record
+        # C28: the last member stays in the ISR
+        isr = tuple(replica for replica in partition.isr if replica in replicas)
         if not isr and partition.isr:
-            isr, state = (replicas[0],), LeaderRecoveryState.RECOVERING  # V35: it was not in sync
+            isr, state = (replicas[0],), LeaderRecoveryState.RECOVERING  # V35: the replica was not in sync
     if shrinking_starts_an_epoch and new_leader == NO_CHANGE and not set(partition.isr) <= set(isr):
         new_leader = partition.leader
 
@@ -137,7 +140,7 @@ def change_partition(
 def _eligible(
     partition: PartitionImage, replicas: tuple[int, ...], isr: tuple[int, ...], min_isr: int, unclean_shutdown: int
 ) -> tuple[int, ...]:
-    """K21: below min ISR, all that were in ISR or ELR and left cleanly; none at or above it."""
+    """K21: below min ISR, all former members of ISR or ELR that left cleanly; empty at or above it."""
     if len(isr) >= min_isr:
         return ()
     candidates = {*partition.elr, *partition.isr}.intersection(replicas) - set(isr) - {unclean_shutdown}
@@ -182,7 +185,7 @@ def _elect(
 def _last_known(
     partition: PartitionImage, replicas: tuple[int, ...], isr: tuple[int, ...], new_leader: int
 ) -> tuple[int, ...] | None:
-    """K21: the leader that a partition loses is noted when its ISR becomes empty, and forgotten once one leads."""
+    """K21: the last leader is recorded when the ISR becomes empty, and cleared once a leader is elected."""
     if isr != partition.isr and not isr and partition.leader in replicas:
         return (partition.leader,) if partition.last_known_elr != (partition.leader,) else None
     leads = new_leader >= 0 or (partition.leader != NO_LEADER and new_leader != NO_LEADER)
@@ -192,7 +195,8 @@ def _last_known(
 def _complete_reassignment(
     isr: tuple[int, ...], replicas: tuple[int, ...], adding: tuple[int, ...], removing: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """C33 as corrected by K27: done once all added replicas are in sync (all targets where the factor shrinks)."""
+    """C33 as corrected by K27: complete once all added replicas are in sync (all target replicas if the factor
+    shrinks)."""
     target = tuple(replica for replica in replicas if replica not in removing)
     needed = set(target) if len(removing) > len(adding) else set(adding)
     kept = tuple(replica for replica in isr if replica not in removing)
@@ -204,12 +208,12 @@ def _complete_reassignment(
 def _directories(
     partition: PartitionImage,
     replicas: tuple[int, ...],
-    told: Mapping[int, UUID],
+    reported: Mapping[int, UUID],
     directory_of: Callable[[int], UUID] | None,
 ) -> tuple[UUID, ...] | None:
-    """The directory of each replica where that changes: a replica keeps its own, a new one gets the default (C20)."""
-    if directory_of is None or (replicas == partition.replicas and not told):
+    """The directories of the replicas, if they change: a replica keeps its own, a new one gets the default (C20)."""
+    if directory_of is None or (replicas == partition.replicas and not reported):
         return None
-    known = {**dict(zip(partition.replicas, partition.directories, strict=False)), **told}
+    known = {**dict(zip(partition.replicas, partition.directories, strict=False)), **reported}
     placed = tuple(known.get(replica) or directory_of(replica) for replica in replicas)
     return placed if placed != partition.directories else None

@@ -1,4 +1,4 @@
-"""Raising and lowering finalized feature levels, and the first records of a cluster.
+"""Changes of finalized feature levels, and the first records of a cluster.
 
 Rules: controller.md C6, C38, C39, C40; since_4_0.md K1, K2, K15, K20, K26 (enabling eligible leader replicas), K27 (all
 voters have registered).
@@ -12,7 +12,7 @@ from typing import Final
 from fenceline.controller.configs import MIN_ISR
 from fenceline.controller.requests import (
     SUCCESS,
-    Done,
+    EmptyAnswer,
     FeatureUpdate,
     NamedOutcome,
     Outcome,
@@ -46,13 +46,13 @@ from fenceline.metadata.records import (
 _LEVELS_WITH_NEW_RECORDS: Final = (8, 11, 13, 14, 15, 17, 22, 23, MV_CORDONED_LOG_DIRS)
 _BOOTSTRAP_NAME: Final = "Bootstrap records"
 _MV_TRANSACTIONS: Final = 13
-"""3.6-IV1: nodes of older levels know no metadata transactions (C40)."""
+"""3.6-IV1: older levels do not have metadata transactions (C40)."""
 
 
 def bootstrap_records(state: ControllerState, request: WriteBootstrapRecords) -> Decision:
     """K20: levels in the order of `bootstrap.checkpoint`, and with ELR the cluster's min.insync.replicas.
 
-    In a metadata transaction where the level knows such, and in one batch in any case (C6).
+    In a metadata transaction if the level has them, and always in one batch (C6).
     """
     levels = dict(request.features)
     records: list[MetadataRecord] = [FeatureLevelRecord(name, level) for name, level in request.features]
@@ -61,17 +61,17 @@ def bootstrap_records(state: ControllerState, request: WriteBootstrapRecords) ->
         records.append(ConfigRecord(ConfigResourceType.BROKER, "", MIN_ISR, minimum))
     if levels.get(METADATA_VERSION, 0) >= _MV_TRANSACTIONS:
         records = [BeginTransactionRecord(_BOOTSTRAP_NAME), *records, EndTransactionRecord()]
-    return Decision(records, Done())
+    return Decision(records, EmptyAnswer())
 
 
 def update_features(state: ControllerState, request: UpdateFeatures) -> Decision:
-    """C38. All or nothing: the first level that can not be taken fails the request with 95 and a reason.
+    """C38. All or nothing: the first invalid level fails the request with error 95 and a reason.
 
-    kraft.version is not in the image: raising it is asked of the quorum (`Decision.kraft_version`).
+    kraft.version is not in the image: the quorum finalizes it (`Decision.kraft_version`).
     """
     records: list[MetadataRecord] = []
     kraft_version: int | None = None
-    updates = {update.name: update for update in request.updates}.values()  # of one feature the last counts
+    updates = {update.name: update for update in request.updates}.values()  # the last update of a feature wins
     proposed = {**state.image.features, **{update.name: update.level for update in updates}}
     for update in updates:
         fault = _fault(state, update, proposed)
@@ -92,7 +92,7 @@ def update_features(state: ControllerState, request: UpdateFeatures) -> Decision
 
 
 def _min_isr_records(state: ControllerState) -> list[MetadataRecord]:
-    """K26: the cluster's value is written, those of single brokers go."""
+    """K26: write the cluster's value, delete those of single brokers."""
     records: list[MetadataRecord] = []
     cluster = state.image.config(ConfigResourceType.BROKER, "")
     if MIN_ISR not in cluster:
@@ -105,7 +105,7 @@ def _min_isr_records(state: ControllerState) -> list[MetadataRecord]:
 
 
 def _fault(state: ControllerState, update: FeatureUpdate, proposed: Mapping[str, int]) -> str | None:
-    """Why the level can not be taken, in Kafka's words, or None. `proposed`: all levels after the request."""
+    """Why the level is invalid, in Kafka's words, or None. `proposed`: all levels after the request."""
     name, level, kind = update
     current = state.finalized(name)
     prefix = f"Invalid update version {level} for feature {name}. "
@@ -147,7 +147,7 @@ def _fault(state: ControllerState, update: FeatureUpdate, proposed: Mapping[str,
 
 
 def _downgrade_fault(current: int, level: int, kind: UpgradeType) -> str | None:
-    """Lowering across a level whose records differ from those below would lose what they hold."""
+    """A downgrade across a level that changed metadata records would lose their content."""
     if not any(level < boundary <= current for boundary in _LEVELS_WITH_NEW_RECORDS):
         return None
     reason = (

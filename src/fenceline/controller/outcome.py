@@ -1,4 +1,4 @@
-"""How one item of a request went. Frozen data, no behaviour."""
+"""The result of one item of a request. Frozen data, no behaviour."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fenceline.errors import ErrorCode
 
 
 class Outcome(NamedTuple):
-    """`message` is None where Kafka sends none."""
+    """`message` is None if Kafka sends none."""
 
     code: ErrorCode = ErrorCode.NONE
     message: str | None = None

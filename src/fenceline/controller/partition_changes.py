@@ -1,8 +1,8 @@
-"""Changes of partitions within one decision, each on top of those before it.
+"""Changes of partitions within one decision, each based on the previous ones.
 
-Owns the records of the decision and what the partitions will be once they are replayed: a partition that a request
-names twice, or that two causes touch, changes twice in a row and never from the same state. What one change leads to
-is `controller.elections`.
+Owns the records of the decision and the state of the partitions once they are replayed: a partition that a request
+names twice, or that two causes affect, changes twice in a row and never from the same state. `controller.elections`
+computes each change.
 
 Rules: controller.md C3, C26, C37; recovery.md V10 (who may lead), V12 (when an unclean election is allowed).
 """
@@ -21,11 +21,11 @@ from fenceline.metadata.image import UNASSIGNED_DIRECTORY, LeaderRecoveryState, 
 from fenceline.metadata.records import MetadataRecord, PartitionChangeRecord
 from fenceline.metadata.topics_delta import changed_partition
 
-NOBODY: Final[frozenset[int]] = frozenset()
+NO_BROKERS: Final[frozenset[int]] = frozenset()
 
 
 class Targets(TypedDict, total=False):
-    """What a change wants of a partition, as `elections.change_partition` takes it."""
+    """Targets of a change, as `elections.change_partition` accepts them."""
 
     target_isr: tuple[int, ...]
     target_replicas: tuple[int, ...]
@@ -36,14 +36,14 @@ class Targets(TypedDict, total=False):
 
 
 class _TopicRules(NamedTuple):
-    """What the configs of a topic say to its elections."""
+    """Topic configs that affect its elections."""
 
     min_isr: int
     election: Election
 
 
 class PartitionChanges:
-    """The records of one decision about partitions, in order."""
+    """The partition records of one decision, in order."""
 
     def __init__(self, state: ControllerState) -> None:
         self.records: list[MetadataRecord] = []
@@ -56,14 +56,14 @@ class PartitionChanges:
         self._rules: dict[str, _TopicRules] = {}
 
     def partition(self, topic: TopicImage, index: int) -> PartitionImage | None:
-        """With all changes so far; None for one that the topic has not."""
+        """The partition with all changes so far; None if the topic does not have it."""
         if not 0 <= index < len(topic.partitions):
             return None
         change = self._changed.get((topic.name, index))
         return topic.partitions[index] if change is None else changed_partition(*change)
 
     def is_unclean_allowed(self, topic: TopicImage) -> bool:
-        """V12: by the topic's config."""
+        """V12: the topic's config."""
         return self._rules_of(topic).election is Election.UNCLEAN
 
     def change(
@@ -71,27 +71,27 @@ class PartitionChanges:
         topic: TopicImage,
         index: int,
         *,
-        gone: Collection[int] = NOBODY,
+        leaving: Collection[int] = NO_BROKERS,
         arriving: int = NO_LEADER,
         failed_directories: Collection[UUID] = frozenset(),
         election: Election | None = None,
         directories: Mapping[int, UUID] | None = None,
         **targets: Unpack[Targets],
     ) -> PartitionChangeRecord | None:
-        """Write what `elections.change_partition` says of the partition; None where nothing changes.
+        """Write the record of `elections.change_partition`; None if nothing changes.
 
-        `gone` may not lead although the image shows them active, `arriving` may although it shows it fenced.
-        `election` is ONLINE or UNCLEAN by the topic's config when left out.
+        Brokers in `leaving` cannot lead although the image has them as active; `arriving` can although the image has it
+        as fenced. `election` defaults to ONLINE or UNCLEAN by the topic's config.
         """
         state, image = self._state, self._state.image
         partition = self.partition(topic, index)
-        assert partition is not None, "callers look first"
+        assert partition is not None, "callers check that the partition exists"
         rules = self._rules_of(topic)
         placed = partition if directories is None else _moved(partition, directories)
 
         def may_lead(broker: int) -> bool:
             return (
-                broker not in gone
+                broker not in leaving
                 and (broker == arriving or image.is_active(broker))
                 and state.replica_is_online(broker, placed, failed_directories)
             )
@@ -122,21 +122,21 @@ class PartitionChanges:
         unclean: bool = False,
         failed_directories: Collection[UUID] = frozenset(),
     ) -> None:
-        """Take `broker` out of the ISR of `partitions` and elect leaders where it led.
+        """Remove `broker` from the ISR of `partitions` and elect leaders where it led.
 
-        `unclean`: it lost its tail, or is gone for good, and leaves the eligible leader replicas too. Where none are
-        kept, the last member of an ISR stays on record (C28); as RECOVERING, so that no loss goes unnoticed when it
+        `unclean`: it lost its latest records, or is removed for good, and also leaves the eligible leader replicas.
+        Without these the last member of an ISR stays in it (C28), but RECOVERING, so that a loss is detected when it
         leads again (G47).
         """
-        gone = frozenset((broker,))
+        leaving = frozenset((broker,))
         for topic, index in self._topics(partitions):
             partition = self.partition(topic, index)
-            assert partition is not None, "the index names partitions that are there"
+            assert partition is not None, "the index contains only existing partitions"
             remaining = tuple(member for member in partition.isr if member != broker)
             targets: Targets = {"target_isr": remaining, "unclean_shutdown": broker if unclean else NO_LEADER}
             if unclean and not remaining and not self._elr_enabled:
                 targets["recovery_state"] = LeaderRecoveryState.RECOVERING
-            self.change(topic, index, gone=gone, failed_directories=failed_directories, **targets)
+            self.change(topic, index, leaving=leaving, failed_directories=failed_directories, **targets)
 
     def elect(
         self,
@@ -145,7 +145,7 @@ class PartitionChanges:
         arriving: int = NO_LEADER,
         failed_directories: Collection[UUID] = frozenset(),
     ) -> None:
-        """Elect a leader of each of `partitions` that has none; `arriving` is just being unfenced."""
+        """Elect a leader for each of `partitions` without one; `arriving` is being unfenced by this decision."""
         for topic, index in self._topics(partitions):
             self.change(topic, index, arriving=arriving, failed_directories=failed_directories)
 

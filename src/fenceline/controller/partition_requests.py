@@ -1,4 +1,4 @@
-"""What the controller can be asked of single partitions, and what it answers. Frozen data, no behaviour.
+"""Requests to the controller about partitions, and their responses. Frozen data, no behaviour.
 
 Rules: controller.md C29, C32-C34; recovery.md V16-V25; since_4_0.md K27 (AlterPartition 2-3 only: topics by id).
 """
@@ -14,7 +14,7 @@ from fenceline.controller.outcome import Outcome
 from fenceline.errors import ErrorCode
 
 NO_BROKER_EPOCH = -1
-"""Of an ISR member whose epoch the leader did not tell (AlterPartition v2): it is not checked."""
+"""Broker epoch of an ISR member for which the leader sent none (AlterPartition v2): not checked."""
 
 
 class ElectionType(IntEnum):
@@ -32,7 +32,7 @@ class ElectLeaders:
 
 @dataclass(frozen=True, slots=True)
 class ElectedPartition:
-    """How the election of one partition went."""
+    """The result of one partition's election."""
 
     index: int
     outcome: Outcome
@@ -40,13 +40,13 @@ class ElectedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ElectLeadersAnswer:
-    """Per topic, the partitions that were asked for; of all, those that were not where they should be."""
+    """The requested partitions by topic; if all were requested, those that needed an election."""
 
     topics: tuple[tuple[str, tuple[ElectedPartition, ...]], ...]
 
 
 class IsrMember(NamedTuple):
-    """A replica that the leader wants in sync, and its broker epoch as the leader knows it (KIP-903)."""
+    """A replica of the new ISR, and its broker epoch as known to the leader (KIP-903)."""
 
     broker_id: int
     broker_epoch: int = NO_BROKER_EPOCH
@@ -54,7 +54,7 @@ class IsrMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IsrChange:
-    """What the leader of one partition wants. `leader_recovery_state` is the raw byte."""
+    """The change that a partition's leader requests. `leader_recovery_state` is the raw byte."""
 
     index: int
     leader_epoch: int
@@ -65,7 +65,7 @@ class IsrChange:
 
 @dataclass(frozen=True, slots=True)
 class AlterPartition:
-    """A broker asks to change the ISR, or to end the recovery, of partitions that it leads."""
+    """A broker requests changes of ISR or recovery state for partitions that it leads."""
 
     broker_id: int
     broker_epoch: int
@@ -74,7 +74,7 @@ class AlterPartition:
 
 @dataclass(frozen=True, slots=True)
 class AlteredPartition:
-    """The partition after the change; only `code` counts when it failed."""
+    """The partition after the change; after a failure only `code` is set."""
 
     index: int
     code: ErrorCode = ErrorCode.NONE
@@ -94,7 +94,7 @@ class AlterPartitionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Reassignment:
-    """`replicas` is the wished list, the preferred leader first; None cancels what is under way."""
+    """`replicas` is the target list, the preferred leader first; None cancels the current reassignment."""
 
     index: int
     replicas: tuple[int, ...] | None
@@ -102,7 +102,7 @@ class Reassignment:
 
 @dataclass(frozen=True, slots=True)
 class AlterPartitionReassignments:
-    """Move each partition that can be moved; the others fail alone."""
+    """Each partition succeeds or fails separately."""
 
     topics: tuple[tuple[str, tuple[Reassignment, ...]], ...]
     allow_replication_factor_change: bool = True
@@ -110,7 +110,7 @@ class AlterPartitionReassignments:
 
 @dataclass(frozen=True, slots=True)
 class ReassignedPartition:
-    """How the reassignment of one partition went."""
+    """The result of one partition's reassignment."""
 
     index: int
     outcome: Outcome
@@ -132,7 +132,7 @@ class ListPartitionReassignments:
 
 @dataclass(frozen=True, slots=True)
 class OngoingReassignment:
-    """A partition on the move: `replicas` holds the old and the new ones."""
+    """A reassignment in progress: `replicas` contains the old and the new ones."""
 
     index: int
     replicas: tuple[int, ...]
@@ -142,14 +142,14 @@ class OngoingReassignment:
 
 @dataclass(frozen=True, slots=True)
 class ListPartitionReassignmentsAnswer:
-    """Topics that have a partition on the move, and those partitions."""
+    """The topics and partitions with a reassignment in progress."""
 
     topics: tuple[tuple[str, tuple[OngoingReassignment, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AssignReplicasToDirs:
-    """A broker tells which of its log directories hold which replicas: (directory, ((topic, partitions), ...))."""
+    """A broker reports the log directories of its replicas: (directory, ((topic, partitions), ...))."""
 
     broker_id: int
     broker_epoch: int
@@ -158,7 +158,7 @@ class AssignReplicasToDirs:
 
 @dataclass(frozen=True, slots=True)
 class AssignedReplica:
-    """How the assignment of one replica went."""
+    """The result of one replica's directory assignment."""
 
     index: int
     code: ErrorCode
@@ -173,17 +173,17 @@ class AssignReplicasToDirsAnswer:
 
 @dataclass(frozen=True, slots=True)
 class BalanceLeaders:
-    """Time has passed: give leadership back to preferred replicas (C30)."""
+    """Timer: move leadership back to preferred replicas (C30)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElectUncleanLeaders:
-    """Time has passed: lead again what may be led with a loss (V12)."""
+    """Timer: unclean elections for leaderless partitions that allow them (V12)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
-    """How a pass over partitions ended: `more` wait, and want another pass at once."""
+class ElectionPassAnswer:
+    """Result of a pass over partitions: `more` are left and need another pass at once."""
 
     more: bool
 

@@ -1,7 +1,7 @@
-"""Elections that somebody asks for, or that are due by the clock.
+"""Requested and periodic elections.
 
-Owns which partitions a request or a tick concerns; what happens to each is `controller.elections`. Each looks only at
-partitions that an index names: those without a leader, and those that another than the preferred replica leads.
+Owns which partitions a request or a timer concerns; `controller.elections` computes each change. Only partitions of an
+index are visited: those without a leader, and those not led by the preferred replica.
 
 Rules: controller.md C29, C30; recovery.md V12, V13; since_4_0.md K21; gaps.md G45.
 """
@@ -17,10 +17,10 @@ from fenceline.controller.outcome import SUCCESS, Outcome
 from fenceline.controller.partition_changes import PartitionChanges
 from fenceline.controller.partition_requests import (
     ElectedPartition,
+    ElectionPassAnswer,
     ElectionType,
     ElectLeaders,
     ElectLeadersAnswer,
-    Swept,
 )
 from fenceline.controller.state import MAX_RECORDS, UNCLEAN_ELECTION, ControllerState, Decision
 from fenceline.errors import ErrorCode, PeerError
@@ -62,7 +62,7 @@ def elect_leaders(state: ControllerState, request: ElectLeaders) -> Decision:
 
 
 def check_size(records: Sequence[MetadataRecord]) -> None:
-    """C3. Raises PeerError(POLICY_VIOLATION) for a user's request that leads to too much."""
+    """C3. Raises PeerError(POLICY_VIOLATION) if a user's request leads to too many records."""
     if len(records) > MAX_RECORDS:
         raise PeerError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
 
@@ -70,7 +70,7 @@ def check_size(records: Sequence[MetadataRecord]) -> None:
 def _elect_all(
     state: ControllerState, changes: PartitionChanges, election_type: ElectionType
 ) -> list[tuple[str, tuple[ElectedPartition, ...]]]:
-    """Every topic is answered, with the partitions that need an election."""
+    """The response contains every topic, with the partitions that need an election."""
     due = _imbalanced(state) if election_type is ElectionType.PREFERRED else state.index.leaderless()
     outcomes: dict[UUID, list[ElectedPartition]] = {}
     for topic_id, index in due:
@@ -100,7 +100,7 @@ def _elect_named(
 
 def _elect(changes: PartitionChanges, topic: TopicImage, index: int, election_type: ElectionType) -> Outcome:
     partition = changes.partition(topic, index)
-    assert partition is not None, "callers look first"
+    assert partition is not None, "callers check that the partition exists"
     preferred = election_type is ElectionType.PREFERRED
     if partition.leader == partition.preferred_leader if preferred else partition.leader != NO_LEADER:
         return _NOT_NEEDED
@@ -110,14 +110,14 @@ def _elect(changes: PartitionChanges, topic: TopicImage, index: int, election_ty
     return SUCCESS
 
 
-# -- by the clock ------------------------------------------------------------------------------------------------------
+# -- timers ------------------------------------------------------------------------------------------------------------
 
 
 def balance_leaders(state: ControllerState) -> Decision:
-    """C30: leadership goes back to preferred replicas that are in sync and active, at most 1000 a pass.
+    """C30: move leadership to preferred replicas that are in sync and active, at most 1000 in a pass.
 
-    Only to brokers that lack more than `leader.imbalance.per.broker.percentage` of what they should lead, which Kafka
-    gave up with ZooKeeper (G45). Moving a leader costs its clients a look-up; a few that are elsewhere cost none.
+    Only for brokers above `leader.imbalance.per.broker.percentage`, which Kafka no longer honours without ZooKeeper
+    (G45). Each move costs the leader's clients a metadata refresh; a small imbalance costs them nothing.
     """
     changes = PartitionChanges(state)
     limit = state.settings.leader_imbalance_percentage
@@ -129,21 +129,23 @@ def balance_leaders(state: ControllerState) -> Decision:
             if broker in topic.partitions[index].isr:
                 changes.change(topic, index, election=Election.PREFERRED)
                 if len(changes.records) >= MAX_ELECTIONS_PER_PASS:
-                    return Decision(changes.records, Swept(more=True), atomic=False)
-    return Decision(changes.records, Swept(more=False), atomic=False)
+                    return Decision(changes.records, ElectionPassAnswer(more=True), atomic=False)
+    return Decision(changes.records, ElectionPassAnswer(more=False), atomic=False)
 
 
 def elect_unclean_leaders(state: ControllerState) -> Decision:
-    """V12: partitions without a leader whose topic allows a loss, at most 1000 a pass."""
+    """V12: elect leaders of leaderless partitions whose topic allows unclean elections, at most 1000 in a pass."""
     changes = PartitionChanges(state)
     _elect_uncleanly(state, changes, state.index.leaderless(), MAX_ELECTIONS_PER_PASS)
-    return Decision(changes.records, Swept(more=len(changes.records) >= MAX_ELECTIONS_PER_PASS), atomic=False)
+    return Decision(
+        changes.records, ElectionPassAnswer(more=len(changes.records) >= MAX_ELECTIONS_PER_PASS), atomic=False
+    )
 
 
 def elections_after_configs(state: ControllerState, records: Sequence[MetadataRecord]) -> list[MetadataRecord]:
-    """G45: where `records` allow unclean elections, leaders are elected at once and not at the next pass.
+    """G45: if `records` enable unclean elections, leaders are elected at once and not in the next pass.
 
-    What does not fit into the decision is left to the pass.
+    Elections that do not fit into the decision are left to that pass.
     """
     changed = [r for r in records if isinstance(r, ConfigRecord) and r.name == UNCLEAN_ELECTION]
     if not changed:

@@ -1,8 +1,8 @@
-"""Which brokers hold a new partition.
+"""Replica placement of new partitions.
 
-Owns the automatic placement (C23): replicas of a partition go to different racks as far as there are any, to unfenced
-brokers before fenced ones, the first replica only to an unfenced one; racks and brokers take turns from a random start.
-Brokers whose directories are all cordoned (`since_4_0.md K25`) or that are shutting down take nothing new.
+Owns the automatic placement (C23): replicas of a partition go to different racks if possible, and to unfenced brokers
+before fenced ones; the first replica goes only to an unfenced one. Racks and brokers are used round-robin from a random
+start. Brokers whose log directories are all cordoned (`since_4_0.md K25`) or that are shutting down get no new replica.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fenceline.rng import Rng
 
 
 class _Rack:
-    """Brokers of one rack, taken in turns: each partition begins with the broker after the one that began the last."""
+    """Brokers of one rack, used round-robin: each partition starts one broker after the previous one."""
 
     __slots__ = ("_first", "_turn", "fenced", "unfenced")
 
@@ -46,12 +46,12 @@ class _Rack:
         return next((broker for broker in chain(unfenced, self.fenced) if broker not in taken), None)
 
 
-def place(
+def place_replicas(
     brokers: Iterable[BrokerImage], partition_count: int, replication_factor: int, rng: Rng
 ) -> list[tuple[int, ...]]:
     """Replicas of each of `partition_count` new partitions, the preferred leader first.
 
-    Raises PeerError(INVALID_REPLICATION_FACTOR) where there are too few brokers; `message` is the reason alone.
+    Raises PeerError(INVALID_REPLICATION_FACTOR) if there are too few brokers; `message` is the reason alone.
     """
     racks: dict[str | None, _Rack] = {}
     usable = unfenced = 0

@@ -14,9 +14,9 @@ _LARGEST: Final = 2**63 - 1
 
 
 def allocate_producer_ids(state: ControllerState, request: AllocateProducerIds) -> Decision:
-    """The next block. Ids of an answer that gets lost are never used again (C41).
+    """The next block. The ids of a lost response are never allocated again (C41).
 
-    Raises PeerError(STALE_BROKER_EPOCH), or UNKNOWN_SERVER_ERROR when all ids are gone.
+    Raises PeerError(STALE_BROKER_EPOCH), or UNKNOWN_SERVER_ERROR when the ids are exhausted.
     """
     state.broker(request.broker_id, request.broker_epoch)
     first = state.image.next_producer_id

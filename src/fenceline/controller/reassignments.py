@@ -1,18 +1,18 @@
-"""Moving partitions to other brokers: begun, changed, cancelled, listed.
+"""Partition reassignments: start, change, cancel, list.
 
-Owns what a reassignment asks of a partition. It ends by itself in whatever change finds the new replicas in sync
-(`elections.change_partition`). A user's wish never makes an unclean choice; a cancellation may, where nobody of the old
-replicas is in sync and the topic allows it (V35).
+Owns the changes that a reassignment requests. It completes in whichever change finds the new replicas in sync
+(`elections.change_partition`). A requested reassignment never leads to an unclean election; a cancellation may, if none
+of the old replicas is in sync and the topic allows it (V35).
 
-Better than Kafka (C32): a replica that a changed reassignment still adds goes on counting as added, and one that it
-adds no more is removed only. Kafka keeps it on both lists, and such a reassignment never ends.
+Difference from Kafka (C32): a replica that a changed reassignment still adds remains among the added ones, and one that
+it no longer adds is only removed. Kafka keeps it on both lists, and such a reassignment never completes.
 
 Rules: controller.md C3, C32-C34; since_4_0.md K27; recovery.md V35.
 """
 
 from __future__ import annotations
 
-from fenceline.controller.assignments import Refused, check_assignment
+from fenceline.controller.assignments import AssignmentRejected, check_assignment
 from fenceline.controller.elections import Election
 from fenceline.controller.outcome import SUCCESS
 from fenceline.controller.partition_changes import PartitionChanges
@@ -35,13 +35,13 @@ def alter_partition_reassignments(state: ControllerState, request: AlterPartitio
     """C32, C34. Raises PeerError(POLICY_VIOLATION) for more than 10,000 changes."""
     changes = PartitionChanges(state)
     answers = []
-    for name, wanted in request.topics:
+    for name, requested in request.topics:
         outcomes = []
-        for each in wanted:
+        for each in requested:
             try:
                 _reassign(state, changes, name, each, request.allow_replication_factor_change)
                 outcome = SUCCESS
-            except Refused as refused:
+            except AssignmentRejected as refused:
                 outcome = refused.outcome
             outcomes.append(ReassignedPartition(each.index, outcome))
         answers.append((name, tuple(outcomes)))
@@ -50,23 +50,25 @@ def alter_partition_reassignments(state: ControllerState, request: AlterPartitio
 
 
 def _reassign(
-    state: ControllerState, changes: PartitionChanges, name: str, wanted: Reassignment, may_resize: bool
+    state: ControllerState, changes: PartitionChanges, name: str, requested: Reassignment, may_resize: bool
 ) -> None:
     topic = state.image.topics_by_name.get(name)
     if topic is None:
-        raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {name}.")
-    partition = changes.partition(topic, wanted.index)
+        raise AssignmentRejected(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {name}.")
+    partition = changes.partition(topic, requested.index)
     if partition is None:
-        raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find partition {name}:{wanted.index}.")
-    if wanted.replicas is None:
-        _cancel(changes, topic, wanted.index, partition)
+        raise AssignmentRejected(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find partition {name}:{requested.index}."
+        )
+    if requested.replicas is None:
+        _cancel(changes, topic, requested.index, partition)
         return
-    target = wanted.replicas
+    target = requested.replicas
     check_assignment(state, target)
     if not may_resize:
         size = len(set(partition.replicas) - set(partition.removing))
         if len(target) != size:
-            raise Refused(
+            raise AssignmentRejected(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 f"The replication factor is changed from {size} to {len(target)}",
             )
@@ -74,7 +76,7 @@ def _reassign(
     removing = tuple(sorted(set(current) - set(target)))
     changes.change(
         topic,
-        wanted.index,
+        requested.index,
         election=Election.ONLINE,
         target_replicas=target + removing,
         target_adding=tuple(sorted(set(target) - (set(current) - set(partition.adding)))),
@@ -83,12 +85,12 @@ def _reassign(
 
 
 def _cancel(changes: PartitionChanges, topic: TopicImage, index: int, partition: PartitionImage) -> None:
-    """C34: back to the replicas that were not being added."""
+    """C34: restore the replicas from before the reassignment."""
     if not partition.adding and not partition.removing:
-        raise Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, None)
+        raise AssignmentRejected(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, None)
     isr = tuple(replica for replica in partition.isr if replica not in partition.adding)
     if not isr and not changes.is_unclean_allowed(topic):
-        raise Refused(
+        raise AssignmentRejected(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"Unable to revert partition assignment for {topic.name}:{index} because it would require an unclean "
             "leader election.",
@@ -104,7 +106,7 @@ def _cancel(changes: PartitionChanges, topic: TopicImage, index: int, partition:
 
 
 def list_partition_reassignments(state: ControllerState, request: ListPartitionReassignments) -> Decision:
-    """What is on the move, of the partitions that were asked for."""
+    """Reassignments in progress among the requested partitions."""
     image = state.image
     found: dict[str, list[OngoingReassignment]] = {}
     if request.topics is None:

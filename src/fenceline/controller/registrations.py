@@ -1,7 +1,7 @@
-"""Who belongs to the cluster: brokers and controllers that register, brokers that are let go.
+"""Registration of brokers and controllers, and unregistration of brokers.
 
-Owns what a registration must hold and what a new incarnation does to the partitions of the one before. How a registered
-broker lives is `controller.brokers`.
+Owns the checks of a registration, and the effects of a new incarnation on the partitions of the previous one. The
+states of a registered broker belong to `controller.brokers`.
 
 Rules: controller.md C11, C12, C19; since_4_0.md K22-K24, K37; gaps.md G47.
 """
@@ -14,7 +14,7 @@ from uuid import UUID
 
 from fenceline.controller.partition_changes import PartitionChanges
 from fenceline.controller.requests import (
-    Done,
+    EmptyAnswer,
     RegisterBroker,
     RegisterBrokerAnswer,
     RegisterController,
@@ -51,8 +51,8 @@ _SECURITY_PROTOCOLS: Final = range(4)
 def register_broker(state: ControllerState, request: RegisterBroker, now_ms: int) -> Decision:
     """C11, C12, K22-K24. A new incarnation gets the offset of its first record as its broker epoch.
 
-    Raises PeerError: 104 other cluster, 101 another incarnation lives, 102 migrating broker, 119 directories or no
-    metadata.version range, 35 a finalized feature is out of the broker's range, 42 what no record may hold.
+    Raises PeerError: 104 wrong cluster, 101 another incarnation is alive, 102 migrating broker, 119 directories or no
+    metadata.version range, 35 a finalized feature is out of the broker's range, 42 a value that no record may contain.
     """
     image = state.image
     cluster_id = state.settings.cluster_id
@@ -64,7 +64,7 @@ def register_broker(state: ControllerState, request: RegisterBroker, now_ms: int
     existing = image.brokers.get(request.broker_id)
     known = existing is not None and existing.incarnation_id == request.incarnation_id
     alive = existing is not None and state.sessions.is_alive(existing.id, existing.epoch, now_ms)
-    if existing is not None and alive and not known and not _takes_the_place_of(state, existing, request):
+    if existing is not None and alive and not known and not _replaces_ended_process(state, existing, request):
         raise PeerError(ErrorCode.DUPLICATE_BROKER_REGISTRATION, "Another broker is registered with that broker id.")
     if request.is_migrating_zk_broker:
         raise PeerError(ErrorCode.BROKER_ID_NOT_REGISTERED, "Controller does not support registering ZK brokers.")
@@ -100,12 +100,13 @@ def register_broker(state: ControllerState, request: RegisterBroker, now_ms: int
     return Decision(records, RegisterBrokerAnswer(epoch), atomic=len(records) <= MAX_RECORDS)
 
 
-def _takes_the_place_of(state: ControllerState, existing: BrokerImage, request: RegisterBroker) -> bool:
-    """Whether the process of `existing`, whose session has not ended, is gone for certain.
+def _replaces_ended_process(state: ControllerState, existing: BrokerImage, request: RegisterBroker) -> bool:
+    """Whether the process of `existing`, whose session has not expired, has certainly ended.
 
-    It has no connection here, and who asks has what it held alone while it lived: one of its directories, which are
-    locked, and one of its addresses. A copy of its directory on another machine has not; a probe of the old address
-    then says (`node.controller_presence`), or the session. A probe could not tell here: a new process may listen.
+    It has no connection here, and the new process has what only a live one could hold: one of its directories, which
+    are locked, and one of its addresses. A copy of a directory on another machine lacks the address; then a probe of
+    the old address decides (`node.controller_presence`), or the session. Here a probe could not decide, because the new
+    process may be listening there.
     """
     if not state.settings.knows_connections or state.sessions.is_connected(existing.id, existing.epoch):
         return False
@@ -120,8 +121,8 @@ def _leave_partitions(
 ) -> list[MetadataRecord]:
     """K23: a new incarnation is in no ISR; after an unclean stop in no ELR either (G47 where there is none).
 
-    Below metadata.version 4.0-IV1 brokers do not tell how they stopped. Kafka leaves them in the ISR there: one that
-    was not fenced yet would go on as a leader that is fenced.
+    Below metadata.version 4.0-IV1 brokers do not report how they stopped. Kafka leaves them in the ISR there: a broker
+    that was not fenced yet would remain leader while fenced.
     """
     changes = PartitionChanges(state)
     clean = previous_broker_epoch == existing.epoch or state.image.metadata_version < MV_ELR
@@ -132,9 +133,9 @@ def _leave_partitions(
 
 
 def _check_node(node_id: int, endpoints: tuple[Endpoint, ...], features: Mapping[str, Levels]) -> None:
-    """C4: what a record may hold that others read. Raises PeerError(INVALID_REQUEST).
+    """C4: check values that other nodes read from the record. Raises PeerError(INVALID_REQUEST).
 
-    Kafka takes a negative id, and fails as a controller over an unknown protocol or levels in the wrong order.
+    Kafka accepts a negative id, and its controller fails on an unknown protocol or levels in the wrong order.
     """
     fault = None
     if node_id < 0:
@@ -144,7 +145,7 @@ def _check_node(node_id: int, endpoints: tuple[Endpoint, ...], features: Mapping
             fault = f"Listener {endpoint.name} has the unknown security protocol {endpoint.security_protocol}."
     for name, levels in features.items():
         if not 0 <= levels.minimum <= levels.maximum:
-            fault = f"Feature {name} has the impossible range {levels.minimum}-{levels.maximum}."
+            fault = f"Feature {name} has the invalid range {levels.minimum}-{levels.maximum}."
     if fault is not None:
         raise PeerError(ErrorCode.INVALID_REQUEST, fault)
 
@@ -167,16 +168,16 @@ def _check_directories(state: ControllerState, request: RegisterBroker) -> None:
 
 
 def _directory_of_another(state: ControllerState, broker_id: int, directories: tuple[UUID, ...]) -> str | None:
-    wanted = set(directories)
+    requested = set(directories)
     for broker in state.image.brokers.values():
-        if broker.id != broker_id and not wanted.isdisjoint(broker.log_dirs):
+        if broker.id != broker_id and not requested.isdisjoint(broker.log_dirs):
             shared = next(directory for directory in directories if directory in broker.log_dirs)
             return f"Broker {broker.id} is already registered with directory {encode_uuid(shared)}"
     return None
 
 
 def _check_features(state: ControllerState, request: RegisterBroker) -> None:
-    """Every finalized level must lie in the broker's range; a feature it does not name is [0, 0] (K37)."""
+    """Every finalized level must be in the broker's range; a feature it does not name is [0, 0] (K37)."""
     image = state.image
     if METADATA_VERSION not in request.features:
         raise PeerError(
@@ -202,7 +203,7 @@ def _check_level(name: str, finalized: int, levels: Levels) -> None:
 
 
 def register_controller(state: ControllerState, request: RegisterController) -> Decision:
-    """A controller's registration is written each time it asks (K20: it does at each start).
+    """A controller's registration is written for each request (K20: one at each start).
 
     Raises PeerError(UNSUPPORTED_VERSION) below metadata.version 3.7-IV0.
     """
@@ -219,13 +220,13 @@ def register_controller(state: ControllerState, request: RegisterController) -> 
         end_points=tuple(ControllerEndpoint(*endpoint) for endpoint in request.endpoints),
         features=tuple(ControllerFeature(name, *levels) for name, levels in request.features.items()),
     )
-    return Decision((record,), Done())
+    return Decision((record,), EmptyAnswer())
 
 
 def unregister_broker(state: ControllerState, request: UnregisterBroker) -> Decision:
-    """C19: out of every ISR and ELR, for good. Raises PeerError(BROKER_ID_NOT_REGISTERED).
+    """C19: remove the broker from every ISR and ELR, for good. Raises PeerError(BROKER_ID_NOT_REGISTERED).
 
-    Kafka lets it enter the ELR on its way out of the ISR.
+    Kafka adds it to the ELR when it leaves the ISR.
     """
     broker = state.image.brokers.get(request.broker_id)
     if broker is None:
@@ -236,4 +237,4 @@ def unregister_broker(state: ControllerState, request: UnregisterBroker) -> Deci
     changes.leave(state.index.in_isr(broker.id), broker.id, unclean=True)
     changes.leave(state.index.in_elr(broker.id), broker.id, unclean=True)
     state.sessions.drop(broker.id)
-    return Decision([*changes.records, UnregisterBrokerRecord(broker.id, broker.epoch)], Done(), atomic=False)
+    return Decision([*changes.records, UnregisterBrokerRecord(broker.id, broker.epoch)], EmptyAnswer(), atomic=False)

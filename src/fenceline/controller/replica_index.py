@@ -1,9 +1,10 @@
-"""Which partitions a broker is in sync in, eligible for, or leads; which have no leader, or not the preferred one.
+"""Indexes of partitions by broker: in ISR, in ELR, leader; and of partitions without a leader, or not led by the
+preferred one.
 
-Owns indexes over the image, so that a decision costs what it touches and not what the cluster holds
-(docs/how-it-works.md "Cost"). Built from an image on first use, kept current by deltas from then on. The partitions of
-a topic that a broker has are the bits of one number: what a new controller builds before its first decision is small,
-and nothing that the garbage collector has to walk.
+Owns indexes over the image, so that the cost of a decision depends on what it changes and not on the size of the
+cluster (docs/how-it-works.md "Cost"). Built from an image on first use, then updated by deltas. The partitions of a
+topic on a broker are the bits of one integer: a new controller builds little before its first decision, and nothing
+that the garbage collector traverses.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
 
 _Partitions: TypeAlias = dict[UUID, int]
-"""By topic id; bit i is set for partition i. No topic has no bit set."""
+"""By topic id; bit i is set for partition i. A topic without set bits has no entry."""
 _NOTHING: Final[_Partitions] = {}
 
 
@@ -41,7 +42,7 @@ class ReplicaIndex:
         self._elr: defaultdict[int, _Partitions] = defaultdict(dict)
         self._leads: defaultdict[int, int] = defaultdict(int)
         self._preferred: defaultdict[int, int] = defaultdict(int)
-        """How many partitions have the broker for their preferred leader."""
+        """Number of partitions whose preferred leader is the broker."""
         self._leaderless: _Partitions = {}
         self._leaderless_of: defaultdict[int, _Partitions] = defaultdict(dict)
         self._imbalanced: defaultdict[int, _Partitions] = defaultdict(dict)
@@ -61,7 +62,7 @@ class ReplicaIndex:
             self._add(change.topic_id, change.index, change.after)
 
     def in_isr(self, broker_id: int) -> Iterator[tuple[UUID, int]]:
-        """Partitions that have the broker in their ISR."""
+        """Partitions with the broker in their ISR."""
         return _pairs(self._isr.get(broker_id, _NOTHING))
 
     def in_elr(self, broker_id: int) -> Iterator[tuple[UUID, int]]:
@@ -78,25 +79,25 @@ class ReplicaIndex:
         return _pairs(self._leaderless_of.get(broker_id, _NOTHING))
 
     def imbalanced(self) -> Iterator[int]:
-        """Brokers that are the preferred leader of a partition that somebody else leads, or nobody."""
+        """Brokers that are the preferred leader of a partition that they do not lead."""
         return iter(sorted(broker for broker, partitions in self._imbalanced.items() if partitions))
 
     def imbalance_of(self, broker_id: int) -> float:
-        """How many percent of the partitions that should be led by the broker are not."""
+        """Percentage of the partitions with this preferred leader that it does not lead."""
         preferred = self._preferred.get(broker_id, 0)
         missing = sum(held.bit_count() for held in self._imbalanced.get(broker_id, _NOTHING).values())
         return 100 * missing / preferred if preferred else 0.0
 
     def imbalanced_of(self, broker_id: int) -> Iterator[tuple[UUID, int]]:
-        """Those partitions of one preferred leader."""
+        """The partitions with this preferred leader that it does not lead."""
         return _pairs(self._imbalanced.get(broker_id, _NOTHING))
 
     def reassigning(self) -> Iterator[tuple[UUID, int]]:
-        """Partitions on the move."""
+        """Partitions with a reassignment in progress."""
         return _pairs(self._reassigning)
 
     def _places(self, partition: PartitionImage) -> Iterable[_Partitions]:
-        """Where the partition is listed, besides by ISR and leader."""
+        """The further indexes that list the partition, besides those by ISR and leader."""
         if partition.leader == NO_LEADER:
             yield self._leaderless
             for broker in partition.replicas:
@@ -109,7 +110,7 @@ class ReplicaIndex:
             yield self._elr[broker]
 
     def _add_topic(self, topic: TopicImage) -> None:
-        """As `_add` does with each partition, at a fraction of the cost: an id is hashed once a broker."""
+        """Same as `_add` for each partition, but cheaper: a topic id is hashed once for each broker."""
         isr: dict[int, int] = {}
         bit = 1
         for partition in topic.partitions:
@@ -146,12 +147,12 @@ class ReplicaIndex:
 
 
 def _pairs(partitions: _Partitions) -> Iterator[tuple[UUID, int]]:
-    """As they were when the iteration came to their topic; a change meanwhile does not disturb it."""
+    """A snapshot of each topic when the iteration reaches it; later changes do not affect it."""
     return ((topic_id, index) for topic_id in list(partitions) for index in _bits(partitions.get(topic_id, 0)))
 
 
 def _bits(number: int) -> Iterator[int]:
-    digits = bin(number)[:1:-1]  # the lowest first
+    digits = bin(number)[:1:-1]  # lowest bit first
     index = digits.find("1")
     while index >= 0:
         yield index

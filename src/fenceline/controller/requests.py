@@ -1,7 +1,7 @@
-"""What the controller can be asked, and what it answers. Frozen data, no behaviour.
+"""Requests to the controller, and their responses. Frozen data, no behaviour.
 
-An answer for many items carries one `Outcome` an item. Requests that can only fail as a whole raise
-`errors.PeerError` instead, from `Controller.decide`, and write nothing.
+A response for many items has one `Outcome` for each item. Requests that fail only as a whole raise `errors.PeerError`
+from `Controller.decide` instead, and write no records.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreateTopics:
-    """Create each topic that can be; the others fail alone."""
+    """Each topic succeeds or fails separately."""
 
     topics: tuple[NewTopic, ...]
     validate_only: bool = False
 
 
 class CreatedTopic(NamedTuple):
-    """`configs` are the topic's own; `topic_id` is zero when it failed."""
+    """`configs` are the topic's overrides; `topic_id` is zero after a failure."""
 
     name: str
     outcome: Outcome
@@ -54,7 +54,7 @@ class CreatedTopic(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreateTopicsAnswer:
-    """One entry a topic, in the order of the request."""
+    """One entry for each topic, in the order of the request."""
 
     topics: tuple[CreatedTopic, ...]
 
@@ -68,7 +68,7 @@ class TopicReference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopics:
-    """Delete each topic that can be; the others fail alone."""
+    """Each topic succeeds or fails separately."""
 
     topics: tuple[TopicReference, ...]
 
@@ -81,14 +81,14 @@ class DeletedTopic(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopicsAnswer:
-    """One entry a reference, in the order of the request."""
+    """One entry for each reference, in the order of the request."""
 
     topics: tuple[DeletedTopic, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NewPartitions:
-    """`count` is the wished total; `assignments` are broker ids of each additional partition, None = automatic."""
+    """`count` is the new total; `assignments` are the broker ids of each additional partition, None = automatic."""
 
     name: str
     count: int
@@ -97,7 +97,7 @@ class NewPartitions:
 
 @dataclass(frozen=True, slots=True)
 class CreatePartitions:
-    """Grow each topic that can be; the others fail alone."""
+    """Each topic succeeds or fails separately."""
 
     topics: tuple[NewPartitions, ...]
     validate_only: bool = False
@@ -110,7 +110,7 @@ class NamedOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreatePartitionsAnswer:
-    """One outcome a topic."""
+    """One outcome for each topic."""
 
     topics: tuple[NamedOutcome, ...]
 
@@ -119,7 +119,7 @@ class CreatePartitionsAnswer:
 
 
 class ConfigOperation(IntEnum):
-    """Of IncrementalAlterConfigs. The last two are for lists."""
+    """The operations of IncrementalAlterConfigs. The last two are for lists."""
 
     SET = 0
     DELETE = 1
@@ -135,7 +135,7 @@ class ConfigChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IncrementalAlterConfigs:
-    """Apply the changes of each resource; a resource changes as a whole or not at all."""
+    """Each resource succeeds or fails separately, with all of its changes."""
 
     resources: tuple[tuple[ConfigResource, tuple[ConfigChange, ...]], ...]
     validate_only: bool = False
@@ -156,7 +156,7 @@ class AlteredResource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AlterConfigsAnswer:
-    """One outcome a resource."""
+    """One outcome for each resource."""
 
     resources: tuple[AlteredResource, ...]
 
@@ -166,7 +166,7 @@ class AlterConfigsAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RegisterBroker:
-    """`previous_broker_epoch`: of the last clean stop, -1 when there was none or it is unknown (K23)."""
+    """`previous_broker_epoch`: the one before the last clean shutdown, -1 if there was none or it is unknown (K23)."""
 
     broker_id: int
     cluster_id: str
@@ -181,14 +181,14 @@ class RegisterBroker:
 
 @dataclass(frozen=True, slots=True)
 class RegisterBrokerAnswer:
-    """The epoch that all later requests of this broker carry."""
+    """The broker epoch, which all later requests of this broker carry."""
 
     broker_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerHeartbeat:
-    """`current_metadata_offset`: the highest offset that the broker has applied. `cordoned_log_dirs` None = unsaid."""
+    """`current_metadata_offset`: the highest offset the broker has applied. `cordoned_log_dirs` None = not sent."""
 
     broker_id: int
     broker_epoch: int
@@ -201,7 +201,7 @@ class BrokerHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class BrokerHeartbeatAnswer:
-    """What the broker is to the controller now, and what it shall do."""
+    """The broker's state at the controller, and whether it should shut down."""
 
     is_caught_up: bool
     is_fenced: bool
@@ -210,14 +210,14 @@ class BrokerHeartbeatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class UnregisterBroker:
-    """Forget a broker for good."""
+    """Remove a broker's registration permanently."""
 
     broker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterController:
-    """A controller tells its address and what it supports."""
+    """A controller reports its endpoints and supported features."""
 
     controller_id: int
     incarnation_id: UUID
@@ -227,8 +227,8 @@ class RegisterController:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """Nothing to say but that it happened."""
+class EmptyAnswer:
+    """A response without content."""
 
 
 # -- ids, features ---------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class AllocateProducerIds:
-    """A broker asks for its next block of producer ids."""
+    """A broker requests its next block of producer ids."""
 
     broker_id: int
     broker_epoch: int
@@ -244,7 +244,7 @@ class AllocateProducerIds:
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdBlock:
-    """`size` ids from `first` on."""
+    """`size` consecutive ids, starting at `first`."""
 
     first: int
     size: int
@@ -258,7 +258,7 @@ class UpgradeType(IntEnum):
 
 
 class FeatureUpdate(NamedTuple):
-    """`upgrade_type` UNKNOWN stands for every number that Kafka does not know."""
+    """`upgrade_type` UNKNOWN represents every number that Kafka does not define."""
 
     name: str
     level: int
@@ -267,7 +267,7 @@ class FeatureUpdate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UpdateFeatures:
-    """Change feature levels, all of them or none."""
+    """Change feature levels: all or nothing."""
 
     updates: tuple[FeatureUpdate, ...]
     validate_only: bool = False
@@ -281,18 +281,18 @@ class UpdateFeaturesAnswer:
     features: tuple[NamedOutcome, ...] = ()
 
 
-# -- time ------------------------------------------------------------------------------------------------------------
+# -- timers ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FenceStaleBroker:
-    """Time has passed: fence at most one broker whose session ended (C17)."""
+    """Timer: fence at most one broker whose session expired (C17)."""
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerGone:
-    """Someone looked: that incarnation has no connection to this controller and its address refuses new ones, since
-    `since_ms` (monotonic). Its process has ended; fence it."""
+class FenceEndedBroker:
+    """A probe found that this incarnation has no connection to this controller and its address has refused connections
+    since `since_ms` (monotonic). Its process has ended: fence it."""
 
     broker_id: int
     broker_epoch: int
@@ -301,7 +301,7 @@ class BrokerGone:
 
 @dataclass(frozen=True, slots=True)
 class WriteNoOp:
-    """Time has passed: keep the log moving (C7)."""
+    """Timer: keep the log moving (C7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +325,7 @@ Request: TypeAlias = (
     | AllocateProducerIds
     | UpdateFeatures
     | FenceStaleBroker
-    | BrokerGone
+    | FenceEndedBroker
     | WriteNoOp
     | WriteBootstrapRecords
     | PartitionRequest

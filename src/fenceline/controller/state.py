@@ -1,6 +1,6 @@
-"""What the controller knows while it decides: the image with all records decided so far, and soft state around it.
+"""The controller's state: the image with all records decided so far, and soft state.
 
-Owns `ControllerState`: the newest image (it may run ahead of what is committed, C1), the offset of the next record,
+Owns `ControllerState`: the newest image (it may be ahead of the committed one, C1), the offset of the next record,
 sessions, and indexes derived from the image. Changed only by `replay`, `reset` and the session calls of requests.
 """
 
@@ -35,7 +35,7 @@ from fenceline.metadata.image import (
 from fenceline.metadata.records import MetadataRecord
 
 MAX_RECORDS: Final = 10_000
-"""Of one atomic decision (C3)."""
+"""Limit of records in one atomic decision (C3)."""
 
 UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
 
@@ -56,28 +56,29 @@ class ControllerSettings:
     default_replication_factor: int = 1
     session_timeout_ms: int = 9000
     knows_connections: bool = False
-    """Somebody tells `Sessions` which brokers are connected, so that who is not may have ended before its session."""
+    """`Sessions` gets the brokers' connections, so a broker without one may be considered ended before its session
+    expires."""
     delete_topics_enabled: bool = True
     leader_imbalance_percentage: int = 0
-    """A broker that lacks more of the partitions that it should lead gets them back (G45)."""
+    """Above this percentage of partitions not led by their preferred leader, a broker gets them back (G45)."""
     static_configs: Mapping[str, str] = field(default_factory=dict)
     node_id: int = 1
-    """Of this controller; some messages name it."""
+    """Node id of this controller; some messages contain it."""
     broker_value: Callable[[str], ConfigValue] = _default_of
-    """This node's value of a broker key: bounds of what groups may set."""
+    """This node's value of a broker config: limits of group configs."""
 
 
 class Decision(NamedTuple):
-    """Records to append, and the answer to give once they are committed.
+    """Records to append, and the response to send once they are committed.
 
-    An atomic decision's records must be in one batch (C3).
+    The records of an atomic decision must be in one batch (C3).
     """
 
     records: Sequence[MetadataRecord]
     answer: Any
     atomic: bool = True
     kraft_version: int | None = None
-    """The quorum shall finalize this level of kraft.version before the answer is given (K15); where it refuses, the
+    """The quorum must finalize this level of kraft.version before the response is sent (K15); if it refuses, the
     request fails with its error."""
 
 
@@ -88,13 +89,13 @@ class ControllerState:
         self.settings = settings
         self.image: MetadataImage = EMPTY_IMAGE
         self.next_offset = 0
-        """Where the next record will lie in the log."""
+        """Offset of the next record in the log."""
         self.kraft_version = 0
-        """The quorum's: it is not in the image (K1)."""
+        """The level in the quorum: it is not in the image (K1)."""
         self.voter_ids: frozenset[int] = frozenset()
-        """Of the quorum. A feature is raised only when all of them have registered (K27); empty: nobody says."""
+        """Voters of the quorum. A feature is upgraded only when all of them have registered (K27); empty: unknown."""
         self.can_finalize_kraft_version = False
-        """The driver carries out `Decision.kraft_version`."""
+        """Whether the driver executes `Decision.kraft_version`."""
         self.sessions = Sessions(settings.session_timeout_ms)
         self._own_resource = ConfigResource(ConfigResourceType.BROKER, str(settings.node_id))
         self._index: ReplicaIndex | None = None
@@ -113,13 +114,13 @@ class ControllerState:
         return self._names
 
     def reset(self, image: MetadataImage, next_offset: int) -> None:
-        """Take `image` for the state, as after a failover (C2) or at start. Sessions are the caller's business."""
+        """Set `image` as the state, after a failover (C2) or at start. The caller resets the sessions."""
         self.image = image
         self.next_offset = next_offset
         self._index = self._names = None
 
     def replay(self, records: Sequence[MetadataRecord], last_offset: int, epoch: int) -> tuple[MetadataImage, Delta]:
-        """Take decided records into memory before they are committed (C1)."""
+        """Apply decided records before they are committed (C1)."""
         self.image, delta = apply(self.image, records, last_offset, epoch)
         self.next_offset = last_offset + 1
         if self._index is not None:
@@ -132,13 +133,13 @@ class ControllerState:
         return self.image, delta
 
     def with_records(self, records: Sequence[MetadataRecord]) -> ControllerState:
-        """What the state will be after `records` of the decision in the making, to ask questions of. Its index is this
-        state's: of partitions as they are now."""
+        """The state after `records` of the decision in progress, for queries only. It shares this state's index, which
+        does not include the records."""
         after = copy(self)
         after.image, _ = apply(self.image, records, self.image.offset, self.image.epoch)
         return after
 
-    # -- questions -----------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def broker(self, broker_id: int, broker_epoch: int) -> BrokerImage:
         """The registration; raises PeerError(STALE_BROKER_EPOCH) for another epoch or an unknown broker (C13)."""
@@ -156,11 +157,11 @@ class ControllerState:
         return broker
 
     def finalized(self, feature: str) -> int:
-        """The finalized level, 0 where there is none."""
+        """The finalized level, 0 if there is none."""
         return self.kraft_version if feature == KRAFT_VERSION else self.image.features.get(feature, 0)
 
     def default_directory(self, broker_id: int) -> UUID:
-        """Where a new replica lands: the broker's only directory, or for it to say (K25, C20)."""
+        """The directory of a new replica: the broker's only one, or unassigned if it has several (K25, C20)."""
         broker = self.image.brokers.get(broker_id)
         if broker is None:
             return UNASSIGNED_DIRECTORY
@@ -171,7 +172,7 @@ class ControllerState:
     def replica_is_online(
         self, broker_id: int, partition: PartitionImage, failed: Collection[UUID] = frozenset()
     ) -> bool:
-        """Whether the broker has the directory that holds its replica; `failed` are gone since the image."""
+        """Whether the broker has the directory of its replica online; `failed` ones have failed since the image."""
         broker = self.image.brokers.get(broker_id)
         if broker is None:
             return False
@@ -179,10 +180,8 @@ class ControllerState:
         return directory is None or directory_is_online(broker, directory, failed)
 
     def topic_config(self, topic: str, name: str) -> str | None:
-        """C37: topic override, this node's, the cluster's, static value; None where only the built-in default is left.
-
-        This node's: dynamic configs of the broker that bears the controller's id.
-        """
+        """C37: topic override, this node's dynamic config, the cluster's, static value; None if only the default
+        remains."""
         configs = self.image.configs
         for resource in (ConfigResource(ConfigResourceType.TOPIC, topic), self._own_resource, _ALL_BROKERS):
             value = configs.get(resource, _NO_CONFIG).get(name)
@@ -191,7 +190,8 @@ class ControllerState:
         return self.settings.static_configs.get(name)
 
     def min_isr(self, topic: str) -> int:
-        """Configured min.insync.replicas; what counts for a partition is never more than its replicas (C37, G43)."""
+        """The configured min.insync.replicas; the effective value of a partition is capped at its replicas (C37,
+        G43)."""
         return int(self.topic_config(topic, "min.insync.replicas") or 1)
 
     def unclean_election(self, topic: str) -> bool:
@@ -199,7 +199,7 @@ class ControllerState:
 
 
 def directory_is_online(broker: BrokerImage, directory: UUID, failed: Collection[UUID] = frozenset()) -> bool:
-    """Whether a replica of the broker in `directory` can be served (C20); one that is in none yet, can."""
+    """Whether a replica in `directory` of the broker is online (C20); an unassigned replica is."""
     if directory in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
         return True
     if directory == LOST_DIRECTORY or directory in failed:
@@ -208,5 +208,5 @@ def directory_is_online(broker: BrokerImage, directory: UUID, failed: Collection
 
 
 def is_true(value: str | None) -> bool:
-    """A boolean config as Kafka reads it."""
+    """Parse a boolean config as Kafka does."""
     return value is not None and value.strip().lower() == "true"

@@ -1,7 +1,7 @@
-"""Which topic names are allowed, and which would collide.
+"""Validity and collisions of topic names.
 
 Rules: controller.md C21: 1 to 249 of letters, digits, `.`, `_` and `-`, not `.` or `..`; two names that differ only in
-`.` against `_` may not both exist (their metric names would be the same).
+`.` against `_` cannot both exist (their metric names would be the same).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def name_fault(name: str) -> str | None:
-    """What is wrong with a topic's name in Kafka's words, or None."""
+    """Why a topic name is invalid, in Kafka's words, or None."""
     if not name:
         reason = "the empty string is not allowed"
     elif name == ".":
@@ -32,7 +32,7 @@ def name_fault(name: str) -> str | None:
 
 
 class NameIndex:
-    """Names that hold `.` or `_`, by the form in which they collide."""
+    """Names that contain `.` or `_`, by the form in which they collide."""
 
     __slots__ = ("_by_form",)
 

@@ -1,6 +1,6 @@
-"""Creating and deleting topics, adding partitions.
+"""Creation and deletion of topics, and addition of partitions.
 
-Owns what these requests check and which records they write. Error messages are Kafka's, because tools show them.
+Owns the checks and the records of these requests. Error messages are Kafka's, because tools show them.
 
 Rules: controller.md C3, C21-C25; recovery.md V5; since_4_0.md K25, K27.
 """
@@ -13,8 +13,8 @@ from typing import TypeVar
 from uuid import UUID
 
 from fenceline.config.topic import validate_topic_configs
-from fenceline.controller.assignments import Refused, check_assignment
-from fenceline.controller.placement import place
+from fenceline.controller.assignments import AssignmentRejected, check_assignment
+from fenceline.controller.placement import place_replicas
 from fenceline.controller.requests import (
     SUCCESS,
     CreatedTopic,
@@ -53,16 +53,16 @@ _UNKNOWN_TOPIC_ID = "This server does not host this topic ID."
 
 
 def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> Decision:
-    """C21, C22. Topics that can be created are, in one atomic batch; each other one gets its error."""
+    """C21, C22. Valid topics are created in one atomic batch; each other one gets its own error."""
     records: list[MetadataRecord] = []
     results: list[CreatedTopic] = []
     repeated = _repeated(topic.name for topic in request.topics)
-    for topic in {each.name: each for each in request.topics}.values():  # one answer a name
+    for topic in {each.name: each for each in request.topics}.values():  # one result for each name
         try:
             if topic.name in repeated:
-                raise Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                raise AssignmentRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             results.append(_create_topic(state, topic, records, rng))
-        except Refused as refused:
+        except AssignmentRejected as refused:
             results.append(CreatedTopic(topic.name, refused.outcome))
     return Decision(() if request.validate_only else records, CreateTopicsAnswer(tuple(results)))
 
@@ -70,15 +70,17 @@ def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> De
 def _create_topic(state: ControllerState, topic: NewTopic, records: list[MetadataRecord], rng: Rng) -> CreatedTopic:
     name = topic.name
     if name == METADATA_TOPIC:
-        raise Refused(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
+        raise AssignmentRejected(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
     if name in state.image.topics_by_name:
-        raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        raise AssignmentRejected(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
     fault = name_fault(name)
     if fault is not None:
-        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, fault)
+        raise AssignmentRejected(ErrorCode.INVALID_TOPIC_EXCEPTION, fault)
     colliding = state.names.colliding(name)
     if colliding is not None:
-        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {colliding}")
+        raise AssignmentRejected(
+            ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {colliding}"
+        )
     configs = _checked_configs(topic)
     replicas, isrs = _assignments(state, topic, rng)
     if len(records) + 1 + len(configs) + len(replicas) > MAX_RECORDS:
@@ -100,23 +102,25 @@ def _checked_configs(topic: NewTopic) -> dict[str, str]:
     try:
         validate_topic_configs(configs)
     except PeerError as error:
-        raise Refused(error.code, error.message) from None
+        raise AssignmentRejected(error.code, error.message) from None
     return {key: value for key, value in configs.items() if value is not None}
 
 
 def _assignments(
     state: ControllerState, topic: NewTopic, rng: Rng
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Replicas and in-sync replicas of each partition."""
+    """Replicas and ISR of each partition."""
     if topic.assignments:
         return _manual_assignments(state, topic)
     if topic.replication_factor < -1 or topic.replication_factor == 0:
-        raise Refused(
+        raise AssignmentRejected(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
     if topic.num_partitions < -1 or topic.num_partitions == 0:
-        raise Refused(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
+        raise AssignmentRejected(
+            ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
+        )
     settings = state.settings
     count = settings.default_partition_count if topic.num_partitions == -1 else topic.num_partitions
     factor = settings.default_replication_factor if topic.replication_factor == -1 else topic.replication_factor
@@ -129,12 +133,14 @@ def _place(
     state: ControllerState, count: int, factor: int, rng: Rng
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     try:
-        replicas = place(state.image.brokers.values(), count, factor, rng)
+        replicas = place_replicas(state.image.brokers.values(), count, factor, rng)
     except PeerError as error:
-        raise Refused(error.code, f"Unable to replicate the partition {factor} time(s): {error.message}") from None
+        raise AssignmentRejected(
+            error.code, f"Unable to replicate the partition {factor} time(s): {error.message}"
+        ) from None
     isrs = [_active(state, assigned) for assigned in replicas]
     if not all(isrs):
-        raise Refused(
+        raise AssignmentRejected(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"Unable to replicate the partition {factor} time(s): "
             "All brokers are currently fenced or in controlled shutdown.",
@@ -144,12 +150,12 @@ def _place(
 
 def _manual_assignments(state: ControllerState, topic: NewTopic) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     if topic.replication_factor != -1:
-        raise Refused(
+        raise AssignmentRejected(
             ErrorCode.INVALID_REQUEST,
             "A manual partition assignment was specified, but replication factor was not set to -1.",
         )
     if topic.num_partitions != -1:
-        raise Refused(
+        raise AssignmentRejected(
             ErrorCode.INVALID_REQUEST,
             "A manual partition assignment was specified, but numPartitions was not set to -1.",
         )
@@ -157,7 +163,7 @@ def _manual_assignments(state: ControllerState, topic: NewTopic) -> tuple[list[t
     factor: int | None = None
     for index, replicas in topic.assignments:
         if index in assigned:
-            raise Refused(
+            raise AssignmentRejected(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"Found multiple manual partition assignments for partition {index}",
             )
@@ -166,7 +172,7 @@ def _manual_assignments(state: ControllerState, topic: NewTopic) -> tuple[list[t
         _require_active(state, index, replicas)
         assigned[index] = replicas
     if any(index not in assigned for index in range(len(assigned))):
-        raise Refused(
+        raise AssignmentRejected(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
         )
     ordered = [assigned[index] for index in range(len(assigned))]
@@ -175,7 +181,7 @@ def _manual_assignments(state: ControllerState, topic: NewTopic) -> tuple[list[t
 
 def _require_active(state: ControllerState, index: int, replicas: tuple[int, ...]) -> None:
     if not _active(state, replicas):
-        raise Refused(
+        raise AssignmentRejected(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"All brokers specified in the manual partition assignment for partition {index} "
             "are fenced or in controlled shutdown.",
@@ -190,7 +196,7 @@ def _active(state: ControllerState, replicas: tuple[int, ...]) -> tuple[int, ...
 def _partition_record(
     state: ControllerState, topic_id: UUID, index: int, replicas: tuple[int, ...], isr: tuple[int, ...]
 ) -> PartitionRecord:
-    """C22, V5: the first in-sync replica leads, recovered; all epochs start at 0."""
+    """C22, V5: the first in-sync replica leads, in state RECOVERED; all epochs start at 0."""
     return PartitionRecord(
         partition_id=index,
         topic_id=topic_id,
@@ -206,7 +212,7 @@ def _partition_record(
 
 
 def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:
-    """C25. Each topic is named or its id given, once."""
+    """C25. Each topic is given by name or by id, once."""
     if not state.settings.delete_topics_enabled:
         outcome = Outcome(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
         return Decision((), DeleteTopicsAnswer(tuple(DeletedTopic(t.name, t.id, outcome) for t in request.topics)))
@@ -216,11 +222,11 @@ def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:
     records: list[MetadataRecord] = []
     results: list[DeletedTopic] = []
     done: set[UUID] = set()
-    for reference in dict.fromkeys(request.topics):  # one answer a name or id
+    for reference in dict.fromkeys(request.topics):  # one result for each name or id
         try:
             topic = _referenced(state, reference, repeated_names, repeated_ids)
             if topic.id in done:
-                raise Refused(
+                raise AssignmentRejected(
                     ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied."
                 )
             if len(records) >= MAX_RECORDS:
@@ -228,7 +234,7 @@ def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:
             done.add(topic.id)
             records.append(RemoveTopicRecord(topic.id))
             results.append(DeletedTopic(topic.name, topic.id, SUCCESS))
-        except Refused as refused:
+        except AssignmentRejected as refused:
             known = image.topics_by_id.get(reference.id)
             name = reference.name if reference.name is not None else known.name if known is not None else None
             results.append(DeletedTopic(name, reference.id, refused.outcome))
@@ -240,20 +246,20 @@ def _referenced(
 ) -> TopicImage:
     if reference.name is not None:
         if reference.id != ZERO_UUID:
-            raise Refused(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+            raise AssignmentRejected(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
         if reference.name in repeated_names:
-            raise Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            raise AssignmentRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
         topic = state.image.topics_by_name.get(reference.name)
         if topic is None:
-            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_TOPIC)
+            raise AssignmentRejected(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_TOPIC)
         return topic
     if reference.id == ZERO_UUID:
-        raise Refused(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
+        raise AssignmentRejected(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
     if reference.id in repeated_ids:
-        raise Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
+        raise AssignmentRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
     topic = state.image.topics_by_id.get(reference.id)
     if topic is None:
-        raise Refused(ErrorCode.UNKNOWN_TOPIC_ID, _UNKNOWN_TOPIC_ID)
+        raise AssignmentRejected(ErrorCode.UNKNOWN_TOPIC_ID, _UNKNOWN_TOPIC_ID)
     return topic
 
 
@@ -265,43 +271,46 @@ def create_partitions(state: ControllerState, request: CreatePartitions, rng: Rn
     for topic in {each.name: each for each in request.topics}.values():
         try:
             if topic.name in repeated:
-                raise Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                raise AssignmentRejected(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             _create_partitions(state, topic, records, rng)
             results.append(NamedOutcome(topic.name, SUCCESS))
-        except Refused as refused:
+        except AssignmentRejected as refused:
             results.append(NamedOutcome(topic.name, refused.outcome))
     return Decision(() if request.validate_only else records, CreatePartitionsAnswer(tuple(results)))
 
 
-def _create_partitions(state: ControllerState, wanted: NewPartitions, records: list[MetadataRecord], rng: Rng) -> None:
-    topic = state.image.topics_by_name.get(wanted.name)
+def _create_partitions(
+    state: ControllerState, requested: NewPartitions, records: list[MetadataRecord], rng: Rng
+) -> None:
+    topic = state.image.topics_by_name.get(requested.name)
     if topic is None:
-        raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
+        raise AssignmentRejected(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
     count = len(topic.partitions)
-    if wanted.count == count:
-        raise Refused(ErrorCode.INVALID_PARTITIONS, f"Topic already has {count} partition(s).")
-    if wanted.count < count:
-        raise Refused(
+    if requested.count == count:
+        raise AssignmentRejected(ErrorCode.INVALID_PARTITIONS, f"Topic already has {count} partition(s).")
+    if requested.count < count:
+        raise AssignmentRejected(
             ErrorCode.INVALID_PARTITIONS,
-            f"The topic {wanted.name} currently has {count} partition(s); {wanted.count} would not be an increase.",
+            f"The topic {requested.name} currently has {count} partition(s); {requested.count} would not be an"
+            " increase.",
         )
-    additional = wanted.count - count
+    additional = requested.count - count
     if len(records) + additional > MAX_RECORDS:
         raise PeerError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     factor = len(topic.partitions[0].replicas)
-    if wanted.assignments is None:
+    if requested.assignments is None:
         replicas, isrs = _place(state, additional, factor, rng)
     else:
-        if len(wanted.assignments) != additional:
-            raise Refused(
+        if len(requested.assignments) != additional:
+            raise AssignmentRejected(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"Attempted to add {additional} additional partition(s), but only {len(wanted.assignments)} "
+                f"Attempted to add {additional} additional partition(s), but only {len(requested.assignments)} "
                 "assignment(s) were specified.",
             )
-        for index, assigned in enumerate(wanted.assignments, start=count):
+        for index, assigned in enumerate(requested.assignments, start=count):
             check_assignment(state, assigned, factor)
             _require_active(state, index, assigned)
-        replicas = list(wanted.assignments)
+        replicas = list(requested.assignments)
         isrs = [_active(state, assigned) for assigned in replicas]
     records.extend(
         _partition_record(state, topic.id, index, assigned, isr)

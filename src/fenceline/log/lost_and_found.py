@@ -1,4 +1,4 @@
-"""Keeps bytes that are removed from a log: `lost+found` inside the partition's directory (design.md section 3).
+"""Keeps bytes that are removed from a log: `lost+found` inside the partition's directory (decision 006).
 
 Owns the names and the moves of evidence. Never reads, judges or deletes it: the losses package does. It lies inside the
 partition's directory because Apache Kafka rejects a data directory with an unknown folder, but ignores folders inside a

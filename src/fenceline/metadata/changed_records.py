@@ -1,9 +1,9 @@
-"""Which records of a snapshot have been deleted or modified since it was taken: the changed ratio of KIP-630.
+"""The records of a snapshot that were deleted or modified since it was taken: the changed ratio of KIP-630.
 
-Owns the identity of a record (its kind and key) and the count of distinct ones. A record that was added after the
-snapshot does not count, unless it was modified or deleted later. Never decides when a snapshot is due.
+Owns the identity of a record (its type and key) and the count of distinct changed records. A record added after the
+snapshot does not count, unless it is modified or deleted later. Never decides when a snapshot is due.
 
-What one step of the image adds and changes again within the same step is not seen; the steps are those of the delta.
+A record that is added and changed again within one delta is not counted.
 
 Rules: KIP-630 "When to Snapshot"; snapshots.md N10, N13; gaps.md G23.
 """
@@ -20,14 +20,14 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 RecordKey = tuple[Hashable, ...]
-"""Kind of record first, then what identifies it among its kind."""
+"""The record type, then the key within that type."""
 
 _SECURITY: Final = ("client_quotas", "acls", "scram", "delegation_tokens")
 
 
 def changed_records(before: MetadataImage, after: MetadataImage, delta: Delta) -> Iterator[RecordKey]:
-    """The records that a snapshot of `before` has and that `after` lacks or has otherwise, once each. `delta` is what
-    differs between the two."""
+    """The records of a snapshot of `before` that `after` lacks or has with other content, once each. `delta` is the
+    difference of the two images."""
     for topic in delta.deleted_topics:
         yield "topic", topic.id
         for index in range(len(topic.partitions)):
@@ -61,7 +61,7 @@ def changed_records(before: MetadataImage, after: MetadataImage, delta: Delta) -
 
 
 def record_count(image: MetadataImage) -> int:
-    """How many records a snapshot of `image` has, without its control records."""
+    """Number of records in a snapshot of `image`, without its control records."""
     return (
         len(image.features)
         + len(image.brokers)
@@ -85,8 +85,8 @@ def _superseded(before: Mapping[K, V] | None, after: Mapping[K, V] | None) -> It
 
 
 class ChangedRecords:
-    """The distinct records of the newest snapshot that were deleted or modified since; fed with every step of the
-    image. Takes no more memory than `limit` keys: beyond it nothing is counted."""
+    """The distinct records of the newest snapshot that were deleted or modified since. Must be updated with every
+    delta. Stores at most `limit` keys; beyond that it stops counting."""
 
     __slots__ = ("_image", "_keys", "limit")
 
@@ -94,25 +94,25 @@ class ChangedRecords:
         self._image = image
         self._keys: set[RecordKey] = set()
         self.limit = 0
-        """How many are enough to know."""
+        """The count above which the exact number does not matter."""
 
     @property
     def count(self) -> int:
-        """At most a step more than `limit`."""
+        """At most the records of one delta more than `limit`."""
         return len(self._keys)
 
-    def follow(self, image: MetadataImage, delta: Delta) -> None:
-        """The image has gone on to `image`, by `delta`."""
+    def apply_delta(self, image: MetadataImage, delta: Delta) -> None:
+        """The image advanced to `image`, by `delta`."""
         before, self._image = self._image, image
         if before is not image and len(self._keys) < self.limit:
             self._keys.update(changed_records(before, image, delta))
 
-    def begin(self, limit: int) -> set[RecordKey]:
-        """A snapshot of the image stands for what was counted so far, which is given back."""
+    def restart(self, limit: int) -> set[RecordKey]:
+        """A snapshot of the image was started: restart counting, and return the keys counted so far."""
         keys, self._keys = self._keys, set()
         self.limit = limit
         return keys
 
     def add(self, keys: set[RecordKey]) -> None:
-        """Count these as well: they were changed before."""
+        """Add keys that were changed earlier."""
         self._keys |= keys

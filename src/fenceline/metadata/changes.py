@@ -1,6 +1,6 @@
-"""What changed between two images, for those who follow them.
+"""The difference between two images, for their subscribers.
 
-Owns the form of a change and the comparison of any two images; what a record changes is `delta`'s.
+Owns the form of a change and the comparison of any two images; `delta` owns the changes that a record makes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class ChangedPartition:
-    """A partition of a topic that existed before. `before` is None for a partition that is new in it."""
+    """A partition of a topic that existed before. `before` is None for a partition added to it."""
 
     topic: str
     topic_id: UUID
@@ -31,14 +31,14 @@ class ChangedPartition:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What differs between two images. Partitions of created and deleted topics are in the topics only."""
+    """The difference between two images. Partitions of created and deleted topics are not listed separately."""
 
     created_topics: tuple[TopicImage, ...] = ()
     deleted_topics: tuple[TopicImage, ...] = ()
     changed_partitions: tuple[ChangedPartition, ...] = ()
     changed_configs: tuple[ConfigResource, ...] = ()
     changed_brokers: tuple[int, ...] = ()
-    """Registered, re-registered, fenced, unfenced, shutting down or gone."""
+    """Registered, re-registered, fenced, unfenced, shutting down or unregistered."""
     changed_controllers: tuple[int, ...] = ()
     changed_features: tuple[str, ...] = ()
     producer_ids_changed: bool = False
@@ -47,7 +47,7 @@ class Delta:
 
     @property
     def partitions_gained(self) -> int:
-        """How many partitions more there are after it; negative when topics went."""
+        """Number of partitions added; negative when topics were deleted."""
         return (
             sum(len(topic.partitions) for topic in self.created_topics)
             - sum(len(topic.partitions) for topic in self.deleted_topics)
@@ -63,7 +63,7 @@ _EMPTY_DELTA: Final = Delta()
 
 
 def difference(before: MetadataImage, after: MetadataImage) -> Delta:
-    """What changed between two images that need not follow each other, as after loading a snapshot (N41)."""
+    """The difference between two images that need not be consecutive, as after loading a snapshot (N41)."""
     if before.topics_by_id is after.topics_by_id:
         created: list[TopicImage] = []
         deleted: list[TopicImage] = []
@@ -105,5 +105,5 @@ def changed_partitions(topic: TopicImage, before: TopicImage, indexes: Iterable[
 def _differing(before: Map[K, V], after: Map[K, V]) -> tuple[K, ...]:
     if before is after:
         return ()
-    gone = [key for key in before if key not in after]
-    return tuple(gone + [key for key, value in after.items() if before.get(key) != value])
+    removed = [key for key in before if key not in after]
+    return tuple(removed + [key for key, value in after.items() if before.get(key) != value])

@@ -1,6 +1,6 @@
-"""From one image to the next: records are replayed into a delta, the delta builds the image and says what changed.
+"""From one image to the next: records are replayed into a delta, which builds the new image and the list of changes.
 
-Owns what each metadata record means (those of topics and partitions: `topics_delta`). Never decides whether a record
+Owns the meaning of each metadata record (for topics and partitions: `topics_delta`). Never decides whether a record
 should have been written: a record that does not fit the image (an unknown topic, another broker epoch) is our bug and
 stops the node (`controller.md C10`).
 
@@ -73,7 +73,7 @@ from fenceline.wire.errors import MalformedRequest
 
 
 class MetadataDelta:
-    """Records replayed on top of an image. Used once: replay, then `build`."""
+    """Records replayed on top of an image. Used once: `replay`, then `build`."""
 
     __slots__ = (
         "_acls",
@@ -105,7 +105,7 @@ class MetadataDelta:
     # -- replay ------------------------------------------------------------------------------------------------------
 
     def replay(self, record: MetadataRecord) -> None:
-        """Apply one record. Raises InternalError when it does not fit what is there (C10)."""
+        """Apply one record. Raises InternalError if it does not fit the image (C10)."""
         of_topics = _TOPIC_REPLAY.get(type(record))
         if of_topics is not None:
             of_topics(self._topics, record)
@@ -113,8 +113,8 @@ class MetadataDelta:
             _REPLAY[type(record)](self, record)
 
     def replay_value(self, value: bytes) -> None:
-        """Apply a record from its encoded form (`formats.md F6`), as a node that lives by it: raises OperatorError for
-        what only a newer release knows."""
+        """Apply an encoded record (`formats.md F6`) on a running node: raises OperatorError for a record that only a
+        newer release knows."""
         try:
             if value[:2] == PARTITION_PREFIX:
                 self._topics.set_partition_value(value)
@@ -127,7 +127,7 @@ class MetadataDelta:
         self.replay(record)
 
     def _remove_topic(self, record: RemoveTopicRecord) -> None:
-        """Its configs go with it (C25)."""
+        """Also removes its configs (C25)."""
         resource = ConfigResource(ConfigResourceType.TOPIC, self._topics.remove(record.topic_id))
         if self._configs.current(resource) is not None:
             self._configs[resource] = None
@@ -202,7 +202,7 @@ class MetadataDelta:
     def _producer_ids(self, record: ProducerIdsRecord) -> None:
         if record.next_producer_id <= self._next_producer_id and self._next_producer_id:
             raise InternalError(
-                f"the next producer id goes from {self._next_producer_id} back to {record.next_producer_id}"
+                f"the next producer id decreases from {self._next_producer_id} to {record.next_producer_id}"
             )
         self._next_producer_id = record.next_producer_id
 
@@ -220,7 +220,7 @@ class MetadataDelta:
 
     def _remove_acl(self, record: RemoveAccessControlEntryRecord) -> None:
         if self._acls.current(record.id) is None:
-            raise InternalError(f"the unknown ACL {record.id} is removed")
+            raise InternalError(f"a metadata record removes the unknown ACL {record.id}")
         self._acls[record.id] = None
 
     def _scram_credential(self, record: UserScramCredentialRecord) -> None:
@@ -236,12 +236,12 @@ class MetadataDelta:
         self._tokens[record.token_id] = None
 
     def _nothing(self, record: MetadataRecord) -> None:
-        """Says nothing about the state (transactions are the reader's business, C8)."""
+        """A record without effect on the image (the reader handles transactions, C8)."""
 
     # -- result ------------------------------------------------------------------------------------------------------
 
     def build(self, offset: int, epoch: int) -> tuple[MetadataImage, Delta]:
-        """The image after the record at `offset`, and what changed. The delta must not be used afterwards."""
+        """The image after the record at `offset`, and the changes. The delta must not be used afterwards."""
         topics = self._topics.build()
         after = MetadataImage(
             offset=offset,
@@ -275,7 +275,7 @@ class MetadataDelta:
 def apply(
     image: MetadataImage, records: Iterable[MetadataRecord], end_offset: int, epoch: int
 ) -> tuple[MetadataImage, Delta]:
-    """Replay `records`, the last of which lies at `end_offset`, on top of `image`."""
+    """Replay `records` on top of `image`; the last one has the offset `end_offset`."""
     delta = MetadataDelta(image)
     for record in records:
         delta.replay(record)

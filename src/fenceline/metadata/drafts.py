@@ -1,6 +1,6 @@
-"""Parts of an image in the making: nothing is copied until it changes.
+"""Drafts of parts of an image: nothing is copied until it changes.
 
-Owns what is common to all of them; which record changes what is `delta`'s and `topics_delta`'s.
+Owns what drafts have in common; `delta` and `topics_delta` own the changes that records make.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class MapDraft(dict[K, "V | None"]):
-    """Changes to a persistent map: a value, or None for gone."""
+    """Changes to a persistent map: a value, or None for a deletion."""
 
     __slots__ = ("_before",)
 

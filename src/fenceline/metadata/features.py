@@ -1,9 +1,9 @@
-"""Feature levels: which ones this release knows, what a fresh cluster starts with, what a level permits.
+"""Feature levels: the supported ones, those of a new cluster, and the effects of a level.
 
-Owns the table of features and the record versions that follow from `metadata.version`. Decides nothing: whether an
-update is allowed is the controller's business (`controller.md C38`).
+Owns the table of features and the record versions that follow from `metadata.version`. The controller decides whether
+an update is allowed (`controller.md C38`).
 
-Rules: since_4_0.md K1 (ranges and levels of a fresh cluster), K2, K3 (record versions by level).
+Rules: since_4_0.md K1 (ranges and levels of a new cluster), K2, K3 (record versions by level).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MINIMUM_METADATA_VERSION: Final = 7
 LATEST_METADATA_VERSION: Final = 30
 
 MV_NO_EPOCH_ON_SHRINK: Final = 12
-"""3.6-IV0: a shrinking ISR begins no leader epoch any more (C27)."""
+"""3.6-IV0: from here on a shrinking ISR does not start a leader epoch (C27)."""
 MV_CONTROLLER_REGISTRATION: Final = 15
 MV_DIRECTORIES: Final = 17
 MV_ELR: Final = 23
@@ -35,15 +35,17 @@ MV_CORDONED_LOG_DIRS: Final = 30
 
 
 class UnknownFeatureLevel(OperatorError):
-    """A level is finalized that this release does not know: what the log says from there on may mean something else."""
+    """A finalized level is unknown to this release, so later records may have another meaning."""
 
     def __init__(self, name: str, level: int) -> None:
         known = SUPPORTED.get(name)
-        told = "does not know this feature" if known is None else f"knows levels {known.minimum} to {known.maximum}"
+        supported = (
+            "does not support this feature" if known is None else f"supports levels {known.minimum} to {known.maximum}"
+        )
         super().__init__(
-            f"The cluster is at level {level} of {name}; this release {told}.",
-            "Run a release on this node that knows it. A level is raised when every node is upgraded, and where the"
-            " others allow it, lowered again by `fenceline features downgrade`.",
+            f"The finalized level of {name} is {level}; this release {supported}.",
+            "Run a release that supports the level on this node. Upgrade features only after all nodes are upgraded."
+            " `fenceline features downgrade` lowers a level if the cluster allows it.",
         )
 
 
@@ -70,11 +72,11 @@ SUPPORTED: Final[Mapping[str, Levels]] = MappingProxyType(
         STREAMS_VERSION: Levels(0, 1),
     }
 )
-"""What a 4.3 node says of itself in registrations and ApiVersions (K1)."""
+"""The levels that a 4.3 node reports in registrations and ApiVersions (K1)."""
 
 
 def check_known(name: str, level: int) -> None:
-    """Of a level that the metadata log says is finalized. Raises UnknownFeatureLevel."""
+    """Check a finalized level of the metadata log. Raises UnknownFeatureLevel."""
     if level and level not in SUPPORTED.get(name, NO_LEVELS):
         raise UnknownFeatureLevel(name, level)
 

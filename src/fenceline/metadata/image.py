@@ -1,12 +1,12 @@
-"""The metadata image: everything the cluster has agreed on up to one offset of the metadata log.
+"""The metadata image: the state of the cluster up to one offset of the metadata log.
 
-Owns the shape of the state and look-ups in it. Never changes (each object is frozen, maps are persistent and share
-structure between versions), never decides. A new image comes from `metadata.delta` only.
+Owns the shape of the state and look-ups in it. Immutable (each object is frozen, maps are persistent and share
+structure between versions). A new image comes only from `metadata.delta`.
 
-`PartitionImage` is a named tuple rather than a dataclass: there can be a million of them, and making one costs a
-quarter. Equal short tuples (replicas, in-sync replicas, directories) are shared between partitions by the delta.
+`PartitionImage` is a named tuple rather than a dataclass: there can be a million of them, and creating one takes a
+quarter of the time. The delta shares equal short tuples (replicas, ISR, directories) between partitions.
 
-Rules: controller.md C9, C26; docs/how-it-works.md "Cost" (under 1.5 KB a partition).
+Rules: controller.md C9, C26; docs/how-it-works.md "Cost" (under 1.5 KB for each partition).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ConfigResourceType(IntEnum):
-    """Kinds of things that have configs (C36)."""
+    """Types of resources that have configs (C36)."""
 
     UNKNOWN = 0
     TOPIC = 2
@@ -56,11 +56,11 @@ class LeaderRecoveryState(IntEnum):
 
 
 MIGRATING_DIRECTORY: Final = ZERO_UUID
-"""The broker keeps its directories by another way, or said nothing of them: counts as online."""
+"""The broker manages its directories otherwise, or did not report them: counts as online."""
 UNASSIGNED_DIRECTORY: Final = UUID(int=1)
-"""The broker will say where it keeps the replica: counts as online."""
+"""The broker will report the directory of the replica: counts as online."""
 LOST_DIRECTORY: Final = UUID(int=2)
-"""Where the replica lay has failed."""
+"""The directory of the replica has failed."""
 
 
 class Endpoint(NamedTuple):
@@ -73,7 +73,7 @@ class Endpoint(NamedTuple):
 
 
 class PartitionImage(NamedTuple):
-    """One partition. `leader` is -1 where nobody leads; `replicas[0]` is the preferred leader."""
+    """One partition. `leader` is -1 without a leader; `replicas[0]` is the preferred leader."""
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
@@ -92,7 +92,7 @@ class PartitionImage(NamedTuple):
         return self.replicas[0] if self.replicas else NO_LEADER
 
     def directory_of(self, broker_id: int) -> UUID | None:
-        """The log directory that `broker_id` holds its replica in, or None where the record does not say."""
+        """The log directory of the replica on `broker_id`, or None if the record has no directories."""
         for replica, directory in zip(self.replicas, self.directories, strict=False):
             if replica == broker_id:
                 return directory
@@ -129,12 +129,12 @@ class BrokerImage:
         return not self.fenced and not self.in_controlled_shutdown
 
     def endpoint(self, listener: str) -> Endpoint | None:
-        """Where clients of a listener reach the broker, or None where it does not have that listener."""
+        """The broker's endpoint for a listener, or None if it does not have that listener."""
         return next((endpoint for endpoint in self.endpoints if endpoint.name == listener), None)
 
     @property
     def takes_new_replicas(self) -> bool:
-        """K25: false when all its directories are cordoned."""
+        """K25: false if all its directories are cordoned."""
         return not (self.cordoned_log_dirs and self.log_dirs and set(self.log_dirs) <= set(self.cordoned_log_dirs))
 
 
@@ -155,7 +155,7 @@ QuotaEntity: TypeAlias = tuple[tuple[str, str | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class MetadataImage:
-    """State of the cluster after the record at `offset` (-1: nothing yet), written in `epoch`."""
+    """State of the cluster after the record at `offset` (-1: no record yet), written in `epoch`."""
 
     offset: int
     epoch: int
@@ -173,12 +173,12 @@ class MetadataImage:
 
     @property
     def metadata_version(self) -> int:
-        """The finalized level, or 0 where the log holds none (K2)."""
+        """The finalized level, or 0 if the log has none (K2)."""
         return self.features.get(METADATA_VERSION, 0)
 
     @property
     def elr_enabled(self) -> bool:
-        """K21: eligible leader replicas are kept."""
+        """K21: whether eligible leader replicas are enabled."""
         return self.features.get(ELR_VERSION, 0) >= 1
 
     def partition(self, topic: str, index: int) -> PartitionImage | None:
@@ -191,11 +191,11 @@ class MetadataImage:
         return broker is not None and broker.is_active
 
     def alive_brokers(self) -> Iterator[BrokerImage]:
-        """Brokers that clients are told of: registered and not fenced (C19)."""
+        """Brokers listed in Metadata responses: registered and not fenced (C19)."""
         return (broker for broker in self.brokers.values() if not broker.fenced)
 
     def config(self, resource_type: ConfigResourceType, name: str) -> Map[str, str]:
-        """The overrides of one resource; empty where there are none."""
+        """The overrides of one resource; empty if there are none."""
         return self.configs.get(ConfigResource(resource_type, name), _NO_CONFIG)
 
 

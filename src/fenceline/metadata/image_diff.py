@@ -1,6 +1,6 @@
-"""What differs between two images, entity by entity, for people and programs to read.
+"""The difference between two images by entity, for people and programs.
 
-Owns the rows. What a node does about a difference is `changes`' business.
+Owns the rows. A node's reactions to changes use `changes`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_CONFIG: Final[Map[str, str]] = Map()
 
 @dataclass(frozen=True, slots=True)
 class EntityChange:
-    """One entity that is not the same in both. `fields`: name -> (before, after), of what changed, or of all."""
+    """One entity that differs. `fields`: name -> (before, after), of the changed fields, or of all."""
 
     kind: str
     name: str
@@ -33,7 +33,8 @@ class EntityChange:
 def entity_changes(
     before: MetadataImage, after: MetadataImage, show_config: Callable[[str, str], str]
 ) -> Iterator[EntityChange]:
-    """Every entity that differs, kind by kind, sorted by name. A topic that was deleted and made anew is both."""
+    """Every entity that differs, by type, sorted by name. A topic that was deleted and recreated is both removed and
+    added."""
     yield from _changes("feature", before.features, after.features, str)
     yield from _changes("broker", before.brokers, after.brokers, str)
     yield from _changes("controller", before.controllers, after.controllers, str)

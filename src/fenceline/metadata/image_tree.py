@@ -1,11 +1,11 @@
-"""An image as a tree of names, to look around in: the same paths that Kafka's metadata shell has.
+"""An image as a tree of names, with the paths of Kafka's metadata shell.
 
-Owns names, order and what a leaf says (values made of dicts, lists, texts and numbers). Never prints, and makes no node
-before somebody asks for it: an image may hold a million partitions.
+Owns names, order and leaf values (made of dicts, lists, texts and numbers). Never prints, and creates nodes only on
+demand: an image may contain a million partitions.
 
     /image/{acls/byId, clientQuotas, cluster/{brokers,controllers}, configs, delegationToken, features,
             producerIds, provenance, scram, topics/{byId,byName}}
-    /quorum/{kraftVersion, voters}        (of Fenceline only)
+    /quorum/{kraftVersion, voters}        (only in Fenceline)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Value: TypeAlias = Any
 
 
 class Folder:
-    """A node with children, made when they are asked for."""
+    """A node with children, created on demand."""
 
     __slots__ = ("_child", "_names")
 
@@ -46,7 +46,7 @@ class Folder:
         self._child = child
 
     def names(self) -> Sequence[str]:
-        """Of all children, sorted; numbers by their value."""
+        """The names of all children, sorted; numbers by value."""
         return self._names()
 
     def child(self, name: str) -> Node | None:
@@ -68,7 +68,7 @@ Node: TypeAlias = Folder | Leaf
 def tree_of(
     image: MetadataImage, *, kraft_version: int, voters: Sequence[Any], show_config: Callable[[str, str], str]
 ) -> Folder:
-    """The whole tree. `voters`: of the quorum; `show_config`: (name, value) -> what may be told of it."""
+    """The whole tree. `voters`: those of the quorum; `show_config`: (name, value) -> the value to show."""
     return _fixed(
         {
             "image": _fixed(
@@ -216,7 +216,7 @@ def _features(image: MetadataImage) -> Folder:
 
 
 def resource_name(resource: ConfigResource) -> str:
-    """As the tree names it: `TOPIC:foo`, or `BROKER` for the default of all brokers."""
+    """The name in the tree: `TOPIC:foo`, or `BROKER` for the default of all brokers."""
     kind = resource.type.name
     return f"{kind}:{resource.name}" if resource.name else kind
 

@@ -1,6 +1,6 @@
-"""Records of the metadata log about brokers and controllers: who is registered, fenced, shutting down.
+"""Metadata records of brokers and controllers: registration, fencing, shutdown.
 
-Owns their fields. What they mean is `metadata.delta`'s, how they are encoded `metadata.records`'.
+Owns their fields. `metadata.delta` owns their meaning, `metadata.records` their encoding.
 
 Rules: controller.md C10-C20; since_4_0.md K3, K25.
 """
@@ -36,7 +36,7 @@ class BrokerFeature:
 
 @dataclass(frozen=True, slots=True)
 class RegisterBrokerRecord:
-    """A broker's new registration; replaces the one before (C12)."""
+    """A broker's new registration; replaces the previous one (C12)."""
 
     broker_id: int = kafka("int32", versions="0+", default=0)
     is_migrating_zk_broker: bool = kafka("bool", versions="2+", default=False)
@@ -55,7 +55,7 @@ class RegisterBrokerRecord:
 
 @dataclass(frozen=True, slots=True)
 class UnregisterBrokerRecord:
-    """The broker is gone for good (C19)."""
+    """Removes a broker's registration (C19)."""
 
     broker_id: int = kafka("int32", versions="0+", default=0)
     broker_epoch: int = kafka("int64", versions="0+", default=0)

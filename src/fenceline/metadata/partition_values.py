@@ -1,8 +1,8 @@
-"""Partitions between image and encoded record, without a record object in between.
+"""Conversion between partitions of the image and encoded records, without a record object in between.
 
-A snapshot is mostly partitions, and most of them look alike: of a million there are few different lists of replicas.
-What is alike is encoded and decoded once, by the ordinary codec, and remembered by its bytes or its tuples; the rest of
-a value are five fixed fields. What does not fit that form goes the ordinary way.
+A snapshot consists mostly of partitions, and most of them are alike: a million partitions have few distinct replica
+lists. The common parts are encoded and decoded once, by the ordinary codec, and cached by their bytes or tuples; the
+rest of a value are five fixed fields. Values that do not fit that form use the ordinary codec.
 
 A value: frame version, api key, record version; partition (4), topic id (16); *middle*: replicas, in-sync, removing and
 adding replicas; leader (4), leader epoch (4), partition epoch (4); *tail*: directories and tagged fields.
@@ -22,7 +22,7 @@ from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
 from fenceline.metadata.records import API_KEYS, PartitionRecord, decode_record, encode_record
 
 PARTITION_PREFIX: Final = bytes((1, API_KEYS[PartitionRecord]))
-"""Frame version and api key: how the value of every PartitionRecord begins."""
+"""Frame version and api key: the first bytes of every PartitionRecord."""
 _HEAD: Final = struct.Struct(">3si16s")
 _EPOCHS: Final = struct.Struct(">iii")
 _MIDDLE_AT: Final = _HEAD.size
@@ -38,7 +38,7 @@ _Tail = tuple[LeaderRecoveryState, tuple[UUID, ...], _Ids, _Ids]
 
 
 def partition_record(topic_id: UUID, index: int, partition: PartitionImage) -> PartitionRecord:
-    """The record that makes this partition."""
+    """The record that creates this partition."""
     return PartitionRecord(
         partition_id=index,
         topic_id=topic_id,
@@ -57,7 +57,7 @@ def partition_record(topic_id: UUID, index: int, partition: PartitionImage) -> P
 
 
 class PartitionEncoder:
-    """Encodes partitions at one metadata.version."""
+    """Encodes partitions for one metadata.version."""
 
     def __init__(self, metadata_version: int) -> None:
         self._metadata_version = metadata_version
@@ -66,16 +66,16 @@ class PartitionEncoder:
         self._tails: dict[Any, bytes] = {}
 
     def encode(self, topic_id: UUID, id_bytes: bytes, index: int, partition: PartitionImage) -> bytes:
-        """As `encode_record` of `partition_record`. `id_bytes`: those of `topic_id`."""
+        """Same as `encode_record` of `partition_record`. `id_bytes` are the bytes of `topic_id`."""
         (replicas, isr, leader, leader_epoch, epoch, state, directories, elr, last_known, adding, removing) = partition
         middle = self._middles.get((replicas, isr, removing, adding))
         tail = self._tails.get((state, directories, elr, last_known))
         if middle is None or tail is None:
-            return self._learn(topic_id, index, partition)
+            return self._encode_and_cache(topic_id, index, partition)
         head = _HEAD.pack(self._prefix, index, id_bytes)
         return head + middle + _EPOCHS.pack(leader, leader_epoch, epoch) + tail
 
-    def _learn(self, topic_id: UUID, index: int, partition: PartitionImage) -> bytes:
+    def _encode_and_cache(self, topic_id: UUID, index: int, partition: PartitionImage) -> bytes:
         value = encode_record(partition_record(topic_id, index, partition), self._metadata_version)
         end = _middle_end(value)
         if end is not None:
@@ -89,12 +89,12 @@ class PartitionEncoder:
 def recovery_state(value: int) -> LeaderRecoveryState:
     """`recovery.md V1`. Raises InternalError for a value that no controller writes."""
     if not 0 <= value < len(_RECOVERY_STATES):
-        raise InternalError(f"a metadata record holds the leader recovery state {value}")
+        raise InternalError(f"a metadata record has the unknown leader recovery state {value}")
     return _RECOVERY_STATES[value]
 
 
 class PartitionDecoder:
-    """Decodes partitions. Equal short tuples are the same objects, so that images stay small."""
+    """Decodes partitions. Equal short tuples are shared, which keeps images small."""
 
     def __init__(self) -> None:
         self._middles: dict[bytes, _Middle] = {}
@@ -102,18 +102,18 @@ class PartitionDecoder:
         self._shared: dict[Any, Any] = {}
 
     def share(self, values: tuple[V, ...]) -> tuple[V, ...]:
-        """The same tuple object for equal short tuples."""
+        """One tuple object for equal short tuples."""
         return _remember(self._shared, values, values) if values else ()
 
     def decode(self, value: bytes) -> PartitionImage:
-        """The partition of an encoded PartitionRecord; its topic and number are `partition_key`'s.
+        """The partition of an encoded PartitionRecord; `partition_key` returns its topic and number.
 
         Raises MalformedRequest, UnknownRecord.
         """
         end = _middle_end(value)
         if end is not None:
             middle = self._middles.get(value[_MIDDLE_AT:end])
-            # The version says what the tail holds.
+            # The version determines the fields of the tail.
             tail = self._tails.get(value[2:3] + value[end + _EPOCHS.size :])
             if middle is not None and tail is not None and value[0] == 1:
                 replicas, isr, removing, adding = middle
@@ -122,11 +122,11 @@ class PartitionDecoder:
                 return PartitionImage(
                     replicas, isr, leader, leader_epoch, epoch, state, directories, elr, last_known, adding, removing
                 )
-        return self._learn(value, end)
+        return self._decode_and_cache(value, end)
 
-    def _learn(self, value: bytes, end: int | None) -> PartitionImage:
+    def _decode_and_cache(self, value: bytes, end: int | None) -> PartitionImage:
         record = decode_record(value)
-        assert isinstance(record, PartitionRecord), "the caller looked at the key"
+        assert isinstance(record, PartitionRecord), "the caller checked the api key"
         image = self.image_of(record)
         if end is not None:
             middle = (image.replicas, image.isr, image.removing, image.adding)
@@ -155,13 +155,13 @@ class PartitionDecoder:
 
 
 def partition_key(value: bytes) -> tuple[int, bytes]:
-    """Number and topic id of an encoded PartitionRecord. Raises struct.error for one that is cut short."""
+    """Number and topic id of an encoded PartitionRecord. Raises struct.error for a truncated one."""
     _, index, topic_id = _HEAD.unpack_from(value)
     return index, topic_id
 
 
 def _middle_end(value: bytes) -> int | None:
-    """Where the four arrays end; None for arrays of 127 elements or more, or a value that is cut short."""
+    """Where the four arrays end; None for arrays of 127 elements or more, or a truncated value."""
     position = _MIDDLE_AT
     try:
         for _ in range(4):
@@ -175,7 +175,7 @@ def _middle_end(value: bytes) -> int | None:
 
 
 def _remember(known: dict[Any, V], key: Any, value: V) -> V:
-    """What is known by this key, from now on `value`. Bounded: when it is full all is forgotten."""
+    """Cache `value` under `key` and return it. Bounded: a full cache is cleared."""
     if len(known) >= _REMEMBERED:
         known.clear()
     return known.setdefault(key, value)

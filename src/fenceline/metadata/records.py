@@ -1,12 +1,12 @@
-"""The records of the metadata log and of its snapshots, and their encoded form.
+"""The records of the metadata log and of its snapshots, and their encoding.
 
-Owns one frozen dataclass a record with its schema (those of brokers and controllers are in `node_records`, those of
-users and clients in `security_records`), and which record version is written at which metadata.version. Knows nothing
-of what a record means: that is `metadata.delta`.
+Owns one frozen dataclass with a schema for each record type (those of brokers and controllers are in `node_records`,
+those of users and clients in `security_records`), and the record version to write at each metadata.version.
+`metadata.delta` owns the meaning of records.
 
-A value on the log: frame version 1, api key and record version as unsigned varints, then the fields, all flexible
+A value in the log: frame version 1, api key and record version as unsigned varints, then the fields, all flexible
 (`formats.md F6`, `controller.md C5`). Keys are null. Record versions follow `since_4_0.md K3` and `controller.md C40`.
-A tagged field at its default is not written (`recovery.md V2`).
+A tagged field with its default value is not written (`recovery.md V2`).
 """
 
 # ruff: noqa: RUF009 - the defaults are immutable
@@ -51,7 +51,7 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """A whole partition."""
+    """The complete state of a partition."""
 
     partition_id: int = kafka("int32", versions="0+", default=-1)
     topic_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
@@ -84,7 +84,7 @@ class ConfigRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionChangeRecord:
-    """What changes in a partition; fields at their default stay (C9)."""
+    """Changes to a partition; fields with their default value are unchanged (C9)."""
 
     partition_id: int = kafka("int32", versions="0+", default=-1)
     topic_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
@@ -144,7 +144,7 @@ class NoOpRecord:
 
 @dataclass(frozen=True, slots=True)
 class ZkMigrationStateRecord:
-    """Left of ZooKeeper times; read, never written (K20)."""
+    """From the ZooKeeper migration; read, never written (K20)."""
 
     zk_migration_state: int = kafka("int8", versions="0+", default=0)
 
@@ -170,7 +170,7 @@ class AbortTransactionRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClearElrRecord:
-    """Forgets the eligible leader replicas of a topic, "" = of all (K26)."""
+    """Clears the eligible leader replicas of a topic, "" = of all topics (K26)."""
 
     topic_name: str = kafka("string", versions="0+", default="")
 
@@ -207,33 +207,35 @@ MetadataRecord: TypeAlias = (
 
 
 class UnknownRecord(OperatorError):
-    """A record that this release can not read: the log was written by a newer one."""
+    """A record type or version that this release does not support: a newer release wrote the log."""
 
     def __init__(self, prefix: bytes) -> None:
         """`prefix`: the value's first three bytes."""
         kind = _KIND_BY_KEY.get(prefix[1]) if len(prefix) == 3 and prefix[0] == 1 else None
         if kind is not None:
-            told = f"a {kind.record.__name__} of version {prefix[2]}; this release reads up to {kind.latest_version}"
+            record = (
+                f"a {kind.record.__name__} of version {prefix[2]}; this release supports up to {kind.latest_version}"
+            )
         elif len(prefix) == 3 and prefix[0] == 1 and prefix[1] < 128:
-            told = f"a record of kind {prefix[1]}, which this release does not know"
+            record = f"a record of type {prefix[1]}, which this release does not support"
         else:
-            told = f"a record that begins with {prefix.hex() or 'nothing'}, which this release does not know"
+            record = f"an invalid record that starts with {prefix.hex() or 'nothing'}"
         super().__init__(
-            f"The metadata log holds {told}.",
-            "A newer release has written it: run that one on this node. Upgrade every node before metadata.version.",
+            f"The metadata log contains {record}.",
+            "A newer release wrote it. Run that release on this node. Upgrade all nodes before metadata.version.",
         )
 
 
 class UnreadableRecord(OperatorError):
-    """A record of a known kind and version with bytes that make none."""
+    """A record of a supported type and version whose bytes cannot be decoded."""
 
     def __init__(self, value: bytes, reason: str) -> None:
         kind = _KIND_BY_KEY.get(api_key_of(value))
-        told = kind.record.__name__ if kind is not None else "record"
+        record = kind.record.__name__ if kind is not None else "record"
         super().__init__(
-            f"The metadata log holds a {told} that can not be read: {reason}",
-            "A newer release may have written it: run that one on this node. Else bytes were changed: check the disk;"
-            " with other voters alive, format this node anew.",
+            f"Cannot decode a {record} of the metadata log: {reason}",
+            "If a newer release wrote it, run that release on this node. Otherwise the record is corrupt: check the"
+            " disk, and reformat this node if the other voters are running.",
         )
 
 
@@ -258,7 +260,7 @@ def _partition_version(record: MetadataRecord, metadata_version: int) -> int:
 
 
 def _registration_change_version(record: MetadataRecord, metadata_version: int) -> int:
-    """The lowest that carries what is set (K3)."""
+    """The lowest version that has all fields that are set (K3)."""
     assert isinstance(record, BrokerRegistrationChangeRecord)
     if record.cordoned_log_dirs is not None:
         return 3
@@ -306,7 +308,7 @@ class _Encoder(NamedTuple):
 
 
 class _Encoders(dict[type[MetadataRecord], _Encoder]):
-    """By record class, each made at its first use: a start needs few of them."""
+    """By record class, created at first use: a start needs few of them."""
 
     def __missing__(self, record: type[MetadataRecord]) -> _Encoder:
         kind = _KIND_OF[record]
@@ -342,16 +344,16 @@ def encode_record(record: MetadataRecord, metadata_version: int) -> bytes:
 
 
 def api_key_of(value: bytes) -> int:
-    """The api key of an encoded record, without decoding it; -1 where it is too short to have one."""
+    """The api key of an encoded record, without decoding it; -1 if it is too short."""
     return value[1] if len(value) > 1 else -1
 
 
 def decode_record(value: bytes) -> MetadataRecord:
-    """Inverse of `encode_record`. Raises UnknownRecord on what this release does not know, MalformedRequest on bytes
-    that make no record or are left over; Kafka refuses both."""
+    """Inverse of `encode_record`. Raises UnknownRecord for an unsupported type or version, MalformedRequest for bytes
+    that cannot be decoded or are left over; Kafka rejects both."""
     decode, version = _DECODERS[value[:3]]
     record: MetadataRecord
     record, end = decode(version, value, 3)
     if end != len(value):
-        raise MalformedRequest(f"{len(value) - end} bytes are left over after it")
+        raise MalformedRequest(f"{len(value) - end} bytes left over")
     return record

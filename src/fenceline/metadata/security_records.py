@@ -1,9 +1,9 @@
-"""Records of the metadata log about users and clients: SCRAM credentials, delegation tokens, ACLs, quotas.
+"""Metadata records of users and clients: SCRAM credentials, delegation tokens, ACLs, quotas.
 
-Owns their fields; how they are encoded is `metadata.records`'. They are kept in the image and in snapshots as Kafka's
-controllers wrote them. No API that changes them is spoken here.
+Owns their fields; `metadata.records` owns their encoding. The image and snapshots keep them as Kafka's controllers
+wrote them. The APIs that change them are not implemented.
 
-Rules: controller.md C42-C44 (their records; what requests may ask for is not built).
+Rules: controller.md C42-C44 (only the records).
 """
 
 # ruff: noqa: RUF009 - the defaults are immutable

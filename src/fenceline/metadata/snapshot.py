@@ -1,7 +1,6 @@
-"""An image as records and back: what a snapshot of the metadata log contains.
+"""Conversion of an image to records and back: the content of a snapshot of the metadata log.
 
-Owns the order and completeness of those records. Not the file: batches, header and footer are
-`node.metadata_batches`'.
+Owns the order and completeness of those records. `node.metadata_batches` owns the file: batches, header and footer.
 
 Rules: snapshots.md N10: a complete state, no deletes, no deltas, metadata.version first.
 """
@@ -38,7 +37,7 @@ RECORDS_PER_BATCH: Final = 1024
 
 
 def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
-    """Records that lead from nothing to `image`, in Kafka's order of kinds; within a kind sorted by key."""
+    """Records that build `image` from the empty image, in Kafka's order of types; within a type sorted by key."""
     yield from _before_topics(image)
     for topic in sorted(image.topics_by_id.values(), key=lambda one: one.name):
         yield TopicRecord(topic.name, topic.id)
@@ -48,9 +47,9 @@ def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
 
 
 def image_values(image: MetadataImage) -> Iterator[bytes]:
-    """The same records encoded at the image's metadata.version, made one by one as they are asked for.
+    """The same records encoded at the image's metadata.version, generated lazily.
 
-    Topics come in the order of the map: sorting many of them would be one long step that holds up the event loop.
+    Topics come in the order of the map: sorting many of them would block the event loop.
     """
     version = image.metadata_version
     for record in _before_topics(image):
@@ -66,7 +65,7 @@ def image_values(image: MetadataImage) -> Iterator[bytes]:
 
 
 def image_of(records: Iterable[MetadataRecord], offset: int, epoch: int) -> MetadataImage:
-    """Inverse of `image_records`. Raises InternalError for records that do not fit each other."""
+    """Inverse of `image_records`. Raises InternalError for inconsistent records."""
     delta = MetadataDelta(EMPTY_IMAGE)
     for record in records:
         delta.replay(record)

@@ -1,7 +1,7 @@
-"""Topics and partitions from one image to the next.
+"""Changes of topics and partitions from one image to the next.
 
-Owns what the records of topics and partitions mean. A topic that a record touches gets a draft (a list of its
-partitions), everything else is shared with the image before. A record that does not fit is our bug (C10).
+Owns the meaning of topic and partition records. A changed topic gets a draft (a list of its partitions); everything
+else is shared with the previous image. A record that does not fit is our bug (C10).
 
 Rules: controller.md C9, C10, C25; recovery.md V1; since_4_0.md K21, K26 (ClearElrRecord).
 """
@@ -26,7 +26,7 @@ _MISSING: Final = PartitionImage((), (), partition_epoch=-1)
 
 
 class _TopicDraft:
-    """A topic in the making; `before` is what the last image held."""
+    """Draft of a topic; `before` is the topic in the last image."""
 
     __slots__ = ("before", "has_gaps", "id", "id_bytes", "name", "partitions", "touched")
 
@@ -46,7 +46,7 @@ class _TopicDraft:
 
 
 class BuiltTopics(NamedTuple):
-    """All topics after the delta, and what it did to them."""
+    """All topics after the delta, and the changes."""
 
     by_name: Map[str, TopicImage]
     by_id: Map[UUID, TopicImage]
@@ -56,7 +56,7 @@ class BuiltTopics(NamedTuple):
 
 
 class TopicsDelta:
-    """The records of topics, replayed on top of an image. Raises InternalError for those that do not fit."""
+    """Topic records replayed on top of an image. Raises InternalError for records that do not fit."""
 
     __slots__ = ("_decoder", "_deleted", "_drafts", "_image", "_last_topic", "_names")
 
@@ -97,7 +97,7 @@ class TopicsDelta:
         self._place(self._topic(record.topic_id), record.partition_id, self._decoder.image_of(record))
 
     def set_partition_value(self, value: bytes) -> None:
-        """The same from the encoded form of a PartitionRecord, of which a snapshot mostly consists."""
+        """The same from an encoded PartitionRecord; a snapshot consists mostly of these."""
         image = self._decoder.decode(value)
         index, id_bytes = partition_key(value)
         draft = self._last_topic
@@ -120,12 +120,12 @@ class TopicsDelta:
         draft = self._topic(record.topic_id)
         index = record.partition_id
         if not 0 <= index < len(draft.partitions):
-            raise InternalError(f"a change names partition {index} of topic {draft.name!r}, which has none such")
+            raise InternalError(f"a metadata record changes the unknown partition {index} of topic {draft.name!r}")
         draft.partitions[index] = changed_partition(draft.partitions[index], record, self._decoder.share)
         draft.touched.add(index)
 
     def remove(self, topic_id: UUID) -> str:
-        """Drops the topic with its partitions (C25); its name."""
+        """Delete the topic with its partitions (C25); returns its name."""
         draft = self._topic(topic_id)
         del self._drafts[topic_id]
         self._last_topic = None
@@ -136,7 +136,7 @@ class TopicsDelta:
         return draft.name
 
     def clear_elr(self, record: ClearElrRecord) -> None:
-        """K26: "" means all topics. Partitions that keep no eligible leaders stay as they are."""
+        """K26: "" means all topics. Partitions without eligible leader replicas are unchanged."""
         if record.topic_name:
             topic_id = self._names.get(record.topic_name)
             if topic_id is None:
@@ -179,16 +179,16 @@ class TopicsDelta:
         return BuiltTopics(by_name, by_id, tuple(created), tuple(self._deleted.values()), tuple(changed))
 
 
-def _as_it_is(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _unchanged(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
 def changed_partition(
     old: PartitionImage,
     record: PartitionChangeRecord,
-    share: Callable[[tuple[Any, ...]], tuple[Any, ...]] = _as_it_is,
+    share: Callable[[tuple[Any, ...]], tuple[Any, ...]] = _unchanged,
 ) -> PartitionImage:
-    """C9: a given leader, even the same, means a new leader epoch; the partition epoch always grows."""
+    """C9: setting a leader, even the same one, starts a new leader epoch; the partition epoch always increases."""
     leads = record.leader != _NO_LEADER_CHANGE
     return PartitionImage(
         share(record.replicas) if record.replicas is not None else old.replicas,

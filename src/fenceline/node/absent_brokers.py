@@ -1,20 +1,20 @@
-"""Which brokers clients are told of in another way than the metadata says, for a moment.
+"""Brokers for which Metadata responses briefly differ from the metadata image.
 
-Owns what this node has seen by itself of brokers that ended, and when they were fenced. Never decides who leads or who
-is fenced, opens no connection and sets no timer: followers' connections tell it, and it is asked for what holds now.
+Owns this node's own observations of brokers that stopped, and the time they were fenced. Never decides leadership or
+fencing, opens no connection and sets no timer: the replica fetchers' connections report here.
 
-| broker                                                    | what clients are told that ask about its topics        |
+| broker                                                    | Metadata responses for its topics                      |
 |-----------------------------------------------------------|--------------------------------------------------------|
-| leads; closed its connection to this node, or refuses one | LEADER_NOT_AVAILABLE, which it is; they ask again soon |
-| was fenced lately                                         | it is still among the brokers, and leads nothing       |
+| leads; closed its connection to this node, or refuses one | LEADER_NOT_AVAILABLE; clients soon ask again           |
+| was recently fenced                                       | still listed among the brokers, and leads nothing      |
 
-The first holds until it takes a connection again, the metadata has something new of it, or a session is over. It is for
-clients that ask before another leads. Who is told of the dead leader once more believes it until its next look:
-librdkafka then looks every second only. It ends with a session at the latest: whoever still leads then is heard by the
-controller, and it is this node that does not reach it.
+The first row applies until the broker accepts a connection, its metadata changes, or a session timeout has passed. It
+is for clients that refresh their metadata before a new leader is elected: a client that gets the dead leader again
+keeps it until its next refresh, in librdkafka a second later. A broker that still leads after a session timeout is in
+contact with the controller, so only this node cannot reach it.
 
-The second is for clients that ask afterwards. librdkafka (2.10 and later) gives up the broker that is not named
-any more and the partition together, also where the same answer names a new leader: it looks again a second later.
+The second row is for clients that refresh later. librdkafka (2.10 and later) drops a broker that is no longer listed
+together with its partitions, even if the same response names a new leader, and refreshes again a second later.
 """
 
 from __future__ import annotations
@@ -27,43 +27,45 @@ if TYPE_CHECKING:
     from fenceline.node.clock import Clock
 
 STILL_NAMED_MS: Final = 10_000
-"""Some steps of any client, and about what a session lasts by default: so long it is named without fast fencing."""
+"""A few refresh intervals of any client, and about the default session timeout: how long a fenced broker stays
+listed."""
 
 
 class Absent(NamedTuple):
-    """left: their leaders are not told. fenced_lately: they are named among the brokers. By id."""
+    """disconnected: brokers not returned as leaders. recently_fenced: brokers still listed. By id."""
 
-    left: frozenset[int] = frozenset()
-    fenced_lately: frozenset[int] = frozenset()
+    disconnected: frozenset[int] = frozenset()
+    recently_fenced: frozenset[int] = frozenset()
 
 
-NOBODY: Final = Absent()
+NO_ABSENT: Final = Absent()
 
 
 class AbsentBrokers:
-    """See the module. All methods belong to the loop."""
+    """See the module. Event loop only."""
 
     def __init__(self, clock: Clock, *, session_ms: int) -> None:
-        """`session_ms`: `broker.session.timeout.ms`, which is the controllers' in truth."""
+        """`session_ms`: `broker.session.timeout.ms`, whose effective value is the controllers'."""
         self._clock = clock
         self._session_ms = session_ms
-        self._left_ms: dict[int, int] = {}
-        """Since when, by `Clock.monotonic_ms`. Who is away for too long stays here, and counts only once it came."""
+        self._disconnected_ms: dict[int, int] = {}
+        """Since when, by `Clock.monotonic_ms`. An entry older than a session is ignored but stays until the broker
+        reconnects."""
         self._fenced_ms: dict[int, int] = {}
         self._unfenced: set[int] = set()
 
-    def left(self, broker_id: int) -> None:
-        """It closed its connection to this node, or refused one."""
-        self._left_ms.setdefault(broker_id, self._clock.monotonic_ms())
+    def disconnected(self, broker_id: int) -> None:
+        """The broker closed its connection to this node, or refused one."""
+        self._disconnected_ms.setdefault(broker_id, self._clock.monotonic_ms())
 
-    def came(self, broker_id: int) -> None:
-        """It took a connection, or this node has none to it any more."""
-        self._left_ms.pop(broker_id, None)
+    def reconnected(self, broker_id: int) -> None:
+        """The broker accepted a connection, or this node no longer has one to it."""
+        self._disconnected_ms.pop(broker_id, None)
 
-    def follow(self, image: MetadataImage, changed: Iterable[int]) -> None:
-        """What the metadata says of brokers that have changed in it; at first, of all."""
+    def image_changed(self, image: MetadataImage, changed: Iterable[int]) -> None:
+        """Apply metadata changes of the brokers in `changed`; at first, of all brokers."""
         for broker_id in changed:
-            self._left_ms.pop(broker_id, None)
+            self._disconnected_ms.pop(broker_id, None)
             broker = image.brokers.get(broker_id)
             if broker is not None and not broker.fenced:
                 self._unfenced.add(broker_id)
@@ -75,13 +77,15 @@ class AbsentBrokers:
                 self._fenced_ms[broker_id] = self._clock.monotonic_ms()
             self._unfenced.discard(broker_id)
 
-    def now(self) -> Absent:
-        """What holds at this moment; `NOBODY` itself where there is nothing to tell."""
-        if not self._left_ms and not self._fenced_ms:
-            return NOBODY
+    def current(self) -> Absent:
+        """The current state; `NO_ABSENT` itself if there is none."""
+        if not self._disconnected_ms and not self._fenced_ms:
+            return NO_ABSENT
         now_ms = self._clock.monotonic_ms()
         for broker_id, since_ms in list(self._fenced_ms.items()):
             if now_ms >= since_ms + STILL_NAMED_MS:
                 del self._fenced_ms[broker_id]
-        left = frozenset(each for each, since_ms in self._left_ms.items() if now_ms < since_ms + self._session_ms)
-        return Absent(left, frozenset(self._fenced_ms)) if left or self._fenced_ms else NOBODY
+        disconnected = frozenset(
+            each for each, since_ms in self._disconnected_ms.items() if now_ms < since_ms + self._session_ms
+        )
+        return Absent(disconnected, frozenset(self._fenced_ms)) if disconnected or self._fenced_ms else NO_ABSENT

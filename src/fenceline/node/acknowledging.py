@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.errors import ErrorCode
 from fenceline.node.handlers.registry import RequestContext
-from fenceline.node.leader_hints import with_leaders
+from fenceline.node.leader_hints import with_leader_hints
 from fenceline.node.logs import Logger
 from fenceline.node.server import Buffer, frame_of
 from fenceline.wire.apis import ApiKey
@@ -209,7 +209,7 @@ class DelayedProduce:
             self._cancel_timeout()
             frame = self._frame
             if self._results is not None:
-                answer = with_leaders(self._broker, self._context.listener, self._results)
+                answer = with_leader_hints(self._broker, self._context.listener, self._results)
                 body = encode_response(self._context.api_version, answer)
                 frame = frame_of(ApiKey.PRODUCE, self._context, body)
             self._answers.send_later(self._pending, frame)

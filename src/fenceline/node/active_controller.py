@@ -1,18 +1,18 @@
-"""The active controller: what it decides, from the request to the answer.
+"""The active controller: from a request to its response.
 
-Owns the order of things while this node leads the quorum: decide, append, take into memory, wait until it is committed,
-publish, answer. Requests that come while others are on their way share the next append (group commit), so one flush and
-one round through the voters carry any number of them. Never decides anything itself, and never lets out an answer or an
-image that could be taken back (`gaps.md G35`).
+Owns the order of work while this node leads the quorum: decide, append, apply, wait for the commit, publish, respond.
+Requests that arrive while an append is in progress share the next one (group commit), so one flush and one replication
+round commit any number of them. Makes no decisions itself, and never exposes a response or an image that could be taken
+back (`gaps.md G35`).
 
-How it works: `submit` queues a request. On the loop, all queued requests are decided one after the other, each seeing
-what the ones before it decided (C1); their records go to the log in one write. When the quorum has committed them,
-listeners hear of each image in order, and the answers go out. Requests without records are answered at the same point,
-since they may have seen what is not yet committed.
+How it works: `submit` queues a request. On the event loop, all queued requests are decided in order, each based on the
+ones before it (C1); their records are appended in one write. When the quorum has committed them, listeners receive each
+image in order, and the responses are sent. Requests without records are answered at the same point, since they may have
+read uncommitted state.
 
-A disk that refuses an append (full) fails those requests with 56 and reverts the controller to what is committed (C2);
-the next request tries again. When this node leads no more, everybody who waits is told NOT_CONTROLLER (41): what was
-appended may still be committed by the next leader, and whoever asks again is answered by what is then in the log.
+If the disk refuses an append (full), these requests fail with error 56 and the controller reverts to the committed
+state (C2); the next request tries again. When this node stops leading, pending requests fail with NOT_CONTROLLER (41):
+their records may still be committed by the next leader, and a retry gets a response according to its log.
 
 Rules: controller.md C1-C3, C6, C8, C15, C18, C30; raft.md Q31-Q36; since_4_0.md K20.
 """
@@ -28,9 +28,9 @@ from fenceline.controller.requests import BrokerHeartbeat, Request, WriteBootstr
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.log.errors import StorageError
 from fenceline.metadata.records import AbortTransactionRecord
-from fenceline.node.controller_flight import Flight, Waiting, decide_all
 from fenceline.node.controller_metrics import ControllerMetrics
 from fenceline.node.controller_timers import ControllerTimers
+from fenceline.node.group_commit import GroupCommit, PendingRequest, decide_all
 from fenceline.node.metadata_batches import record_batch
 from fenceline.node.metadata_log import METADATA_PARTITION
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class ActiveController:
-    """See the module. It exists on every controller and is active on one. All methods belong to the loop."""
+    """See the module. Every controller has one; it is active on one of them. Event loop only."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class ActiveController:
         failed: Callable[[BaseException], None],
         published: Callable[[int], None],
     ) -> None:
-        """`failed` hears what ends the node; `published` how many bytes of the log were just committed."""
+        """`failed` is called with an error that stops the node, `published` with the number of log bytes just
+        committed."""
         self._controller = Controller(settings)
         self._driver = driver
         self._log = log
@@ -75,16 +76,16 @@ class ActiveController:
         self._failed = failed
         self._published = published
         self._node_id = settings.node_id
-        self._queue: list[Waiting] = []
-        self._flight: Flight | None = None
+        self._queue: list[PendingRequest] = []
+        self._commit_in_progress: GroupCommit | None = None
         self._is_scheduled = False
         self._landed: asyncio.Event | None = None
         self.epoch = -1
         """The epoch in which this node is the active controller; -1: it is not."""
         self.own_broker_epoch = -1
-        """Of the broker of this process; -1 until it is registered, with whichever controller."""
+        """The epoch of this process's broker; -1 until it is registered with any controller."""
         self.presence: BrokerPresence | None = None
-        """None where brokers are fenced by their sessions alone."""
+        """None if brokers are fenced only when their sessions expire."""
         self.timers = ControllerTimers(self, self._controller.state, config, clock)
         self.metrics = ControllerMetrics()
 
@@ -94,7 +95,7 @@ class ActiveController:
 
     @property
     def broker_count(self) -> int:
-        """Registered brokers, as far as committed."""
+        """Number of registered brokers in the committed image."""
         return len(self._loader.image.brokers)
 
     @property
@@ -103,31 +104,32 @@ class ActiveController:
 
     @property
     def waiting_count(self) -> int:
-        """Requests that are not answered yet."""
-        flight = self._flight
-        return len(self._queue) + (len(flight.everybody) if flight is not None else 0)
+        """Number of requests without a response."""
+        commit = self._commit_in_progress
+        return len(self._queue) + (len(commit.futures) if commit is not None else 0)
 
     @property
     def expired_session_count(self) -> int:
-        """Brokers that fell silent while this node led, since its start."""
+        """Number of broker sessions that timed out on this node since its start."""
         return self._controller.state.sessions.expired_count
 
     @property
     def sessions(self) -> Sessions:
-        """For those who count them."""
+        """The sessions, for metrics."""
         return self._controller.state.sessions
 
-    def look_at_brokers(self, make: Callable[[ActiveController, ControllerState, Clock], BrokerPresence]) -> None:
-        """Fence brokers whose process has ended before their session does. Once, before the first term."""
+    def enable_broker_probes(self, make: Callable[[ActiveController, ControllerState, Clock], BrokerPresence]) -> None:
+        """Enable fencing of brokers whose process has ended, before their session expires. Called once, before the
+        first term."""
         self.presence = make(self, self._controller.state, self._clock)
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def activate(self, epoch: int, *, dead: frozenset[int], bootstrap: Mapping[str, int]) -> None:
-        """Begin to lead: everything that is committed is in the loader's image.
+        """Become active. The loader's image must contain everything committed.
 
-        `dead` as in `brokers.begin_sessions`; `bootstrap` are the feature levels of a new cluster, written where the
-        log names none (C6). What must be written is appended before any request is decided. Raises StorageError.
+        `dead` as in `brokers.begin_sessions`; `bootstrap` are the feature levels of a new cluster, written if the log
+        has none (C6). Such records are appended before any request is decided. Raises StorageError.
         """
         loader = self._loader
         quorum, state = self._driver.quorum, self._controller.state
@@ -137,46 +139,46 @@ class ActiveController:
         self.epoch = epoch
         self.metrics.terms += 1
         if loader.transaction_is_open:
-            self._write(AbortTransactionRecord("The controller that began the transaction has ended."))
+            self._write(AbortTransactionRecord("The controller that began the transaction has stopped."))
         if not loader.image.metadata_version:
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[Any] = loop.create_future()
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._queue.insert(0, Waiting(WriteBootstrapRecords(tuple(bootstrap.items())), answer, loop.time()))
-        self._keep_time()
+            self._queue.insert(0, PendingRequest(WriteBootstrapRecords(tuple(bootstrap.items())), answer, loop.time()))
+        self._start_timers()
         self.schedule()
 
     def deactivate(self) -> None:
-        """This node leads no more: those who wait are told, and what was decided is forgotten (C2)."""
+        """This node no longer leads: fail pending requests, and discard uncommitted decisions (C2)."""
         if not self.is_active:
             return
         self.epoch = -1
-        self._stop_time()
+        self._stop_timers()
         self._controller.reset(self._loader.image, self._loader.applied_offset)
-        self._fail_everybody(_not_active())
+        self._fail_all(_not_active())
         self._wake()
 
     async def finish(self) -> None:
-        """Answer what is queued, then take nothing more."""
-        self._stop_time()
-        while self.is_active and (self._queue or self._flight is not None):
+        """Complete the queued requests, then accept no more."""
+        self._stop_timers()
+        while self.is_active and (self._queue or self._commit_in_progress is not None):
             self._landed = asyncio.Event()
             self.schedule()
             await self._landed.wait()
         self.epoch = -1
 
     def give_up(self) -> None:
-        """The node ends."""
+        """The node stops because of a failure."""
         self.epoch = -1
-        self._stop_time()
-        self._fail_everybody(_not_active())
+        self._stop_timers()
+        self._fail_all(_not_active())
         self._wake()
 
     def submit(self, request: Request) -> asyncio.Future[Any]:
-        """The answer, once what it says is committed.
+        """The response, once its records are committed.
 
-        Fails with PeerError: what the controller says of a request that fails as a whole, 41 when it is not active or
-        no longer, 56 when the disk takes no more. Cancelling the future does not take back what is decided already.
+        Fails with PeerError: the controller's error of a request that fails as a whole, 41 if it is not or no longer
+        active, 56 if the disk is full. Cancelling the future does not revert a decision.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
@@ -186,16 +188,16 @@ class ActiveController:
         if isinstance(request, BrokerHeartbeat):
             sessions = self._controller.state.sessions
             sessions.contact(request.broker_id, request.broker_epoch, self._clock.monotonic_ms())
-        self._queue.append(Waiting(request, answer, loop.time()))
+        self._queue.append(PendingRequest(request, answer, loop.time()))
         self.schedule()
         return answer
 
-    def _keep_time(self) -> None:
+    def _start_timers(self) -> None:
         self.timers.start()
         if self.presence is not None:
             self.presence.begin()
 
-    def _stop_time(self) -> None:
+    def _stop_timers(self) -> None:
         self.timers.stop()
         if self.presence is not None:
             self.presence.end()
@@ -203,14 +205,14 @@ class ActiveController:
     # -- deciding ------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        if not self._is_scheduled and self._flight is None and self._queue:
+        if not self._is_scheduled and self._commit_in_progress is None and self._queue:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self.turn)
 
     def turn(self) -> None:
-        """Decide all that is queued and send it off."""
+        """Decide all queued requests and append their records."""
         self._is_scheduled = False
-        if self._flight is not None or not self.is_active:
+        if self._commit_in_progress is not None or not self.is_active:
             return
         queue, self._queue = self._queue, []
         clock = asyncio.get_running_loop().time
@@ -218,13 +220,13 @@ class ActiveController:
         for waiting in queue:
             self.metrics.queued.observe(began_s - waiting.asked_s)
         try:
-            self._send_off(self._decide(queue))
+            self._append(self._decide(queue))
             self.metrics.turns.observe(clock() - began_s)
         except StorageError as error:
-            self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
+            self._trouble.rejected(METADATA_PARTITION, self._log.end_offset, error)
             self._revert(queue, error)
             if not self._driver.quorum.is_only_voter:
-                self._driver.resign()  # another voter may have room
+                self._driver.resign()  # another voter may have disk space
         except PeerError as error:
             self._revert(queue, PeerError(ErrorCode.NOT_CONTROLLER, error.message))
         except Exception as error:
@@ -232,8 +234,8 @@ class ActiveController:
                 _fail(waiting.answer, _not_active())
             self._break(error)
 
-    def _decide(self, queue: Sequence[Waiting]) -> Flight:
-        self._controller.state.next_offset = self._log.end_offset  # the quorum writes records of its own, too
+    def _decide(self, queue: Sequence[PendingRequest]) -> GroupCommit:
+        self._controller.state.next_offset = self._log.end_offset  # the quorum also appends records
         return decide_all(
             self._controller,
             queue,
@@ -243,30 +245,30 @@ class ActiveController:
             rng=self._rng,
         )
 
-    def _send_off(self, flight: Flight) -> None:
-        """Append everything in one write. Raises StorageError with the log unchanged, PeerError(6)."""
-        if not flight.content:
-            self._flight = flight
-            self._land()
+    def _append(self, commit: GroupCommit) -> None:
+        """Append all batches in one write. Raises StorageError with the log unchanged, PeerError(6)."""
+        if not commit.content:
+            self._commit_in_progress = commit
+            self._complete_commit()
             return
-        self._flight = flight
-        flight.sent_s = asyncio.get_running_loop().time()
+        self._commit_in_progress = commit
+        commit.sent_s = asyncio.get_running_loop().time()
         try:
-            base_offset = self._driver.append(flight.content, self.epoch)
+            base_offset = self._driver.append(commit.content, self.epoch)
         except BaseException:
-            self._flight = None
+            self._commit_in_progress = None
             raise
-        self._check_place(flight, base_offset)
+        self._check_position(commit, base_offset)
 
-    def _check_place(self, flight: Flight, base_offset: int) -> None:
-        if base_offset != flight.first_offset or self._log.end_offset < flight.end_offset:
+    def _check_position(self, commit: GroupCommit, base_offset: int) -> None:
+        if base_offset != commit.first_offset or self._log.end_offset < commit.end_offset:
             raise InternalError(
                 f"the metadata log is at {base_offset}..{self._log.end_offset}, its controller at "
-                f"{flight.first_offset}..{flight.end_offset}"
+                f"{commit.first_offset}..{commit.end_offset}"
             )
 
-    def _revert(self, queue: Sequence[Waiting], error: Exception) -> None:
-        """C2: what was decided is forgotten, and those who asked are told."""
+    def _revert(self, queue: Sequence[PendingRequest], error: Exception) -> None:
+        """C2: discard the decisions and fail their requests."""
         self._controller.reset(self._loader.image, self._log.end_offset)
         for waiting in queue:
             _fail(waiting.answer, error)
@@ -277,40 +279,40 @@ class ActiveController:
 
     def committed(self, offset: int) -> None:
         """Everything below `offset` is committed."""
-        flight = self._flight
-        if flight is not None and flight.content and flight.end_offset <= offset:
-            self._land()
+        commit = self._commit_in_progress
+        if commit is not None and commit.content and commit.end_offset <= offset:
+            self._complete_commit()
 
-    def _land(self) -> None:
-        flight, self._flight = self._flight, None
-        assert flight is not None, "only a flight lands"
+    def _complete_commit(self) -> None:
+        commit, self._commit_in_progress = self._commit_in_progress, None
+        assert commit is not None, "an append is in progress"
         try:
-            self._commit(flight)
+            self._commit(commit)
         except Exception as failure:
-            for answer in flight.everybody:
+            for answer in commit.futures:
                 _fail(answer, _not_active())
             self._break(failure)
             return
         self.schedule()
         self._wake()
 
-    def _commit(self, flight: Flight) -> None:
-        """Publish what the flight carried, then answer."""
-        for image, delta in flight.images:
+    def _commit(self, commit: GroupCommit) -> None:
+        """Publish the committed images, then complete the requests."""
+        for image, delta in commit.images:
             self._loader.adopt(image, delta)
-        for answer, value in flight.answers:
+        for answer, value in commit.answers:
             if isinstance(value, Exception):
                 _fail(answer, value)
             elif not answer.done():
                 answer.set_result(value)
-        for waiting in flight.kraft_versions:
+        for waiting in commit.kraft_versions:
             asyncio.get_running_loop().call_soon(self._finalize_kraft_version, *waiting)
-        if flight.content:
-            self.metrics.commits.observe(asyncio.get_running_loop().time() - flight.sent_s)
-            self._published(len(flight.content))
+        if commit.content:
+            self.metrics.commits.observe(asyncio.get_running_loop().time() - commit.sent_s)
+            self._published(len(commit.content))
 
     def _finalize_kraft_version(self, answer: asyncio.Future[Any], value: Any, version: int) -> None:
-        """K15: the quorum writes it; the record behind it says when that is committed, and answers."""
+        """K15: the quorum appends the level; the request completes when the record after it is committed."""
         try:
             if not self.is_active:
                 raise _not_active()
@@ -329,16 +331,16 @@ class ActiveController:
         self.submit(WriteNoOp()).add_done_callback(committed)
 
     def _break(self, error: BaseException) -> None:
-        """The controller can not go on: what it decided itself is not certain any more."""
+        """The controller cannot continue: its own decisions are uncertain."""
         reason = error if isinstance(error, InternalError) else InternalError(f"the controller failed: {error!r}")
         if reason is not error:
             reason.__cause__ = error
         self._failed(reason)
 
-    def _fail_everybody(self, error: PeerError) -> None:
-        flight, self._flight = self._flight, None
+    def _fail_all(self, error: PeerError) -> None:
+        commit, self._commit_in_progress = self._commit_in_progress, None
         queue, self._queue = self._queue, []
-        for answer in flight.everybody if flight is not None else ():
+        for answer in commit.futures if commit is not None else ():
             _fail(answer, error)
         for waiting in queue:
             _fail(waiting.answer, error)
@@ -350,13 +352,13 @@ class ActiveController:
     # -- at the beginning of a term ------------------------------------------------------------------------------------
 
     def _write(self, *records: AbortTransactionRecord) -> None:
-        """Append records outside of any request; nobody is answered before they are committed."""
+        """Append records outside of any request; no request completes before they are committed."""
         controller, now_ms = self._controller, self._clock.now_ms()
         first_offset = controller.next_offset
         content = record_batch(records, controller.image.metadata_version, now_ms)
         image, delta = controller.replay(records, first_offset + len(records) - 1, self.epoch)
-        flight = Flight(first_offset, controller.next_offset, content, [(image, delta)])
-        self._send_off(flight)
+        commit = GroupCommit(first_offset, controller.next_offset, content, [(image, delta)])
+        self._append(commit)
 
 
 def _not_active() -> PeerError:

@@ -1,15 +1,15 @@
-"""One node put together: disks, controller, replicas, coordinators, server. The composition root.
+"""One node: disks, controller, replicas, coordinators, server. The composition root.
 
-Owns the order of start and stop, and what handlers may reach. Never holds protocol logic of its own.
+Owns the order of start and stop, and the services available to handlers. Contains no protocol logic.
 
 | start                                                     | stop (SIGTERM)                              |
 |-----------------------------------------------------------|---------------------------------------------|
 | 1. lock and open the log directory                        | 1. stop to accept, drain answers            |
-| 2. replay the metadata log, become its leader             | 2. tell the controller, stop it             |
+| 2. replay the metadata log, become its leader             | 2. controlled shutdown, stop the controller |
 | 3. bind the listeners, register the broker, unfence       | 3. flush and close the logs, checkpoints    |
-| 4. recover logs (only after a crash), settle losses, load | 4. write the clean-shutdown mark, unlock    |
+| 4. recover logs (only after a crash), record losses, load | 4. write the clean-shutdown mark, unlock    |
 |    coordinators                                           |                                             |
-| 5. take connections, say ready                            |                                             |
+| 5. accept connections, print the ready line               |                                             |
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ log = Logger("broker")
 
 _DISK_THREADS: Final = 4
 _RECEIVE_BUDGET_BYTES: Final = 512 << 20
-"""Stands in for `queued.max.request.bytes=-1`, Kafka's unlimited default: receive memory is always bounded here."""
+"""Replaces `queued.max.request.bytes=-1`, Kafka's unlimited default: receive memory is always bounded here."""
 
 
-def _where_set(config: NodeConfig, key: str) -> int:
-    """-1, which leaves it to the system, unless somebody chose."""
+def _explicit_int(config: NodeConfig, key: str) -> int:
+    """The value of an explicitly set key; -1, the system's choice, otherwise."""
     return config.get_int(key) if config.is_set(key) else -1
 
 
@@ -104,7 +104,7 @@ class Broker:
         disk_threads: Executor | None = None,
         metadata_threads: Executor | None = None,
     ) -> None:
-        """What is left out is this machine's; `metadata_threads` run what the metadata log has to do."""
+        """Omitted arguments default to this machine's; `metadata_threads` run the work of the metadata log."""
         self.config = config
         self.node_id: int = config.node_id
         self.clock: Clock = clock or SystemClock()
@@ -118,11 +118,11 @@ class Broker:
         self._checkpointing = asyncio.Lock()
         self.offsets_topic = OffsetsTopicCreation(self.auto_create)
         self.endpoints: tuple[Listener, ...] = ()
-        """What clients are told, with the ports that the listeners really got."""
+        """The advertised listeners, with the ports that were actually bound."""
         self.metrics_endpoint: MetricsEndpoint | None = None
         self.quorum: QuorumNode | None = None
         self._metadata_dir: LogDir | None = None
-        """Holds the lock of `metadata.log.dir` where that is a directory of its own."""
+        """Holds the lock of `metadata.log.dir` if that is a separate directory."""
         self._started: list[str] = []
 
     # --- what handlers see ----------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Broker:
 
     @property
     def absent(self) -> Absent:
-        """What clients are told of brokers that are not there."""
+        """Brokers for which Metadata responses differ from the image."""
         return self.replication.absent_now()
 
     @property
@@ -160,36 +160,36 @@ class Broker:
 
     @property
     def ready_line(self) -> str:
-        """What `fenceline start` prints once it serves; ends in host:port of the first listener."""
+        """The line that `fenceline start` prints when ready; ends in host:port of the first listener."""
         first = self.endpoints[0]
         address = f"{first.host}:{first.port}"
         return f"Fenceline is ready: node {self.node_id}, cluster {self.cluster_id}, listening on {address}"
 
     def log_end_offset(self, topic_partition: TopicPartition) -> int | None:
-        """Of a log that is in use here; None for any other."""
+        """The log end offset of an open log; None for any other."""
         if topic_partition == METADATA_PARTITION:
             return self.controller.log.end_offset
         return self.partitions.log_end_offset(topic_partition)
 
     async def topics_created(self, names: Collection[str], timeout_s: float) -> None:
-        """The controller has made these topics: until this node can serve them, but not longer than that."""
+        """Wait until this node can serve the newly created topics, at most `timeout_s`."""
         await self.partitions.vacated(names, timeout_s)
 
     def log_config(self, topic: str) -> Mapping[str, str | None]:
-        """Every setting of a topic that has a value (`controller.md C37`), and what brokers say of all logs."""
+        """Every topic config that has a value (`controller.md C37`), with the broker's defaults for all logs."""
         configs = self.image.configs
         expiration = effective_broker_config(configs, self.config, PRODUCER_EXPIRATION)
         return {**effective_topic_config(configs, topic, self.config), PRODUCER_EXPIRATION: expiration}
 
     def _epoch_end(self, topic: str, index: int, leader_epoch: int) -> int:
-        """Where an open log of this node has an epoch end, led here or not; -1 where it can not say."""
+        """End offset of an epoch in an open log of this node, whatever its role; -1 if unknown."""
         replica = self.partitions.open_by_name.get((topic, index))
         if replica is None or replica.is_being_cut:
             return -1
         return replica.log.end_offset_for_epoch(leader_epoch)[1]
 
     def leader_hint(self, topic: str | None, topic_id: bytes | None, index: int) -> tuple[int, int] | None:
-        """Leader and epoch for a reader that asked the wrong node (KIP-951)."""
+        """Leader and epoch for a fetch that was sent to the wrong node (KIP-951)."""
         image = self.image
         found = image.topics_by_id.get(UUID(bytes=topic_id)) if topic_id else image.topics_by_name.get(topic or "")
         if found is None or not 0 <= index < len(found.partitions):
@@ -198,7 +198,7 @@ class Broker:
         return partition.leader, partition.leader_epoch
 
     def node_endpoints(self, node_ids: Iterable[int], listener: str = "PLAINTEXT") -> tuple[NodeEndpoint, ...]:
-        """Addresses of nodes that an answer names as leaders (KIP-951)."""
+        """Addresses of nodes that a response names as leaders (KIP-951)."""
         found = []
         for node_id in sorted(node_ids):
             broker = self.image.brokers.get(node_id)
@@ -208,7 +208,7 @@ class Broker:
         return tuple(found)
 
     async def auto_create(self, names: Sequence[str]) -> dict[str, Outcome]:
-        """Create topics because somebody asked for them; internal topics get the settings that they need."""
+        """Create requested topics automatically; internal topics get their required configs."""
         topics = tuple(
             new_offsets_topic(self.config) if name == CONSUMER_OFFSETS_TOPIC else NewTopic(name) for name in names
         )
@@ -222,7 +222,7 @@ class Broker:
         return created
 
     async def flush_up_to(self, replica: Replica, end_offset: int) -> PeerError | None:
-        """Wait until the log is durable at least up to an offset; why it never will be (`LogFlushes.up_to`)."""
+        """Wait until the log is durable at least up to an offset; returns why it never will be (`LogFlushes.up_to`)."""
         return await self.flushes.up_to(replica, end_offset)
 
     async def checkpoint(self) -> None:
@@ -241,7 +241,7 @@ class Broker:
     # --- start ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Come up to where connections are taken. Raises OperatorError; call `stop` in any case."""
+        """Start until connections are accepted. Raises OperatorError; call `stop` in any case."""
         self.loop = asyncio.get_running_loop()
         with starting(self.config):
             await self._start()
@@ -253,7 +253,7 @@ class Broker:
         self.log_dirs = LogDirs(directories.data, metadata=directories.metadata, offline=directories.offline)
         for log_dir in self.log_dirs:
             log_dir.fresh_id = partial(random_id, self.rng)
-            # A stream of their own: directories are made where records come, which is not to change what else is drawn.
+            # A separate random stream: directory ids are drawn when replicas arrive, which must not affect other draws.
             log_dir.fresh_incarnation = partial(random_id, Random(f"{log_dir.path}{self.rng.getstate()}"))
         if directories.metadata_is_apart:
             self._metadata_dir = directories.metadata
@@ -295,13 +295,13 @@ class Broker:
             broker_epoch=lambda: self.broker_epoch,
             delete_partition=self.losses.delete_partition,
             compare_removed=self.removed_replicas.add,
-            report_directory=self._assignments.tell,
+            report_directory=self._assignments.report,
             suspect=self.directory_failures.suspect,
         )
-        self.storage_trouble.heard = self.partitions.suspect_directory_of
+        self.storage_trouble.on_rejected = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.moves = DirectoryMoves(self)
-        self.partitions.on_stopped = self.moves.gone
+        self.partitions.on_stopped = self.moves.replica_removed
         self.cleaner = LogCleaner(self)
         self.partitions.on_dirty = self.cleaner.mark
         self.cordons = DirectoryCordons(self)
@@ -330,7 +330,7 @@ class Broker:
         await unless_failed(self.controller, self._join(self.quorum))
 
     async def _join(self, quorum: QuorumNode) -> None:
-        """Become one of the cluster's brokers, and take connections."""
+        """Register the broker, unfence it and accept connections."""
         config = self.config
         self.server = self._make_server()
         self.endpoints = await self._bind()
@@ -345,7 +345,7 @@ class Broker:
         )
         if quorum.channel is None:
             await self.lifecycle.unfence()
-        self.cordons.take()
+        self.cordons.apply()
         known = self.image
         copies = await recover_logs(self)
         await self.loop.run_in_executor(self.disk_threads, self.losses.recover)
@@ -356,7 +356,7 @@ class Broker:
         self.partitions.apply(difference(known, self.image))
         self.partitions.apply_roles()
         await self.removed_replicas.find_strays()
-        self.moves.take_up(copies)
+        self.moves.resume(copies)
         self._coordinators.load_all(self.image)
         # Metadata may name this broker as a leader from here on: who comes at once is not sent away.
         self.server.open_backlog()
@@ -382,11 +382,11 @@ class Broker:
             self.metrics_endpoint = open_endpoint(config, collectors)
 
     async def run_until(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set, or until the node can not go on (the failure is raised)."""
+        """Serve until `stop` is set, or until the node cannot continue (raises the failure)."""
         await run_until(self.controller, stop, self.directory_failures.ended())
 
     async def stop(self) -> None:
-        """Stop cleanly; what was not started is left out."""
+        """Stop cleanly; parts that were not started are skipped."""
         if "maintenance" in self._started:
             await self.maintenance.stop()
             await self.cleaner.close()
@@ -395,8 +395,8 @@ class Broker:
             await self.loss_delivery.stop()
         if "controller" in self._started and self.broker_epoch >= 0:
             try:
-                # Leaders move to other brokers first, while this one still serves.
-                await self.lifecycle.say_goodbye()
+                # Leadership moves to other brokers while this one still serves.
+                await self.lifecycle.controlled_shutdown()
             except PeerError as error:
                 log.warning("controlled shutdown failed", reason=error.message)
         if "server" in self._started:
@@ -414,15 +414,15 @@ class Broker:
                 assert self.quorum is not None, "the controller was started"
                 await self.quorum.stop()
             except (PeerError, OSError) as error:
-                log.error("the metadata log was not closed cleanly, the next start will check it", reason=str(error))
+                log.error("metadata log not closed cleanly; the next start will verify it", reason=str(error))
         log_dirs: LogDirs | None = getattr(self, "log_dirs", None)
         for log_dir in log_dirs.opened if log_dirs is not None else ():
-            assert log_dirs is not None, "it has directories"
+            assert log_dirs is not None, "the directories are open"
             log_dir.broker_epoch = self.broker_epoch if "controller" in self._started else -1
             try:
                 await self.loop.run_in_executor(self.disk_threads, log_dir.close, log_dirs.is_online(log_dir))
             except PeerError as error:
-                log.error("the stop was not clean, the next start will check the logs", reason=error.message)
+                log.error("shutdown was not clean; the next start will recover the logs", reason=error.message)
         if self._metadata_dir is not None:
             self._metadata_dir.close(clean=False)
         self.disk_threads.shutdown()
@@ -460,9 +460,10 @@ class Broker:
             max_connections=config.get_int("max.connections"),
             backlog=config.get_int("socket.listen.backlog.size"),
             idle_timeout_ms=config.get_int("connections.max.idle.ms"),
-            # Kafka's defaults would cut requests and answers into ten pieces each; the system's grow with use.
-            send_buffer_bytes=_where_set(config, "socket.send.buffer.bytes"),
-            receive_buffer_bytes=_where_set(config, "socket.receive.buffer.bytes"),
+            # Kafka's default buffers would split requests and responses into ten pieces each; the system's buffers grow
+            # with use.
+            send_buffer_bytes=_explicit_int(config, "socket.send.buffer.bytes"),
+            receive_buffer_bytes=_explicit_int(config, "socket.receive.buffer.bytes"),
             metrics=self.metrics,
         )
 
@@ -470,15 +471,15 @@ class Broker:
         ports = {}
         for listener in self.config.listeners:
             ports[listener.name] = await self.server.bind(listener.name, listener.host, listener.port)
-        return tuple(told._replace(port=told.port or ports[told.name]) for told in self.config.advertised_listeners)
+        return tuple(each._replace(port=each.port or ports[each.name]) for each in self.config.advertised_listeners)
 
     def delete_later(self, delete: Callable[[], None], delay_ms: int) -> None:
-        """Remove files in a thread after a delay; what can not be removed is logged and left to the next start."""
+        """Delete files in a thread after a delay; a failure is logged, and the next start deletes them."""
 
         def start() -> None:
             def report(done: asyncio.Future[None]) -> None:
                 if not done.cancelled() and (error := done.exception()) is not None:
-                    log.warning("files not deleted", reason=str(error))
+                    log.warning("could not delete files", reason=str(error))
 
             asyncio.ensure_future(self.loop.run_in_executor(self.disk_threads, delete)).add_done_callback(report)
 

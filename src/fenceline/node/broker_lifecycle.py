@@ -1,16 +1,16 @@
-"""This broker as the controller knows it: registered, heard from, let go (Kafka's BrokerLifecycleManager).
+"""Registration, heartbeats and controlled shutdown of this broker (Kafka's BrokerLifecycleManager).
 
-Owns the broker epoch and what is told in registration and heartbeats. Never decides whether the broker is fenced: the
-controller does, and this room repeats it to the operator.
+Owns the broker epoch and the content of registrations and heartbeats. Never decides whether the broker is fenced: the
+controller does, and this module logs it.
 
-Where the controller is another node, or may come to be one, everything is asked until there is an answer; between
-registration and service the broker says that it lives and wants to stay fenced.
+If the controller is or may become another node, requests are repeated until there is a response; between registration
+and unfencing the broker sends heartbeats that ask to stay fenced.
 
-What others decide it answers at once, not with the next heartbeat: a broker that finds itself fenced and lives says so,
-and all tell how far they have applied the metadata when one of them is about to stop, which waits for that (C14).
+Some changes trigger a heartbeat at once: a broker that finds itself fenced reports that it is alive, and when one
+broker is shutting down, all others report how far they have applied the metadata, because it waits for that (C14).
 
 Rules: controller.md C11-C19, C46 (`node.broker` recovers logs and applies the first image before it calls `unfence`);
-since_4_0.md K23, K24, K37. Unlike Kafka's (C13), a broker that the controller does not know any more registers again.
+since_4_0.md K23, K24, K37. Unlike Kafka's (C13), a broker that is unknown to the controller registers again.
 """
 
 from __future__ import annotations
@@ -37,24 +37,26 @@ if TYPE_CHECKING:
 
 log = Logger("broker")
 
-_GOODBYES: Final = 3
-"""Heartbeats of a controlled shutdown: the first moves leaders away, a later one sees that nothing is led any more."""
-_GOODBYE_S: Final = 300.0
-"""How long a broker waits to be let go by another node, as Kafka's: its leaders move, and all others must know."""
-_SILENCE_S: Final = 10.0
-"""Without any answer from a controller it goes before: an election is over by then."""
+_SHUTDOWN_HEARTBEATS: Final = 3
+"""Heartbeats of a controlled shutdown: the first moves leadership away, a later one finds that the broker leads
+nothing."""
+_SHUTDOWN_TIMEOUT_S: Final = 300.0
+"""How long a broker waits for another node to complete its controlled shutdown, as in Kafka: leadership moves, and all
+other brokers must know."""
+_NO_RESPONSE_S: Final = 10.0
+"""Without any response from a controller the broker stops earlier: an election would be over by then."""
 _JITTER_S: Final = 0.05
-"""Within this, all brokers tell that they know of another's shutdown."""
-_AGAIN_S: Final = 0.2
-"""Between two attempts to register."""
+"""All brokers report within this time that they know of another's shutdown."""
+_RETRY_S: Final = 0.2
+"""Interval between attempts to register."""
 _SOON_S: Final = 0.05
-_LOOK_S: Final = 0.1
-"""Between two looks whether the other controllers are there, while a broker waits to be let go."""
-_TOLD_EACH: Final = 300
-"""Attempts to register, or to be let serve, between two lines for the operator."""
-_TOLD_FIRST: Final = 50
-"""Whoever had this id before, and was killed, is forgotten by then."""
-_PASSES: Final = frozenset(
+_CHECK_S: Final = 0.1
+"""Interval between checks whether the other controllers are running, during a controlled shutdown."""
+_LOG_EVERY: Final = 300
+"""Attempts to register, or to be unfenced, between two log lines."""
+_LOG_FIRST: Final = 50
+"""By then the session of a killed previous incarnation has expired."""
+_RETRIABLE: Final = frozenset(
     {
         ErrorCode.NOT_CONTROLLER,
         ErrorCode.REQUEST_TIMED_OUT,
@@ -62,12 +64,13 @@ _PASSES: Final = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
     }
 )
-"""What another attempt can mend: nobody leads yet, the controller has just begun and is slow, the broker that had this
-id before is not known to be dead, or the active controller has no room and is about to give way."""
+"""Retriable errors: there is no active controller, the controller has just started and is slow, the previous
+incarnation of this broker is not known to have ended, or the active controller's disk is full and it is about to
+resign."""
 
 
 class BrokerLifecycle:
-    """One incarnation of a broker. `register` comes first, then `unfence`, `say_goodbye` last."""
+    """One incarnation of a broker. Call `register` first, then `unfence`, `shut_down` last."""
 
     def __init__(
         self,
@@ -84,18 +87,18 @@ class BrokerLifecycle:
         self._incarnation_id = random_id(self._rng)
         self._is_fenced = True
         self._registration: RegisterBroker | None = None
-        self._beats: asyncio.Task[None] | None = None
-        self._extra_beat: asyncio.Task[None] | None = None
-        self._beating = asyncio.Lock()
+        self._fenced_heartbeats: asyncio.Task[None] | None = None
+        self._extra_heartbeat: asyncio.Task[None] | None = None
+        self._heartbeat_lock = asyncio.Lock()
         self._is_watching = False
-        self._heard_s = 0.0
-        """When a controller answered last while this broker says goodbye, by the loop's clock."""
+        self._last_response_s = 0.0
+        """Time of the last response from a controller during the controlled shutdown, by the loop's clock."""
         self.broker_epoch = -1
         """-1 until the controller has registered the broker."""
         self._failed_dirs: tuple[UUID, ...] = ()
         self._cordoned_dirs: tuple[UUID, ...] = ()
-        self._told_dirs: tuple[UUID, ...] = ()
-        """Failed directories that the controller has heard of."""
+        self._acknowledged_dirs: tuple[UUID, ...] = ()
+        """Failed directories that were reported to the controller."""
 
     @property
     def _is_alone(self) -> bool:
@@ -111,8 +114,9 @@ class BrokerLifecycle:
         log_dirs: tuple[UUID, ...],
         previous_broker_epoch: int,
     ) -> None:
-        """Become a broker of the cluster, and wait until this node's image says so. Raises PeerError, OperatorError
-        where the controller refuses. Where this node's metadata ends, nobody ends the wait (`unless_failed`)."""
+        """Register the broker, and wait until this node's image contains the registration. Raises PeerError, and
+        OperatorError if the controller rejects it. A failure of this node's metadata does not end the wait
+        (`unless_failed`)."""
         self._registration = RegisterBroker(
             broker_id=self._node_id,
             cluster_id=cluster_id,
@@ -133,9 +137,9 @@ class BrokerLifecycle:
                 raise
             raise self._refused(error) from error
         if not self._is_alone:
-            self._beats = asyncio.ensure_future(self._stay_fenced())
+            self._fenced_heartbeats = asyncio.ensure_future(self._stay_fenced())
             while not self._is_known:
-                await asyncio.wait([self._controller.next_change()], timeout=_AGAIN_S)
+                await asyncio.wait([self._controller.next_change()], timeout=_RETRY_S)
 
     @property
     def _is_known(self) -> bool:
@@ -143,78 +147,79 @@ class BrokerLifecycle:
         return known is not None and known.epoch == self.broker_epoch
 
     async def _register(self) -> None:
-        assert self._registration is not None, "register comes first"
+        assert self._registration is not None, "call register first"
         attempts = 0
         while True:
             try:
                 answer = await self._controller.submit(self._registration)
                 break
             except PeerError as error:
-                if not self._may_pass(error):
+                if not self._is_retriable(error):
                     raise
                 attempts += 1
-                if attempts % _TOLD_EACH == _TOLD_FIRST:
-                    self._tell_waiting("broker not registered yet", error)
-                await asyncio.sleep(_AGAIN_S)
+                if attempts % _LOG_EVERY == _LOG_FIRST:
+                    self._log_waiting("broker not registered yet", error)
+                await asyncio.sleep(_RETRY_S)
         self.broker_epoch = answer.broker_epoch
         self._controller.active.own_broker_epoch = self.broker_epoch
 
-    def _may_pass(self, error: PeerError) -> bool:
-        return not self._is_alone and error.code in _PASSES and not self._controller.has_failed
+    def _is_retriable(self, error: PeerError) -> bool:
+        return not self._is_alone and error.code in _RETRIABLE and not self._controller.has_failed
 
-    def _tell_waiting(self, event: str, error: PeerError) -> None:
+    def _log_waiting(self, event: str, error: PeerError) -> None:
         reason = error.message or error.code.name
-        advice = "It is tried again. A majority of the controllers must run and be reached from here."
+        advice = "The node retries. A majority of the controllers must be running and reachable from here."
         if error.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION:
-            reason = f"broker {self._node_id} is registered by another process, whose session has not ended"
+            reason = f"broker {self._node_id} is registered by another process whose session has not expired"
             advice = (
-                f"If another node runs with node.id={self._node_id}, stop this one and give it an id and a directory of"
-                " its own. If it was an earlier life of this node, it is forgotten within broker.session.timeout.ms,"
-                " and this one goes on by itself."
+                f"If another node runs with node.id={self._node_id}, stop this node and give it its own node.id and log"
+                " directory. If it was a previous process of this node, its session expires after"
+                " broker.session.timeout.ms and this node then registers."
             )
         elif error.code is ErrorCode.KAFKA_STORAGE_ERROR:
-            advice = "It is tried again. Look at the active controller's log: its disk is full, or broken."
+            advice = "The node retries. Check the log of the active controller: its disk is full or has failed."
         log.warning(event, reason=reason, advice=advice)
 
     def _refused(self, error: PeerError) -> OperatorError:
-        advice = "Correct what the controller names, then start this broker again."
+        advice = "Correct the reported problem, then start this broker again."
         if error.code is ErrorCode.INCONSISTENT_CLUSTER_ID:
             advice = (
-                "This broker's directory or the address of its controllers is another cluster's: compare cluster.id in"
-                " meta.properties, and check controller.quorum.bootstrap.servers and controller.quorum.voters."
+                "Either this broker's directory or the controllers' addresses belong to another cluster. Compare"
+                " cluster.id in meta.properties, and check controller.quorum.bootstrap.servers and"
+                " controller.quorum.voters."
             )
         elif error.code is ErrorCode.UNSUPPORTED_VERSION:
             advice = (
-                "Release and feature levels of this broker and the controllers must fit (`fenceline features list`),"
-                " and controller.quorum.bootstrap.servers and controller.quorum.voters must name controllers'"
-                " listeners, not brokers'."
+                "The releases and feature levels of this broker and the controllers must be compatible (`fenceline"
+                " features list`), and controller.quorum.bootstrap.servers and controller.quorum.voters must name"
+                " controller listeners, not broker listeners."
             )
         reason = error.message or error.code.name
-        return OperatorError(f"Broker {self._node_id} can not be registered: {reason}", advice)
+        return OperatorError(f"Cannot register broker {self._node_id}: {reason}", advice)
 
     async def _stay_fenced(self) -> None:
-        """The broker lives and is not ready. Unregistered meanwhile, it registers again: its image would never show the
-        epoch that `register` waits for."""
+        """Send heartbeats that ask to stay fenced. If the broker is unregistered meanwhile, it registers again;
+        otherwise its image would never contain the epoch that `register` waits for."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
             with contextlib.suppress(PeerError):
                 await self.heartbeat()
 
     async def unfence(self) -> None:
-        """The broker is ready: until the controller lets it serve, however long nobody leads. Raises PeerError."""
-        if self._beats is not None:
-            self._beats.cancel()
-            self._beats = None
+        """Wait until the controller unfences this broker, however long there is no leader. Raises PeerError."""
+        if self._fenced_heartbeats is not None:
+            self._fenced_heartbeats.cancel()
+            self._fenced_heartbeats = None
         attempts = 0
         while True:
             try:
                 await self.heartbeat()
             except PeerError as error:
-                if not self._may_pass(error):
+                if not self._is_retriable(error):
                     raise
                 attempts += 1
-                if attempts % _TOLD_EACH == _TOLD_FIRST:
-                    self._tell_waiting("broker may not serve yet", error)
+                if attempts % _LOG_EVERY == _LOG_FIRST:
+                    self._log_waiting("broker not unfenced yet", error)
             else:
                 if not self._is_fenced or self._is_alone:
                     break
@@ -224,19 +229,19 @@ class BrokerLifecycle:
             self._controller.subscribe(self._on_image)
 
     def _on_image(self, image: MetadataImage, delta: Delta) -> None:
-        """Somebody was fenced or begins to stop."""
+        """Send a heartbeat at once if this broker was fenced or another one is shutting down."""
         if not delta.changed_brokers or not self._is_watching:
             return
         own = image.brokers.get(self._node_id)
         if own is None or own.epoch != self.broker_epoch or own.in_controlled_shutdown:
             return
         if own.fenced:
-            self._beat_soon(0.0)
+            self._heartbeat_soon(0.0)
         elif any((other := image.brokers.get(each)) and other.in_controlled_shutdown for each in delta.changed_brokers):
-            self._beat_soon(_JITTER_S * self._rng.random())
+            self._heartbeat_soon(_JITTER_S * self._rng.random())
 
-    def _beat_soon(self, delay_s: float) -> None:
-        if self._extra_beat is not None and not self._extra_beat.done():
+    def _heartbeat_soon(self, delay_s: float) -> None:
+        if self._extra_heartbeat is not None and not self._extra_heartbeat.done():
             return
 
         async def beat() -> None:
@@ -244,112 +249,115 @@ class BrokerLifecycle:
             with contextlib.suppress(PeerError):
                 await self.heartbeat()
 
-        self._extra_beat = asyncio.ensure_future(beat())
+        self._extra_heartbeat = asyncio.ensure_future(beat())
 
-    def tell_cordoned(self, directory_ids: tuple[UUID, ...]) -> None:
-        """These take no new replicas (K25): the controller hears of it at once, or with the next heartbeat."""
+    def report_cordoned(self, directory_ids: tuple[UUID, ...]) -> None:
+        """Report the cordoned directories (K25), at once or with the next heartbeat."""
         self._cordoned_dirs = directory_ids
         if self._registration is not None and not self._is_fenced:
-            self._beat_soon(0.0)
+            self._heartbeat_soon(0.0)
 
-    async def tell_failed(self, directory_id: UUID) -> None:
-        """A log directory has failed: until the controller has heard of it, by a heartbeat (KIP-858)."""
+    async def report_failed(self, directory_id: UUID) -> None:
+        """Report a failed log directory until a heartbeat was acknowledged (KIP-858)."""
         self._failed_dirs = (*self._failed_dirs, directory_id)
         if self._registration is not None:
             remaining = tuple(each for each in self._registration.log_dirs if each != directory_id)
             self._registration = replace(self._registration, log_dirs=remaining)
-        while directory_id not in self._told_dirs:
+        while directory_id not in self._acknowledged_dirs:
             try:
                 await self.heartbeat()
             except PeerError:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
 
     async def heartbeat(self) -> None:
-        """Tell the controller that this broker lives. Raises PeerError."""
-        async with self._beating:
+        """Send a heartbeat to the controller. Raises PeerError."""
+        async with self._heartbeat_lock:
             await self._heartbeat()
 
     async def _heartbeat(self) -> None:
-        # Between registration and service it stays fenced (see `_stay_fenced`).
-        beat = self._beat(want_fence=self._beats is not None)
+        # Between registration and unfencing the broker stays fenced (see `_stay_fenced`).
+        beat = self._heartbeat_request(want_fence=self._fenced_heartbeats is not None)
         try:
             answer: BrokerHeartbeatAnswer = await self._controller.submit(beat)
         except PeerError as error:
             if error.code is not ErrorCode.STALE_BROKER_EPOCH or self._is_alone or self._registration is None:
                 raise
-            log.warning("broker not known to the controller any more, registering again", epoch=self.broker_epoch)
+            log.warning("broker unknown to the controller, registering again", epoch=self.broker_epoch)
             await self._register()
             return
-        self._told_dirs = beat.offline_log_dirs
+        self._acknowledged_dirs = beat.offline_log_dirs
         if answer.is_fenced and not self._is_fenced:
             log.warning("broker fenced", epoch=self.broker_epoch)
         elif not answer.is_fenced and self._is_fenced:
             log.debug("broker unfenced", epoch=self.broker_epoch)
         self._is_fenced = answer.is_fenced
 
-    async def say_goodbye(self) -> None:
-        """Hand over what is led here and be let go (controlled shutdown). Raises PeerError."""
+    async def controlled_shutdown(self) -> None:
+        """Controlled shutdown: move leadership to other brokers and wait until the controller lets this one stop.
+        Raises PeerError."""
         self.close()
         if not self._is_alone:
-            await self._say_goodbye_to_others()
+            await self._controlled_shutdown()
             return
-        for _ in range(_GOODBYES):
-            answer = await self._controller.submit(self._beat(want_shut_down=True))
+        for _ in range(_SHUTDOWN_HEARTBEATS):
+            answer = await self._controller.submit(self._heartbeat_request(want_shut_down=True))
             if answer.should_shut_down:
                 return
-        log.warning("the controller did not let this broker go", epoch=self.broker_epoch)
+        log.warning("controlled shutdown not completed by the controller", epoch=self.broker_epoch)
 
-    async def _say_goodbye_to_others(self) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
-        going = asyncio.ensure_future(self._be_let_go())
-        alone = asyncio.ensure_future(self._see_others_gone())
+    async def _controlled_shutdown(self) -> None:
+        self._last_response_s = asyncio.get_running_loop().time()
+        going = asyncio.ensure_future(self._await_shutdown())
+        alone = asyncio.ensure_future(self._watch_controllers())
         try:
-            done, _ = await asyncio.wait((going, alone), timeout=_GOODBYE_S, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                (going, alone), timeout=_SHUTDOWN_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+            )
             if going in done:
                 going.result()
             elif alone in done:
                 log.info(alone.result())
             else:
-                log.warning("no controller has let this broker go in time", epoch=self.broker_epoch)
+                log.warning("controlled shutdown timed out", epoch=self.broker_epoch)
         finally:
             going.cancel()
             alone.cancel()
             await asyncio.gather(going, alone, return_exceptions=True)
 
-    async def _be_let_go(self) -> None:
+    async def _await_shutdown(self) -> None:
         while True:
             try:
-                answer = await self._controller.submit(self._beat(want_shut_down=True))
+                answer = await self._controller.submit(self._heartbeat_request(want_shut_down=True))
             except PeerError as error:
                 if error.code is not ErrorCode.NOT_CONTROLLER or self._controller.has_failed:
                     raise
             else:
-                self._heard_s = asyncio.get_running_loop().time()
+                self._last_response_s = asyncio.get_running_loop().time()
                 if answer.should_shut_down:
                     return
             await asyncio.sleep(_SOON_S)
 
-    async def _see_others_gone(self) -> str:
-        """Why waiting would change nothing: a whole cluster stops, or nobody can be reached."""
-        assert self._controller.channel is not None, "others can be reached"
+    async def _watch_controllers(self) -> str:
+        """Returns why waiting is useless: the whole cluster is stopping, or no controller is reachable."""
+        assert self._controller.channel is not None, "there are other controllers"
         loop = asyncio.get_running_loop()
         while True:
             if await self._controller.channel.has_no_majority():
-                return "the other controllers are gone, nobody is left to let this broker go"
-            if loop.time() - self._heard_s >= _SILENCE_S:
-                return "no controller answers, this broker goes without being let go"
-            await asyncio.sleep(_LOOK_S)
+                return "controlled shutdown skipped: the other controllers have stopped"
+            if loop.time() - self._last_response_s >= _NO_RESPONSE_S:
+                return "controlled shutdown skipped: no controller responds"
+            await asyncio.sleep(_CHECK_S)
 
     def close(self) -> None:
-        """Say nothing more by itself."""
+        """Stop sending heartbeats."""
         self._is_watching = False
-        if self._extra_beat is not None:
-            self._extra_beat.cancel()
-        if self._beats is not None:
-            self._beats.cancel()
-            self._beats = None
+        if self._extra_heartbeat is not None:
+            self._extra_heartbeat.cancel()
+        if self._fenced_heartbeats is not None:
+            self._fenced_heartbeats.cancel()
+            self._fenced_heartbeats = None
 
-    def _beat(self, *, want_fence: bool = False, want_shut_down: bool = False) -> BrokerHeartbeat:
+    def _heartbeat_request(self, *, want_fence: bool = False, want_shut_down: bool = False) -> BrokerHeartbeat:
         return BrokerHeartbeat(
             self._node_id,
             self.broker_epoch,

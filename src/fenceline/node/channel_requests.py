@@ -1,9 +1,9 @@
-"""Requests of a broker to the active controller, as Kafka's APIs carry them.
+"""Conversion of a broker's requests to the active controller between `fenceline.controller` and Kafka's APIs.
 
-Owns the table from a request of `fenceline.controller` to fields, and from the answer's entity back. Pure.
+Owns the table from a request of `fenceline.controller` to fields, and from the response entity back. Pure.
 
-Rules: controller.md C11-C20, C21, C36, C41, C47 (what an answer lacks is asked again by who asked); recovery.md V4,
-V16-V25, V30; since_4_0.md K4, K22-K25, K27.
+Rules: controller.md C11-C20, C21, C36, C41, C47 (the caller repeats the request for items that a response lacks);
+recovery.md V4, V16-V25, V30; since_4_0.md K4, K22-K25, K27.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fenceline.controller.requests import (
     CreatedTopic,
     CreateTopics,
     CreateTopicsAnswer,
-    Done,
+    EmptyAnswer,
     IncrementalAlterConfigs,
     Outcome,
     ProducerIdBlock,
@@ -46,14 +46,14 @@ from fenceline.wire.apis import ApiKey
 
 Fields = dict[str, Any]
 _OF_THE_TOPIC: Final = 1
-"""`config_source` of what was given with the topic."""
+"""`config_source` of configs given with the topic."""
 _RECOVERY_STATES: Final = frozenset(map(int, LeaderRecoveryState))
 
 
 class RemoteRequest(NamedTuple):
-    """One request: its API and versions, its connection's purpose, how long a leader is waited for, and both ways.
+    """One request: its API and versions, its connection's purpose, how long to wait for a leader, and the conversions.
 
-    `wrapped`: in an envelope, because the controller is to take it as a client's that the broker has looked at.
+    `wrapped`: sent in an Envelope, as a client's request that the broker has checked.
     """
 
     key: ApiKey
@@ -74,7 +74,7 @@ def _check(entity: Any) -> None:
 def _error(entity: Any) -> PeerError:
     known = _known(entity.error_code)
     message = getattr(entity, "error_message", None)
-    return PeerError(known, message or f"The controller answers {known.name}.")
+    return PeerError(known, message or f"The controller returned {known.name}.")
 
 
 def _known(code: Any) -> ErrorCode:
@@ -143,9 +143,9 @@ def _register_controller(request: RegisterController, version: int) -> Fields:
     }
 
 
-def _controller_registered(request: RegisterController, entity: Any) -> Done:
+def _controller_registered(request: RegisterController, entity: Any) -> EmptyAnswer:
     _check(entity)
-    return Done()
+    return EmptyAnswer()
 
 
 def _allocate(request: AllocateProducerIds, version: int) -> Fields:
@@ -158,7 +158,7 @@ def _allocated(request: AllocateProducerIds, entity: Any) -> ProducerIdBlock:
 
 
 def _alter_partition(request: AlterPartition, version: int) -> Fields:
-    """In the form of both versions: v3 tells the members' broker epochs (KIP-903)."""
+    """Fields for both versions: v3 has the members' broker epochs (KIP-903)."""
 
     def change(each: IsrChange) -> Fields:
         return {
@@ -178,7 +178,7 @@ def _alter_partition(request: AlterPartition, version: int) -> Fields:
 
 
 def _altered_partitions(request: AlterPartition, entity: Any) -> AlterPartitionAnswer:
-    """As the controller orders it; a partition that it leaves out is missing here, too (C47)."""
+    """In the controller's order; a partition that it omits is also missing here (C47)."""
     _check(entity)
     return AlterPartitionAnswer(
         tuple(
@@ -338,4 +338,4 @@ MAPPINGS: Final[Mapping[type[Any], RemoteRequest]] = {
     ),
     AlterConfigs: RemoteRequest(ApiKey.ALTER_CONFIGS, 2, 2, "clients", 30.0, _legacy, _altered, wrapped=True),
 }
-"""By the type of the request."""
+"""By request type."""

@@ -1,6 +1,6 @@
-"""One compaction that is under way: who has to be alone with the log stops it and waits.
+"""The handle of one running compaction, used to stop it before exclusive access to the log.
 
-Owns the word to stop. What is stopped is `log_cleaner.py`'s.
+Owns the stop signal. The compaction itself belongs to `log_cleaner.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 
 
 class Cleaning:
-    """Belongs to the loop; `is_stopped` may be read in any thread."""
+    """Event loop only; `is_stopped` may be read in any thread."""
 
     __slots__ = ("_ended", "_stop", "is_stopped")
 
@@ -19,7 +19,7 @@ class Cleaning:
         self._ended = asyncio.Event()
 
     async def stop(self) -> None:
-        """Returns once no thread is at the log any more."""
+        """Stop the compaction; returns once no thread uses the log."""
         self.ask_to_stop()
         await self._ended.wait()
 
@@ -31,7 +31,7 @@ class Cleaning:
         self._ended.set()
 
     async def pause(self, seconds: float) -> None:
-        """Wait, but no longer than until it is to stop."""
+        """Sleep, at most until the stop request."""
         if self.is_stopped or seconds <= 0:
             return
         try:

@@ -1,4 +1,4 @@
-"""The node's clock, handed in so that tests and simulation can replace it."""
+"""The node's clock, injected so that tests and simulations can replace it."""
 
 from __future__ import annotations
 

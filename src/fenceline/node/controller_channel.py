@@ -1,11 +1,11 @@
-"""The way from a broker to the active controller, wherever that is.
+"""The channel from a broker to the active controller.
 
-Owns finding it (the quorum of this node knows who leads), the connections to it, and asking again while there is none:
-a request waits for the next leader until its time is up. Heartbeats, block requests, changes of ISRs and what clients
-want have a connection each, so that none waits behind another. Decides nothing.
+Owns finding the controller (this node's quorum knows the leader), the connections to it, and retries while there is
+none: a request waits for the next leader until it times out. Heartbeats, producer id requests, ISR changes and client
+requests have separate connections, so that none waits behind another. Decides nothing.
 
-A request whose connection breaks is asked again, as Kafka's brokers do: it may have been done already, and the answer
-then says so (TOPIC_ALREADY_EXISTS).
+A request whose connection breaks is repeated, as Kafka's brokers do: the first attempt may have succeeded, in which
+case the response says so (TOPIC_ALREADY_EXISTS).
 
 Rules: controller.md C11-C20, C41, C47; since_4_0.md K4, K30 (this channel negotiates versions).
 """
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 log = Logger("controller")
 
 _PAUSE_S: Final = 0.05
-"""Between two attempts, unless something changes before."""
+"""Interval between attempts, unless the leader changes earlier."""
 _ANSWER_S: Final = 10.0
-"""A controller that says nothing for so long is asked anew, on another connection."""
+"""If the controller does not respond for this long, the request is repeated on another connection."""
 _REFUSAL_S: Final = 0.5
-"""A process that is gone is refused for at once; no answer in this time is none."""
-_PATIENCE_S: Final = 30.0
-"""For a request of a client; Kafka's default request timeout."""
+"""A stopped process refuses connections at once; no response within this time proves nothing."""
+_TIMEOUT_S: Final = 30.0
+"""For a client request; Kafka's default request timeout."""
 _ANONYMOUS: Final = encode_principal(ANONYMOUS)
 _BY_HANDLER: Final = frozenset({ApiKey.CREATE_TOPICS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
-"""Looked at by this broker's own handler, which hands on what is not its own."""
+"""Checked by this broker's own handler, which forwards the rest."""
 _HANDED_ON: Final = FORWARDED - _BY_HANDLER
 
 _CLIENTS: Final = "clients"
@@ -76,7 +76,7 @@ class ControllerChannel:
         connect: Dial = dial,
         largest_answer_bytes: int = LARGEST_ANSWER_BYTES,
     ) -> None:
-        """`largest_answer_bytes`: the answer to a request grows with it, so this follows `socket.request.max.bytes`."""
+        """`largest_answer_bytes`: a response grows with its request, so this follows `socket.request.max.bytes`."""
         self._controller = controller
         self._largest_answer_bytes = largest_answer_bytes
         self._client_id = f"broker-{node_id}"
@@ -94,9 +94,9 @@ class ControllerChannel:
     # -- the node's own requests ---------------------------------------------------------------------------------------
 
     async def submit(self, request: Request) -> Any:
-        """The answer of the active controller; of this node where it comes to lead meanwhile.
+        """The response of the active controller, which may become this node meanwhile.
 
-        Raises PeerError: what the controller answers, 41 where there was none in time.
+        Raises PeerError: the controller's error, or 41 if there was no controller in time.
         """
         mapping = MAPPINGS.get(type(request))
         if mapping is None:
@@ -119,8 +119,8 @@ class ControllerChannel:
         )
 
     async def has_no_majority(self) -> bool:
-        """Whether so many of the other voters refuse connections that the rest can not elect anybody: their processes
-        are gone. Who is silent may be cut off only, and counts as there.
+        """Whether so many of the other voters refuse connections that the rest cannot elect a leader: their processes
+        have stopped. A voter that does not respond may only be unreachable and counts as running.
         """
         quorum = self._controller.quorum
         others = [voter for voter in quorum.voters if voter.voter_id != self._controller.node_id]
@@ -139,10 +139,10 @@ class ControllerChannel:
         transport.close()
         return False
 
-    # -- requests of clients -------------------------------------------------------------------------------------------
+    # -- client requests -----------------------------------------------------------------------------------------------
 
     def forward(self, api: Api, context: RequestContext, body: bytes) -> Awaitable[Any] | None:
-        """Hand a client's request on; the body of its answer. None: it is to be answered here."""
+        """Forward a client's request; returns the response body. None: the request must be handled here."""
         if api.key not in _HANDED_ON or self._controller.is_active or self._controller.has_failed or self._is_closed:
             return None
         return self._forward(api, context, body)
@@ -161,11 +161,11 @@ class ControllerChannel:
             return await answer if isinstance(answer, Awaitable) else answer
 
         try:
-            return await self._until_answered(_CLIENTS, ask, here, _PATIENCE_S)
+            return await self._until_answered(_CLIENTS, ask, here, _TIMEOUT_S)
         except PeerError as error:
             if error.code is not ErrorCode.NOT_CONTROLLER:
                 raise
-            return await here()  # its own way to say that nobody leads
+            return await here()  # the local handler returns its own error for a missing leader
 
     async def _wrap(
         self,
@@ -176,7 +176,8 @@ class ControllerChannel:
         host: bytes,
         client_id: str | None = None,
     ) -> memoryview:
-        """Ask in an envelope; the body of the embedded answer. Raises PeerError, ConnectionError, MalformedRequest."""
+        """Send the request in an Envelope; returns the embedded response body. Raises PeerError, ConnectionError,
+        MalformedRequest."""
         header = encode_request_header(key, version, 0, client_id)
         fields = {
             "request_data": header + body,
@@ -184,15 +185,15 @@ class ControllerChannel:
             "client_host_address": host or bytes((127, 0, 0, 1)),
         }
         answer = await connection.call(
-            ApiKey.ENVELOPE, connection.version_for(ApiKey.ENVELOPE, 0, 0), fields, _PATIENCE_S
+            ApiKey.ENVELOPE, connection.version_for(ApiKey.ENVELOPE, 0, 0), fields, _TIMEOUT_S
         )
         if answer.error_code:
-            raise PeerError(ErrorCode(answer.error_code), "The active controller refuses the request.")
+            raise PeerError(ErrorCode(answer.error_code), "The active controller rejected the request.")
         data = memoryview(answer.response_data or b"")
         _, position = parse_response_header(key, version, data)
         return data[position:]
 
-    # -- asking until there is an answer -------------------------------------------------------------------------------
+    # -- retries -------------------------------------------------------------------------------------------------------
 
     async def _until_answered(
         self,
@@ -205,7 +206,7 @@ class ControllerChannel:
         deadline_s = loop.time() + patience_s
         while True:
             changed = self._controller.next_change()
-            reason = "nobody leads the quorum"
+            reason = "the quorum has no leader"
             try:
                 if self._controller.is_active:
                     return await here()
@@ -221,36 +222,36 @@ class ControllerChannel:
             except NoSuchVersion as error:
                 raise PeerError(ErrorCode.UNSUPPORTED_VERSION, str(error)) from None
             if self._is_closed or self._controller.has_failed or loop.time() >= deadline_s:
-                raise PeerError(ErrorCode.NOT_CONTROLLER, f"There is no active controller now: {reason}")
+                raise PeerError(ErrorCode.NOT_CONTROLLER, f"No active controller is available: {reason}")
             await asyncio.wait([changed], timeout=_PAUSE_S)
 
     def _route(self, purpose: str) -> _Route | None:
-        """To who leads; None where that is nobody, or this node, which then is not ready yet."""
+        """The route to the leader; None if there is none, or it is this node, which is not active yet."""
         quorum = self._controller.quorum
         endpoint = quorum.leader_endpoint
         return None if endpoint is None or quorum.is_leader else _Route(endpoint.host, endpoint.port, purpose)
 
     async def _ask_leader(self, route: _Route, ask: Callable[[PeerConnection], Awaitable[Any]]) -> Any:
-        """Its answer. Raises ConnectionLost when another node comes to lead meanwhile: a leader that is frozen or cut
-        off answers nobody."""
+        """The leader's response. Raises ConnectionLost when another node becomes leader meanwhile: a frozen or
+        unreachable leader would never respond."""
 
-        async def whole() -> Any:
+        async def connect_and_ask() -> Any:
             return await ask(await self._connection(route))
 
-        asking = asyncio.ensure_future(whole())
+        asking = asyncio.ensure_future(connect_and_ask())
         try:
             while not asking.done():
                 await asyncio.wait((asking, self._controller.next_change()), return_when=asyncio.FIRST_COMPLETED)
                 if not asking.done() and (
                     self._controller.is_active or self._route(route.purpose) not in (None, route)
                 ):
-                    raise ConnectionLost(f"{route.host}:{route.port} leads no more")
+                    raise ConnectionLost(f"{route.host}:{route.port} is no longer the leader")
             return asking.result()
         finally:
             if not asking.done():
                 asking.cancel()
                 self._drop(route)
-            # Nobody waits for it where this was cancelled.
+            # If this call was cancelled, the result is not used.
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _drop(self, route: _Route) -> None:
@@ -260,7 +261,7 @@ class ControllerChannel:
             known[1].close()
 
     async def _connection(self, route: _Route) -> PeerConnection:
-        """An open one to exactly there; what led elsewhere is closed."""
+        """The open connection of the route; one to an earlier leader is closed."""
         async with self._locks.setdefault(route.purpose, asyncio.Lock()):
             known = self._connections.get(route.purpose)
             if known is not None and known[0] == route and known[1].is_open:
@@ -268,7 +269,7 @@ class ControllerChannel:
             if known is not None:
                 known[1].close()
             if self._is_closed:
-                raise ConnectionLost("this node stops")
+                raise ConnectionLost("this node is stopping")
             opened = await open_peer(
                 route.host,
                 route.port,
@@ -281,7 +282,7 @@ class ControllerChannel:
 
 
 def _address_bytes(host: str) -> bytes:
-    """An IP address as the envelope carries it; loopback for what is none."""
+    """An IP address in the Envelope's form; loopback for anything else."""
     import ipaddress
 
     try:

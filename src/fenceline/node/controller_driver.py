@@ -1,14 +1,14 @@
-"""The metadata of one node: its log and quorum, the image that follows from what is committed, and the controller.
+"""The metadata of one node: its log and quorum, the committed image, and the controller.
 
-Owns how the parts are put together: `quorum_driver` (the log and who leads), `metadata_loader` (committed records to
-images), `active_controller` (decisions, while this node leads), `metadata_snapshots`. Every node has one, whatever its
-roles; where only this node votes, it leads from its start to its end. Decides nothing itself.
+Owns the composition of `quorum_driver` (log and leadership), `metadata_loader` (committed records to images),
+`active_controller` (decisions, while this node leads) and `metadata_snapshots`. Every node has one, whatever its roles;
+a node that votes alone leads from start to stop. Decides nothing itself.
 
     submit ──> active_controller ──> quorum_driver ──> disk, other voters
                        ^                  │ committed
        listeners <─────┴── metadata_loader┘
 
-Where another node leads, requests of this node go to it by `channel`, if there is one.
+If another node leads, requests of this node are sent to it through `channel`, if there is one.
 
 Rules: controller.md C1-C3, C6, C15, C30; raft.md Q2, Q31-Q36; since_4_0.md K20; gaps.md G35.
 """
@@ -31,14 +31,14 @@ from fenceline.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSIO
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.active_controller import ActiveController
 from fenceline.node.clock import Clock
-from fenceline.node.controller_failure import reason_to_end
-from fenceline.node.controller_opening import controller_settings, looks_at_brokers, open_controller
+from fenceline.node.controller_failure import fatal_error
+from fenceline.node.controller_opening import controller_settings, open_controller, probes_brokers
 from fenceline.node.format import read_bootstrap_features
 from fenceline.node.metadata_loader import Listener, MetadataLoader
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_snapshots import Snapshots
-from fenceline.node.parting import while_others_are_there
 from fenceline.node.quorum_driver import QuorumDriver
+from fenceline.node.shutdown_wait import wait_while_quorum_possible
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import VoterEndpoint
 from fenceline.quorum.log_view import SnapshotId
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from fenceline.node.quorum_watch import QuorumWatch
 
 _DISK_THREADS: Final = 2
-"""A vote and a flush do not wait for a snapshot that is being written."""
+"""Threads: votes and flushes must not wait for a snapshot that is being written."""
 _RESIGN_MS: Final = 1000
-"""How long a leader that stops waits for another one."""
+"""How long a stopping leader waits for a new one."""
 
 
 class ControllerDriver:
@@ -77,8 +77,8 @@ class ControllerDriver:
         executor: Executor | None = None,
         connect: Dial | None = None,
     ) -> None:
-        """`directory` is `metadata.log.dir`; `trouble` hears what the disk refuses; `executor` runs flushes and file
-        work (one of its own when left out); `connect` opens connections to other nodes (TCP when left out)."""
+        """`directory` is `metadata.log.dir`; `trouble` is informed of disk errors; `executor` runs flushes and file
+        work (default: its own); `connect` opens connections to other nodes (default: TCP)."""
         self._config = config
         self._disk = disk
         self._directory = str(directory)
@@ -100,16 +100,16 @@ class ControllerDriver:
         self._active: ActiveController
         self._early_listeners: list[Listener] = []
         self._is_open = False
-        """The log and the quorum are there."""
+        """The log and the quorum exist."""
         self._stopped = False
         self._dead: frozenset[int] = frozenset()
         self._term: tuple[int, int] | None = None
-        """(epoch, offset to have applied) of the term that begins once that is so."""
+        """(epoch, required applied offset) of the term that begins once that offset is applied."""
         self._change: asyncio.Future[None] | None = None
         self.channel: ControllerChannel | None = None
-        """Where requests go that this node can not answer itself."""
+        """The channel for requests when this node is not the active controller."""
 
-    # -- what others see -----------------------------------------------------------------------------------------------
+    # -- properties ----------------------------------------------------------------------------------------------------
 
     @property
     def image(self) -> MetadataImage:
@@ -136,17 +136,17 @@ class ControllerDriver:
 
     @property
     def quorum(self) -> Quorum:
-        """For those who describe it; its state changes only in the driver."""
+        """For read access; its state changes only in the driver."""
         return self._driver.quorum
 
     @property
     def driver(self) -> QuorumDriver:
-        """For those who answer requests of the quorum's other nodes."""
+        """For handlers of requests from the quorum's other nodes."""
         return self._driver
 
     @property
     def active(self) -> ActiveController:
-        """For requests that only this very node may answer: 41 where it does not lead."""
+        """For requests that only this node may handle: error 41 if it does not lead."""
         return self._active
 
     @property
@@ -156,17 +156,17 @@ class ControllerDriver:
 
     @property
     def active_epoch(self) -> int:
-        """The epoch in which this node is the active controller, -1: it is not."""
+        """The epoch in which this node is the active controller, -1 if it is not."""
         return self._active.epoch
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody else voted when this node started: then nobody else can be reached either."""
+        """Whether this node was the only voter at its start: then it has no peers."""
         return self._opened.is_alone
 
     @property
     def high_watermark(self) -> int:
-        """End of what is committed in the metadata log, as far as this node knows."""
+        """The high watermark of the metadata log, as known to this node."""
         return self.quorum.high_watermark or 0
 
     @property
@@ -184,11 +184,11 @@ class ControllerDriver:
 
     @property
     def is_behind(self) -> bool:
-        """Whether more is committed than the image has."""
+        """Whether the image lags behind the committed log."""
         return self._loader.is_behind
 
     def wall_time_ms(self, monotonic_ms: int) -> int:
-        """The time of day at a moment of the monotonic clock."""
+        """Convert a monotonic time to wall-clock time."""
         return self._clock.now_ms() - (self._clock.monotonic_ms() - monotonic_ms)
 
     def subscribe(self, listener: Listener) -> None:
@@ -199,33 +199,33 @@ class ControllerDriver:
             self._early_listeners.append(listener)
 
     def submit(self, request: Request) -> asyncio.Future[Any]:
-        """The answer of the active controller, once what it says is committed.
+        """The response of the active controller, once its records are committed.
 
-        Fails with PeerError: what the controller says of a request that fails as a whole, 41 where there is no active
-        controller or it has stopped, 56 when its disk takes no more. Cancelling the future does not take back what is
-        decided already.
+        Fails with PeerError: the controller's error of a request that fails as a whole, 41 if there is no active
+        controller or it has stopped, 56 if its disk is full. Cancelling the future does not revert a decision.
         """
         if not self._stopped and not self.has_failed and not self._active.is_active and self.channel is not None:
             return asyncio.ensure_future(self.channel.submit(request))
         return self._active.submit(request)
 
-    def heard_broker(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
-        """A broker has named itself on the connection that came to `listener` from `peer`."""
+    def broker_identified(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
+        """A broker identified itself on the connection that `peer` opened to `listener`."""
         if self._active.presence is not None:
-            self._active.presence.heard((listener, peer), broker_id, broker_epoch)
+            self._active.presence.broker_identified((listener, peer), broker_id, broker_epoch)
 
     def ask(self, message: RequestMessage) -> asyncio.Future[ResponseMessage]:
-        """The quorum's answer to a request of another node."""
+        """The quorum's response to a request of another node."""
         return self._driver.ask(message)
 
     def failed(self) -> asyncio.Future[None]:
-        """Ends, with OperatorError or InternalError, only when this node can not go on."""
+        """Completes, with OperatorError or InternalError, only when this node cannot continue."""
         if self._failed is None:
             self._failed = asyncio.get_running_loop().create_future()
         return asyncio.shield(self._failed)
 
     def next_change(self) -> asyncio.Future[None]:
-        """Ends when something is applied, or this node begins or ends to lead. One for all: wait by `asyncio.wait`."""
+        """Completes when records were applied, or this node starts or stops leading. Shared: wait for it with
+        `asyncio.wait`."""
         if self._change is None or self._change.done():
             self._change = asyncio.get_running_loop().create_future()
         return self._change
@@ -233,16 +233,16 @@ class ControllerDriver:
     # -- start and stop ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Read the log and take part in the quorum; where only this node votes: lead it, and write what a new cluster
-        needs. Raises OperatorError.
+        """Read the log and join the quorum. If this node is the only voter, lead it and write the first records of a
+        new cluster. Raises OperatorError.
 
-        Blocks the loop while it reads: nothing else of a node works before.
+        Blocks the loop while it reads: no other part of the node runs yet.
         """
         self.open()
         await self.run()
 
     def open(self, endpoint: VoterEndpoint | None = None) -> None:
-        """First half: read the log. `endpoint` is where other nodes find this controller. Raises OperatorError."""
+        """First half: read the log. `endpoint` is this controller's address for other nodes. Raises OperatorError."""
         if self._failed is None:
             self._failed = asyncio.get_running_loop().create_future()
         self._opened = opened = open_controller(
@@ -266,7 +266,7 @@ class ControllerDriver:
             events=self,
             trouble=self._trouble,
         )
-        self._loader = MetadataLoader(opened.log, executor=lambda: self._executor, failed=self._give_up)
+        self._loader = MetadataLoader(opened.log, executor=lambda: self._executor, failed=self._fail)
         self._loader.applied = self._applied
         self._active = ActiveController(
             config=self._config,
@@ -277,7 +277,7 @@ class ControllerDriver:
             clock=self._clock,
             rng=self._rng,
             trouble=self._trouble,
-            failed=self._give_up,
+            failed=self._fail,
             published=self._applied,
         )
         for listener in self._early_listeners:
@@ -294,8 +294,8 @@ class ControllerDriver:
         opened = self._opened
         if not opened.is_alone or self._config.can_reach_others:
             self._reach_others()
-        if looks_at_brokers(self._config):
-            self._active.look_at_brokers(self._presence)
+        if probes_brokers(self._config):
+            self._active.enable_broker_probes(self._presence)
         if opened.is_alone:
             self._dead = frozenset((self._node_id,))
         self._driver.start(opened.log.read_election())
@@ -318,40 +318,40 @@ class ControllerDriver:
         self._driver.started()
 
     def _reach_others(self) -> None:
-        from fenceline.node.controller_outward import watch_of
+        from fenceline.node.controller_connections import create_watch
 
-        self._watch = watch = watch_of(
+        self._watch = watch = create_watch(
             self._config, self.quorum, self._opened.view, self._clock, directory_id=self._directory_id
         )
         watch.start()
         self._driver.connect(self._peers(watch))
 
     def _peers(self, watch: QuorumWatch) -> Any:
-        """What makes the connections to other voters; a simulation makes its own."""
-        from fenceline.node.controller_outward import peers_for
+        """Creates the connections to other voters; a simulation overrides it."""
+        from fenceline.node.controller_connections import create_peers
 
-        return peers_for(self._config, watch, self._connect)
+        return create_peers(self._config, watch, self._connect)
 
     def _presence(self, active: ActiveController, state: ControllerState, clock: Clock) -> BrokerPresence:
-        """What looks at brokers; a simulation looks in its own way."""
-        from fenceline.node.controller_outward import presence_for
+        """Creates the broker probes; a simulation overrides it."""
+        from fenceline.node.controller_connections import create_presence
 
-        return presence_for(self._config, self._connect, active, state, clock, self._driver.peers)
+        return create_presence(self._config, self._connect, active, state, clock, self._driver.peers)
 
     async def stop(self) -> None:
-        """Answer what is queued, stop leading, close the log."""
+        """Complete queued requests, resign, close the log."""
         if self._stopped:
             return
         if self._watch is not None:
             self._watch.close()
         if self._is_open:
-            await while_others_are_there(self.channel, self._active.finish(), self._driver.resign)
+            await wait_while_quorum_possible(self.channel, self._active.finish(), self._driver.resign)
         self._stopped = True
         if self._snapshots is not None:
             await self._snapshots.finish()
         if self._is_open:
             stopping = self._driver.stop(timeout_ms=_RESIGN_MS)
-            await while_others_are_there(self.channel, stopping, self._close_at_once)
+            await wait_while_quorum_possible(self.channel, stopping, self._close_at_once)
             await asyncio.get_running_loop().run_in_executor(self._executor, self.log.close)
         if self._own_executor is not None:
             self._own_executor.shutdown()
@@ -363,7 +363,7 @@ class ControllerDriver:
     def has_failed(self) -> bool:
         return self._failed is not None and self._failed.done()
 
-    # -- what the quorum says (QuorumEvents) ---------------------------------------------------------------------------
+    # -- QuorumEvents --------------------------------------------------------------------------------------------------
 
     def committed(self, offset: int) -> None:
         if self._active.is_active:
@@ -382,24 +382,24 @@ class ControllerDriver:
         if snapshots is not None:
             snapshots.loaded(image)
 
-    def leads(self, epoch: int, start_offset: int) -> None:
+    def became_leader(self, epoch: int, start_offset: int) -> None:
         self._term = (epoch, start_offset)
         if not self._driver.is_starting:
             asyncio.get_running_loop().call_soon(self._begin_term)
 
-    def leads_no_more(self, epoch: int) -> None:
+    def lost_leadership(self, epoch: int) -> None:
         self._term = None
         self._active.deactivate()
         self._loader.committed(self.high_watermark)
-        self._tell_changed()
+        self._notify_changed()
 
-    def gave_up(self, error: BaseException) -> None:
-        self._give_up(error)
+    def driver_failed(self, error: BaseException) -> None:
+        self._fail(error)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _begin_term(self) -> None:
-        """Become active once everything is applied that was committed before (Q33)."""
+        """Become active once all records committed before are applied (Q33)."""
         if self._term is None or self._active.is_active or self.has_failed or self._stopped:
             return
         epoch, start_offset = self._term
@@ -417,25 +417,25 @@ class ControllerDriver:
         except (OperatorError, InternalError) as error:
             if self._driver.is_starting:
                 raise
-            self._give_up(error)
+            self._fail(error)
         self._dead = frozenset()
-        self._tell_changed()
+        self._notify_changed()
 
     def _applied(self, size_bytes: int) -> None:
         self._begin_term()
         if self._snapshots is not None and size_bytes and not self._loader.transaction_is_open:
             self._snapshots.committed(size_bytes, self._loader.image, self.quorum)
-        self._tell_changed()
+        self._notify_changed()
 
-    def _tell_changed(self) -> None:
+    def _notify_changed(self) -> None:
         change, self._change = self._change, None
         if change is not None and not change.done():
             change.set_result(None)
 
-    def _give_up(self, error: BaseException) -> None:
-        """What the disk holds, or what this node decided or read itself, is not certain any more."""
+    def _fail(self, error: BaseException) -> None:
+        """Fail the node: the disk's content, or this node's own decisions or reads, are uncertain."""
         if self._failed is not None and not self._failed.done():
-            self._failed.set_exception(reason_to_end(error))
+            self._failed.set_exception(fatal_error(error))
         self._active.give_up()
         self._driver.end()
-        self._tell_changed()
+        self._notify_changed()

@@ -1,4 +1,4 @@
-"""What is said of a node whose metadata can not go on: by blame, with what the operator is to do. Pure."""
+"""The error that stops a node whose metadata has failed: whose fault it is, and the remedy. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from fenceline.errors import InternalError, OperatorError
 from fenceline.log.errors import StorageError
 
 
-def reason_to_end(error: BaseException) -> BaseException:
+def fatal_error(error: BaseException) -> BaseException:
     """An OperatorError or InternalError for anything that ended the quorum's driver, the loader or the controller."""
     if isinstance(error, StorageError | OSError):
-        told = error.message if isinstance(error, StorageError) else str(error)
+        reason = error.message if isinstance(error, StorageError) else str(error)
         return OperatorError(
-            f"The metadata log could not be made durable: {told}",
-            "What the disk holds is not certain any more. Check it, then restart the node.",
+            f"Could not flush the metadata log: {reason}",
+            "The content of the disk is uncertain. Check the disk, then restart the node.",
         )
     if isinstance(error, OperatorError | InternalError):
         return error
-    reason = InternalError(f"the controller failed: {error!r}")
-    reason.__cause__ = error
-    return reason
+    failure = InternalError(f"the controller failed: {error!r}")
+    failure.__cause__ = error
+    return failure

@@ -1,7 +1,7 @@
-"""The controllers' listener of one node: what it binds, which APIs it speaks, and what their handlers reach.
+"""The controller listener of one node: its sockets, its APIs, and the services available to their handlers.
 
-Owns its server. A handler reaches only this very controller: where it is not active it answers NOT_CONTROLLER, nothing
-is handed on from here.
+Owns its server. Handlers use only the local controller: if it is not active they respond with NOT_CONTROLLER; no
+request is forwarded from here.
 
 Rules: since_4_0.md K4.
 """
@@ -37,14 +37,14 @@ RECEIVE_BUDGET_BYTES: Final = 128 << 20
 
 
 class LocalController:
-    """This controller, as the handlers of its listener reach it."""
+    """The local controller, as seen by the handlers of its listener."""
 
     def __init__(self, controller: ControllerDriver) -> None:
         self._controller = controller
 
     @property
     def active_epoch(self) -> int:
-        """The epoch in which it is active, -1: it is not."""
+        """The epoch in which it is active, -1 if it is not."""
         return self._controller.active.epoch
 
     @property
@@ -63,9 +63,9 @@ class LocalController:
         """As `ActiveController.submit`."""
         return self._controller.active.submit(request)
 
-    def heard_broker(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
-        """As `ControllerDriver.heard_broker`."""
-        self._controller.heard_broker(listener, peer, broker_id, broker_epoch)
+    def broker_identified(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
+        """As `ControllerDriver.broker_identified`."""
+        self._controller.broker_identified(listener, peer, broker_id, broker_epoch)
 
     def ask(self, message: RequestMessage) -> asyncio.Future[ResponseMessage]:
         return self._controller.ask(message)
@@ -74,8 +74,8 @@ class LocalController:
         return self._controller.wall_time_ms(monotonic_ms)
 
 
-class ControllerFace:
-    """What handlers of the controllers' listener reach of their node; a part of what they reach of a broker."""
+class ControllerServices:
+    """The services available to handlers of the controller listener; a subset of those of a broker."""
 
     def __init__(
         self,
@@ -116,9 +116,11 @@ class ControllerFace:
 
 
 class _Listening(Server):
-    """Says which connections are open."""
+    """Reports opened and closed connections."""
 
-    def __init__(self, face: ControllerFace, apis: list[Api], controller: ControllerDriver, **settings: Any) -> None:
+    def __init__(
+        self, face: ControllerServices, apis: list[Api], controller: ControllerDriver, **settings: Any
+    ) -> None:
         super().__init__(cast("Broker", face), apis, {}, **settings)
         self._controller = controller
 
@@ -148,7 +150,7 @@ class ControllerListener:
         disk_threads: Executor,
     ) -> None:
         apis = controller_apis()
-        face = ControllerFace(
+        face = ControllerServices(
             config=config,
             cluster_id=cluster_id,
             controller=controller,
@@ -158,7 +160,7 @@ class ControllerListener:
         )
         self._config = config
         self.endpoints: tuple[Listener, ...] = ()
-        """What others are told, with the ports that the listeners really got."""
+        """The advertised listeners, with the ports that were actually bound."""
         self._server = _Listening(
             face,
             apis,
@@ -175,17 +177,17 @@ class ControllerListener:
 
     @property
     def voter_endpoint(self) -> VoterEndpoint:
-        """Where other voters find this one."""
+        """This controller's endpoint for other voters."""
         first = self.endpoints[0]
         return VoterEndpoint(first.name, first.host, first.port)
 
     async def bind(self) -> None:
-        """Raises OperatorError when an address can not be had."""
+        """Raises OperatorError if an address cannot be bound."""
         ports = {}
         for listener in self._config.controller_listeners:
             ports[listener.name] = await self._server.bind(listener.name, listener.host, listener.port)
-        told = self._config.advertised_controller_listeners
-        self.endpoints = tuple(each._replace(port=each.port or ports[each.name]) for each in told)
+        advertised = self._config.advertised_controller_listeners
+        self.endpoints = tuple(each._replace(port=each.port or ports[each.name]) for each in advertised)
 
     async def start_serving(self) -> None:
         await self._server.start_serving()

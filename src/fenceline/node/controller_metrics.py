@@ -1,12 +1,12 @@
-"""What a controller counts, and the Prometheus face of a node's metadata. Names are documented in `docs/metrics.md`.
+"""Controller metrics, and the Prometheus collectors of a node's metadata. `docs/metrics.md` documents the names.
 
-Owns counters of the active controller (plain numbers, always on), counts of the cluster that follow the image by its
-deltas (only where somebody scrapes), and the collectors that read both at scrape time, in the scraper's thread. Never
-decides, and never walks all partitions once it has begun.
+Owns counters of the active controller (plain integers, always on), counts of the cluster updated by the image's deltas
+(only if metrics are scraped), and the collectors that read both at scrape time, in the scraper's thread. Never decides,
+and never visits all partitions after the first time.
 
-Elections are counted where an image changes, on every controller alike: a leader from the eligible replicas, and one
-from outside of ISR and eligible replicas, which may have lost records (`recovery.md V15`; also where the partition was
-RECOVERING before, which Kafka does not count).
+Every controller counts elections when the image changes: a leader from the eligible replicas, and one from outside ISR
+and eligible replicas, which may have lost records (`recovery.md V15`; also if the partition was RECOVERING before,
+which Kafka does not count).
 
 Rules: recovery.md V15; since_4_0.md K17, K27; snapshots.md N54 (KIP-630 "Metrics").
 """
@@ -37,13 +37,13 @@ _BOUNDS_S: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0
 
 
 class Durations:
-    """How long something took, as a histogram of seconds."""
+    """A histogram of durations in seconds."""
 
     __slots__ = ("counts", "total_s")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(_BOUNDS_S) + 1)
-        """By bound, the last one of what took longer than all of them."""
+        """By bound; the last one counts longer durations."""
         self.total_s = 0.0
 
     def observe(self, seconds: float) -> None:
@@ -65,28 +65,28 @@ class Durations:
 
 
 class ControllerMetrics:
-    """Counters of one node's controller, from its start on."""
+    """Counters of one node's controller since its start."""
 
     __slots__ = ("commits", "queued", "terms", "turns")
 
     def __init__(self) -> None:
         self.terms = 0
-        """How often this node became the active controller."""
+        """Number of times this node became the active controller."""
         self.queued = Durations()
-        """From a request to its decision."""
+        """Time from a request to its decision."""
         self.turns = Durations()
-        """Deciding and appending what was queued: the event loop does nothing else."""
+        """Time to decide and append the queued requests; it blocks the event loop."""
         self.commits = Durations()
-        """From an append until it is committed."""
+        """Time from an append to its commit."""
 
 
 class ClusterCounts:
-    """What a controller's image holds, counted by what changes in it."""
+    """Counts over a controller's image, updated by its changes."""
 
     def __init__(self, image: MetadataImage) -> None:
         self.leaderless = 0
         self.not_preferred = 0
-        """Led by another than the preferred replica, or by nobody."""
+        """Not led by the preferred replica, or without a leader."""
         self.recovering = 0
         self.reassigning = 0
         self.eligible_elections = 0
@@ -129,7 +129,7 @@ class ClusterCounts:
 
 
 class MetadataCollector:
-    """The metadata of a node, whatever its roles: its image, its log, its quorum."""
+    """Metrics of a node's metadata, whatever its roles: its image, its log, its quorum."""
 
     def __init__(self, controller: ControllerDriver) -> None:
         self._controller = controller
@@ -142,16 +142,16 @@ class MetadataCollector:
             ("fenceline_topics", "Topics", len(image.topics_by_id)),
             ("fenceline_partitions", "Partitions of all topics", controller.partition_count),
             ("fenceline_metadata_offset", "Last metadata offset applied", image.offset),
-            ("fenceline_metadata_high_watermark", "End of what is committed", high_watermark),
-            ("fenceline_metadata_log_start_offset", "Where the metadata log begins", log.start_offset),
-            ("fenceline_metadata_log_end_offset", "Where the metadata log ends", log.end_offset),
+            ("fenceline_metadata_high_watermark", "High watermark of the metadata log", high_watermark),
+            ("fenceline_metadata_log_start_offset", "Log start offset of the metadata log", log.start_offset),
+            ("fenceline_metadata_log_end_offset", "Log end offset of the metadata log", log.end_offset),
             ("fenceline_quorum_epoch", "Epoch of the quorum", quorum.epoch),
-            ("fenceline_quorum_leader_id", "Who leads the quorum, -1: nobody is known", quorum.leader_id),
+            ("fenceline_quorum_leader_id", "Leader of the quorum, -1 if unknown", quorum.leader_id),
             ("fenceline_quorum_voters", "Voters of the quorum", len(quorum.voters)),
         )
         name = type(quorum.role).__name__.lower()
         role = "observer" if name == "follower" and not quorum.is_voter else name
-        yield gauge_by("role", "fenceline_quorum_role", "What this node is in the quorum", {role: 1})
+        yield gauge_by("role", "fenceline_quorum_role", "Role of this node in the quorum", {role: 1})
         yield from self._newest_snapshot(newest)
         snapshots = controller.snapshots
         yield from gauges(
@@ -163,11 +163,9 @@ class MetadataCollector:
         )
         if snapshots is not None:
             yield snapshots.generated.family(
-                "fenceline_metadata_snapshot_generation_seconds", "From the decision to write a snapshot to its file"
+                "fenceline_metadata_snapshot_generation_seconds", "Time to generate a snapshot"
             )
-            yield snapshots.loads.family(
-                "fenceline_metadata_snapshot_load_seconds", "From the file of a snapshot until its image is in force"
-            )
+            yield snapshots.loads.family("fenceline_metadata_snapshot_load_seconds", "Time to load a snapshot")
         yield from counters(
             ("fenceline_metadata_snapshots", "Snapshots written", snapshots.generated_count if snapshots else 0),
             (
@@ -178,7 +176,7 @@ class MetadataCollector:
         )
 
     def _newest_snapshot(self, newest: SnapshotId) -> Iterator[Any]:
-        """Nothing where there is none, or where it goes while one looks."""
+        """Nothing if there is none, or if it is deleted during the scrape."""
         try:
             file = os.stat(self._controller.log.path_of(newest))
         except OSError:
@@ -195,10 +193,10 @@ class MetadataCollector:
 
 
 class ControllerCollector:
-    """What only controllers have: their listener, their queue, and the state of the cluster."""
+    """Metrics of controllers only: their listener, their queue, and the state of the cluster."""
 
     def __init__(self, controller: ControllerDriver, listener: NodeMetrics) -> None:
-        """On the loop. `listener` counts what came through the controllers' listener."""
+        """Event loop only. `listener` has the counters of the controller listener."""
         self._controller = controller
         self._listener = listener
         self._counts = ClusterCounts(controller.image)
@@ -209,32 +207,32 @@ class ControllerCollector:
 
         counts, active, listener = self._counts, self._controller.active, self._listener
         metrics = active.metrics
-        yield requests_by_api("fenceline_controller_requests", "Requests to the controllers' listener", listener)
+        yield requests_by_api("fenceline_controller_requests", "Requests to the controller listener", listener)
         states = (BrokerState.UNFENCED, BrokerState.FENCED, BrokerState.CONTROLLED_SHUTDOWN)
         brokers = {state.name.lower(): counts.brokers.get(state, 0) for state in states}
         yield gauge_by("state", "fenceline_brokers", "Registered brokers, by state", brokers)
         yield from gauges(
-            ("fenceline_controller_active", "1 where this node is the active controller", int(active.is_active)),
-            ("fenceline_controller_waiting_requests", "Requests not answered yet", active.waiting_count),
+            ("fenceline_controller_active", "1 if this node is the active controller", int(active.is_active)),
+            ("fenceline_controller_waiting_requests", "Requests without a response", active.waiting_count),
             ("fenceline_controller_connections", "Open connections of the listener", listener.connections),
-            ("fenceline_leaderless_partitions", "Partitions that nobody leads", counts.leaderless),
+            ("fenceline_leaderless_partitions", "Partitions without a leader", counts.leaderless),
             ("fenceline_not_preferred_leaders", "Partitions not led by the preferred replica", counts.not_preferred),
             ("fenceline_recovering_partitions", "Partitions whose leader may lack records", counts.recovering),
-            ("fenceline_reassigning_partitions", "Partitions on the move", counts.reassigning),
+            ("fenceline_reassigning_partitions", "Partitions with a reassignment in progress", counts.reassigning),
         )
         yield from counters(
             ("fenceline_controller_terms", "Times this node became the active controller", metrics.terms),
             ("fenceline_controller_received_bytes", "Bytes received by the listener", listener.received_bytes),
-            ("fenceline_broker_sessions_expired", "Brokers that fell silent", active.expired_session_count),
+            ("fenceline_broker_sessions_expired", "Broker sessions that timed out", active.expired_session_count),
             ("fenceline_brokers_gone", "Brokers fenced because their process had ended", active.sessions.gone_count),
             (
                 "fenceline_broker_false_alarms",
-                "Of these, brokers that were alive and came back",
+                "Of these, brokers that were alive and returned",
                 active.sessions.false_alarm_count,
             ),
             ("fenceline_eligible_elections", "Leaders from the eligible replicas", counts.eligible_elections),
             ("fenceline_unclean_elections", "Leaders that may lack records", counts.unclean_elections),
         )
-        yield metrics.queued.family("fenceline_controller_queue_seconds", "From a request to its decision")
-        yield metrics.turns.family("fenceline_controller_turn_seconds", "Deciding and appending what was queued")
-        yield metrics.commits.family("fenceline_controller_commit_seconds", "From an append until it is committed")
+        yield metrics.queued.family("fenceline_controller_queue_seconds", "Time from a request to its decision")
+        yield metrics.turns.family("fenceline_controller_turn_seconds", "Time to decide and append the queued requests")
+        yield metrics.commits.family("fenceline_controller_commit_seconds", "Time from an append to its commit")

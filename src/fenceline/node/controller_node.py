@@ -1,6 +1,6 @@
-"""A node that is a controller only: the metadata log, the controllers' listener, metrics, no clients.
+"""A controller-only node: the metadata log, the controller listener, metrics, no clients.
 
-The composition root for `process.roles=controller`; `fenceline.node.broker` is that of all others.
+The composition root for `process.roles=controller`; `fenceline.node.broker` is the one for all other nodes.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class ControllerNode:
 
     @property
     def ready_line(self) -> str:
-        """What `fenceline start` prints once it runs; ends in host:port of the first listener."""
+        """The line that `fenceline start` prints when ready; ends in host:port of the first listener."""
         assert self._quorum is not None, "it has started"
         assert self._quorum.listener is not None, "a controller has a listener"
-        assert self._directories is not None, "they are open"
+        assert self._directories is not None, "the directories are open"
         first = self._quorum.listener.endpoints[0]
         cluster_id = self._directories.cluster_id
         return f"Fenceline is ready: node {self.node_id}, cluster {cluster_id}, listening on {first.host}:{first.port}"
 
     async def start(self) -> None:
-        """Until the quorum's other nodes can reach this one. Raises OperatorError; call `stop` in any case."""
+        """Start until the quorum's other nodes can reach this one. Raises OperatorError; call `stop` in any case."""
         with starting(self.config):
             await self._start()
 
@@ -75,18 +75,18 @@ class ControllerNode:
             self.metrics_endpoint = open_endpoint(config, quorum.collectors())
 
     async def run_until(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set, or until the node can not go on (the failure is raised)."""
+        """Run until `stop` is set, or until the node cannot continue (raises the failure)."""
         await run_until(self.controller, stop)
 
     async def stop(self) -> None:
-        """Stop cleanly; what was not started is left out."""
+        """Stop cleanly; parts that were not started are skipped."""
         if self.metrics_endpoint is not None:
             self.metrics_endpoint.close()
         if self._quorum is not None:
             try:
                 await self._quorum.stop()
             except (PeerError, OSError) as error:
-                log.error("the metadata log was not closed cleanly, the next start will check it", reason=str(error))
+                log.error("metadata log not closed cleanly; the next start will verify it", reason=str(error))
         if self._directories is not None:
             for log_dir in self._directories.all:
                 log_dir.close(clean=log_dir in self._directories.data)
@@ -94,8 +94,8 @@ class ControllerNode:
 
 
 async def unless_failed(controller: ControllerDriver, work: Coroutine[Any, Any, None]) -> None:
-    """Do it, or give it up when the metadata can not go on (the failure is raised): what waits for news of the cluster
-    would wait for ever."""
+    """Await `work`, or cancel it when the metadata fails (raises the failure): work that waits for metadata changes
+    would wait forever."""
     doing = asyncio.ensure_future(work)
     failed = controller.failed()
     try:
@@ -111,7 +111,7 @@ async def unless_failed(controller: ControllerDriver, work: Coroutine[Any, Any, 
 
 
 async def run_until(controller: ControllerDriver, stop: asyncio.Event, *others: asyncio.Future[None]) -> None:
-    """Until `stop` is set, or until the metadata or one of `others` can not go on (the failure is raised)."""
+    """Wait until `stop` is set, or until the metadata or one of `others` fails (raises the failure)."""
     stopped = asyncio.ensure_future(stop.wait())
     failures = (controller.failed(), *others)
     awaited: list[asyncio.Future[Any]] = [stopped, *failures]

@@ -1,8 +1,8 @@
-"""What a node finds when it opens its metadata log: its settings, its log, and who votes.
+"""Opening a node's metadata log: its settings, its log, its voters.
 
-Owns the refusals of a start that would continue somebody else's log, and what becomes of a log that is damaged, or
-whose beginning is in a damaged snapshot only: where others vote, it ends before the damage, or begins anew, and the
-rest is fetched (`docs/decisions/010`).
+Owns the checks that prevent a start from continuing another node's log, and the handling of a log that is damaged, or
+whose start exists only in a damaged snapshot: if there are other voters, the log is truncated before the damage, or
+reset, and the rest is fetched (`docs/decisions/010`).
 
 Rules: raft.md Q10-Q12, Q38, Q39; snapshots.md N1-N10, N40; since_4_0.md K13, K19; gaps.md G24.
 """
@@ -25,20 +25,20 @@ from fenceline.node.metadata_replay import Replayed
 from fenceline.node.quorum_log import QuorumLog
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
-from fenceline.quorum.log_view import NOTHING
+from fenceline.quorum.log_view import NO_PROMISED_END
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.settings import Address, QuorumSettings
 from fenceline.rng import Rng
 
 _KRAFT_LEVELS: Final = KRaftVersionFeature(0, 1)
 _LEAST_PIECE_BYTES: Final = 1024
-"""Of a snapshot, so that one arrives whatever `replica.fetch.response.max.bytes` says."""
+"""Minimum for snapshots, so that one arrives whatever `replica.fetch.response.max.bytes` is."""
 _STATIC_TOPIC_CONFIGS: Final = ("min.insync.replicas", "unclean.leader.election.enable")
-"""Settings of brokers that the controller looks at when it elects leaders."""
+"""Broker settings that the controller uses for elections."""
 
 
 def controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettings:
-    """What the controller must know of the node's configuration."""
+    """The controller's part of the node's configuration."""
     static = {name: text for name in _STATIC_TOPIC_CONFIGS if (text := config.text(name)) is not None}
     return ControllerSettings(
         cluster_id=cluster_id,
@@ -46,7 +46,7 @@ def controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettin
         default_replication_factor=config.get_int("default.replication.factor"),
         session_timeout_ms=config.get_int("broker.session.timeout.ms"),
         leader_imbalance_percentage=config.get_int("leader.imbalance.per.broker.percentage"),
-        knows_connections=looks_at_brokers(config),
+        knows_connections=probes_brokers(config),
         delete_topics_enabled=config.get_bool("delete.topic.enable"),
         static_configs=static,
         node_id=config.node_id,
@@ -54,13 +54,13 @@ def controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettin
     )
 
 
-def looks_at_brokers(config: NodeConfig) -> bool:
-    """Whether this controller fences brokers whose process has ended before their session does."""
+def probes_brokers(config: NodeConfig) -> bool:
+    """Whether this controller fences brokers whose process has ended before their session expires."""
     return config.is_controller and config.can_reach_others and config.get_int(FENCING_GRACE) >= 0
 
 
 def quorum_settings(config: NodeConfig, cluster_id: str, static_voters: tuple[Voter, ...]) -> QuorumSettings:
-    """Kafka's properties as the quorum knows them."""
+    """The quorum's part of the node's configuration."""
     number = config.get_int
     return QuorumSettings(
         cluster_id,
@@ -81,7 +81,7 @@ def quorum_settings(config: NodeConfig, cluster_id: str, static_voters: tuple[Vo
 
 
 class OpenedController(NamedTuple):
-    """A quorum that has not started yet, on a log that was read. `is_alone`: no other node votes."""
+    """A quorum that has not started yet, with its log. `is_alone`: there are no other voters."""
 
     log: MetadataLog
     view: QuorumLog
@@ -104,7 +104,7 @@ def open_controller(
 ) -> OpenedController:
     """Open and read the metadata log in `directory` (blocks). Raises OperatorError.
 
-    `endpoint` is where this controller is reached, with the port that it really has; None: as configured.
+    `endpoint` is this controller's address with the port that was actually bound; None: as configured.
     """
     endpoints = (endpoint or controller_endpoint(config),) if "controller" in config.process_roles else ()
     local = Voter(node_id, directory_id, endpoints, _KRAFT_LEVELS)
@@ -112,22 +112,24 @@ def open_controller(
     try:
         log, replayed = _read_log(config, disk, directory, now_ms, local, static)
     except SnapshotDamaged as damage:
-        # Another look: some disks are wrong only now and then.
+        # Read again: some disks fail only now and then.
         try:
             log, replayed = _read_log(config, disk, directory, now_ms, local, static)
         except SnapshotDamaged:
             if not _others_have_it(config, local, static, snapshot_files.voters_of_damaged(disk, damage.path)):
                 raise
-            MetadataLog.begin_anew(disk, directory, damage, now_ms=now_ms)
+            MetadataLog.reset(disk, directory, damage, now_ms=now_ms)
             log, replayed = _read_log(config, disk, directory, now_ms, local, static)
     log.cluster_id = cluster_id
     voters = replayed.voters or static
-    # Who has promised more than it holds does not know whether it still votes alone.
-    is_alone = [voter.voter_id for voter in voters] == [local.voter_id] and bool(endpoints) and log.promised == NOTHING
+    # A node that has acknowledged more than it holds does not know whether it is still the only voter.
+    is_alone = (
+        [voter.voter_id for voter in voters] == [local.voter_id] and bool(endpoints) and log.promised == NO_PROMISED_END
+    )
     if is_alone and replayed.kraft_version >= 1 and voters[0].voter_directory_id != local.voter_directory_id:
         raise OperatorError(
-            f"The metadata log in {directory} was written under another directory id.",
-            "It was copied from another directory: use that one, or copy its meta.properties too.",
+            f"The metadata log in {directory} was written with another directory.id.",
+            "It was copied from another directory. Use that one, or copy its meta.properties too.",
         )
     _check_directory(directory, replayed, local)
     _check_voters(config, voters, local, is_alone)
@@ -139,20 +141,20 @@ def open_controller(
 
 
 def _check_directory(directory: str, replayed: Replayed, local: Voter) -> None:
-    """A directory keeps its id for life: who votes with it is the node that it belongs to."""
+    """A directory keeps its id forever: the voter with that id is the node that the directory belongs to."""
     for voter in replayed.voters if replayed.kraft_version >= 1 else ():
         if voter.voter_directory_id == local.voter_directory_id and voter.voter_id != local.voter_id:
             raise OperatorError(
-                f"The directory {directory} is that of voter {voter.voter_id}, this is node {local.voter_id}.",
-                "Directories were swapped or copied between nodes, and meta.properties was changed. Give each node its"
-                f" own directory back; in meta.properties of this one, node.id is {voter.voter_id}.",
+                f"The directory {directory} belongs to voter {voter.voter_id}, but this is node {local.voter_id}.",
+                "Directories were swapped or copied between nodes, and meta.properties was changed. Restore each node's"
+                f" own directory, and set node.id={voter.voter_id} in meta.properties of this one.",
             )
 
 
 def _read_log(
     config: NodeConfig, disk: Disk, directory: str, now_ms: int, local: Voter, static: tuple[Voter, ...]
 ) -> tuple[MetadataLog, Replayed]:
-    """Raises SnapshotDamaged where only a damaged snapshot holds what the log stands on; OperatorError."""
+    """Raises SnapshotDamaged if the start of the log exists only in a damaged snapshot; OperatorError."""
     log = MetadataLog.open(
         disk,
         directory,
@@ -163,7 +165,7 @@ def _read_log(
         others_have_it=partial(_others_have_it, config, local, static),
     )
     try:
-        # With one voter everything that is in the log is committed: it is read once, image and all.
+        # With one voter the complete log is committed: it is read once, including the image.
         return log, log.replay_committed() if len(static) > 1 else log.replay()
     except SnapshotDamaged:
         log.partition_log.close(clean=False)
@@ -171,7 +173,7 @@ def _read_log(
 
 
 def _others_have_it(config: NodeConfig, local: Voter, static: tuple[Voter, ...], named: tuple[Voter, ...]) -> bool:
-    """Whether there are other voters to fetch the metadata from: by the configuration, unless what can be read in a
+    """Whether there are other voters to fetch the metadata from: by the configuration, unless the readable part of a
     damaged directory names only this node."""
     if {voter.voter_id for voter in named} == {local.voter_id}:
         return False
@@ -182,7 +184,7 @@ def _others_have_it(config: NodeConfig, local: Voter, static: tuple[Voter, ...],
 
 
 def _static_voters(config: NodeConfig, local: Voter) -> tuple[Voter, ...]:
-    """Of `controller.quorum.voters` (Q39). A controller that is told of nobody else votes alone."""
+    """The voters of `controller.quorum.voters` (Q39). A controller without configured peers votes alone."""
     if config.quorum_voters:
         name = config.controller_listener_names[0] if config.controller_listener_names else "CONTROLLER"
         return tuple(
@@ -202,11 +204,11 @@ def _check_voters(config: NodeConfig, voters: tuple[Voter, ...], local: Voter, i
         return
     if not ids:
         raise OperatorError(
-            "Nobody is known who votes on the metadata of this cluster.",
-            "Set controller.quorum.bootstrap.servers to the addresses of its controllers.",
+            "The voters of this cluster's metadata quorum are unknown.",
+            "Set controller.quorum.bootstrap.servers to the addresses of the controllers.",
         )
     raise OperatorError(
         f"The voters of this cluster's metadata quorum are {ids}; this node is {local.voter_id}.",
-        "Use the data directory of that node, or format a new one. To be one of several controllers, this node needs a"
+        "Use the data directory of this node, or format a new one. To run several controllers, this node needs a"
         " listener of controller.listener.names in `listeners`.",
     )

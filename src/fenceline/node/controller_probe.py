@@ -1,10 +1,10 @@
-"""Whether anybody listens where a broker is said to be.
+"""Probes whether any process listens on a broker's address.
 
-Owns the connection that is opened to see that, and closed. Decides nothing: refused is refused, all else is not.
+Owns the probe connection. Decides nothing: only a refused connection counts as refused.
 
-On which listener: that on which brokers reach each other, which leads from process to process. An outer one may end at
-a balancer, which takes or refuses connections for reasons of its own. A broker without it is refused only where all its
-listeners are.
+It uses the inter-broker listener, which leads directly to the process. A client listener may end at a load balancer,
+which accepts or refuses connections for other reasons. A broker without an inter-broker listener counts as refusing
+only if all its listeners refuse.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
 """The addresses of a host. Raises OSError."""
 
-_PATIENCE_S: Final = 0.5
-"""A process that is gone is refused for at once; no answer in this time is none."""
+_TIMEOUT_S: Final = 0.5
+"""A stopped process refuses connections at once; no response within this time proves nothing."""
 
 
 async def addresses_of(host: str, port: int) -> Iterable[str]:
-    """As the system knows them."""
+    """The addresses of the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return {str(address[0]) for *_, address in found}
 
 
 class BrokerProbe:
-    """Looks at brokers by `connect`; `listener` is the name of that on which brokers reach each other."""
+    """Probes brokers with `connect`; `listener` is the name of the inter-broker listener."""
 
     def __init__(self, connect: Dial, listener: str, *, resolve: Resolve = addresses_of) -> None:
         self._connect = connect
@@ -40,14 +40,14 @@ class BrokerProbe:
         self._resolve = resolve
 
     async def is_refused(self, broker: BrokerImage) -> bool:
-        """Whether every address that counts refuses a connection."""
+        """Whether every relevant address refuses a connection."""
         inner = broker.endpoint(self._listener)
         endpoints = broker.endpoints if inner is None else (inner,)
         return bool(endpoints) and all(await asyncio.gather(*map(self._refuses, endpoints)))
 
     async def _refuses(self, endpoint: Endpoint) -> bool:
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 hosts = list(await self._resolve(endpoint.host, endpoint.port))
                 outcomes = await asyncio.gather(*(self._refuses_at(host, endpoint.port) for host in hosts))
         except (OSError, ValueError):  # no answer in time, no such host, no name of a host at all
@@ -55,7 +55,7 @@ class BrokerProbe:
         return bool(outcomes) and all(outcomes)
 
     async def _refuses_at(self, host: str, port: int) -> bool:
-        """Raises OSError where nothing is known."""
+        """Raises OSError if the result is unknown."""
         try:
             transport, _ = await self._connect(asyncio.Protocol, host, port)
         except ConnectionRefusedError:

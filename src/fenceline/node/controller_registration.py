@@ -1,8 +1,8 @@
-"""This controller as the cluster knows it: where it is found, and which features it supports (KIP-919).
+"""Registration of this controller: its endpoints and supported features (KIP-919).
 
-Owns the registration of one controller's life. It is asked for until this node's own image shows it. Where another
-process registers under the same id, both would take it from each other for ever, a record each time: then it is said,
-and asked for less and less often.
+Owns the registration of one controller process. The request is repeated until this node's own image contains the
+registration. If another process registers with the same id, both would replace each other's registration forever, a
+record each time: then a warning is logged, and the requests back off.
 
 Rules: since_4_0.md K20, K27 (a feature is raised only when every voter is registered), K38.
 """
@@ -31,9 +31,9 @@ log = Logger("controller")
 _AGAIN_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _FREE_ANSWERS: Final = 4
-"""One is enough, where no other process has this id; this node's image may be a little behind."""
+"""One is enough unless another process has this id; this node's image may lag a little behind."""
 _FIRST_METADATA_VERSION: Final = 15
-"""3.7-IV0: older ones have no such record."""
+"""3.7-IV0: older levels have no such record."""
 
 
 class ControllerRegistration:
@@ -60,7 +60,7 @@ class ControllerRegistration:
         )
         self._task: asyncio.Task[None] | None = None
         self._answers = 0
-        """How often the active controller has written it down."""
+        """Number of registrations that the active controller has written."""
 
     def start(self) -> None:
         self._task = asyncio.ensure_future(self._run())
@@ -97,14 +97,14 @@ class ControllerRegistration:
             await asyncio.wait((changed,), timeout=_AGAIN_S)
 
     async def _give_way(self) -> None:
-        """It was registered again and again, and does not stay: say so, and rest."""
+        """The registration is replaced again and again: log a warning and back off."""
         known = self._controller.image.controllers.get(self._node_id)
         if known is not None:
             log.error(
                 "another process registers as this controller",
                 node=self._node_id,
                 other=", ".join(f"{each.host}:{each.port}" for each in known.endpoints),
-                advice=f"Two processes run with node.id={self._node_id}. Stop one of them and give it an id and a"
-                " directory of its own. A copy of a directory must never run: both would have one vote.",
+                advice=f"Two processes run with node.id={self._node_id}. Stop one of them and give it its own node.id"
+                " and log directory. Never run a copy of a log directory: both would share one vote.",
             )
         await asyncio.sleep(min(2.0 ** (self._answers - _FREE_ANSWERS), _LONGEST_PAUSE_S))

@@ -1,6 +1,6 @@
-"""What an active controller does by the clock: sessions of brokers, the balance of leaders, idle records.
+"""Timers of an active controller: broker sessions, leader balancing, NoOp records.
 
-Owns the timers and their periods. Never decides: each timer submits a request like everybody else.
+Owns the timers and their periods. Never decides: each timer submits an ordinary request.
 
 Rules: controller.md C7, C17, C30; recovery.md V12.
 """
@@ -40,8 +40,8 @@ class ControllerTimers:
             self._every(1000 * config.get_int("leader.imbalance.check.interval.seconds"), self._balance_leaders)
         self._every(config.get_int("unclean.leader.election.interval.ms"), self._elect_unclean_leaders)
         if config.is_set("metadata.max.idle.interval.ms"):
-            # Kafka's NoOp records keep the nodes that follow the log moving (C7). Here these hear of the high watermark
-            # at once (K12), so such records are written only where they are asked for.
+            # Kafka's NoOp records keep the log's followers moving (C7). Here they learn a new high watermark at once
+            # (K12), so NoOp records are written only if configured.
             idle_ms = config.get_int("metadata.max.idle.interval.ms")
             if idle_ms > 0:
                 self._every(idle_ms, self._write_idle_record)
@@ -67,16 +67,17 @@ class ControllerTimers:
         wait()
 
     def _until_a_session_may_end_ms(self) -> int:
-        """Until the next session ends; at most a part of a session, for those that a request could not end."""
+        """Time until the next session expires; at most a fraction of a session timeout, for sessions that a request
+        could not end."""
         now_ms = self._clock.monotonic_ms()
         period_ms = max(1, self._config.get_int("broker.session.timeout.ms") // _STALE_CHECKS_PER_SESSION)
         ends_ms = self._state.sessions.next_end_ms(now_ms)
         return period_ms if ends_ms is None else min(period_ms, ends_ms - now_ms)
 
     def check_sessions(self) -> None:
-        """C17. The broker of this process lives as long as this runs: only others can be silent.
+        """C17. The broker of this process is alive while this code runs: only other brokers can time out.
 
-        One with its id that registered before this process did is not it, and has ended.
+        An incarnation with its id that registered before this process did has ended.
         """
         sessions = self._state.sessions
         now_ms = self._clock.monotonic_ms()
@@ -98,7 +99,7 @@ class ControllerTimers:
         self._submit(WriteNoOp())
 
     def _sweep(self, request: BalanceLeaders | ElectUncleanLeaders) -> None:
-        """As many passes as there is work for, one after the other (C30, V12)."""
+        """Repeat passes while there is work (C30, V12)."""
 
         def passed(done: asyncio.Future[Any]) -> None:
             if not done.cancelled() and done.exception() is None and done.result().more:
@@ -107,6 +108,6 @@ class ControllerTimers:
         self._controller.submit(request).add_done_callback(passed)
 
     def _submit(self, request: Request) -> None:
-        """Nobody waits for it; its failure is that of the next request."""
+        """The response is ignored; a failure also shows in the next request."""
         answer: asyncio.Future[Any] = self._controller.submit(request)
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -1,7 +1,7 @@
-"""Deletions of records that wait until every live replica has deleted them (DeleteRecords).
+"""DeleteRecords requests that wait until every live replica has deleted the records.
 
-Owns who waits for the low watermark of which partition. The leader's log start moves at once; a follower learns of it
-with the answer to its fetch, and tells with its next fetch that it has followed. Never deletes anything.
+Owns the requests that wait for a partition's low watermark. The leader's log start offset moves at once; a follower
+receives it in a Fetch response, and confirms it with its next fetch. Never deletes anything.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ class _Waiting(NamedTuple):
 
 
 class Deletions:
-    """One broker's. All methods belong to the loop."""
+    """The waiting deletions of one broker. Event loop only."""
 
     def __init__(self, is_alive: Callable[[int], bool]) -> None:
-        """`is_alive`: whether a broker is registered and not fenced; the others are not waited for."""
+        """`is_alive`: whether a broker is registered and not fenced; other brokers are not waited for."""
         self._is_alive = is_alive
         self._waiting: dict[Replica, list[_Waiting]] = {}
 
     def low_watermark(self, replica: Replica) -> int:
-        """The log start that all live replicas have reached. Raises PeerError 6 where another broker leads."""
+        """The smallest log start offset of the live replicas. Raises PeerError 6 if another broker leads."""
         if replica.leader is None or replica.is_recovering:
             raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return replica.leader.low_watermark(replica.log.log_start_offset, self._is_alive)
 
-    def reached(self, replica: Replica, offset: int) -> asyncio.Future[int]:
-        """The low watermark, once it is `offset` or above; PeerError 6 when this broker leads no more.
+    def wait_for(self, replica: Replica, offset: int) -> asyncio.Future[int]:
+        """The low watermark, once it is `offset` or above; PeerError 6 when this broker no longer leads.
 
-        Who gives up cancels it.
+        Cancel the future to stop waiting.
         """
         reached: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(offset, reached, partial(self.progressed, replica))
@@ -51,7 +51,7 @@ class Deletions:
         return reached
 
     def progressed(self, replica: Replica) -> None:
-        """A follower fetched, or the partition's role or in-sync set changed."""
+        """A follower fetched, or the partition's role or ISR changed."""
         for waiting in self._waiting.get(replica, ()):
             if waiting.reached.done():
                 continue
@@ -64,7 +64,7 @@ class Deletions:
                     waiting.reached.set_result(low_watermark)
 
     def brokers_changed(self) -> None:
-        """Somebody came or went."""
+        """A broker was fenced, unfenced, registered or unregistered."""
         for replica in tuple(self._waiting):
             self.progressed(replica)
 

@@ -1,6 +1,6 @@
 """The data directories of one node, opened and locked.
 
-Owns the check that they belong to this node and to one cluster. Raises OperatorError where they do not.
+Owns the check that they belong to this node and to one cluster. Raises OperatorError if they do not.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from fenceline.node.metadata_log import DIRECTORY_NAME
 
 log = Logger("broker")
 
-_LOST_WITH_CHECKPOINT: Final[Mapping[str, str]] = {
-    RECOVERY_POINTS: "every log is checked from its start, which may take a while",
-    LOG_STARTS: "records that DeleteRecords had taken out of the middle of a segment may be read again",
-    HIGH_WATERMARKS: "high watermarks are found anew from the logs",
-    CLEANED: "logs that are to be compacted are read from their start once more",
-    INCARNATIONS: "after an unclean stop the other checkpoints count for no partition, and every log is checked from"
-    " its start",
+_CONSEQUENCES: Final[Mapping[str, str]] = {
+    RECOVERY_POINTS: "every log is recovered from its start, which may take a while",
+    LOG_STARTS: "records that DeleteRecords deleted from the middle of a segment may become readable again",
+    HIGH_WATERMARKS: "high watermarks are determined again from the logs",
+    CLEANED: "compacted logs are cleaned from their start again",
+    INCARNATIONS: "after an unclean shutdown the other checkpoints are ignored for all partitions, and every log is"
+    " recovered from its start",
 }
-_NAMED: Final = 10
-"""Partitions that one line of the log names."""
+_MAX_LISTED: Final = 10
+"""Limit of partitions listed in one log line."""
 
 
 class Directories(NamedTuple):
-    """`metadata` is among `data` where `metadata.log.dir` is no directory of its own."""
+    """`metadata` is one of `data` unless `metadata.log.dir` is a separate directory."""
 
     data: tuple[LogDir, ...]
     metadata: LogDir
     offline: Mapping[str, str]
-    """By path, why one of `log.dirs` can not be used: the node starts without it."""
+    """By path, why one of `log.dirs` cannot be used: the node starts without it."""
 
     @property
     def metadata_is_apart(self) -> bool:
@@ -56,8 +56,8 @@ class Directories(NamedTuple):
 
 
 def open_directories(config: NodeConfig, disk: Disk) -> Directories:
-    """Format what is new, lock and open. A directory that the system refuses is left out, as Kafka leaves it out,
-    unless it holds the metadata log or is the last. Raises OperatorError."""
+    """Format new directories, lock and open them. A directory with an I/O error is left out, as in Kafka, unless it
+    holds the metadata log or is the last one. Raises OperatorError."""
     paths = [str(path) for path in config.log_dirs]
     metadata_path = str(config.metadata_log_dir)
     offline = {path: reason for path in paths if path != metadata_path and (reason := _refusal(disk, path))}
@@ -70,8 +70,8 @@ def open_directories(config: NodeConfig, disk: Disk) -> Directories:
         _check(config, disk, opened)
         if not any(path in opened for path in paths):
             raise OperatorError(
-                f"None of log.dirs can be used: {', '.join(f'{path}: {why}' for path, why in offline.items())}",
-                "Mount or mend at least one of them, then start again.",
+                f"No directory of log.dirs is usable: {', '.join(f'{path}: {why}' for path, why in offline.items())}",
+                "Mount or repair at least one of them, then restart the node.",
             )
     except BaseException:
         for log_dir in opened.values():
@@ -83,14 +83,14 @@ def open_directories(config: NodeConfig, disk: Disk) -> Directories:
             "log directory offline",
             path=path,
             reason=reason,
-            advice="The node starts without it, its partitions can not be served here. Mend it, then restart the node;"
-            " or take it out of log.dirs.",
+            advice="The node starts without it and cannot serve its partitions. Repair the directory and restart the"
+            " node, or remove it from log.dirs.",
         )
     return Directories(tuple(opened[path] for path in paths if path in opened), opened[metadata_path], offline)
 
 
 def _refusal(disk: Disk, path: str) -> str | None:
-    """What the system says when it is asked for the directory; None where it gives it, or where there is none yet."""
+    """The system's error for the directory; None if it is readable or does not exist yet."""
     try:
         found = disk.stat(path)
         if found is not None:
@@ -114,58 +114,59 @@ def _check(config: NodeConfig, disk: Disk, opened: Mapping[str, LogDir]) -> None
     seen: dict[UUID, str] = {}
     for path, log_dir in opened.items():
         for name, reason in log_dir.damaged.items():
-            consequence = _LOST_WITH_CHECKPOINT[name]
-            log.warning("checkpoint damaged, going on without it", reason=reason, consequence=consequence)
-        _tell_of_entries(path, log_dir)
+            consequence = _CONSEQUENCES[name]
+            log.warning("checkpoint file damaged and ignored", reason=reason, consequence=consequence)
+        _log_rejected_entries(path, log_dir)
         if log_dir.directory_id is None:
             raise OperatorError(
-                f"{path}/{META_FILE} has no directory.id",
-                "It was written before Kafka 3.7 or cut short. Start Apache Kafka 4 once on this directory, or"
+                f"{path}/{META_FILE} has no directory.id.",
+                "The file was written before Kafka 3.7 or is truncated. Start Apache Kafka 4 once on this directory, or"
                 " restore the file from a backup.",
             )
         if log_dir.directory_id in seen:
             raise OperatorError(
-                f"{seen[log_dir.directory_id]} and {path} have the same directory.id",
-                "One is a copy of the other. Take the copy out of log.dirs, or format a new directory in its place.",
+                f"{seen[log_dir.directory_id]} and {path} have the same directory.id.",
+                "One is a copy of the other. Remove the copy from log.dirs, or format a new directory in its place.",
             )
         seen[log_dir.directory_id] = path
         if path != str(config.metadata_log_dir) and disk.stat(f"{path}/{DIRECTORY_NAME}") is not None:
             raise OperatorError(
-                f"{path} has a metadata log, and that of this node is to be in {config.metadata_log_dir}",
-                "Set metadata.log.dir to where it is (without the key that is the first of log.dirs), or move the one"
-                " that is not wanted away.",
+                f"{path} contains a metadata log, but the metadata log of this node belongs in"
+                f" {config.metadata_log_dir}.",
+                "Set metadata.log.dir to the directory that contains it (the default is the first of log.dirs), or move"
+                " the unwanted metadata log away.",
             )
 
 
-def _tell_of_entries(path: str, log_dir: LogDir) -> None:
-    """Lines of checkpoints that count for nothing."""
+def _log_rejected_entries(path: str, log_dir: LogDir) -> None:
+    """Log ignored checkpoint entries."""
     for reason in log_dir.offsets.rejected:
         log.warning(
             "checkpoint entry ignored",
             reason=reason,
-            consequence="the log of this partition is checked from its start, and keeps all records that are there",
-            advice="Nothing, unless the file was edited: the next checkpoint replaces it.",
+            consequence="the log of this partition is recovered from its start, and keeps all its records",
+            advice="No action is needed unless the file was edited: the next checkpoint replaces it.",
         )
     if log_dir.orphans:
         log.warning(
-            "checkpoint entries without a directory dropped",
+            "dropped checkpoint entries without a directory",
             path=path,
-            partitions=[str(each) for each in log_dir.orphans[:_NAMED]],
+            partitions=[str(each) for each in log_dir.orphans[:_MAX_LISTED]],
             count=len(log_dir.orphans),
-            advice="Nothing, where these were deleted or moved away just before the node was killed. Otherwise their"
-            " directories are missing: stop the node, put them back, start.",
+            advice="No action is needed if these partitions were deleted or moved just before the node was killed."
+            " Otherwise their directories are missing: stop the node, restore them, and start it again.",
         )
 
 
 @contextmanager
 def starting(config: NodeConfig) -> Iterator[None]:
-    """Nobody has asked anything of a node that starts: what a disk refuses is the operator's. Raises OperatorError."""
+    """During a start there is no request to fail: disk errors become OperatorError."""
     try:
         yield
     except (PeerError, OSError) as error:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else error.message
         raise OperatorError(
-            f"Node {config.node_id} can not start: {reason}",
-            f"Check that {config.metadata_log_dir} has room, can be written and that its disk is healthy;"
-            " then start again.",
+            f"Node {config.node_id} cannot start: {reason}",
+            f"Check that {config.metadata_log_dir} has free space and is writable, and that its disk is healthy."
+            " Then restart the node.",
         ) from error

@@ -1,7 +1,7 @@
-"""Tells the controller in which directory each replica of this broker lies (KIP-858, AssignReplicasToDirs).
+"""Reports to the controller the directory of each replica of this broker (KIP-858, AssignReplicasToDirs).
 
-Owns what is to be told, and one request that is out: what comes up meanwhile goes together into the next one, until the
-controller has taken it or the replica is none of this broker's any more. Decides nothing.
+Owns the pending assignments, and the single request in flight: assignments that arise meanwhile are sent together in
+the next one, until the controller has accepted them or the replica no longer belongs to this broker. Decides nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = Logger("replication")
 
 MOST_IN_REQUEST: Final = 2250
-"""As Kafka's AssignmentsManager."""
+"""Same as Kafka's AssignmentsManager."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _GONE: Final = (
@@ -30,13 +30,13 @@ _GONE: Final = (
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
 )
-"""Answers for what the metadata that this broker is to read next knows better."""
+"""Errors that the next metadata of this broker will explain."""
 
 _Place = tuple[UUID, int]
 
 
 class DirectoryAssignments:
-    """One broker's. `tell` may be called in any thread, all else belongs to the loop."""
+    """The assignments of one broker. `report` may be called in any thread, all other methods on the event loop."""
 
     def __init__(
         self, node_id: int, broker_epoch: Callable[[], int], submit: Callable[[Request], Awaitable[Any]]
@@ -49,11 +49,11 @@ class DirectoryAssignments:
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    def tell(self, topic_id: UUID, index: int, directory_id: UUID) -> None:
-        """The controller shall know it."""
-        self._loop.call_soon_threadsafe(self._want, (topic_id, index), directory_id)
+    def report(self, topic_id: UUID, index: int, directory_id: UUID) -> None:
+        """Report this assignment to the controller."""
+        self._loop.call_soon_threadsafe(self._enqueue, (topic_id, index), directory_id)
 
-    def _want(self, place: _Place, directory_id: UUID) -> None:
+    def _enqueue(self, place: _Place, directory_id: UUID) -> None:
         if self._is_closed:
             return
         self._wanted[place] = directory_id
@@ -72,7 +72,7 @@ class DirectoryAssignments:
         try:
             while self._wanted:
                 asked = dict(islice(self._wanted.items(), MOST_IN_REQUEST))
-                if await self._ask(asked):
+                if await self._send(asked):
                     pause_s = _FIRST_PAUSE_S
                 else:
                     await asyncio.sleep(pause_s)
@@ -80,30 +80,34 @@ class DirectoryAssignments:
         finally:
             self._task = None
 
-    async def _ask(self, asked: Mapping[_Place, UUID]) -> bool:
-        """Whether all of it is settled; what is not, or has changed meanwhile, stays wanted."""
+    async def _send(self, asked: Mapping[_Place, UUID]) -> bool:
+        """Whether all assignments are completed; those that failed or changed meanwhile stay pending."""
         request = AssignReplicasToDirs(self._node_id, self._broker_epoch(), _by_directory(asked))
         try:
             answer: AssignReplicasToDirsAnswer = await self._submit(request)
         except PeerError as error:
             log.warning(
-                "directories of replicas not told",
+                "could not report directories of replicas",
                 replicas=len(asked),
                 reason=error.message or error.code.name,
-                advice="It is tried again. A majority of the controllers must run and be reached from here.",
+                advice="The node retries. A majority of the controllers must be running and reachable from here.",
             )
             return False
-        settled = True
+        completed = True
         for directory_id, topics in answer.directories:
             for topic_id, replicas in topics:
                 for replica in replicas:
                     place = (topic_id, replica.index)
                     if replica.code is not ErrorCode.NONE and replica.code not in _GONE:
-                        log.warning("directory of a replica refused", replica=str(place), reason=replica.code.name)
-                        settled = False
+                        log.warning(
+                            "controller rejected the directory of a replica",
+                            replica=str(place),
+                            reason=replica.code.name,
+                        )
+                        completed = False
                     elif self._wanted.get(place) == directory_id:
                         del self._wanted[place]
-        return settled and not any(self._wanted.get(place) == told for place, told in asked.items())
+        return completed and not any(self._wanted.get(place) == reported for place, reported in asked.items())
 
 
 def _by_directory(

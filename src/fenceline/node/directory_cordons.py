@@ -1,9 +1,10 @@
-"""Directories that take no new replicas, as the operator wants it now (`cordoned.log.dirs`, KIP-1066).
+"""Cordoned directories, which accept no new replicas (`cordoned.log.dirs`, KIP-1066).
 
-Owns the step from the setting to those who act upon it: new replicas are placed elsewhere, moves there are refused, and
-the controller hears of it with a heartbeat at once. Replicas that lie there stay, and grow.
+Owns applying the setting: new replicas are placed in other directories, moves into cordoned ones are rejected, and the
+controller is informed by a heartbeat at once. Replicas in a cordoned directory stay, and grow.
 
-A value that came to the metadata past this broker's checks and names none of its directories is left out, and told.
+A value that reached the metadata without this broker's checks and names none of its directories is ignored, with an
+error in the log.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = Logger("directories")
 
 
 class DirectoryCordons:
-    """One broker's. Everything belongs to the loop."""
+    """The cordons of one broker. Event loop only."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -33,10 +34,10 @@ class DirectoryCordons:
 
     def on_image(self, delta: Delta) -> None:
         if any(kind is ConfigResourceType.BROKER for kind, _ in delta.changed_configs) or delta.changed_features:
-            self.take()
+            self.apply()
 
-    def take(self) -> None:
-        """What the setting says now; nothing below metadata.version 4.3-IV0, whose controllers can not be told."""
+    def apply(self) -> None:
+        """Apply the current setting; ignored below metadata.version 4.3-IV0, whose controllers do not support it."""
         broker = self._broker
         text = effective_broker_config(broker.image.configs, broker.config, CORDONED)
         if broker.image.metadata_version < MV_CORDONED_LOG_DIRS:
@@ -47,10 +48,10 @@ class DirectoryCordons:
         try:
             paths = {str(path) for path in cordoned_dirs(text, broker.config.log_dirs)}
         except PeerError as error:
-            log.error("cordoned.log.dirs not taken", value=text, reason=error.message)
+            log.error("invalid cordoned.log.dirs ignored", value=text, reason=error.message)
             return
         log_dirs = broker.log_dirs
         log_dirs.cordoned = frozenset(each.path for each in log_dirs.opened if each.path in paths)
         ids = (each.directory_id for each in log_dirs.opened if each.path in paths)
-        broker.lifecycle.tell_cordoned(tuple(each for each in ids if each is not None))
+        broker.lifecycle.report_cordoned(tuple(each for each in ids if each is not None))
         log.info("cordoned log directories", paths=sorted(log_dirs.cordoned))

@@ -1,8 +1,8 @@
-"""One replica on its way to another data directory of its broker: which step comes next.
+"""The move of one replica to another data directory of its broker, step by step.
 
-Owns the order of the steps: copy within the rate, take the evidence along, tell the controller, bring the copy to the
-disk, take over. Each call of `advance` is one step; who calls it (`DirectoryMoves`) knows what errors mean. The copy
-itself is `log.future_log`'s.
+Owns the order of the steps: copy within the rate limit, copy the evidence, inform the controller, flush the copy,
+replace the log. Each call of `advance` is one step; the caller (`DirectoryMoves`) handles errors. The copy itself is
+`log.future_log`'s.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from fenceline.replica.throttle import ReplicationQuota
 
 _LONGEST_PAUSE_S: Final = 1.0
-_LOOK_S: Final = 0.02
+_CHECK_S: Final = 0.02
 _LATER_S: Final = 1.0
-_TELL_AGAIN_MS: Final = 2000
-"""Somebody else may have told the controller otherwise meanwhile: who looked where the replica lies now."""
+_REPORT_AGAIN_MS: Final = 2000
+"""Interval between reports: another process may have changed the assignment meanwhile."""
 _ATTEMPTS: Final = 5
-"""To take the last step, before flushes may go on."""
+"""Attempts at the last step before flushes continue."""
 _T = TypeVar("_T")
 
 
@@ -46,8 +46,8 @@ class DirectoryMove:
         *,
         path: str | None = None,
     ) -> None:
-        """`on_caught_up`: nothing is missing, the copy shall take over before it returns. `path`: of a copy that was
-        found at the start."""
+        """`on_caught_up`: the copy is complete and must replace the log before the callback returns. `path`: of a copy
+        that was found at the start."""
         self._broker = broker
         self.where = where
         self.target = target
@@ -59,12 +59,12 @@ class DirectoryMove:
         self.ends = False
         self.keeps_files = False
         self.failures = 0
-        """Attempts in a row that met what can not be read."""
+        """Consecutive attempts that failed to read."""
         self.is_full = False
         self._tells_at_ms = 0
 
     def end(self, *, keep_files: bool) -> None:
-        """At the next step, or when the one under way has ended."""
+        """End the move at the next step, or when the current one has ended."""
         self.ends = True
         self.keeps_files = keep_files
 
@@ -72,20 +72,21 @@ class DirectoryMove:
         return await self._broker.loop.run_in_executor(self._broker.disk_threads, work, *given)
 
     def delete_copy(self, path: str) -> None:
-        """A copy that nobody needs, and nobody has open. Raises StorageError."""
+        """Delete a copy that is neither needed nor open. Raises StorageError."""
         removed = self.target.rename_for_removal(path, self.where, DELETE_SUFFIX)
         if removed is not None:
             self._broker.delete_later(removed.delete, 0)
 
     async def advance(self) -> float | None:
-        """The next chunk or step; how long to wait before the one after it, None when nothing is left to do."""
+        """Execute the next chunk or step; returns how long to wait before the one after it, None when the move is
+        complete."""
         broker = self._broker
         replica = broker.partitions.open_by_name.get(self.where)
         if replica is None:
             self.end(keep_files=True)
             return None
         if replica.is_being_cut:
-            return _LOOK_S
+            return _CHECK_S
         current, now_ms = replica.log, broker.clock.now_ms()
         if self.future is None:
             await self._open(replica)
@@ -108,7 +109,7 @@ class DirectoryMove:
                 self._quota.passed(taken, broker.clock.monotonic_ms())
                 self.failures, self.is_full = 0, False
                 return 0.0
-        return await self._close_in(future, replica)
+        return await self._finish_copy(future, replica)
 
     async def _open(self, replica: Replica) -> None:
         source = self._broker.log_dirs.holder(self.where)
@@ -122,14 +123,14 @@ class DirectoryMove:
         except CorruptLog:
             if path is None:
                 raise
-            self.delete_copy(path)  # begin it anew
+            self.delete_copy(path)  # restart the copy
             return
         self.target.future_logs[self.where] = self.future.log
 
     # -- the last steps ----------------------------------------------------------------------------------------------
 
-    async def _close_in(self, future: FutureLog, replica: Replica) -> float | None:
-        """The copy has nearly all: evidence, the controller, then the step itself."""
+    async def _finish_copy(self, future: FutureLog, replica: Replica) -> float | None:
+        """The copy is almost complete: copy the evidence, inform the controller, then take the last step."""
         source = future.source
         if replica.log.is_written:
             if not future.log.is_written:
@@ -142,22 +143,22 @@ class DirectoryMove:
                     copy_evidence, source.disk, replica.log.directory, self.target.disk, future.log.directory, named
                 )
                 self._quota.passed(self.carried.size_bytes, self._broker.clock.monotonic_ms())
-                # What is being cut, or has not been settled, is waited for.
+                # Wait for a truncation in progress, and for losses that are not recorded yet.
                 return 0.0 if is_complete(self.carried, source.disk, replica.log.directory) else _LATER_S
         if not self._is_recorded():
             now_ms = self._broker.clock.monotonic_ms()
             if now_ms >= self._tells_at_ms:
-                self._tells_at_ms = now_ms + _TELL_AGAIN_MS
+                self._tells_at_ms = now_ms + _REPORT_AGAIN_MS
                 self._broker.partitions.directories.report_move(self.where, self.target)
             await self.thread(future.flush, self._broker.clock.now_ms())
-            return _LOOK_S
+            return _CHECK_S
         self._broker.partitions.directories.moving[self.where] = self.target
-        return await self._take_step(future, replica)
+        return await self._replace_log(future, replica)
 
-    async def _take_step(self, future: FutureLog, replica: Replica) -> float | None:
-        """While no flush of the log begins, what is safe on its disk comes to be safe on the other one."""
+    async def _replace_log(self, future: FutureLog, replica: Replica) -> float | None:
+        """Flushes of the log are paused: the part that is durable there becomes durable in the copy."""
         flushes, clock = self._broker.flushes, self._broker.clock
-        await self._broker.checkpoint()  # its high watermark and its log start have to be there before the log is
+        await self._broker.checkpoint()  # its high watermark and log start must be durable before the log is
         flushes.hold(replica)
         try:
             for _ in range(_ATTEMPTS):
@@ -165,7 +166,7 @@ class DirectoryMove:
                 await self._copy_rest(future, replica)
                 await self.thread(future.flush, clock.now_ms())
                 if self.ends or replica.is_being_cut or not self._broker.partitions.holds(replica):
-                    return _LOOK_S
+                    return _CHECK_S
                 current = replica.log
                 if (
                     future.append_rest(current, clock.now_ms())
@@ -178,10 +179,10 @@ class DirectoryMove:
                     return None
         finally:
             flushes.release(replica)
-        return _LOOK_S
+        return _CHECK_S
 
     async def _copy_rest(self, future: FutureLog, replica: Replica) -> None:
-        """As little as it is, so that next to nothing is left for the loop."""
+        """Copy the small rest in a thread, so that almost nothing is left for the loop."""
         for _ in range(_ATTEMPTS):
             if replica.is_being_cut or future.truncation_target(replica.log) is not None:
                 return
@@ -191,7 +192,7 @@ class DirectoryMove:
             await self.thread(future.copy, stretch, self._broker.clock.now_ms())
 
     def _is_recorded(self) -> bool:
-        """Whether the metadata says that it lies there, or can not say."""
+        """Whether the metadata has the replica in the target directory, or has no directories."""
         image = self._broker.image
         topic = image.topics_by_name.get(self.where.topic)
         if topic is None or self.where.partition >= len(topic.partitions):

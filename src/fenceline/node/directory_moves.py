@@ -1,12 +1,12 @@
 """Moves replicas between the data directories of this broker (AlterReplicaLogDirs; KIP-113, KIP-858).
 
-Owns which moves are under way, how many have a thread at a time, and what errors mean to them. One move is
-`DirectoryMove`: chunks are copied in disk threads, within the rate that the operator gave; a copy that has caught up is
-brought to the disk, the controller is told where the replica will lie, and only when the metadata says so the copy
-takes the log's place. Where replicas lie is `ReplicaDirectories`'.
+Owns the moves in progress, the number of moves with a thread, and error handling. One move is a `DirectoryMove`: chunks
+are copied in disk threads, within the configured rate; a copy that has caught up is flushed, the controller is informed
+of the new directory, and once the metadata contains it the copy replaces the log. `ReplicaDirectories` owns
+the directories of the replicas.
 
-A move ends with its replica: what is not this node's any more is deleted, what is offline stays and goes on after the
-next start. A copy that can not be made is deleted and the operator told; the replica stays where it is.
+A move ends with its replica: the copy of a removed replica is deleted, that of an offline one is kept and continues
+after the next start. A copy that fails is deleted and the error logged; the replica stays in its directory.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ log = Logger("directories")
 
 RATE: Final = "replica.alter.log.dirs.io.max.bytes.per.second"
 _AT_ONCE: Final = 2
-"""Moves that have a thread; the disk threads are for everybody."""
-_LOOK_S: Final = 0.02
+"""Limit of moves with a thread; the disk threads are shared with all other work."""
+_RETRY_S: Final = 0.02
 _FULL_S: Final = 1.0
 _ATTEMPTS: Final = 5
-"""To read what can not be read, before the move ends."""
+"""Attempts to read a damaged file before the move ends."""
 
 
-class Moving(NamedTuple):
-    """A copy on its way, as DescribeLogDirs tells it. `lag`: offsets that it is behind."""
+class MoveProgress(NamedTuple):
+    """A copy in progress, as in DescribeLogDirs. `lag`: offsets it is behind."""
 
     where: TopicPartition
     path: str
@@ -53,7 +53,7 @@ class Moving(NamedTuple):
 
 
 class DirectoryMoves:
-    """One broker's. Everything belongs to the loop."""
+    """The moves of one broker. Event loop only."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -63,29 +63,29 @@ class DirectoryMoves:
         self._slots = asyncio.Semaphore(min(_AT_ONCE, max(1, _threads(broker))))
         self._is_closed = False
         self.moved = 0
-        """Since this node started."""
+        """Counted since this node started."""
 
     def __len__(self) -> int:
         return len(self._moves)
 
-    def __iter__(self) -> Iterator[Moving]:
+    def __iter__(self) -> Iterator[MoveProgress]:
         for where, move in self._moves.items():
             replica = self._broker.partitions.open_by_name.get(where)
             if move.future is not None and replica is not None:
                 future = move.future
                 lag = max(future.lag(replica.log), 0)
-                yield Moving(where, future.target.path, future.log.size_bytes, lag)
+                yield MoveProgress(where, future.target.path, future.log.size_bytes, lag)
 
     @property
-    def under_way(self) -> Container[TopicPartition]:
-        """The replicas that are on their way."""
+    def in_progress(self) -> Container[TopicPartition]:
+        """The replicas with a move in progress."""
         return self._moves.keys()
 
-    # -- what is asked for -----------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------
 
     def alter(self, where: TopicPartition, path: str) -> ErrorCode:
-        """Move the replica to the directory `path`; Kafka's checks in Kafka's order. For a replica that is not here
-        yet the directory is remembered."""
+        """Move the replica to the directory `path`; Kafka's checks in Kafka's order. For a replica that is not here yet
+        the directory is remembered."""
         broker, log_dirs = self._broker, self._broker.log_dirs
         if len(future_name(where, "0" * 32)) > NAME_LIMIT:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -115,14 +115,14 @@ class DirectoryMoves:
         if log_dirs.holder(where) is target or where in self._moves:
             return ErrorCode.NONE
         if log_dirs.offline:
-            return ErrorCode.KAFKA_STORAGE_ERROR  # one of them may have a copy of it already
+            return ErrorCode.KAFKA_STORAGE_ERROR  # one of them may already have a copy of it
         self._begin(self._new(where, target))
         return ErrorCode.NONE
 
-    def take_up(self, found: list[tuple[LogDir, ExistingPartition]]) -> None:
-        """Copies that were found at the start go on; what has no replica here to copy any more goes."""
+    def resume(self, found: list[tuple[LogDir, ExistingPartition]]) -> None:
+        """Continue copies that were found at the start; delete those without a replica to copy."""
         broker = self._broker
-        self._take_rate()
+        self._apply_rate()
         for target, copy in found:
             where = copy.topic_partition
             holder, directories = broker.log_dirs.holder(where), broker.partitions.directories
@@ -137,17 +137,17 @@ class DirectoryMoves:
 
     def on_image(self, delta: Delta) -> None:
         if any(kind is ConfigResourceType.BROKER for kind, _ in delta.changed_configs):
-            self._take_rate()
+            self._apply_rate()
 
-    def _take_rate(self) -> None:
+    def _apply_rate(self) -> None:
         image, kind = self._broker.image, ConfigResourceType.BROKER
         rates = {**image.config(kind, ""), **image.config(kind, str(self._broker.node_id))}
         self._quota.set_rate(int(rates.get(RATE, NO_RATE)), self._broker.clock.monotonic_ms())
 
-    # -- what ends a move --------------------------------------------------------------------------------------------
+    # -- end of a move -----------------------------------------------------------------------------------------------
 
-    def gone(self, where: TopicPartition, is_removed: bool) -> None:
-        """The replica is not served any more: `is_removed` from this node, or offline."""
+    def replica_removed(self, where: TopicPartition, is_removed: bool) -> None:
+        """The replica is no longer served: `is_removed` from this node, or offline."""
         move = self._moves.get(where)
         if move is not None:
             self._end(move, keep_files=not is_removed)
@@ -159,14 +159,14 @@ class DirectoryMoves:
                 self._end(move, keep_files=True)
 
     async def close(self) -> None:
-        """What is copied stays, and goes on after the next start."""
+        """The copies are kept, and continue after the next start."""
         self._is_closed = True
         for move in list(self._moves.values()):
             self._end(move, keep_files=True)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _end(self, move: DirectoryMove, *, keep_files: bool) -> None:
-        """At once for everybody else; its files go when its thread has come back."""
+        """The move ends at once; its files are deleted when its thread has returned."""
         move.end(keep_files=keep_files)
         self._moves.pop(move.where, None)
         directories = self._broker.partitions.directories
@@ -192,7 +192,7 @@ class DirectoryMoves:
 
     async def _run(self, move: DirectoryMove, earlier: list[asyncio.Task[None]]) -> None:
         await asyncio.gather(*earlier, return_exceptions=True)
-        log.info("move between directories begun", partition=str(move.where), to=move.target.path)
+        log.info("move between directories started", partition=str(move.where), to=move.target.path)
         try:
             while not move.ends:
                 async with self._slots:
@@ -204,10 +204,10 @@ class DirectoryMoves:
             if self._moves.get(move.where) is move:
                 self._end(move, keep_files=False)
             if move.ends:
-                await self._clear_up(move)
+                await self._delete_files(move)
 
     async def _attempt(self, move: DirectoryMove) -> float | None:
-        """One step; what the disks refuse either passes or ends the move."""
+        """One step; a disk error is retried or ends the move."""
         try:
             pause_s = await move.advance()
         except StorageError as error:
@@ -229,16 +229,18 @@ class DirectoryMoves:
 
     def _full(self, move: DirectoryMove, reason: str) -> float:
         if not move.is_full:
-            advice = "Make room there, or move the replica elsewhere. The copy goes on by itself."
-            log.warning("no room for a move", partition=str(move.where), reason=reason, advice=advice)
+            advice = (
+                "Free space there, or move the replica to another directory. The copy then continues automatically."
+            )
+            log.warning("not enough disk space for a move", partition=str(move.where), reason=reason, advice=advice)
         move.is_full = True
         return _FULL_S
 
     def _unreadable(self, move: DirectoryMove, reason: str, error: OSError | None) -> float | None:
-        """A file that retention or a cut took away is looked for anew; one that is damaged stays so."""
+        """A file deleted by retention or a truncation is looked up again; a damaged one stays damaged."""
         move.failures += 1
         if move.failures < _ATTEMPTS or move.ends:
-            return _LOOK_S * move.failures
+            return _RETRY_S * move.failures
         source = self._broker.log_dirs.holder(move.where)
         if error is not None and source is not None:
             self._broker.directory_failures.suspect(source, error)
@@ -252,7 +254,8 @@ class DirectoryMoves:
                 partition=str(move.where),
                 to=move.target.path,
                 reason=reason,
-                advice="The replica stays where it is. Check both disks (dmesg, smartctl), then ask for it again.",
+                advice="The replica stays in its directory. Check both disks (dmesg, smartctl), then request the"
+                " move again.",
             )
             self._end(move, keep_files=False)
 
@@ -267,28 +270,28 @@ class DirectoryMoves:
         broker.partitions.log_replaced(replica)
         if move.carried is not None:
             broker.losses.moved(move.target, move.carried.receipts)
-        self._spawn(self._settle(move, future, removed, replica.config.file_delete_delay_ms))
+        self._spawn(self._delete_old_log(move, future, removed, replica.config.file_delete_delay_ms))
 
-    async def _settle(
+    async def _delete_old_log(
         self, move: DirectoryMove, future: FutureLog, removed: RemovedPartition | None, delay_ms: int
     ) -> None:
-        """What the log was is deleted when what it is now is safe on the disk."""
+        """Delete the old log once the new one is durable."""
         try:
             await move.thread(future.sync_renames)
             await self._broker.checkpoint()
         except (OSError, StorageError) as error:
-            log.error("a move is not safe on the disk yet", partition=str(move.where), reason=str(error))
+            log.error("moved replica not durable yet", partition=str(move.where), reason=str(error))
             self._broker.directory_failures.suspect(move.target, error)
             return
         if removed is not None:
             self._broker.delete_later(removed.delete, delay_ms)
 
-    # -- what is left ------------------------------------------------------------------------------------------------
+    # -- remaining work ----------------------------------------------------------------------------------------------
 
-    async def _clear_up(self, move: DirectoryMove) -> None:
+    async def _delete_files(self, move: DirectoryMove) -> None:
         future, target = move.future, move.target
         if future is None or (self._is_closed and move.keeps_files):
-            return  # its directory closes it
+            return  # the directory's failure closes it
         try:
             if move.keeps_files:
                 target.future_logs.pop(move.where, None)
@@ -299,7 +302,7 @@ class DirectoryMoves:
                 if removed is not None:
                     self._broker.delete_later(removed.delete, 0)
         except StorageError as error:
-            log.warning("copy of a replica not cleared up", partition=str(move.where), reason=error.message)
+            log.warning("could not delete the copy of a replica", partition=str(move.where), reason=error.message)
 
 
 def _threads(broker: Broker) -> int:

@@ -1,10 +1,10 @@
-"""Makes the logs of partitions durable: one flush a log at a time, shared by everybody who waits for it (group commit).
+"""Flushes the logs of partitions: one flush at a time for each log, shared by all waiters (group commit).
 
-Owns which flush is under way and which acknowledgements wait for the disk. A flush runs in a thread; what was appended
-meanwhile goes with the next one, which starts when the first has ended and somebody still waits. Never blocks the loop,
-never acknowledges: it says up to where the disk holds the log, or why it never will.
+Owns the flush in progress and the acknowledgements that wait for the disk. A flush runs in a thread; records appended
+meanwhile belong to the next one, which starts when the first has ended and there are waiters left. Never blocks the
+loop, never acknowledges: it reports the durable end of the log, or why an offset never becomes durable.
 
-Every wait ends: with its flush, with the error of the flush, when the partition is deleted, goes offline, or loses its
+Every wait ends: with its flush, with the error of the flush, when the partition is deleted, goes offline or loses its
 leader, and when the node stops.
 """
 
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
     from fenceline.node.replicas import Replicas
 
 
-class _Waiting:
-    """Who waits for one log: (end offset, outcome); the outcome is None once the log is durable up to there."""
+class _Waiters:
+    """The waiters of one log: (end offset, outcome); the outcome is None once the log is durable up to that offset."""
 
     __slots__ = ("as_leader", "on_change", "outcomes")
 
     def __init__(self, on_change: Callable[[], None], as_leader: bool) -> None:
         self.on_change = on_change
-        """Hung into `Replica.waiters` as long as somebody waits."""
+        """Registered in `Replica.waiters` while there are waiters."""
         self.as_leader = as_leader
         self.outcomes: list[tuple[int, asyncio.Future[PeerError | None]]] = []
 
 
 class LogFlushes:
-    """The flushes of one broker. All methods belong to the loop."""
+    """The flushes of one broker. Event loop only."""
 
     def __init__(self, replicas: Replicas, clock: Clock, executor: Executor) -> None:
         self._replicas = replicas
         self._clock = clock
         self._executor = executor
         self._under_way: dict[Replica, asyncio.Future[StorageError | None]] = {}
-        self._waiting: dict[Replica, _Waiting] = {}
+        self._waiting: dict[Replica, _Waiters] = {}
         self._held: set[Replica] = set()
         self._closed = False
 
     async def flush(self, replica: Replica) -> StorageError | None:
-        """Make a log durable up to its end; what the disk said when it could not.
+        """Flush a log up to its end; returns the error if that failed.
 
-        A flush that is under way already is waited for, and nothing else is done.
+        If a flush is already in progress, only waits for it.
         """
         if replica not in self._under_way and (error := self._begin(replica)) is not None:
             return error
@@ -61,45 +61,45 @@ class LogFlushes:
         return None if under_way is None else await asyncio.shield(under_way)
 
     def up_to(self, replica: Replica, end_offset: int, *, as_leader: bool = True) -> asyncio.Future[PeerError | None]:
-        """Done when the log is durable at least up to an offset; its result says why it never will be.
+        """Completes when the log is durable at least up to an offset; the result is an error if it never will be.
 
-        56 when the disk refused or the partition is offline, 6 when the node stops, the replica is not here any more,
-        or it has the other role by now: `as_leader` says for which one is waited.
+        56 if the flush failed or the partition is offline, 6 if the node stops, the replica is no longer here, or its
+        role differs from `as_leader`.
         """
         outcome: asyncio.Future[PeerError | None] = asyncio.get_running_loop().create_future()
         if replica.log.recovery_point >= end_offset:
             outcome.set_result(None)
-        elif (gone := self._why_gone(replica, as_leader)) is not None:
+        elif (gone := self._wait_error(replica, as_leader)) is not None:
             outcome.set_result(gone)
         else:
-            self._look(replica)
+            self._check_waiters(replica)
             waiting = self._waiting.get(replica)
             if waiting is None:
-                waiting = self._waiting[replica] = _Waiting(partial(self._look, replica), as_leader)
+                waiting = self._waiting[replica] = _Waiters(partial(self._check_waiters, replica), as_leader)
                 replica.waiters.add(waiting.on_change)
             waiting.outcomes.append((end_offset, outcome))
             if replica not in self._under_way:
-                self._settle(replica, self._begin(replica))
+                self._complete(replica, self._begin(replica))
         return outcome
 
     def close(self) -> None:
-        """The node stops: whoever waits is told so, and nobody waits from now on."""
+        """The node stops: fail all waiters, and accept no more."""
         self._closed = True
         for replica in list(self._waiting):
-            self._look(replica)
+            self._check_waiters(replica)
 
     def hold(self, replica: Replica) -> None:
-        """Begin none until `release`: who waits for the disk goes on waiting. For as long as one flush takes."""
+        """Start no flush until `release`; waiters keep waiting. At most for the time of one flush."""
         self._held.add(replica)
 
     def release(self, replica: Replica) -> None:
-        """Flush what was waited for meanwhile."""
+        """Start the flush that waiters have requested meanwhile."""
         self._held.discard(replica)
         if replica in self._waiting and replica not in self._under_way:
-            self._settle(replica, self._begin(replica))
+            self._complete(replica, self._begin(replica))
 
     async def idle(self, replica: Replica) -> None:
-        """When the flush that is under way has ended."""
+        """Wait until the current flush has ended."""
         under_way = self._under_way.get(replica)
         if under_way is not None:
             await asyncio.shield(under_way)
@@ -110,7 +110,7 @@ class LogFlushes:
     # --- one flush ------------------------------------------------------------------------------------------------
 
     def _begin(self, replica: Replica) -> StorageError | None:
-        """Start a flush when there is something to flush; why it could not be started."""
+        """Start a flush if there is anything to flush; returns why it could not be started."""
         if replica in self._held:
             return None
         try:
@@ -134,7 +134,7 @@ class LogFlushes:
             work.fail(error)
             self._replicas.storage_failed(replica, error)
         else:
-            # Our bug; those who wait raise it.
+            # Our bug: raised in the waiters.
             bug = error
             work.fail(StorageError(str(bug)))
             ended.set_exception(bug)
@@ -142,13 +142,13 @@ class LogFlushes:
             self._replicas.thread_ended(replica)
             return
         ended.set_result(error)
-        self._settle(replica, error)
+        self._complete(replica, error)
         self._replicas.thread_ended(replica)
 
-    # --- those who wait -------------------------------------------------------------------------------------------
+    # --- waiters --------------------------------------------------------------------------------------------------
 
-    def _settle(self, replica: Replica, error: StorageError | None) -> None:
-        """Answer those whose offset is durable, or all of them with an error; flush again for the others."""
+    def _complete(self, replica: Replica, error: StorageError | None) -> None:
+        """Complete the waiters whose offset is durable, or all of them with an error; flush again for the others."""
         if error is not None:
             self._end(replica, lambda outcome: outcome.set_result(error))
         waiting = self._waiting.get(replica)
@@ -164,19 +164,19 @@ class LogFlushes:
         elif replica not in self._held and replica not in self._under_way:
             error = self._begin(replica)
             if replica not in self._under_way:
-                # Nothing is left to flush: what they wait for was cut off the log, or the log closes.
+                # Nothing is left to flush: the records they wait for were truncated, or the log is closing.
                 reason = error or PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 self._end(replica, lambda outcome: outcome.set_result(reason))
 
-    def _look(self, replica: Replica) -> None:
-        """Something changed about the partition, perhaps that it is gone."""
+    def _check_waiters(self, replica: Replica) -> None:
+        """The partition changed or was removed: complete waiters accordingly."""
         waiting = self._waiting.get(replica)
-        if waiting is not None and (gone := self._why_gone(replica, waiting.as_leader)) is not None:
+        if waiting is not None and (gone := self._wait_error(replica, waiting.as_leader)) is not None:
             self._end(replica, lambda outcome: outcome.set_result(gone))
 
-    def _why_gone(self, replica: Replica, as_leader: bool) -> PeerError | None:
+    def _wait_error(self, replica: Replica, as_leader: bool) -> PeerError | None:
         if self._closed:
-            return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node stops.")
+            return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node is stopping.")
         if self._replicas.holds(replica) and replica.is_leader is as_leader:
             return None
         offline = self._replicas.offline.get(replica.topic_partition)
@@ -185,7 +185,7 @@ class LogFlushes:
         return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def _end(self, replica: Replica, tell: Callable[[asyncio.Future[PeerError | None]], None] | None = None) -> None:
-        """Nobody waits for this log any more; who still did is told."""
+        """Remove the waiters of this log; complete those that are left."""
         waiting = self._waiting.pop(replica, None)
         if waiting is None:
             return

@@ -1,7 +1,7 @@
-"""Making data directories: who they belong to, and the first records of their cluster.
+"""Formatting data directories: their owner, and the first records of the cluster.
 
-Owns what `kafka-storage format` writes: `meta.properties` in every directory, `bootstrap.checkpoint` with the feature
-levels, and in the metadata directory the snapshot 0-0 that names the only voter. Never touches a formatted directory.
+Owns the files that `kafka-storage format` writes: `meta.properties` in every directory, `bootstrap.checkpoint` with the
+feature levels, and in the metadata directory the snapshot 0-0 with the voters. Never touches a formatted directory.
 
 Rules: formats.md F1, F2; since_4_0.md K1, K19; snapshots.md N4.
 """
@@ -46,7 +46,7 @@ _KRAFT_LEVELS: Final = KRaftVersionFeature(0, 1)
 
 @dataclass(frozen=True, slots=True)
 class Formatted:
-    """What formatting did. `directories` are those that it wrote; the others were formatted already."""
+    """The result of formatting. `directories` are the newly formatted ones; the others were already formatted."""
 
     cluster_id: str
     directories: tuple[str, ...]
@@ -67,12 +67,12 @@ def format_directory(
 ) -> Formatted:
     """Format every directory for `node_id` of `cluster_id`.
 
-    With a `voter_endpoint` the metadata directory (the first, unless named) starts a quorum of this one voter, as
-    `kafka-storage format --standalone` does; with `voters`, as `--initial-controllers`, a quorum of all of them, this
-    node among them, whose metadata directory gets the id that they name. With neither it votes nowhere yet.
+    With a `voter_endpoint` the metadata directory (the first, unless given) starts a quorum of this one voter, as
+    `kafka-storage format --standalone` does; with `voters`, as `--initial-controllers`, a quorum of all of them
+    including this node, whose metadata directory gets the id that they contain. With neither it is not a voter yet.
 
-    Raises OperatorError: bad id, a directory that is formatted
-    (unless `ignore_formatted` and it belongs to this node and cluster), or one that can not be written.
+    Raises OperatorError: bad id, a directory that is already formatted
+    (unless `ignore_formatted` and it belongs to this node and cluster), or one that cannot be written.
     """
     disk = disk or OsDisk()
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
@@ -101,24 +101,23 @@ def format_directory(
             )
     except OSError as error:
         raise OperatorError(
-            f"{error.filename or wanted} can not be formatted: {error.strerror or error}",
-            "Check that the directory exists or can be made, and that this user may write there.",
+            f"Cannot format {error.filename or wanted}: {error.strerror or error}",
+            "Check that the directory exists or can be created, and that this user may write to it.",
         ) from error
     return Formatted(cluster_id, tuple(wanted))
 
 
 def format_if_new(config: NodeConfig, disk: Disk | None = None, *, unusable: Collection[str] = ()) -> Formatted | None:
-    """Format this node's directories when none of them is: a start without a `format` before it is a new cluster.
+    """Format this node's directories if none of them is formatted: starting an unformatted node creates a new cluster.
 
-    `unusable` ones are not looked at. None when they are formatted already. Raises OperatorError, also when only some
-    are.
+    `unusable` ones are skipped. None if they are already formatted. Raises OperatorError, also if only some are.
     """
     try:
         return _format_if_new(config, disk or OsDisk(), unusable)
     except OSError as error:
         raise OperatorError(
-            f"The data directory {error.filename or config.log_dirs[0]} can not be used: {error.strerror or error}",
-            "Name a directory that exists or can be made, and that this user may read and write.",
+            f"Cannot use the data directory {error.filename or config.log_dirs[0]}: {error.strerror or error}",
+            "Set log.dirs to a directory that exists or can be created, and that this user may read and write.",
         ) from error
 
 
@@ -135,9 +134,9 @@ def _format_if_new(config: NodeConfig, disk: Disk, unusable: Collection[str]) ->
         return None
     if len(missing) < len(everything) or unusable:
         raise OperatorError(
-            f"{', '.join(missing)} is not formatted, or not mounted; other directories of this node are.",
-            "Mount it. A new or replaced disk must be formatted on purpose: run `fenceline format --ignore-formatted`"
-            " with this cluster's id. To go on without it, take it out of log.dirs.",
+            f"{', '.join(missing)} is not formatted or not mounted, but other directories of this node are.",
+            "Mount it. A new or replaced disk must be formatted explicitly: run `fenceline format --ignore-formatted`"
+            " with the id of this cluster. To continue without it, remove it from log.dirs.",
         )
     for path in everything:
         stray = (
@@ -145,13 +144,13 @@ def _format_if_new(config: NodeConfig, disk: Disk, unusable: Collection[str]) ->
         )
         if stray:
             raise OperatorError(
-                f"{path} is not formatted but holds {stray[0]!r}.",
-                f"If this is a node's data, restore its {META_FILE}; else choose an empty directory.",
+                f"{path} is not formatted but contains {stray[0]!r}.",
+                f"If this is the data of a node, restore its {META_FILE}; otherwise choose an empty directory.",
             )
     if config.quorum_voters[1:] or not config.is_controller or _joins_others(config):
         raise OperatorError(
             f"{everything[0]} is not formatted, and this node is one of several.",
-            "Run `fenceline format` with the id of the cluster first, on each of its nodes.",
+            "First run `fenceline format` with the cluster id on each node.",
         )
     return format_directory(
         paths,
@@ -162,26 +161,24 @@ def _format_if_new(config: NodeConfig, disk: Disk, unusable: Collection[str]) ->
     )
 
 
-def quorum_to_begin(
+def initial_quorum(
     config: NodeConfig, *, standalone: bool, initial_controllers: str | None, joins: bool
 ) -> tuple[VoterEndpoint | None, tuple[Voter, ...]]:
-    """What `format_directory` is to be given for the options of `fenceline format` (K19). Raises OperatorError.
+    """The arguments of `format_directory` for the options of `fenceline format` (K19). Raises OperatorError.
 
-    Brokers, static voters and nodes that join begin none. A controller that says nothing begins one alone, unless its
-    bootstrap servers are others: then it must say what it means.
+    Brokers, static voters and joining nodes start no quorum. A controller without an option starts one alone, unless
+    its bootstrap servers are other nodes: then an option is required.
     """
     if (standalone, initial_controllers is not None, joins).count(True) > 1:
-        raise OperatorError("Only one of --standalone, --initial-controllers and --no-initial-controllers can be meant")
+        raise OperatorError("Use only one of --standalone, --initial-controllers and --no-initial-controllers.")
     chosen = standalone or initial_controllers is not None
     if chosen and not config.is_controller:
         raise OperatorError(
-            "This node is no controller, so it can not begin a quorum.",
-            "Leave the option out, or change process.roles.",
+            "This node is not a controller and cannot start a quorum.",
+            "Omit the option, or change process.roles.",
         )
     if (chosen or joins) and config.quorum_voters:
-        raise OperatorError(
-            "controller.quorum.voters names the voters already.", "Leave the option out, or take the key out."
-        )
+        raise OperatorError("controller.quorum.voters already names the voters.", "Omit the option, or remove the key.")
     if initial_controllers is not None:
         name = config.controller_listener_names[0] if config.controller_listener_names else "CONTROLLER"
         return None, parse_initial_controllers(initial_controllers, name)
@@ -189,24 +186,24 @@ def quorum_to_begin(
         return None, ()
     if not standalone and _joins_others(config):
         raise OperatorError(
-            "controller.quorum.bootstrap.servers names other nodes: it must be said how this one begins.",
+            "controller.quorum.bootstrap.servers names other nodes, so an option for the initial quorum is required.",
             "Use --standalone for the first controller of a cluster, --initial-controllers for several at once,"
-            " --no-initial-controllers for one that joins.",
+            " --no-initial-controllers for one that joins later.",
         )
     return controller_endpoint(config), ()
 
 
 def _joins_others(config: NodeConfig) -> bool:
-    """Whether the bootstrap servers are others than this very node."""
+    """Whether the bootstrap servers are nodes other than this one."""
     own = {(each.host, each.port) for each in config.advertised_controller_listeners}
     own |= {("localhost", port) for _, port in own} | {("127.0.0.1", port) for _, port in own}
     return any((each.host, each.port) not in own for each in config.quorum_bootstrap_servers)
 
 
 def controller_endpoint(config: NodeConfig) -> VoterEndpoint:
-    """Where this node's controller is or will be found by other voters.
+    """This controller's endpoint for other voters.
 
-    A node without a controller listener has a quorum that nobody else can reach; the record still needs an endpoint.
+    The quorum of a node without a controller listener is unreachable for others; its record still needs an endpoint.
     """
     if config.advertised_controller_listeners:
         listener = config.advertised_controller_listeners[0]
@@ -215,7 +212,8 @@ def controller_endpoint(config: NodeConfig) -> VoterEndpoint:
 
 
 def read_bootstrap_features(disk: Disk, log_dir: str) -> Mapping[str, int] | None:
-    """Levels that formatting chose, in the file's order; None without the file (K19: then only the newest MV)."""
+    """Feature levels of the format command, in the file's order; None without the file (K19: then only the newest
+    metadata.version)."""
     path = f"{log_dir}/{BOOTSTRAP_FILE}"
     content = read_file(disk, path)
     if content is None:
@@ -231,12 +229,12 @@ def read_bootstrap_features(disk: Disk, log_dir: str) -> Mapping[str, int] | Non
             if isinstance(record, FeatureLevelRecord):
                 levels[record.name] = record.feature_level
     if METADATA_VERSION not in levels:
-        raise OperatorError(f"{path} names no metadata.version.", "Restore the file or format the directory anew.")
+        raise OperatorError(f"{path} has no metadata.version.", "Restore the file or reformat the directory.")
     unknown = [name for name, level in levels.items() if name not in SUPPORTED or level not in SUPPORTED[name]]
     if unknown:
         raise OperatorError(
-            f"{path} asks for {unknown[0]} {levels[unknown[0]]}, which this release does not support.",
-            "Start the release that formatted the directory.",
+            f"{path} requires {unknown[0]} {levels[unknown[0]]}, which this release does not support.",
+            "Start the node with the release that formatted the directory.",
         )
     return levels
 
@@ -246,7 +244,8 @@ def _check_cluster_id(cluster_id: str) -> None:
         decode_uuid(cluster_id)
     except ValueError:
         raise OperatorError(
-            f"{cluster_id!r} is not a cluster id.", "An id is 16 bytes in base64url without padding, 22 characters."
+            f"{cluster_id!r} is not a cluster id.",
+            "A cluster id is 16 bytes in base64url without padding: 22 characters.",
         ) from None
 
 
@@ -258,12 +257,12 @@ def _is_formatted(disk: Disk, path: str, cluster_id: str, node_id: int, ignore: 
     if not ignore:
         raise OperatorError(
             f"{path} is already formatted (cluster {meta.get('cluster.id')}, node {meta.get('node.id')}).",
-            "Use --ignore-formatted to leave such directories as they are.",
+            "Use --ignore-formatted to skip formatted directories.",
         )
     if meta.get("cluster.id") != cluster_id or meta.get("node.id") != str(node_id):
         raise OperatorError(
             f"{path} belongs to cluster {meta.get('cluster.id')}, node {meta.get('node.id')}; "
-            f"asked for {cluster_id}, node {node_id}.",
+            f"requested are cluster {cluster_id}, node {node_id}.",
             "Use the ids of that directory, or an empty directory.",
         )
     return True
@@ -275,7 +274,7 @@ def _own_directory_id(voters: Sequence[Voter], node_id: int) -> UUID | None:
     own = [voter for voter in voters if voter.voter_id == node_id]
     if not own:
         raise OperatorError(
-            f"The initial controllers {[voter.voter_id for voter in voters]} do not name node {node_id}.",
+            f"The initial controllers {[voter.voter_id for voter in voters]} do not include node {node_id}.",
             "Add it, or format this node with --no-initial-controllers.",
         )
     return own[0].voter_directory_id
@@ -293,12 +292,12 @@ def parse_initial_controllers(text: str, listener: str) -> tuple[Voter, ...]:
             voters.append(Voter(int(number), decode_uuid(directory), (endpoint,), _KRAFT_LEVELS))
         except ValueError:
             raise OperatorError(
-                f"--initial-controllers has {item!r}, which is no controller",
-                "Write each as id@host:port:directory-id.",
+                f"Invalid controller {item!r} in --initial-controllers.",
+                "The format is id@host:port:directory-id.",
             ) from None
     ids = [voter.voter_id for voter in voters]
     if not ids or len(set(ids)) != len(ids):
-        raise OperatorError(f"--initial-controllers {text!r} names nobody, or an id twice")
+        raise OperatorError(f"--initial-controllers {text!r} is empty or contains an id twice.")
     return tuple(voters)
 
 
@@ -312,8 +311,8 @@ def _format_one(
     now_ms: int,
     voters: Sequence[Voter],
 ) -> None:
-    """`meta.properties` comes last: until it is there, the directory counts as not formatted. `voters`: those of the
-    quorum that begins here."""
+    """`meta.properties` is written last: without it the directory counts as not formatted. `voters`: those of the
+    quorum that starts here."""
     os.makedirs(path, exist_ok=True) if isinstance(disk, OsDisk) else _make(disk, path)
     levels = fresh_levels(metadata_version)
     records: list[MetadataRecord] = [FeatureLevelRecord(name, level) for name, level in levels.items()]

@@ -1,6 +1,6 @@
-"""Who leads what a Produce request took to the wrong broker (KIP-951; `epochs.md E6`, of Produce from version 10 on).
+"""Leader hints for Produce requests sent to the wrong broker (KIP-951; `epochs.md E6`, Produce from version 10 on).
 
-Owns the hint in an answer. Looks into the metadata and decides nothing.
+Owns the hint in a response. Reads the metadata and decides nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from fenceline.node.broker import Broker
 
 
-def with_leaders(broker: Broker, listener: str, results: Sequence[PartitionResult]) -> ProduceResponse:
-    """The answer; where it says NOT_LEADER_OR_FOLLOWER it names leader, epoch and the address on that listener."""
+def with_leader_hints(broker: Broker, listener: str, results: Sequence[PartitionResult]) -> ProduceResponse:
+    """The response; partitions with NOT_LEADER_OR_FOLLOWER get leader, epoch and the leader's address on that
+    listener."""
     if all(result.error_code != ErrorCode.NOT_LEADER_OR_FOLLOWER for result in results):
         return ProduceResponse(results)
     hinted = [

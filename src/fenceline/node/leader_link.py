@@ -249,7 +249,7 @@ class LeaderLink:
                 self._lost()
                 failures += 1
                 if self._was_closed_by_leader or isinstance(error, ConnectionRefusedError):
-                    self._fetchers.absent.left(self._leader_id)
+                    self._fetchers.absent.disconnected(self._leader_id)
                 self._closed_recently = self._closed_recently or self._was_closed_by_leader
                 self._was_closed_by_leader = False
                 self._log_unreachable(error)
@@ -341,7 +341,7 @@ class LeaderLink:
     def check_connection(self) -> None:
         """Report to `absent` that the leader has closed its connection, before the link's task notices."""
         if self._closed_by_leader(self._connection):
-            self._fetchers.absent.left(self._leader_id)
+            self._fetchers.absent.disconnected(self._leader_id)
         for far in self._far:
             far.check_connection()
 
@@ -390,7 +390,7 @@ class LeaderLink:
             lends_answers=True,
             largest_answer=self._fetchers.largest_answer,
         )
-        self._fetchers.absent.came(self._leader_id)
+        self._fetchers.absent.reconnected(self._leader_id)
         return connection
 
     def _lost(self) -> None:

@@ -232,7 +232,7 @@ class LogCleaner:
             and not replica.is_leaving
             and replica.log.offline is None
             and replica.log.unfinished is None
-            and where not in self._broker.moves.under_way
+            and where not in self._broker.moves.in_progress
             and where not in self.uncleanable
         )
 

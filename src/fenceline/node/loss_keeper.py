@@ -25,7 +25,7 @@ from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
 from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.node.logs import Logger
 from fenceline.node.metric_families import counter_by, gauges
-from fenceline.node.unsettled import UnsettledPartitions
+from fenceline.node.pending_partitions import PendingPartitions
 from fenceline.replica.follower import CutTo, RestartAt
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class LossKeeper:
         """Since this node started."""
         self.evidence_bytes = 0
         """As of the last sweep."""
-        self._pending = UnsettledPartitions(
+        self._pending = PendingPartitions(
             broker, self._make_room, self._record_loss, self._queue_receipt, self._collect_strays
         )
         self.compared_first: set[str] = set()
@@ -134,7 +134,7 @@ class LossKeeper:
     def recover(self) -> None:
         """Before any log is served: complete what a crash interrupted, and find undelivered receipts."""
         for log_dir in self._broker.log_dirs:
-            self._pending.take_up(log_dir)
+            self._pending.register_unopened(log_dir)
             try:
                 self._recover_directory(log_dir)
             except OSError as error:
@@ -149,7 +149,7 @@ class LossKeeper:
         for topic_partition, path in _with_evidence(log_dir):
             folder = ReceiptFolder(log_dir.disk, path)
             if folder.is_pending:
-                self._pending.settle(log_dir, topic_partition)
+                self._pending.record_losses(log_dir, topic_partition)
             for receipt in folder.due():
                 self._queue_receipt(folder, receipt)
         self._collect_strays(log_dir)
@@ -193,7 +193,7 @@ class LossKeeper:
 
     async def retry_pending(self) -> None:
         """On the event loop: retry partitions whose receipts did not fit on the disk at the start."""
-        await self._pending.try_again()
+        await self._pending.retry()
 
     # -- deletion, in a thread -------------------------------------------------------------------------------------
 

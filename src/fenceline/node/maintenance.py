@@ -129,7 +129,7 @@ class Maintenance:
             if not replica.is_being_cut and replica.log.flush_due(now_ms):
                 await self._broker.flushes.flush(replica)
         if self._broker.storage_trouble:
-            self._broker.storage_trouble.look(self._broker.log_end_offset)
+            self._broker.storage_trouble.log_recovered(self._broker.log_end_offset)
 
     async def _checkpoint(self) -> None:
         await self._broker.checkpoint()

@@ -1,4 +1,4 @@
-"""Metadata records as record batches: of the log, and of whole snapshot files.
+"""Metadata records as record batches, for the log and for snapshot files.
 
 Owns grouping into batches and the control batches at both ends of a snapshot. Pure bytes, no I/O.
 
@@ -39,7 +39,7 @@ def record_batch(
     base_offset: int = 0,
     epoch: int = -1,
 ) -> bytearray:
-    """One batch; all its records bear the time of the append."""
+    """One batch; all its records have the time of the append."""
     rows = [(timestamp_ms, None, encode_record(record, metadata_version), ()) for record in records]
     return build_batch(rows, base_offset=base_offset, leader_epoch=epoch)
 
@@ -53,8 +53,8 @@ def control_batch(
 
 
 class SnapshotBatches:
-    """The batches of a snapshot of `image`, made one by one as they are asked for: header (with voters from
-    kraft.version 1 on, N7), records, footer. Offsets start at 0 (N6). For one walk, in any thread.
+    """The batches of a snapshot of `image`, generated lazily: header (with voters from kraft.version 1 on, N7),
+    records, footer. Offsets start at 0 (N6). Can be iterated once, in any thread.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ def snapshot_batches(
     kraft_version: int = 0,
     voters: Sequence[Voter] = (),
 ) -> list[bytearray]:
-    """A whole file of any records, as `SnapshotBatches`."""
+    """The content of a snapshot file of any records, as `SnapshotBatches`."""
     opening = _opening(last_log_timestamp_ms, kraft_version, voters)
     batches = [control_batch(opening, now_ms, epoch=epoch)]
     offset = len(opening)
@@ -129,7 +129,7 @@ def _value_batches(values: Iterable[bytes], offset: int, epoch: int, now_ms: int
 
 
 class DecisionBatches:
-    """Decisions' records gathered into batches: an atomic decision lies in one (C3), small ones share one."""
+    """Groups the records of decisions into batches: an atomic decision is one batch (C3), small ones share one."""
 
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms

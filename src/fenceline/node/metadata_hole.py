@@ -1,12 +1,12 @@
-"""A metadata log of a voter with damage before whole batches: what is known of it before it is cut there (gaps.md G24).
+"""A hole in a voter's metadata log: damage before valid batches, examined before the log is truncated (gaps.md G24).
 
-A loss of power in a flush leaves such a log: of what was written since the last one, later bytes may be on the disk and
-earlier ones not. So does a disk that has damaged what was safe. The files do not tell these apart, so what lies behind
-the damage counts as acknowledged: its end is promised before anything goes (`promised_end`), and the rest is fetched
-from those who have it. Why that is safe: `docs/decisions/010`.
+A power loss during a flush leaves such a log: of the bytes written since the last flush, later ones may be on disk and
+earlier ones not. So does a disk that damages durable data. The files do not distinguish the two, so batches after the
+damage count as acknowledged: their end is recorded (`promised_end`) before truncation, and the rest is fetched
+from the other voters. Why that is safe: `docs/decisions/010`.
 
-Owns the walk over all that is whole, and the order: decide, promise, tell. Never cuts (`log.recovery` does, and keeps
-what it cuts), and bounds what it holds in memory to one batch and one stretch of damage. Blocks on the disk: for a
+Owns the scan of all valid batches, and the order: decide, record, log a warning. Never truncates (`log.recovery` does,
+and keeps the removed bytes). Holds at most one batch and one damaged range in memory. Blocks on the disk: only for a
 start.
 """
 
@@ -23,34 +23,35 @@ from fenceline.log.scan import SEARCH_BYTES, BadBatch, Found, ReadTwice, Unstabl
 from fenceline.node import promised_end, snapshot_files
 from fenceline.node.logs import Logger
 from fenceline.quorum.control_records import KRaftVoters, Voter, decode_control
-from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
 from fenceline.records.batch import read_header
 from fenceline.records.decode import decode_batch
 from fenceline.wire.errors import MalformedRequest
 
 OthersHaveIt = Callable[[tuple[Voter, ...]], bool]
-"""Whether there is somebody else to fetch the metadata from, where a directory names these voters, or none."""
+"""Whether other voters have the metadata, given the voters that a directory contains, if any."""
 
 
 _log = Logger("metadata")
 
 
-class WhatIsWhole(NamedTuple):
-    """`end`: the highest epoch and offset of the whole batches of a directory; `voters`: the newest that they name."""
+class ValidExtent(NamedTuple):
+    """`end`: the highest epoch and offset of a directory's valid batches; `voters`: the newest set in them."""
 
     end: LogEnd
     voters: tuple[Voter, ...]
 
 
-def promise_what_follows(
+def record_promised_end(
     disk: Disk, directory: str, newest: SnapshotId, others_have_it: OthersHaveIt, damage: CorruptLog
 ) -> None:
-    """Durable when it returns; the log may be cut at the damage then. `newest` snapshot, `NO_SNAPSHOT` for none.
+    """Record the acknowledged end, durable on return; after that the log may be truncated at the damage. `newest`
+    snapshot, `NO_SNAPSHOT` for none.
 
-    Raises `damage` where nobody else has what would go, or the disk does not read the same twice; OperatorError.
+    Raises `damage` if no other voter has the removed records, or two reads of the disk differ; OperatorError.
     """
     try:
-        found = what_is_whole(disk, directory)
+        found = valid_extent(disk, directory)
     except UnstableRead:
         raise damage from None
     voters = found.voters or snapshot_files.voters_of_damaged(disk, f"{directory}/{newest.file_name}")
@@ -61,49 +62,50 @@ def promise_what_follows(
         promised_end.write(disk, directory, promised)
     except OSError as error:
         raise OperatorError(
-            f"{directory}/{promised_end.FILE_NAME} can not be written: {error.strerror or error}",
-            f"The metadata log is damaged ({damage.message}), and is cut only when this file says where it ended. Make"
-            " room on the disk, and check that it is healthy; then start the node again.",
+            f"Cannot write {directory}/{promised_end.FILE_NAME}: {error.strerror or error}",
+            f"The metadata log is damaged ({damage.message}). It is truncated only after this file records its"
+            " end. Free"
+            " disk space and check the disk, then restart the node.",
         ) from error
     _log.error(
-        "metadata log ends before a damaged place",
+        "truncating the metadata log before a damaged range",
         path=damage.path,
         position=damage.position,
         reason=damage.reason,
         acknowledged_offset=promised.offset,
         acknowledged_epoch=promised.epoch,
-        advice="A loss of power in the middle of a write leaves this, or a failing disk: check it if power was not"
-        " lost. What follows is kept in lost+found and fetched again from the other controllers. Until then this one"
-        " can not lead and votes only for who has all that it may have acknowledged; where the controllers find no"
-        " leader without it, start those that are down.",
+        advice="The cause is a power loss during a write, or a failing disk: check it if there was no power loss. The"
+        " removed part is kept in lost+found and fetched again from the other controllers. Until then this controller"
+        " cannot lead, and votes only for candidates that have all records it may have acknowledged. If there is no"
+        " leader meanwhile, start the controllers that are down.",
     )
 
 
-def what_is_whole(disk: Disk, directory: str) -> WhatIsWhole:
-    """Of all segments, before and behind every damaged place. Raises OSError, and UnstableRead where the disk gives
-    other bytes each time: no checksum covers epoch and offset of a batch."""
-    end = NOTHING
+def valid_extent(disk: Disk, directory: str) -> ValidExtent:
+    """Scan all segments, before and after each damaged range. Raises OSError, and UnstableRead if two reads of the disk
+    differ: no checksum covers the epoch and offset of a batch."""
+    end = NO_PROMISED_END
     voters: tuple[Voter, ...] = ()
-    for found in _whole_batches(disk, directory):
+    for found in _valid_batches(disk, directory):
         end = max(end, LogEnd(found.header.leader_epoch, found.header.next_offset))
         if found.header.is_control:
             voters = _voters_in(found.content) or voters
-    return WhatIsWhole(end, voters)
+    return ValidExtent(end, voters)
 
 
-def _whole_batches(disk: Disk, directory: str) -> Iterator[Found]:
+def _valid_batches(disk: Disk, directory: str) -> Iterator[Found]:
     bases = (offset_in(name, LOG_SUFFIX) for name in disk.listdir(directory))
     for base in sorted(base for base in bases if base is not None):
         path = f"{directory}/{base:020d}{LOG_SUFFIX}"
         stat = disk.stat(path)
         fd = disk.open_read(path)
         try:
-            yield from _whole_batches_of(ReadTwice(disk), fd, stat.size_bytes if stat is not None else 0)
+            yield from _valid_batches_of(ReadTwice(disk), fd, stat.size_bytes if stat is not None else 0)
         finally:
             disk.close(fd)
 
 
-def _whole_batches_of(disk: ReadTwice, fd: int, size_bytes: int) -> Iterator[Found]:
+def _valid_batches_of(disk: ReadTwice, fd: int, size_bytes: int) -> Iterator[Found]:
     position = 0
     while position < size_bytes:
         try:
@@ -121,7 +123,7 @@ def _whole_batches_of(disk: ReadTwice, fd: int, size_bytes: int) -> Iterator[Fou
 
 
 def _voters_in(batch: memoryview) -> tuple[Voter, ...]:
-    """The last set that a control batch names; none where it names none, or can not be understood."""
+    """The voter set of a control batch; empty if it has none, or cannot be decoded."""
     try:
         records = [decode_control(record.key, record.value) for record in decode_batch(batch, read_header(batch))]
     except (PeerError, MalformedRequest):

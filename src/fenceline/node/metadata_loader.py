@@ -1,9 +1,9 @@
-"""From what is committed in the metadata log to the image that this node goes by.
+"""From the committed metadata log to this node's image.
 
-Owns the committed image and who hears of its changes. Works in slices, so that the loop is never held up by a node that
-has much to catch up with; reads that need the disk go to a thread. Never looks past the high watermark.
+Owns the committed image and its listeners. Works in slices, so that catching up never blocks the loop for long; disk
+reads run in a thread. Never reads past the high watermark.
 
-While this node is the active controller, the images come ready from there (`adopt`): each record is looked at once.
+While this node is the active controller, it passes complete images (`adopt`), so each record is applied only once.
 
 Rules: controller.md C6, C8, C10; snapshots.md N40-N42; raft.md Q33.
 """
@@ -38,7 +38,8 @@ class MetadataLoader:
     def __init__(
         self, log: MetadataLog, *, executor: Callable[[], Executor | None], failed: Callable[[BaseException], None]
     ) -> None:
-        """`failed` hears what ends the node: a record that does not fit, a log that can not be read."""
+        """`failed` is called with an error that stops the node: a record that does not fit, a log that cannot be
+        read."""
         self._log = log
         self._executor = executor
         self._failed = failed
@@ -47,19 +48,19 @@ class MetadataLoader:
         self._committed_offset = 0
         self._is_busy = False
         self._generation = 0
-        """Changes when a snapshot replaces everything: what a thread brings then is of no use."""
+        """Incremented when a snapshot replaces everything: results of earlier threads are then ignored."""
         self.image: MetadataImage = EMPTY_IMAGE
         """The newest committed image."""
         self.applied_offset = 0
-        """Everything before it is in the image."""
+        """All records before this offset are in the image."""
         self.partition_count = 0
         """Partitions of all topics in the image."""
         self.applied: Callable[[int], None] = lambda size_bytes: None
-        """Hears after each step how many bytes of the log it was."""
+        """Called after each step with its size in bytes of the log."""
 
     @property
     def transaction_is_open(self) -> bool:
-        """Inside of a metadata transaction the image stands for less than its offset says."""
+        """Whether a metadata transaction is open: then the image does not contain all records up to its offset."""
         return self._transactions.is_open
 
     def subscribe(self, listener: Listener) -> None:
@@ -68,32 +69,32 @@ class MetadataLoader:
 
     @property
     def is_behind(self) -> bool:
-        """Whether more is committed than is applied."""
+        """Whether the image lags behind the committed log."""
         return self._is_busy or self.applied_offset < self._committed_offset
 
     def begin(self, image: MetadataImage, applied_offset: int, *, transaction_is_open: bool = False) -> None:
-        """What the start of the node has read; a transaction that is open there has lost its writer (C6)."""
+        """Set the image that was read at the start; a transaction that is open there has lost its writer (C6)."""
         if transaction_is_open:
-            self._transactions.take(_BEGIN_TRANSACTION, lambda value: None)
+            self._transactions.apply(_BEGIN_TRANSACTION, lambda value: None)
         self.applied_offset = applied_offset
         self._committed_offset = max(self._committed_offset, applied_offset)
         self._publish(image, difference(EMPTY_IMAGE, image))
 
     def committed(self, offset: int) -> None:
-        """Everything below `offset` is committed: take it in, now where it is little."""
+        """Everything below `offset` is committed: apply it, at once if it is little."""
         self._committed_offset = max(self._committed_offset, offset)
-        self._go_on()
+        self._continue()
 
     def adopt(self, image: MetadataImage, delta: Delta) -> None:
-        """The active controller's next image, which is committed up to its offset and outside of any transaction."""
+        """Publish the active controller's next image, which is committed and outside of any transaction."""
         self._transactions.drop()
         self.applied_offset = image.offset + 1
         self._committed_offset = max(self._committed_offset, self.applied_offset)
         self._publish(image, delta)
 
     def load(self, image: MetadataImage, end_offset: int, in_force: Callable[[], None] = lambda: None) -> None:
-        """A snapshot has replaced the log: what is not in it is gone (N41). `in_force` hears that every listener has
-        the image."""
+        """A snapshot has replaced the log and the image (N41). `in_force` is called when every listener has the
+        image."""
         self._generation += 1
         self._transactions.drop()
         before, generation = self.image, self._generation
@@ -112,14 +113,14 @@ class MetadataLoader:
                 return
             in_force()
             self.applied(0)
-            self._go_on()
+            self._continue()
 
         work = asyncio.get_running_loop().run_in_executor(self._executor(), difference, before, image)
         work.add_done_callback(loaded)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self._is_busy or self.applied_offset >= self._committed_offset or self._log.is_changing:
             return
         generation = self._generation
@@ -128,10 +129,10 @@ class MetadataLoader:
                 self.applied_offset, _SLICE_BYTES, end_offset_exclusive=self._committed_offset
             )
             if read.resident:
-                self._take(read.records)
+                self._apply(read.records)
                 if self.applied_offset < self._committed_offset and not self._is_busy:
                     self._is_busy = True
-                    asyncio.get_running_loop().call_soon(self._again, generation)
+                    asyncio.get_running_loop().call_soon(self._resume, generation)
                 return
         except Exception as error:
             self._failed(error)
@@ -143,44 +144,46 @@ class MetadataLoader:
                 return
             self._is_busy = False
             try:
-                self._take(done.result())
+                self._apply(done.result())
             except BaseException as error:
                 self._failed(error)
                 return
-            self._go_on()
+            self._continue()
 
         asyncio.get_running_loop().run_in_executor(self._executor(), read.load).add_done_callback(loaded)
 
-    def _again(self, generation: int) -> None:
+    def _resume(self, generation: int) -> None:
         if generation == self._generation:
             self._is_busy = False
-            self._go_on()
+            self._continue()
 
-    def _take(self, records: memoryview) -> None:
-        """Whole batches from `applied_offset` on. Raises InternalError for records that do not fit (C10)."""
+    def _apply(self, records: memoryview) -> None:
+        """Apply complete batches from `applied_offset` on. Raises InternalError for records that do not fit (C10)."""
         delta = MetadataDelta(self.image)
         last_offset, epoch, size_bytes = self.applied_offset - 1, self.image.epoch, 0
         epochs = self._log.partition_log.epochs
         for header in _checked(records):
             if header.next_offset <= self.applied_offset:
                 continue
-            # No CRC covers a batch's offset and epoch.
+            # The CRC does not cover a batch's offset and epoch.
             if header.base_offset != last_offset + 1 or header.next_offset > self._committed_offset:
                 raise _unreadable(
-                    f"a batch from {header.base_offset} to {header.last_offset} where {last_offset + 1} was expected,"
-                    f" and {self._committed_offset} is the end."
+                    f"a batch from offset {header.base_offset} to {header.last_offset}, expected one from"
+                    f" {last_offset + 1} to at most {self._committed_offset - 1}."
                 )
             if header.leader_epoch != (known := epochs.epoch_for_offset(header.base_offset)):
-                raise _unreadable(f"a batch at {header.base_offset} of epoch {header.leader_epoch} instead of {known}.")
+                raise _unreadable(
+                    f"the batch at offset {header.base_offset} has epoch {header.leader_epoch} instead of {known}."
+                )
             if not header.is_control:
                 for one in decode_batch(records, header):
                     if one.value is None:
                         raise InternalError(f"the metadata log has a record without a value at offset {one.offset}")
-                    self._transactions.take(one.value, delta.replay_value)
+                    self._transactions.apply(one.value, delta.replay_value)
             last_offset, epoch = header.last_offset, header.leader_epoch
             size_bytes += header.size_bytes
         if last_offset < self.applied_offset:
-            raise _unreadable(f"there is nothing at offset {self.applied_offset}.")
+            raise _unreadable(f"no batch at offset {self.applied_offset}.")
         self.applied_offset = last_offset + 1
         self._publish(*delta.build(last_offset, epoch))
         self.applied(size_bytes)
@@ -193,7 +196,7 @@ class MetadataLoader:
 
 
 def _checked(records: memoryview) -> Iterator[BatchHeader]:
-    """Whole, undamaged batches. Raises OperatorError: the log was well when it was written."""
+    """Complete, valid batches. Raises OperatorError: the log was valid when it was written."""
     try:
         for header in iter_headers(records):
             check_crc(records, header)
@@ -204,6 +207,6 @@ def _checked(records: memoryview) -> Iterator[BatchHeader]:
 
 def _unreadable(reason: str) -> OperatorError:
     return OperatorError(
-        f"What is committed in the metadata log could not be read back: {reason}",
+        f"Could not read the committed metadata log: {reason}",
         "Check the disk, then restart the node.",
     )

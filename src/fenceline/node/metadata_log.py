@@ -1,17 +1,18 @@
-"""The metadata log on the disk: `__cluster_metadata-0` with its segments, snapshots and `quorum-state`.
+"""The metadata log on disk: `__cluster_metadata-0` with its segments, snapshots and `quorum-state`.
 
-Owns appends, flushes, where the log starts, and which snapshots there are; their files are `snapshot_files`'. Never
-decides what to write, and never looks into a record (see `metadata_replay`). One thread of control; `LogFlush` and the
-writing of snapshots are for threads.
+Owns appends, flushes, the log start offset, and the list of snapshots; `snapshot_files` owns their files. Never decides
+what to write, and never interprets a record (see `metadata_replay`). Used by one thread; `LogFlush` and the writing of
+snapshots run in other threads.
 
-A snapshot that is damaged is set aside, never loaded: the next older one and the log from its end are as good. Only
-where there is neither is the operator asked (gaps.md G24).
+A damaged snapshot is set aside, never loaded: the next older one and the log from its end contain the same. Only if
+there is neither does the start fail (gaps.md G24).
 
-A full disk: the batches of a flush are what counts. Where they are safe, and only what can be made anew from them
-(indexes, epochs, producer snapshots) finds no room, the flush has succeeded, and the rest is due with the next one.
+On a full disk only the batches of a flush matter. If they are durable, and only files that can be rebuilt from them
+(indexes, epochs, producer snapshots) could not be written, the flush has succeeded, and the rest is left to the next
+one.
 
-A start that read past a snapshot's end moves the log's start back to where its first segment begins: it is nowhere
-written down (G31). What lies between it and the oldest snapshot is there, and of use to nobody.
+A start that reads past a snapshot's end moves the log start back to the start of the first segment, because the log
+start is not stored (G31). Records between it and the oldest snapshot are present but unused.
 
 Rules: formats.md F3-F5; raft.md Q11, Q12; snapshots.md N1-N10, N15, N16, N18-N22, N43-N47; gaps.md G24, G30, G31, G41.
 """
@@ -36,11 +37,11 @@ from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
 from fenceline.node import metadata_reading, promised_end, snapshot_files
 from fenceline.node.logs import Logger
-from fenceline.node.metadata_hole import OthersHaveIt, promise_what_follows
+from fenceline.node.metadata_hole import OthersHaveIt, record_promised_end
 from fenceline.node.metadata_replay import NO_SNAPSHOT, Replay, Replayed
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.election_state import FILE_NAME, ElectionState, decode_election, encode_election
-from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, LogEnd, SnapshotId
 from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
@@ -85,19 +86,20 @@ def _open_log(
     )
     try:
         try:
-            log = opening(recovery_point=newest.end_offset)  # a snapshot stands only for what was flushed (N15)
+            log = opening(recovery_point=newest.end_offset)  # a snapshot contains only flushed records (N15)
         except CorruptLog:
-            # Unless it was fetched: a node that never votes flushes nothing of the log that the snapshot replaces.
+            # Except a fetched one: a node that never votes does not flush the log that the snapshot replaces.
             if votes or newest.end_offset == 0:
                 raise
             log = opening(recovery_point=0)
     except CorruptLog as error:
         raise OperatorError(
             f"The metadata log is damaged: {error.message}",
-            "The node does not start, because the topics that are described behind this place would be gone."
-            f" Restore {error.path} from a backup. Where there is none, cutting the file there"
-            f" (truncate -s {error.position} {error.path}) goes on with what lies before it: the partitions of"
-            " topics that are unknown then are set aside as -stray, not deleted.",
+            "The node does not start because topics recorded after the damage would be lost."
+            f" Restore {error.path} from a backup. Without a backup, truncate the file"
+            f" (truncate -s {error.position} {error.path}) to continue with the records before the damage:"
+            " partitions of"
+            " topics that are then unknown are set aside as -stray, not deleted.",
         ) from error
     if not _has_topic_id(disk, directory):
         log.mark_identity_unsaved()
@@ -105,7 +107,7 @@ def _open_log(
 
 
 def _has_topic_id(disk: Disk, directory: str) -> bool:
-    """A loss of power may have torn the file before its first flush."""
+    """A power loss may have damaged the file before its first flush."""
     try:
         return read_partition_metadata(disk, f"{directory}/{METADATA_FILE}") is not None
     except BadCheckpoint:
@@ -118,17 +120,17 @@ class LogFlush:
     def __init__(self, disk: Disk, work: FlushWork) -> None:
         self._disk = disk
         self._work = work
-        self._put_off: StorageError | None = None
+        self._postponed: StorageError | None = None
 
     def __call__(self) -> None:
-        """Blocks until every batch is on the disk. Raises StorageError; `end` must be told of it."""
+        """Blocks until every batch is durable. Raises StorageError, which must be passed to `end`."""
         try:
             self._work()
         except StorageError as error:
             if not (error.disk_full and self._work.batches_safe):
                 raise
-            self._put_off = error
-            # The directories come last in the work; without them a power cut could take a new segment away.
+            self._postponed = error
+            # Directories are flushed last; without that a power loss could remove a new segment.
             try:
                 for directory in self._work.directories:
                     self._disk.fsync_dir(directory)
@@ -136,12 +138,13 @@ class LogFlush:
                 raise StorageError.of("flushing the directory of the metadata log", failure) from failure
 
     def end(self, error: StorageError | None) -> StorageError | None:
-        """The thread is done and raised `error`, or nothing. What a full disk has put off to the next flush."""
-        if error is None and self._put_off is None:
+        """The thread has ended and raised `error`, or nothing. Returns the error of work that a full disk postponed to
+        the next flush."""
+        if error is None and self._postponed is None:
             self._work.complete()
         else:
-            self._work.fail(error or self._put_off or StorageError("flush ended without a reason"))
-        return self._put_off if error is None else None
+            self._work.fail(error or self._postponed or StorageError("flush ended without a reason"))
+        return self._postponed if error is None else None
 
 
 class MetadataLog:
@@ -152,16 +155,16 @@ class MetadataLog:
         self.directory = directory
         self._log = log
         self.cluster_id = ""
-        """Whose elections these are, where the opener knows (G41)."""
+        """The cluster id for the election state, if the opener knows it (G41)."""
         self.is_changing = False
-        """A thread cuts the log, or lets it begin anew: who reads it waits until more is said to be committed."""
+        """A thread truncates or resets the log: readers wait until the next commit."""
         self.promised = promised_end.read(disk, directory)
-        """What was acknowledged before the log had to begin anew, or was cut at a hole, and is not here again, else
-        `NOTHING` (G24)."""
+        """The promised end: acknowledged before the log was reset or truncated at a hole and not reached again, else
+        `NO_PROMISED_END` (G24)."""
         self.snapshot_load_s: float | None = None
-        """How long reading the newest snapshot took when the node started; None where there was none."""
+        """Time it took to read the newest snapshot at the start; None if there was none."""
         self.snapshots = snapshots
-        """Ids on the disk, oldest first; (0, 0) among them where the directory was formatted with voters."""
+        """Snapshot ids on disk, oldest first; includes (0, 0) if the directory was formatted with voters."""
 
     @classmethod
     def open(
@@ -177,8 +180,9 @@ class MetadataLog:
     ) -> MetadataLog:
         """Open or create the log under `log_dir`. Raises OperatorError (CorruptLog among them), StorageError.
 
-        Who never votes has acknowledged nothing and synced nothing: what a loss of power tore is fetched again. Who
-        votes promises what lies behind a hole before it is cut, where others have it (`metadata_hole`).
+        A node that never votes has acknowledged and flushed nothing: records damaged by a power loss are fetched again.
+        A voter records the promised end before the log is truncated at a hole, if others have the rest
+        (`metadata_hole`).
         """
         directory = f"{log_dir}/{DIRECTORY_NAME}"
         if disk.stat(directory) is None:
@@ -186,12 +190,13 @@ class MetadataLog:
             disk.fsync_dir(log_dir)
         snapshots = snapshot_files.find_snapshots(disk, directory)
         newest = snapshots[-1] if snapshots else NO_SNAPSHOT
-        before_cut = partial(promise_what_follows, disk, directory, newest, others_have_it) if others_have_it else None
+        before_cut = partial(record_promised_end, disk, directory, newest, others_have_it) if others_have_it else None
         log = _open_log(disk, directory, newest, now_ms, segment_bytes, segment_ms, votes=votes, before_cut=before_cut)
         if log.log_start_offset > 0 and newest.end_offset < log.log_start_offset:
             raise OperatorError(
-                f"{directory} begins at offset {log.log_start_offset} and no snapshot stands for what was before.",
-                "A snapshot file (*.checkpoint) is missing. Restore it, or format this node anew if others vote.",
+                f"{directory} starts at offset {log.log_start_offset}, and no snapshot contains the records before it.",
+                "A snapshot file (*.checkpoint) is missing. Restore it, or reformat this node if there are"
+                " other voters.",
             )
         snapshot_files.remove_leftovers(disk, directory)
         opened = cls(disk, directory, log, snapshots)
@@ -199,18 +204,18 @@ class MetadataLog:
         opened._forget_unreachable()
         log.advance_high_watermark(opened.newest_snapshot.end_offset)
         opened._make_durable()
-        if opened.promised != NOTHING and opened.end >= opened.promised:
-            opened.promised = NOTHING
-            opened.forget_promise()
+        if opened.promised != NO_PROMISED_END and opened.end >= opened.promised:
+            opened.promised = NO_PROMISED_END
+            opened.delete_promised_end()
         return opened
 
     @classmethod
-    def begin_anew(cls, disk: Disk, log_dir: str, damage: SnapshotDamaged, *, now_ms: int) -> None:
-        """Give up a log whose beginning only a damaged snapshot knew: `open` finds an empty one then, and other voters
-        have all of it (G24). What is given up is kept in `lost+found`; what this node has acknowledged of it is written
-        down first, so that it votes for nobody who lacks that (`promised_end`).
+    def reset(cls, disk: Disk, log_dir: str, damage: SnapshotDamaged, *, now_ms: int) -> None:
+        """Reset a log whose start exists only in a damaged snapshot: `open` then finds an empty one, and other voters
+        have all of it (G24). The old log is kept in `lost+found`; its acknowledged end is recorded first, so that this
+        node does not vote for a candidate that lacks it (`promised_end`).
 
-        A crash at any moment leaves a directory of which `open` or the reading of its snapshot says the same again.
+        After a crash at any moment, `open` or reading the snapshot reports the same damage again.
         Raises OperatorError, StorageError, OSError.
         """
         directory = f"{log_dir}/{DIRECTORY_NAME}"
@@ -223,24 +228,24 @@ class MetadataLog:
         log.close()
         kept = [snapshot_files.set_aside(disk, log.path_of(snapshot)) for snapshot in snapshots]
         _log.error(
-            "metadata log begins anew: its only snapshot is damaged",
+            "resetting the metadata log: its only snapshot is damaged",
             path=directory,
             reason=damage.reason,
             kept=", ".join(kept),
             acknowledged_offset=promised.offset,
             acknowledged_epoch=promised.epoch,
-            advice="Everything is fetched from the other controllers; until then this one can not lead and votes only"
-            " for who has all that it had. Check the disk. Where no other controller has the metadata, stop this one,"
-            " and restore the files from here and from lost+found.",
+            advice="The metadata is fetched from the other controllers. Until then this controller cannot lead, and"
+            " votes only for candidates that have all records it had. Check the disk. If no other controller has the"
+            " metadata, stop this one, and restore the files from here and from lost+found.",
         )
 
-    def forget_promise(self) -> None:
-        """For a thread. What is not forgotten by a crash is found kept at the next start."""
+    def delete_promised_end(self) -> None:
+        """Delete the promised end; for a thread. After a crash the next start finds it reached."""
         promised_end.forget(self._disk, self.directory)
 
     def _make_durable(self) -> None:
-        """What a process that was killed had written is in the files, but perhaps not on the disk: from the start on
-        everything counts as flushed (`LogView.flushed`), so it must be."""
+        """Flush the files: a killed process may have written data that is not durable yet, and from the start on
+        everything counts as flushed (`LogView.flushed`)."""
         flush = self.begin_flush()
         if flush is None:
             return
@@ -254,7 +259,7 @@ class MetadataLog:
             self._disk.fsync_dir(directory)
 
     def _finish_truncation(self) -> None:
-        """N45: a crash came between a new snapshot and the truncation of the log that lacks it."""
+        """N45: complete a truncation that a crash interrupted after a new snapshot was written."""
         while self.newest_snapshot.is_beyond(self.end):
             newest = self.newest_snapshot
             try:
@@ -265,29 +270,29 @@ class MetadataLog:
                 self._log.truncate_fully_and_start_at(newest.end_offset)
 
     def _forget_unreachable(self) -> None:
-        """N43: snapshots that the log does not reach back to. Those of a log without a directory are all needed."""
+        """N43: forget snapshots before the log start. All snapshots of a log without a directory are needed."""
         for snapshot in [each for each in self.snapshots if each.end_offset < self.start_offset]:
             self.snapshots.remove(snapshot)
             self._disk.unlink(self.path_of(snapshot))
 
     def _set_aside(self, snapshot: SnapshotId, error: SnapshotDamaged) -> None:
-        """G24. Raises OperatorError, with the file in its place, where nothing else holds what it stood for."""
+        """G24. Raises OperatorError, leaving the file in place, if nothing else has its content."""
         others = [each for each in self.snapshots if each != snapshot and each.end_offset >= self.start_offset]
         if not others and (self.start_offset > 0 or self.end_offset == 0):
-            raise error  # in an empty log nothing else would name the voters
+            raise error  # in an empty log nothing else has the voters
         self.snapshots.remove(snapshot)
         kept = snapshot_files.set_aside(self._disk, error.path)
         _log.error(
             "damaged metadata snapshot set aside",
             path=kept,
             reason=error.reason,
-            advice="Nothing is lost: an older snapshot or the log holds the same. Check the disk; the file may be"
+            advice="No data is lost: an older snapshot or the log has the same records. Check the disk; the file may be"
             " deleted.",
         )
 
     def unflushed_before(self, end_offset: int) -> list[str]:
-        """Files with batches below `end_offset` that may not be on the disk. Only who votes flushes what it appends; a
-        snapshot stands for what is safe (N15), on every node."""
+        """Files with batches below `end_offset` that may not be durable. Only voters flush what they append; a snapshot
+        contains only durable records (N15), on every node."""
         if self._log.recovery_point >= end_offset:
             return []
         return [
@@ -325,16 +330,16 @@ class MetadataLog:
 
     @property
     def newest_snapshot(self) -> SnapshotId:
-        """`NO_SNAPSHOT` where there is none."""
+        """`NO_SNAPSHOT` if there is none."""
         return self.snapshots[-1] if self.snapshots else NO_SNAPSHOT
 
     def path_of(self, snapshot: SnapshotId) -> str:
-        """Of its file."""
+        """The path of its file."""
         return f"{self.directory}/{snapshot.file_name}"
 
     @property
     def partition_log(self) -> PartitionLog:
-        """For those who serve reads of the log."""
+        """For reads of the log."""
         return self._log
 
     @property
@@ -353,28 +358,25 @@ class MetadataLog:
         return None if content is None else decode_election(content, path, self.cluster_id)
 
     def write_election(self, state: ElectionState, kraft_version: int, voter_ids: tuple[int, ...]) -> None:
-        """Durable when it returns (Q12)."""
+        """Durable on return (Q12)."""
         content = encode_election(state, kraft_version, voter_ids, self.cluster_id)
         replace_file(self._disk, f"{self.directory}/{FILE_NAME}", content)
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, batches: bytearray, epoch: int, now_ms: int) -> int:
-        """Append ready batches; offsets and epoch are assigned in place. Returns the offset of the first record.
-
-        Raises StorageError with the log unchanged.
-        """
+        """Append batches; offsets and epoch are assigned in place. Returns the offset of the first record."""
         view = memoryview(batches)
         info = self._log.append_as_leader(view, leader_epoch=epoch, now_ms=now_ms, origin=Origin.COORDINATOR)
         return info.base_offset
 
     def begin_flush(self) -> LogFlush | None:
-        """Everything up to the log's end; None when all is flushed. Raises StorageError when it can not be begun."""
+        """A flush up to the log's end; None if all is flushed. Raises StorageError if it cannot be started."""
         work = self._log.flush_work()
         return None if work is None else LogFlush(self._disk, work)
 
     def flush(self) -> StorageError | None:
-        """Flush here and now (blocks); what a full disk has put off. Raises StorageError."""
+        """Flush synchronously (blocks); returns the error of work that a full disk postponed. Raises StorageError."""
         flush = self.begin_flush()
         if flush is None:
             return None
@@ -391,32 +393,32 @@ class MetadataLog:
     def close(self) -> None:
         self._log.close(clean=True)
 
-    # -- reading back ------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     def replay(self) -> Replayed:
-        """The image of the whole log, from the newest snapshot that is whole.
+        """The image of the complete log, from the newest complete snapshot.
 
-        Raises InternalError for records that do not fit, OperatorError on damage that nothing makes good.
+        Raises InternalError for records that do not fit, OperatorError on damage that cannot be repaired.
         """
         replay = self._replay_snapshot()
-        replay.take_log(self._log_batches(replay.snapshot.end_offset))
+        replay.replay_log(self._log_batches(replay.snapshot.end_offset))
         return replay.finish(self._log.log_end_offset - 1, self.end.epoch)
 
     def image_of(self, snapshot: SnapshotId) -> MetadataImage:
-        """What a snapshot file holds, for a thread. Raises OSError, OperatorError (SnapshotDamaged among them)."""
+        """The image of a snapshot file, for a thread. Raises OSError, OperatorError (SnapshotDamaged among them)."""
         replay, path = Replay(), self.path_of(snapshot)
-        replay.take_snapshot(snapshot_files.read_snapshot(self._disk, path, snapshot), snapshot, path)
+        replay.replay_snapshot(snapshot_files.read_snapshot(self._disk, path, snapshot), snapshot, path)
         return replay.finish(snapshot.end_offset - 1, snapshot.epoch).image
 
     def replay_committed(self) -> Replayed:
-        """As `replay`, but the image is the newest snapshot's: where others vote, the leader says what of the log
-        behind it is committed. Who votes counts at once (Q40)."""
+        """Same as `replay`, but the image is the newest snapshot's: with other voters the leader decides which later
+        records are committed. The voter set takes effect at once (Q40)."""
         replay = self._replay_snapshot()
-        replay.take_log(self._log_batches(replay.snapshot.end_offset), only_voters=True)
+        replay.replay_log(self._log_batches(replay.snapshot.end_offset), only_voters=True)
         return replay.finish(replay.snapshot.end_offset - 1, replay.snapshot.epoch)
 
     def _replay_snapshot(self) -> Replay:
-        """Of the newest whole one; of nothing where there is none."""
+        """Replay the newest complete snapshot; an empty replay if there is none."""
         while True:
             replay = Replay()
             if not self.snapshots:
@@ -425,7 +427,7 @@ class MetadataLog:
             path = self.path_of(newest)
             began_s = time.perf_counter()
             try:
-                replay.take_snapshot(snapshot_files.read_snapshot(self._disk, path, newest), newest, path)
+                replay.replay_snapshot(snapshot_files.read_snapshot(self._disk, path, newest), newest, path)
             except SnapshotDamaged as error:
                 self._set_aside(newest, error)
             except (PeerError, MalformedRequest) as error:
@@ -446,14 +448,12 @@ class MetadataLog:
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def write_snapshot(self, snapshot: SnapshotId, batches: Iterable[bytes | bytearray]) -> int:
-        """N16, for a thread; the file's size in bytes. The caller registers it by `snapshot_written` on the loop.
-
-        Raises OSError with nothing left of it.
-        """
+        """N16, for a thread; returns the file's size in bytes. The caller then registers it with `snapshot_written` on
+        the loop."""
         return snapshot_files.write_snapshot(self._disk, self.path_of(snapshot), batches)
 
     def snapshot_written(self, snapshot: SnapshotId) -> bool:
-        """Register what is frozen. False: the log begins behind it by now, and the file may go (N15)."""
+        """Register a frozen snapshot. False: the log start has passed it, and the file may be deleted (N15)."""
         if snapshot.end_offset < self.start_offset:
             return False
         if snapshot not in self.snapshots:
@@ -461,16 +461,16 @@ class MetadataLog:
         return True
 
     def delete_snapshot(self, snapshot: SnapshotId) -> None:
-        """Of the disk; for a thread. Raises OSError."""
+        """Delete the snapshot file; for a thread. Raises OSError."""
         snapshot_files.unlink_marked(self._disk, self.path_of(snapshot))
 
     def snapshot_sizes(self, snapshots: Sequence[SnapshotId]) -> dict[SnapshotId, int]:
-        """Bytes of snapshot files, for a thread. Raises OSError."""
+        """Sizes of snapshot files in bytes, for a thread. Raises OSError."""
         found = {each: self._disk.stat(f"{self.directory}/{each.file_name}") for each in snapshots}
         return {each: stat.size_bytes for each, stat in found.items() if stat is not None}
 
     def snapshot_timestamps(self, snapshots: Sequence[SnapshotId]) -> dict[SnapshotId, int]:
-        """Append time in ms of the last record that each stands for, by its header; for a thread. Raises OSError."""
+        """Append time in ms of the last record in each snapshot, from its header; for a thread. Raises OSError."""
         found = {each: snapshot_files.timestamp_of(self._disk, self.path_of(each)) for each in snapshots}
         return {each: timestamp for each, timestamp in found.items() if timestamp is not None}
 
@@ -485,13 +485,13 @@ class MetadataLog:
         wanted_offset: int | None = None,
         max_lag_ms: int = 0,
     ) -> list[Callable[[], None]]:
-        """N18-N20: while there are two, the oldest snapshot goes and the log starts at the next one: as long as log and
-        snapshots have more than `max_bytes`, then as long as it is older than `max_age_ms`. Below 0 is no limit. What
-        others still need, from `wanted_offset` on, stays until the place where the log would start is older than
-        `max_lag_ms`, or there are twice as many bytes (KIP-630, G30).
+        """N18-N20: while there are at least two, delete the oldest snapshot and start the log at the next one: as long
+        as log and snapshots exceed `max_bytes`, then as long as it is older than `max_age_ms`. Below 0 is no limit.
+        Records that other nodes still need, from `wanted_offset` on, stay until the new log start would be older than
+        `max_lag_ms`, or the size exceeds twice the limit (KIP-630, G30).
 
-        `sizes` in bytes, `timestamps` as `snapshot_timestamps` gives them. Files are marked at once (N21); gives back
-        what deletes them, for a thread; these raise OSError. Raises StorageError.
+        `sizes` in bytes, `timestamps` as returned by `snapshot_timestamps`. Files are marked at once (N21); returns
+        functions for a thread that delete them and raise OSError. Raises StorageError.
         """
         deletions: list[Callable[[], None]] = []
 
@@ -518,7 +518,7 @@ class MetadataLog:
         return deletions
 
     def _mark_deleted(self, snapshot: SnapshotId) -> Callable[[], None]:
-        """Forget it; what deletes its file. Raises StorageError."""
+        """Remove the snapshot from the list; returns a function that deletes its file. Raises StorageError."""
         path = self.path_of(snapshot)
         try:
             marked = snapshot_files.mark_deleted(self._disk, path)

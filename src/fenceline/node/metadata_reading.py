@@ -1,7 +1,7 @@
-"""Batches of the metadata log, read back and looked at one by one: what no checksum covers is compared as well.
+"""Reads batches of the metadata log and verifies them one by one, including fields that no checksum covers.
 
-Owns how the log is read at a start and for a snapshot's header. Never decides what a batch means (`metadata_replay`),
-and never repairs: damage is told with its place.
+Owns reading the log at a start and for a snapshot's header. Never interprets a batch (`metadata_replay`), and never
+repairs: damage is reported with its position.
 
 Rules: snapshots.md N14, N15, N40.
 """
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from fenceline.records.batch import BatchHeader
 
 _READ_BYTES: Final = 8 << 20
-_ADVICE: Final = "The disk may be failing: check it. With other voters alive, format this node anew."
+_ADVICE: Final = "The disk may be failing: check it. Reformat this node if the other voters are running."
 
 
 def batches_from(log: PartitionLog, directory: str, offset: int) -> Iterator[tuple[memoryview, BatchHeader]]:
-    """Each batch from the one with `offset` to the log's end, in memory that is its reader's until the next one.
+    """Each batch from the one with `offset` to the log's end, in memory that is valid until the next one.
 
-    Raises OperatorError where a batch is damaged or does not follow on the one before: no CRC covers a batch's offset.
+    Raises OperatorError if a batch is damaged or not contiguous: the CRC does not cover a batch's offset.
     """
     end = log.log_end_offset
     last: BatchHeader | None = None
@@ -37,15 +37,15 @@ def batches_from(log: PartitionLog, directory: str, offset: int) -> Iterator[tup
             follows = header.base_offset <= offset if last is None else header.base_offset == last.next_offset
             if not follows:
                 raise OperatorError(
-                    f"{directory}: the metadata log has a batch at offset {header.base_offset} where"
-                    f" {offset if last is None else last.next_offset} was expected.",
+                    f"{directory}: the metadata log has a batch at offset {header.base_offset}, expected"
+                    f" {offset if last is None else last.next_offset}.",
                     _ADVICE,
                 )
             known = log.epochs.epoch_for_offset(header.base_offset)
-            if header.leader_epoch != known:  # no CRC covers either, and an epoch too high would win elections
+            if header.leader_epoch != known:  # the CRC covers neither, and an epoch too high would win elections
                 raise OperatorError(
                     f"{directory}: the metadata log has a batch of epoch {header.leader_epoch} at offset"
-                    f" {header.base_offset}, and leader-epoch-checkpoint says {known}.",
+                    f" {header.base_offset}, but leader-epoch-checkpoint has epoch {known}.",
                     _ADVICE,
                 )
             last, next_offset = header, header.next_offset
@@ -53,15 +53,15 @@ def batches_from(log: PartitionLog, directory: str, offset: int) -> Iterator[tup
                 yield records, header
         if next_offset <= offset:
             raise OperatorError(
-                f"{directory}: the metadata log has nothing at offset {offset}, and ends at {end}.", _ADVICE
+                f"{directory}: the metadata log has no batch at offset {offset}, but ends at {end}.", _ADVICE
             )
         offset = next_offset
 
 
 def timestamp_at_end_of(log: PartitionLog, directory: str, image_offset: int, epoch: int) -> Callable[[], int | None]:
-    """What finds, in a thread, the append time in ms of the batch that ends with `image_offset`, which is committed;
-    None where no batch of `epoch` ends there (N14, N15). It reads one batch, and raises OperatorError where that is
-    damaged, StorageError. Raises StorageError."""
+    """Returns a function for a thread that finds the append time in ms of the committed batch that ends with
+    `image_offset`; None if no batch of `epoch` ends there (N14, N15). It reads one batch, and raises OperatorError if
+    that is damaged, StorageError. Raises StorageError."""
     read = log.read(image_offset, 1, end_offset_exclusive=image_offset + 1)
 
     def find() -> int | None:
@@ -74,7 +74,7 @@ def timestamp_at_end_of(log: PartitionLog, directory: str, image_offset: int, ep
 
 
 def _checked(records: memoryview, directory: str) -> Iterator[BatchHeader]:
-    """Whole, undamaged batches. Raises OperatorError."""
+    """Complete, valid batches. Raises OperatorError."""
     try:
         for header in iter_headers(records):
             check_crc(records, header)

@@ -1,13 +1,13 @@
-"""From the batches of the metadata log back to its image, and to who votes.
+"""Replays batches of the metadata log into an image and its voter sets.
 
-Owns what a batch, a control record and a metadata transaction mean to a reader; what a single record means is
-`fenceline.metadata.delta`'s. Pure bytes, no I/O, never writes: who reads files or the net hands the batches over.
+Owns the meaning of batches, control records and metadata transactions for a reader; `fenceline.metadata.delta` owns the
+meaning of single records. Pure bytes, no I/O, never writes: the caller passes the batches.
 
-Reading goes straight from batches into a delta: the newest snapshot, then the log from its end (N40). A metadata
-transaction counts once it ends (C8); one that was cut off by a crash is reported, and its records left out.
+Batches are replayed directly into a delta: the newest snapshot, then the log from its end (N40). A metadata transaction
+takes effect when it ends (C8); one interrupted by a crash is reported, and its records are ignored.
 
 Rules: controller.md C6, C8; raft.md Q38; snapshots.md N1, N7, N8, N40, N43, N44; gaps.md G24 (a snapshot without its
-footer is refused).
+footer is rejected).
 """
 
 from __future__ import annotations
@@ -55,27 +55,27 @@ NO_SNAPSHOT: Final = BOOTSTRAP_SNAPSHOT
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What the log said."""
+    """The result of replaying the log."""
 
     image: MetadataImage
     voters: tuple[Voter, ...]
     kraft_version: int
     voter_history: VoterHistory
-    """Of the snapshot and the log. A set that only the snapshot of the format command names has offset -1."""
+    """Voter sets of the snapshot and the log. A set that only the format command's snapshot contains has offset -1."""
     record_count: int
     log_record_count: int
-    """Records that came from the log, not from a snapshot."""
+    """Number of records from the log, not from a snapshot."""
     open_transaction: bool
-    """C6: the writer died inside of a metadata transaction."""
+    """C6: the writer stopped inside a metadata transaction."""
     last_timestamp_ms: int
     snapshot: SnapshotId
     leader_change: LeaderChange | None
-    """The last one: who led, and which voters it counted."""
+    """The last LEADER_CHANGE: the leader and its voters."""
 
 
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """Millions of objects that all stay: looking for cycles among them again and again doubles the time of a load."""
+    """Disable the garbage collector: searching millions of long-lived objects for cycles doubles the load time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -86,7 +86,7 @@ def _collector_at_rest() -> Iterator[None]:
 
 
 class Transactions:
-    """Metadata transactions (C8): values inside of one are held back until it ends."""
+    """Metadata transactions (C8): values inside one are held back until it ends."""
 
     __slots__ = ("_pending",)
 
@@ -101,17 +101,17 @@ class Transactions:
         """A snapshot has replaced the log (N42)."""
         self._pending = None
 
-    def take(self, value: bytes, replay: Callable[[bytes], None]) -> None:
-        """Hand `value` on to `replay`, now or when its transaction ends. Raises InternalError."""
+    def apply(self, value: bytes, replay: Callable[[bytes], None]) -> None:
+        """Pass `value` to `replay`, now or when its transaction ends. Raises InternalError."""
         key = api_key_of(value)
         if self._pending is None and key not in (_BEGIN, _END, _ABORT):
             replay(value)
         elif key == _BEGIN:
             if self._pending is not None:
-                raise InternalError("a metadata transaction begins inside of another")
+                raise InternalError("a metadata transaction begins inside another one")
             self._pending = []
         elif self._pending is None:
-            raise InternalError("a metadata transaction ends that never began")
+            raise InternalError("a metadata transaction ends but never began")
         elif key == _END:
             pending, self._pending = self._pending, None
             for each in pending:
@@ -123,14 +123,14 @@ class Transactions:
 
 
 class Replay:
-    """Batches in, image out: `take_snapshot` at most once and first, then `take_log`, then `finish`.
+    """Batches in, image out: `replay_snapshot` at most once and first, then `replay_log`, then `finish`.
 
-    Batches come as (bytes, header in them). All three raise InternalError for records that do not fit.
+    Batches are (bytes, parsed header). All three raise InternalError for records that do not fit.
     """
 
     def __init__(self) -> None:
         self.snapshot = NO_SNAPSHOT
-        """The one that was taken."""
+        """The snapshot that was replayed."""
         self._delta = MetadataDelta(EMPTY_IMAGE)
         self._transactions = Transactions()
         self._voters: tuple[Voter, ...] = ()
@@ -142,25 +142,28 @@ class Replay:
         self._log_record_count = 0
         self._last_timestamp_ms = 0
 
-    def take_snapshot(self, batches: Iterable[tuple[memoryview, BatchHeader]], snapshot: SnapshotId, path: str) -> None:
-        """Raises OperatorError, naming `path`, when it is not whole."""
+    def replay_snapshot(
+        self, batches: Iterable[tuple[memoryview, BatchHeader]], snapshot: SnapshotId, path: str
+    ) -> None:
+        """Raises OperatorError, naming `path`, if the snapshot is incomplete."""
         controls: list[ControlRecord] = []
         with _collector_at_rest():
             for records, header in batches:
                 controls += self._batch(records, header)
         if not controls or not isinstance(controls[0], SnapshotHeader) or not isinstance(controls[-1], SnapshotFooter):
             raise OperatorError(
-                f"{path} is not a whole snapshot: its first or last record is missing.",
-                "Delete the file if the log reaches back to an older snapshot or to offset 0; else restore it.",
+                f"{path} is not a complete snapshot: its first or last record is missing.",
+                "Delete the file if the log starts at an older snapshot or at offset 0; otherwise restore it.",
             )
         self.snapshot = snapshot
         self._last_timestamp_ms = controls[0].last_contained_log_timestamp
-        # The snapshot that formatting writes stands for nothing of the log: a new cluster's log must name its voters.
+        # The snapshot of the format command contains no records of the log: a new cluster's log must contain its
+        # voters.
         if self._voters:
             self._history.load(VotersAt(snapshot.end_offset - 1, self._kraft_version, self._voters))
 
-    def take_log(self, batches: Iterable[tuple[memoryview, BatchHeader]], *, only_voters: bool = False) -> None:
-        """`only_voters`: what is not known to be committed says who votes (Q40), and nothing else yet."""
+    def replay_log(self, batches: Iterable[tuple[memoryview, BatchHeader]], *, only_voters: bool = False) -> None:
+        """`only_voters`: records not known to be committed are used only for the voter set (Q40)."""
         before = self._record_count
         self._is_log = True
         for records, header in batches:
@@ -171,7 +174,7 @@ class Replay:
         self._log_record_count += self._record_count - before
 
     def finish(self, last_offset: int, epoch: int) -> Replayed:
-        """Everything up to the record at `last_offset`, which `epoch` wrote."""
+        """The result of everything up to the record at `last_offset`, which has epoch `epoch`."""
         image, _ = self._delta.build(last_offset, epoch)
         return Replayed(
             image,
@@ -187,7 +190,7 @@ class Replay:
         )
 
     def _batch(self, records: memoryview, header: BatchHeader) -> list[ControlRecord]:
-        """Take one batch in; its control records."""
+        """Replay one batch; returns its control records."""
         decoded = decode_batch(records, header)
         self._record_count += len(decoded)
         if header.is_control:
@@ -203,7 +206,7 @@ class Replay:
             value = one.value
             if value is None:
                 raise InternalError(f"the metadata log has a record without a value at offset {one.offset}")
-            self._transactions.take(value, replay)
+            self._transactions.apply(value, replay)
         return []
 
     def _control(self, control: ControlRecord, offset: int) -> None:

@@ -1,23 +1,23 @@
-"""When to write a snapshot of the image, writing it beside the running node, and which old ones go.
+"""Metadata snapshots: when to write one, writing it in the background, and deletion of old ones.
 
-Owns the two limits of Kafka (bytes since the last one, time since the last one), the changed ratio of KIP-630 where it
-is set, and one of its own: after a start that had to replay many records, one is written a little later, so that the
-next start is quick. One snapshot at a time, in a thread, from an immutable image; a failed one is told to the operator
-and tried again at the next limit.
+Owns the two limits of Kafka (bytes and time since the last snapshot), the changed ratio of KIP-630 if it is set, and
+one more: after a start that replayed many records, a snapshot is written a little later, so that the next start is
+quick. One snapshot at a time, in a thread, from an immutable image; a failure is logged and the snapshot retried at the
+next limit.
 
-With `metadata.snapshot.min.changed_records.ratio` set, bytes alone write no snapshot: this part of the records of the
-newest one must have been deleted or modified as well (`metadata.changed_records`). Time still writes one. Kafka has no
-such key (N13).
+With `metadata.snapshot.min.changed_records.ratio` set, the byte limit alone writes no snapshot: this ratio of the
+newest snapshot's records must also have been deleted or modified (`metadata.changed_records`). The time limit still
+writes one. Kafka has no such key (N13).
 
-Old snapshots go once a minute and after each new one: while log and snapshots outgrow `metadata.max.retention.bytes`,
-or the oldest is older than `metadata.max.retention.ms`. The newest always stays. Files are deleted a minute after they
-got their other name, so that whoever reads one reads it to its end. A leader keeps what a live replica is still
-fetching, and a follower what its leader keeps, until the next snapshot is `metadata.start.offset.lag.time.max.ms` old
-or there are twice as many bytes as there should be (KIP-630 "When to Increase the LogStartOffset"; Kafka has neither
-the key nor the rule, N13, N22).
+Old snapshots are deleted once a minute and after each new one: while log and snapshots exceed
+`metadata.max.retention.bytes`, or the oldest is older than `metadata.max.retention.ms`. The newest always stays. Files
+are deleted a minute after they were renamed, so that readers can finish. A leader keeps records that a live replica is
+still fetching, and a follower keeps what its leader keeps, until the next snapshot is
+`metadata.start.offset.lag.time.max.ms` old or the size exceeds twice the limit (KIP-630 "When to Increase the
+LogStartOffset"; Kafka has neither the key nor the rule, N13, N22).
 
-Rules: snapshots.md N11, N12, N14-N16, N18-N20 (the newest stays: N19), N21, N22; gaps.md G23, G30, G32. That nodes'
-snapshots of one id hold the same (G33) is looked at in simulations, by checksums (`testing.simulation.checks`).
+Rules: snapshots.md N11, N12, N14-N16, N18-N20 (the newest stays: N19), N21, N22; gaps.md G23, G30, G32. Simulations
+verify by checksums that snapshots of one id are equal on all nodes (G33, `testing.simulation.checks`).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ log = Logger("metadata")
 _REPLAYED_RECORDS: Final = 50_000
 """`docs/decisions/007-controller-of-one.md`."""
 _QUIET_S: Final = 10.0
-"""How long a node is left alone after its start."""
+"""Delay after a node's start."""
 _CLEANING_S: Final = 60.0
 """N18."""
 _RATIO: Final = "metadata.snapshot.min.changed_records.ratio"
 _LAG: Final = "metadata.start.offset.lag.time.max.ms"
 _NO_LIMIT: Final = 1 << 62
-"""Before it is known how many records the newest snapshot has."""
+"""Until the number of records in the newest snapshot is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,14 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What the file of a snapshot says: bytes, and the time of the last record that it stands for, None where that can
-    not be read."""
+    """A snapshot file: size in bytes, and the time of its last record, None if that cannot be read."""
 
     size_bytes: int
     timestamp_ms: int | None
 
 
 class Snapshots:
-    """Watches what is committed and writes snapshots of it."""
+    """Tracks committed records and writes snapshots."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class Snapshots:
         *,
         log_begins: Callable[[int], object] = lambda start_offset: None,
     ) -> None:
-        """`log_begins` hears where the log begins after old snapshots went."""
+        """`log_begins` is called with the new log start after old snapshots were deleted."""
         self._log_begins = log_begins
         self._log = log
         self._clock = clock
@@ -102,14 +101,14 @@ class Snapshots:
         self._bytes = 0
         self._since_ms = clock.monotonic_ms()
         self._record_count = 0
-        """Of the newest snapshot; 0 where there is none, or it is not known."""
+        """Records in the newest snapshot; 0 if there is none, or it is unknown."""
         self._changed: ChangedRecords | None = None
-        """Since the newest snapshot; None where no ratio is set."""
+        """Changed records since the newest snapshot; None if no ratio is set."""
         self._counting: asyncio.Future[tuple[int, set[RecordKey]]] | None = None
         self._running: asyncio.Future[_Written | None] | None = None
         self._looking: asyncio.Future[dict[SnapshotId, _File]] | None = None
         self._kept: dict[SnapshotId, _File | None] = {}
-        """What was found out of the snapshots on the disk; files do not change."""
+        """Sizes and times of the snapshots on disk; files never change."""
         self._deleting: set[asyncio.Future[None]] = set()
         self._marked: list[tuple[asyncio.TimerHandle, Sequence[Callable[[], None]]]] = []
         self._later: asyncio.TimerHandle | None = None
@@ -117,29 +116,28 @@ class Snapshots:
         self._is_finished = False
         self._quorum: Quorum | None = None
         self.generated_count = 0
-        """Snapshots that were written since the start."""
+        """Number of snapshots written since the start."""
         self.failed_count = 0
-        """Snapshots that could not be written (G32)."""
+        """Number of failed snapshots (G32)."""
         self.generated = Durations()
-        """From the decision to write one until it is frozen (KIP-630 GenSnapshotLatencyMs)."""
+        """Time from the decision to write one until it is frozen (KIP-630 GenSnapshotLatencyMs)."""
         self.loads = Durations()
-        """From the file of one until its image is in force (KIP-630 LoadSnapshotLatencyMs)."""
+        """Time from a snapshot file to its image in force (KIP-630 LoadSnapshotLatencyMs)."""
 
     @property
     def counts_changes(self) -> bool:
-        """Whether `count_changes` and `follow` are to be called."""
+        """Whether `count_changes` and `follow` must be called."""
         return self._changed_ratio > 0
 
     def count_changes(self, image: MetadataImage) -> None:
-        """From now on `follow` hears of every step that leads on from `image`. What differs between it and the newest
-        snapshot is looked up in a thread: until it is known, only time makes a snapshot due. Records that were added
-        after the snapshot and changed again before a restart are not known any more, and count when they change
-        next."""
+        """From now on `follow` is called with every delta that follows `image`. Its difference to the newest snapshot
+        is computed in a thread: until it is known, only the time limit applies. Records that were added after the
+        snapshot and changed before a restart are unknown, and count when they change next."""
         changed = self._changed = ChangedRecords(image)
         snapshot, wanted = self._log.newest_snapshot, self._log
         if snapshot.end_offset == 0:
             return
-        changed.begin(_NO_LIMIT)
+        changed.restart(_NO_LIMIT)
 
         def count() -> tuple[int, set[RecordKey]]:
             before = wanted.image_of(snapshot)
@@ -148,9 +146,9 @@ class Snapshots:
         def counted(done: asyncio.Future[tuple[int, set[RecordKey]]]) -> None:
             self._counting = None
             if self._changed is not changed or changed.limit != _NO_LIMIT:
-                return  # another snapshot is the newest one by now
+                return  # another snapshot is the newest one now
             if done.exception() is not None:  # a damaged file is reported when it is served or loaded
-                changed.begin(0)
+                changed.restart(0)
                 return
             records, keys = done.result()
             changed.add(keys)
@@ -160,22 +158,22 @@ class Snapshots:
         self._counting.add_done_callback(counted)
 
     def follow(self, image: MetadataImage, delta: Delta) -> None:
-        """A step of the committed image (a listener of `MetadataLoader`)."""
+        """A delta of the committed image (a listener of `MetadataLoader`)."""
         if self._changed is not None:
-            self._changed.follow(image, delta)
+            self._changed.apply_delta(image, delta)
 
     @property
     def is_running(self) -> bool:
-        """Whether one is being written."""
+        """Whether a snapshot is being written."""
         return self._running is not None
 
     def replayed(self, log_record_count: int, current: Callable[[], MetadataImage], quorum: Quorum) -> None:
-        """The node has started and had to read this many records from the log. `current` gives the committed image."""
+        """The node has started and replayed this many records from the log. `current` returns the committed image."""
         self._quorum = quorum
         loop = asyncio.get_running_loop()
         if log_record_count > _REPLAYED_RECORDS:
             self._later = loop.call_later(_QUIET_S, lambda: self._begin(current(), quorum))
-        self._cleaning = loop.call_later(_CLEANING_S, self._clean_now_and_then)
+        self._cleaning = loop.call_later(_CLEANING_S, self._clean_periodically)
 
     def committed(self, size_bytes: int, image: MetadataImage, quorum: Quorum) -> None:
         """`size_bytes` more of the log are committed; they end with `image`, at the end of a batch and outside of any
@@ -186,7 +184,7 @@ class Snapshots:
             self._begin(image, quorum)
 
     def loaded(self, image: MetadataImage) -> None:
-        """The image begins anew at a snapshot that came from another node: counting begins anew (N14)."""
+        """The image was replaced by a snapshot from another node: counting restarts (N14)."""
         self._bytes = 0
         self._since_ms = self._clock.monotonic_ms()
         self._record_count = 0
@@ -195,7 +193,7 @@ class Snapshots:
             self._expect_changes_of(record_count(image))
 
     async def finish(self) -> None:
-        """Begin no other, wait for the one that is being written and for what is being deleted."""
+        """Start no more snapshots, and wait for writes and deletions in progress."""
         self._is_finished = True
         for timer in (self._later, self._cleaning):
             if timer is not None:
@@ -213,14 +211,14 @@ class Snapshots:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _has_changed_enough(self) -> bool:
-        """G23: records of the newest snapshot that were deleted or modified since, over the records in it."""
+        """G23: records of the newest snapshot that were deleted or modified since, divided by its record count."""
         changed = self._changed
         if changed is None:
             return True
         return self._counting is None and (not self._record_count or changed.count >= changed.limit)
 
     def _expect_changes_of(self, records: int) -> None:
-        """The newest snapshot has so many records."""
+        """Record the number of records in the newest snapshot."""
         self._record_count = records
         if self._changed is not None:
             self._changed.limit = ceil(self._changed_ratio * records)
@@ -237,7 +235,7 @@ class Snapshots:
         counted = self._bytes, self._since_ms
         self._bytes, self._since_ms = 0, self._clock.monotonic_ms()
         changed = self._changed
-        keys = set() if changed is None else changed.begin(_NO_LIMIT)
+        keys = set() if changed is None else changed.restart(_NO_LIMIT)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         kraft_version, voters = quorum.voters_before(snapshot.end_offset)
@@ -271,7 +269,7 @@ class Snapshots:
                 self._bytes, self._since_ms = self._bytes + counted[0], counted[1]
                 still_newest(keys)
                 return
-            if not self._log.snapshot_written(snapshot):  # the leader's has overtaken it
+            if not self._log.snapshot_written(snapshot):  # a snapshot from the leader has overtaken it
                 self._delete([partial(self._log.delete_snapshot, snapshot)])
                 still_newest(keys)
                 return
@@ -282,7 +280,7 @@ class Snapshots:
             self._clean()
 
         def still_newest(keys: set[RecordKey]) -> None:
-            """The snapshot before stays the newest one."""
+            """The previous snapshot stays the newest one."""
             if changed is not None and self._changed is changed:
                 changed.add(keys)
                 self._expect_changes_of(self._record_count)
@@ -298,20 +296,20 @@ class Snapshots:
                 "metadata snapshot not written",
                 path=self._log.path_of(snapshot),
                 reason=reason,
-                advice="Nothing is lost: the log holds everything, and it is tried again. Starts take longer until"
-                " then. Check that the disk has room and is healthy.",
+                advice="No data is lost: the log has everything, and the snapshot will be retried. Until then starts"
+                " take longer. Check that the disk has free space and is healthy.",
             )
         else:
             log.error("metadata snapshot not written", exc_info=error)
 
     # -- cleaning ------------------------------------------------------------------------------------------------------
 
-    def _clean_now_and_then(self) -> None:
-        self._cleaning = asyncio.get_running_loop().call_later(_CLEANING_S, self._clean_now_and_then)
+    def _clean_periodically(self) -> None:
+        self._cleaning = asyncio.get_running_loop().call_later(_CLEANING_S, self._clean_periodically)
         self._clean()
 
     def _clean(self) -> None:
-        """N18. What the files say is found out in a thread."""
+        """N18. The files' sizes and times are read in a thread."""
         if self._looking is not None or self._is_finished or len(self._log.snapshots) < 2:
             return
         kept = self._kept = {each: self._kept.get(each) for each in self._log.snapshots}
@@ -321,19 +319,20 @@ class Snapshots:
             sizes, timestamps = self._log.snapshot_sizes(unknown), self._log.snapshot_timestamps(unknown)
             return {each: _File(size, timestamps.get(each)) for each, size in sizes.items()}
 
-        def looked(done: asyncio.Future[dict[SnapshotId, _File]]) -> None:
+        def files_read(done: asyncio.Future[dict[SnapshotId, _File]]) -> None:
             self._looking = None
             if (error := done.exception()) is not None:
-                _tell_not_deleted(str(error))
+                _log_not_deleted(str(error))
             elif not self._is_finished and not self._log.is_changing:
                 kept.update(done.result())
                 self._forget_oldest({each: file for each, file in kept.items() if file is not None})
 
         self._looking = asyncio.get_running_loop().run_in_executor(self._executor, look)
-        self._looking.add_done_callback(looked)
+        self._looking.add_done_callback(files_read)
 
     def _wanted_offset(self) -> int | None:
-        """G30: what a live replica of this leader fetches next; of a follower, where its leader's log begins."""
+        """G30: the lowest offset that a live replica of this leader fetches next; on a follower, its leader's log
+        start."""
         quorum = self._quorum
         if quorum is None:
             return None
@@ -352,7 +351,7 @@ class Snapshots:
                 max_lag_ms=self._max_lag_ms,
             )
         except StorageError as error:
-            _tell_not_deleted(error.message)
+            _log_not_deleted(error.message)
             return
         self._log_begins(self._log.start_offset)
         if deletions:
@@ -364,24 +363,24 @@ class Snapshots:
         self._delete(deletions)
 
     def _delete(self, deletions: Sequence[Callable[[], None]]) -> None:
-        def told(done: asyncio.Future[None]) -> None:
+        def deleted(done: asyncio.Future[None]) -> None:
             self._deleting.discard(done)
             if (error := done.exception()) is not None:
-                _tell_not_deleted(str(error))
+                _log_not_deleted(str(error))
 
-        deleting = asyncio.get_running_loop().run_in_executor(self._executor, _do_all, deletions)
+        deleting = asyncio.get_running_loop().run_in_executor(self._executor, _run_all, deletions)
         self._deleting.add(deleting)
-        deleting.add_done_callback(told)
+        deleting.add_done_callback(deleted)
 
 
-def _do_all(deletions: Sequence[Callable[[], None]]) -> None:
+def _run_all(deletions: Sequence[Callable[[], None]]) -> None:
     for delete in deletions:
         delete()
 
 
-def _tell_not_deleted(reason: str) -> None:
+def _log_not_deleted(reason: str) -> None:
     log.warning(
-        "old metadata not deleted",
+        "could not delete old metadata",
         reason=reason,
-        advice="It is tried again, at the latest at the next start. Check the disk.",
+        advice="The node retries, at the latest at the next start. Check the disk.",
     )

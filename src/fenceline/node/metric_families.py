@@ -1,7 +1,6 @@
-"""Figures as prometheus-client wants them: gauges (what is now) and counters (what was since the start).
+"""Metric families for prometheus-client: gauges (current values) and counters (totals since the start).
 
-Owns the form only; what is counted and what it is called belongs to the collectors. prometheus-client is imported when
-somebody scrapes, not before.
+Owns the form only; the collectors own values and names. prometheus-client is imported at the first scrape, not before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The node's counters: plain integers on the hot path, given a Prometheus face only when somebody scrapes.
+"""The node's counters: plain integers on the hot path, converted for Prometheus only at a scrape.
 
-Owns the counters of a server and the endpoint that shows them beside whatever else a node collects. Names are
-documented in `docs/metrics.md`.
+Owns the counters of a server and the endpoint that exposes them with a node's other metrics. `docs/metrics.md`
+documents the names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NodeMetrics:
-    """Counters of one node. Every field is a total since start unless its name says otherwise."""
+    """Counters of one node. Every field is a total since the start unless its name says otherwise."""
 
     __slots__ = (
         "connections",
@@ -50,7 +50,7 @@ class NodeMetrics:
         self.parked_fetches = 0
         """Waiting now."""
         self.woken_fetches = 0
-        """Waited, and were answered because something came."""
+        """Fetches that waited and were completed because data arrived."""
         self.load_budget: LoadBudget | None = None
         self.load_pace: LoadPace | None = None
         self.requests: dict[int, int] = {}
@@ -60,7 +60,7 @@ class NodeMetrics:
         self.requests[api_key] = self.requests.get(api_key, 0) + 1
 
     def urgent_requests(self) -> int:
-        """Signs of clients for which every millisecond counts."""
+        """Number of requests that indicate latency-sensitive clients."""
         return self.requests.get(ApiKey.PRODUCE, 0) + self.woken_fetches
 
     def has_urgent_requests(self) -> bool:
@@ -68,7 +68,7 @@ class NodeMetrics:
 
 
 class NodeCollector:
-    """Gives a broker's figures to prometheus-client at scrape time."""
+    """Collects a broker's metrics at scrape time."""
 
     def __init__(self, broker: Broker, metrics: NodeMetrics) -> None:
         self._broker = broker
@@ -82,18 +82,18 @@ class NodeCollector:
             ("fenceline_received_bytes", "Bytes received from clients", metrics.received_bytes),
             ("fenceline_produced_bytes", "Bytes of records appended", metrics.produced_bytes),
             ("fenceline_produced_batches", "Record batches appended", metrics.produced_partitions),
-            ("fenceline_produce_failures", "Record batches refused", metrics.failed_produce_partitions),
+            ("fenceline_produce_failures", "Record batches rejected", metrics.failed_produce_partitions),
             (
                 "fenceline_group_rewinds",
-                "Commits that went back because the log was truncated",
+                "Offset commits that moved back because the log was truncated",
                 self._broker.groups.rewinds,
             ),
             ("fenceline_fetched_bytes", "Bytes of records sent to readers", metrics.fetched_bytes),
-            ("fenceline_fetched_partitions", "Partitions answered with records", metrics.fetched_partitions),
-            ("fenceline_woken_fetches", "Fetches that waited and were answered with what came", metrics.woken_fetches),
+            ("fenceline_fetched_partitions", "Partitions with records in Fetch responses", metrics.fetched_partitions),
+            ("fenceline_woken_fetches", "Fetches that waited and were completed with new data", metrics.woken_fetches),
             (
                 "fenceline_fetch_load_held_seconds",
-                "Seconds that fetches from the disk gave way to others, all together",
+                "Seconds that fetches from disk yielded to other work, in total",
                 pace.held_s if pace is not None else 0.0,
             ),
         )
@@ -110,7 +110,7 @@ class NodeCollector:
                 "Fetches that wait for fenceline.fetch.load.max.bytes",
                 budget.waiting_count if budget is not None else 0,
             ),
-            ("fenceline_offline_partitions", "Partitions that can not be served", self._broker.offline_partition_count),
+            ("fenceline_offline_partitions", "Partitions that cannot be served", self._broker.offline_partition_count),
             (
                 "fenceline_offline_log_directories",
                 "Directories of log.dirs that have failed or could not be opened",
@@ -120,7 +120,7 @@ class NodeCollector:
 
 
 def requests_by_api(name: str, help_text: str, metrics: NodeMetrics) -> Any:
-    """The requests of one server."""
+    """Requests of one server."""
     requests = {
         ApiKey(key).name.lower() if key in ApiKey._value2member_map_ else str(key): count
         for key, count in sorted(metrics.requests.items())
@@ -129,7 +129,7 @@ def requests_by_api(name: str, help_text: str, metrics: NodeMetrics) -> Any:
 
 
 class MetricsEndpoint:
-    """An HTTP server in a thread of its own."""
+    """An HTTP server in its own thread."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -145,7 +145,7 @@ class MetricsEndpoint:
 
 
 def open_endpoint(config: NodeConfig, collectors: Iterable[Any]) -> MetricsEndpoint:
-    """Where `fenceline.metrics.port` asks for it. Raises OperatorError when the address can not be had."""
+    """Opens the endpoint if `fenceline.metrics.port` is set. Raises OperatorError if the address cannot be bound."""
     from prometheus_client import start_http_server
     from prometheus_client.registry import CollectorRegistry
 
@@ -157,7 +157,7 @@ def open_endpoint(config: NodeConfig, collectors: Iterable[Any]) -> MetricsEndpo
         server, _ = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         raise OperatorError(
-            f"The metrics endpoint can not be opened on {host or '*'}:{port}: {error.strerror}",
-            "Choose another fenceline.metrics.port, or take the key out.",
+            f"Cannot open the metrics endpoint on {host or '*'}:{port}: {error.strerror}",
+            "Set another fenceline.metrics.port, or remove the key.",
         ) from error
     return MetricsEndpoint(server)

@@ -95,7 +95,7 @@ class OffsetsTopicLog:
                 memoryview(batch), leader_epoch=replica.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
             )
         except StorageError as error:
-            self._trouble.refused(topic_partition, replica.log.log_end_offset, error)
+            self._trouble.rejected(topic_partition, replica.log.log_end_offset, error)
             raise
         replica.appended()
         end_offset = replica.log.log_end_offset

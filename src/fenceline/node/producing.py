@@ -20,7 +20,7 @@ from fenceline.log.producer_state import Origin
 from fenceline.node.acknowledging import DelayedProduce, Owed, OwedBy, ProducePurgatory
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
-from fenceline.node.leader_hints import with_leaders
+from fenceline.node.leader_hints import with_leader_hints
 from fenceline.node.logs import Logger
 from fenceline.node.server import Buffer, frame_of
 from fenceline.records.batch import peek_header
@@ -107,7 +107,7 @@ class ProduceHandler:
                 )
                 return pending
             return None
-        answer = with_leaders(self._broker, context.listener, results)
+        answer = with_leader_hints(self._broker, context.listener, results)
         frame = frame_of(ApiKey.PRODUCE, context, encode_response(version, answer))
         return self.wait_for(owed, context, frame, request.timeout_ms) if owed else frame
 
@@ -195,7 +195,7 @@ class ProduceHandler:
 
     def refused(self, partition: PartitionRecords, replica: Replica, error: StorageError) -> PartitionResult:
         """The append failed with a storage error."""
-        self._broker.storage_trouble.refused(replica.topic_partition, replica.log.log_end_offset, error)
+        self._broker.storage_trouble.rejected(replica.topic_partition, replica.log.log_end_offset, error)
         if partition.records is not None:
             replica.log.failed_batches.add(peek_header(partition.records), error, self.clock.now_ms())
         self.metrics.failed_produce_partitions += 1

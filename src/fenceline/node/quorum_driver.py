@@ -1,15 +1,15 @@
-"""One node of the quorum at work: its duties done on the disk, the clock and the network.
+"""Drives one node of the quorum: executes its duties on disk, clock and network.
 
-Owns the order of duties (`fenceline.quorum.duties`): all of one call before the next call, in their order. The disk is
-`quorum_log_work`'s, in threads: where the duties that follow must not be seen before (an election that is remembered, a
-cut, a snapshot that replaces the log), they and all other calls wait, and the event loop goes on. Until then this node
-has said nothing of what it waits for. Decides nothing: what the quorum says is handed on as `QuorumEvents`.
+Owns the order of duties (`fenceline.quorum.duties`): all of one call before the next call, in order. Disk work runs in
+threads of `quorum_log_work`: if the following duties must not take effect earlier (after persisting an election, a
+truncation, or a snapshot that replaces the log), they and all other calls wait while the event loop continues. Until
+then nothing of them is visible to other nodes. Decides nothing: the quorum's output is passed on as `QuorumEvents`.
 
-Everything that is not this process comes in by constructor: the log with its disk, the clock, the executor, and `Dial`
-for connections; a simulation gives its own and runs this driver as it is.
+Everything outside this process is passed to the constructor: the log with its disk, the clock, the executor, and `Dial`
+for connections; a simulation passes its own and runs this driver unchanged.
 
-What the disk holds after a failure is not certain, and a log that lacks what was committed can not be mended here: then
-`gave_up` is told, and the node ends.
+After a disk failure the disk's content is uncertain, and a log that lacks committed records cannot be repaired here:
+then `driver_failed` is called, and the node stops.
 
 Rules: raft.md Q2, Q10, Q23, Q29, Q35; snapshots.md N24-N36.
 """
@@ -32,8 +32,8 @@ from fenceline.node.metadata_log import METADATA_PARTITION, MetadataLog
 from fenceline.node.metadata_replay import Replayed
 from fenceline.node.quorum_log import QuorumLog
 from fenceline.node.quorum_log_work import QuorumLogWork
-from fenceline.node.quorum_sayings import Sayings
 from fenceline.node.quorum_serving import QuorumServing
+from fenceline.node.rate_limited_logger import RateLimitedLogger
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.duties import (
     AdvanceHighWatermark,
@@ -45,7 +45,7 @@ from fenceline.quorum.duties import (
     Duty,
     Lead,
     LoadSnapshot,
-    Log,
+    LogLine,
     PersistElection,
     Send,
     ServePiece,
@@ -69,30 +69,30 @@ T = TypeVar("T")
 
 _CLOSE_CHECK_S: Final = 0.01
 _ROOM_PAUSE_S: Final = 0.2
-"""Between two attempts to write an election to a disk that is full."""
+"""Interval between attempts to persist an election on a full disk."""
 
 
 class QuorumEvents(Protocol):
-    """What the node hears of its quorum. All are called on the loop, in the midst of duties; none may block."""
+    """Events of the quorum for the node. All are called on the loop while duties are executed; none may block."""
 
     def committed(self, offset: int) -> None:
         """Everything below `offset` is committed."""
         ...
 
     def loaded(self, snapshot_id: SnapshotId, image: MetadataImage) -> None:
-        """The log begins anew at the end of a snapshot that holds `image`."""
+        """The log restarts at the end of a snapshot that contains `image`."""
         ...
 
-    def leads(self, epoch: int, start_offset: int) -> None:
-        """This node leads; it may act once it has applied everything before `start_offset`."""
+    def became_leader(self, epoch: int, start_offset: int) -> None:
+        """This node leads; the controller may become active once everything before `start_offset` is applied."""
         ...
 
-    def leads_no_more(self, epoch: int) -> None:
-        """What was appended and not committed may get lost. Comes also where `leads` never came."""
+    def lost_leadership(self, epoch: int) -> None:
+        """This node no longer leads; uncommitted records may be lost. Also called if `became_leader` was not."""
         ...
 
-    def gave_up(self, error: BaseException) -> None:
-        """The node can not go on."""
+    def driver_failed(self, error: BaseException) -> None:
+        """The node cannot continue."""
         ...
 
 
@@ -122,18 +122,18 @@ class QuorumDriver:
         self._downloads: SnapshotDownloads | None = None
         self._calls: deque[Callable[[Quorum, int], list[Duty]]] = deque()
         self._duties: deque[Duty] = deque()
-        """Of the last call, as far as they are not done."""
+        """Duties of the last call that are not executed yet."""
         self._is_calling = False
         self._waits_for: asyncio.Future[Any] | None = None
-        """The disk is at work on a duty; those behind it, and all calls, wait."""
+        """A duty waits for the disk; the duties after it, and all calls, wait."""
         self.load_began_s = 0.0
-        """Since when, in time of the loop, the file of the snapshot is read that is loaded now, or was last."""
+        """Time, by the loop's clock, at which reading the snapshot file that is or was last loaded began."""
         self._is_persisting = False
         self._lacks_room = False
         self._has_ended = False
         self._tick: asyncio.Handle | None = None
         self._tick_at_s = 0.0
-        """In time of the loop. What uvloop gives for a time that has come meanwhile does not know it."""
+        """By the loop's clock. uvloop's `when` is wrong for a time that has passed meanwhile."""
         self._serving = QuorumServing(disk, log, executor, self._end)
         self._work = QuorumLogWork(
             disk=disk,
@@ -145,11 +145,11 @@ class QuorumDriver:
             call=self.call,
             failed=self._end,
         )
-        self._sayings = Sayings(clock)
+        self._log_lines = RateLimitedLogger(clock)
 
     @property
     def quorum(self) -> Quorum:
-        """To look at; its state changes only here."""
+        """For read access; its state changes only here."""
         return self._quorum
 
     @property
@@ -157,44 +157,45 @@ class QuorumDriver:
         """None before `connect`."""
         return self._peers
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def connect(
         self, make: Callable[[Callable[[int, ResponseMessage], None], Callable[[int, bool], None]], QuorumPeers]
     ) -> None:
-        """Let the quorum talk to others, before `start`. `make` gets who hears answers, and who hears of none."""
+        """Connect the quorum to its peers, before `start`. `make` gets the callbacks for responses and for failed
+        requests."""
         self._peers = make(
             lambda request_id, message: self.call(lambda quorum, now: quorum.response(now, request_id, message)),
             lambda request_id, refused: self.call(lambda quorum, now: quorum.no_response(now, request_id, refused)),
         )
 
     def start(self, recorded: ElectionState | None) -> None:
-        """Boot the quorum (Q10); the only voter leads when this returns. Until `started`, what is appended is flushed
-        at once (blocks). Raises StorageError, OSError."""
+        """Boot the quorum (Q10); a single voter leads on return. Until `started`, appends are flushed synchronously.
+        Raises StorageError, OSError."""
         self._work.is_starting = True
         self.call(lambda quorum, now: quorum.start(now, recorded))
 
     def started(self) -> None:
-        """From here on nothing waits for the disk."""
+        """From now on nothing blocks on the disk."""
         self._work.is_starting = False
 
     @property
     def is_starting(self) -> bool:
-        """Whether what is appended is flushed before anything else happens."""
+        """Whether appends are flushed synchronously."""
         return self._work.is_starting
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something must be durable before what the quorum says of itself counts."""
+        """Whether a disk operation must complete before the quorum's state is visible."""
         return self._waits_for is not None
 
     @property
     def is_persisting(self) -> bool:
-        """Whether that is an election: what the quorum says of its epoch and role nobody has heard yet."""
+        """Whether that operation persists an election: the new epoch and role are not visible to any peer yet."""
         return self._is_persisting
 
     def end(self) -> None:
-        """The node can not go on, and its quorum neither."""
+        """Stop the quorum because the node cannot continue."""
         self._has_ended = True
         self._work.has_ended = True
         if self._tick is not None:
@@ -202,7 +203,7 @@ class QuorumDriver:
             self._tick = None
 
     async def stop(self, *, timeout_ms: int) -> None:
-        """Hand over where this node leads (Q23), then fall silent. What is flushed stays flushed."""
+        """Resign if this node leads (Q23), then stop. Flushed data stays flushed."""
         if not self._has_ended:
             self.call(lambda quorum, now: quorum.shutdown(now, timeout_ms))
             while not self._quorum.has_closed and not self._has_ended and not self._lacks_room:
@@ -221,7 +222,7 @@ class QuorumDriver:
     # -- for the node --------------------------------------------------------------------------------------------------
 
     def ask(self, message: RequestMessage) -> asyncio.Future[ResponseMessage]:
-        """The quorum's answer to somebody's request. Fails with PeerError(6) when the node stops (Q14)."""
+        """The quorum's response to a request. Fails with PeerError(6) when the node stops (Q14)."""
         if self._has_ended:
             stopped: asyncio.Future[ResponseMessage] = asyncio.get_running_loop().create_future()
             stopped.set_exception(_stops())
@@ -231,12 +232,9 @@ class QuorumDriver:
         return answer
 
     def append(self, batches: bytearray, epoch: int) -> int:
-        """Append what the controller of this leader has decided, and begin to make it durable; its first offset.
-
-        Raises PeerError(6) when this node does not lead `epoch` (Q35), StorageError with the log unchanged.
-        """
+        """Append decisions of this leader's controller, and start to flush them; returns the first offset."""
         self._quorum.check_leads(epoch)
-        assert not self.is_waiting, "a leader waits for the disk only before it says that it leads"
+        assert not self.is_waiting, "a leader waits for the disk only before its leadership is visible"
         base_offset = self._log.append(batches, epoch, self._clock.now_ms())
         self._work.flush()
         self.call(lambda quorum, now: quorum.appended(now))
@@ -260,17 +258,18 @@ class QuorumDriver:
             raise refused[0]
 
     def resign(self) -> None:
-        """The controller can not go on leading: others may."""
+        """Resign because the controller cannot continue; other voters may."""
         self.call(lambda quorum, now: quorum.resign(now))
 
     def call(self, do: Callable[[Quorum, int], list[Duty]]) -> None:
-        """One call of the quorum and its duties, then the calls that report them; later, where the disk is at work."""
+        """Make one call of the quorum and execute its duties, then the calls that report them; deferred while the disk
+        is busy."""
         if self._has_ended:
             return
         self._calls.append(do)
-        self._go_on()
+        self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self._is_calling or self._waits_for is not None:
             return
         self._is_calling = True
@@ -292,7 +291,7 @@ class QuorumDriver:
             self._arm()
 
     def _wait_for(self, work: Awaitable[T], then: Callable[[T], None]) -> None:
-        """Nothing else is done before `work` has ended; then `then`."""
+        """Defer everything else until `work` has ended; then call `then`."""
 
         def ended(done: asyncio.Future[T]) -> None:
             self._waits_for = None
@@ -306,7 +305,7 @@ class QuorumDriver:
             except Exception as error:
                 self._end(error)
                 return
-            self._go_on()
+            self._continue()
 
         self._waits_for = asyncio.ensure_future(work)
         self._waits_for.add_done_callback(ended)
@@ -322,10 +321,12 @@ class QuorumDriver:
             case AppendFetched():
                 self._work.append_fetched(duty)
             case Truncate(end_offset):
-                self._wait_for(self._work.alone(partial(self._work.cut, end_offset)), lambda _: self._cut(end_offset))
+                self._wait_for(
+                    self._work.alone(partial(self._work.truncate, end_offset)), lambda _: self._truncated(end_offset)
+                )
             case Send():
                 if self._peers is None:
-                    raise InternalError(f"a quorum of one has nobody for {duty}")
+                    raise InternalError(f"a single voter has no peer for {duty}")
                 self._peers.send(duty)
             case Answer(token, message):
                 self._serving.answer(token, message)
@@ -337,24 +338,24 @@ class QuorumDriver:
                 self._log.advance_high_watermark(offset)
                 self._events.committed(offset)
             case Lead(epoch, start_offset):
-                self._events.leads(epoch, start_offset)
+                self._events.became_leader(epoch, start_offset)
             case StopLeading(epoch):
-                self._events.leads_no_more(epoch)
+                self._events.lost_leadership(epoch)
             case BeginDownload() | WritePiece() | VerifyAndFreeze() | DropDownload():
                 self._download().perform(duty)
             case LoadSnapshot(snapshot_id):
-                known = self._download().found(snapshot_id)
+                known = self._download().verified_content(snapshot_id)
                 now_s = asyncio.get_running_loop().time()
                 self.load_began_s = now_s if known is None else self._download().whole_at_s
                 load = self._work.alone(partial(self._work.load, snapshot_id, known))
                 self._wait_for(load, partial(self._loaded, snapshot_id))
-            case Log():
-                self._sayings.say(duty)
+            case LogLine():
+                self._log_lines.log(duty)
 
     def _persist(self, state: ElectionState) -> None:
         """Durable before what follows (Q2)."""
         if self._duties and isinstance(self._duties[0], PersistElection):
-            return  # nobody has seen what this one says
+            return  # this state was never visible to a peer
         voters = tuple(voter.voter_id for voter in self._quorum.voters)
         write = partial(self._log.write_election, state, self._quorum.kraft_version, voters)
         if self.is_starting:
@@ -364,7 +365,7 @@ class QuorumDriver:
         self._wait_for(self._written(write), self._persisted)
 
     async def _written(self, write: Callable[[], None]) -> None:
-        """In a thread, as soon as the disk has room: until then this node says nothing, and the others decide."""
+        """In a thread, retried until the disk has space: until then this node is silent, and the others decide."""
         while True:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._executor(), write)
@@ -372,7 +373,7 @@ class QuorumDriver:
                 full = StorageError.of(f"writing {FILE_NAME}", error)
                 if self._has_ended or not full.disk_full:
                     raise
-                self._trouble.refused(METADATA_PARTITION, self._log.end_offset, full)
+                self._trouble.rejected(METADATA_PARTITION, self._log.end_offset, full)
                 self._lacks_room = True
                 await asyncio.sleep(_ROOM_PAUSE_S)
             else:
@@ -382,16 +383,16 @@ class QuorumDriver:
         self._is_persisting = False
         self._lacks_room = False
 
-    def _cut(self, end_offset: int) -> None:
-        self._work.was_cut(end_offset)
-        self._events.committed(self._quorum.high_watermark or 0)  # whoever reads the log has waited
+    def _truncated(self, end_offset: int) -> None:
+        self._work.truncated(end_offset)
+        self._events.committed(self._quorum.high_watermark or 0)  # readers of the log have waited
 
     def _loaded(self, snapshot_id: SnapshotId, loaded: Replayed | str) -> None:
         if isinstance(loaded, str):
-            self._work.was_not_loaded(snapshot_id, loaded)
+            self._work.load_failed(snapshot_id, loaded)
             self._events.committed(self._quorum.high_watermark or 0)
             return
-        self._work.was_loaded(snapshot_id, loaded)
+        self._work.loaded(snapshot_id, loaded)
         self._events.loaded(snapshot_id, loaded.image)
         self.call(lambda quorum, now: quorum.snapshot_loaded(now))
 
@@ -403,7 +404,7 @@ class QuorumDriver:
         return self._downloads
 
     def _arm(self) -> None:
-        """A timer that is early stays: most deadlines move on before they come, and it is set anew then."""
+        """A timer that fires early is kept: most deadlines move before they are reached, and it is then set again."""
         deadline_ms = self._quorum.next_deadline_ms
         if deadline_ms is None or self._has_ended:
             return
@@ -414,9 +415,9 @@ class QuorumDriver:
                 return
             tick.cancel()
         self._tick_at_s = at_s
-        self._tick = loop.call_at(at_s, self._time_passes)
+        self._tick = loop.call_at(at_s, self._timer_fired)
 
-    def _time_passes(self) -> None:
+    def _timer_fired(self) -> None:
         self._tick = None
         deadline_ms = self._quorum.next_deadline_ms
         if deadline_ms is not None and deadline_ms > self._clock.monotonic_ms():
@@ -425,12 +426,12 @@ class QuorumDriver:
             self.call(lambda quorum, now: quorum.tick(now))
 
     def _end(self, error: BaseException) -> None:
-        """Nothing more is done or said: what the disk holds is not certain, or this node contradicts the others."""
+        """Stop all work and output: the disk's content is uncertain, or this node contradicts the others."""
         if self._has_ended:
             return
         self.end()
-        self._events.gave_up(error)
+        self._events.driver_failed(error)
 
 
 def _stops() -> PeerError:
-    return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node stops.")
+    return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node is stopping.")

@@ -1,6 +1,6 @@
-"""The metadata log as the quorum sees it (`fenceline.quorum.log_view.LogView`).
+"""The quorum's view of the metadata log (`fenceline.quorum.log_view.LogView`).
 
-Owns two things that the log itself does not know: what of it is durable, and which voters it names where.
+Owns two things that the log itself does not track: its durable end, and its voter sets by offset.
 
 Rules: raft.md Q18, Q40; snapshots.md N26, N27, N47; epochs.md E13.
 """
@@ -16,7 +16,7 @@ from fenceline.quorum.voter_set import VoterHistory
 
 
 class QuorumLog:
-    """See the module. What is there at the start is durable."""
+    """See the module. Everything present at the start is durable."""
 
     def __init__(
         self,
@@ -30,16 +30,16 @@ class QuorumLog:
         self._kraft_version = kraft_version
         self._flushed_offset = log.end_offset
         self.leader_change = leader_change
-        """The newest beginning of an epoch that is known: who led, and which voters it counted."""
+        """The newest known LEADER_CHANGE: the leader and its voters."""
 
-    # -- told by the driver ------------------------------------------------------------------------------------------
+    # -- updates from the driver -------------------------------------------------------------------------------------
 
     def flushed_to(self, end_offset: int) -> None:
         """Everything before `end_offset` is durable."""
         self._flushed_offset = max(self._flushed_offset, end_offset)
 
     def control_appended(self, base_offset: int, records: Sequence[ControlRecord | None]) -> None:
-        """A control batch was appended whose first record is at `base_offset`; None stands for an unknown kind."""
+        """A control batch was appended whose first record is at `base_offset`; None is a record of an unknown type."""
         for offset, record in enumerate(records, base_offset):
             if isinstance(record, LeaderChange):
                 self.leader_change = record
@@ -49,21 +49,21 @@ class QuorumLog:
                 self._history.add(VotersAt(offset, self._kraft_version, record.voters))
 
     def truncated(self, end_offset: int) -> None:
-        """The log ends at `end_offset` now (Q40)."""
+        """The log was truncated to `end_offset` (Q40)."""
         self._flushed_offset = min(self._flushed_offset, end_offset)
         self._history.truncate(end_offset)
         newest = self._history.latest
         self._kraft_version = newest.kraft_version if newest is not None else 0
 
     def snapshot_loaded(self, snapshot: SnapshotId, kraft_version: int, voters: Sequence[Voter]) -> None:
-        """A snapshot has replaced the log (N36); `voters` as it stores them, empty for none."""
+        """A snapshot has replaced the log (N36); `voters` are those it stores, empty for none."""
         self._flushed_offset = snapshot.end_offset
         self._kraft_version = kraft_version
         stored = VotersAt(snapshot.end_offset - 1, kraft_version, tuple(voters)) if voters else None
         self._history.load(stored)
 
     def forget_voters_before(self, end_offset: int) -> None:
-        """N17: the log starts at `end_offset` now."""
+        """N17: the log now starts at `end_offset`."""
         self._history.forget_before(end_offset)
 
     # -- LogView -----------------------------------------------------------------------------------------------------

@@ -1,13 +1,12 @@
-"""What duties of the quorum do to the metadata log: append, flush, cut, begin anew at a snapshot, remember an election.
+"""Executes the quorum's duties on the metadata log: append, flush, truncate, load a snapshot, persist an election.
 
-Owns the flushes (one at a time, none forgotten) and the work that must be done before anything else happens
-(`alone`): what it changes is looked at by nobody meanwhile, and no flush runs beside it. All of it runs in threads; the
-event loop only appends. Decides nothing: what was done is told by `call`.
+Owns the flushes (one at a time) and exclusive work (`alone`): nothing else reads or flushes the log meanwhile. All of
+it runs in threads; the event loop only appends. Decides nothing: results are reported through `call`.
 
-A failed flush leaves the disk in an unknown state: then `failed` is told, and the node ends. A disk that is full when a
-flush is to begin is tried again.
+A failed flush leaves the disk in an unknown state: then `failed` is called, and the node stops. If the disk is full
+when a flush starts, it is retried.
 
-Until the node runs there is nobody to wait for: what is ordered is done here and now.
+Until the node runs, duties are executed synchronously.
 
 Rules: raft.md Q2, Q12, Q28, Q29, Q36; snapshots.md N35, N36; since_4_0.md K14; gaps.md G24, G25, G35.
 """
@@ -36,7 +35,7 @@ from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import ControlRecord
 from fenceline.quorum.duties import AppendFetched
-from fenceline.quorum.log_view import NOTHING, SnapshotId
+from fenceline.quorum.log_view import NO_PROMISED_END, SnapshotId
 from fenceline.wire.errors import MalformedRequest
 
 T = TypeVar("T")
@@ -44,7 +43,7 @@ T = TypeVar("T")
 log = Logger("quorum")
 
 _RETRY_S: Final = 0.1
-"""Between two attempts to begin a flush."""
+"""Interval between attempts to start a flush."""
 
 
 class QuorumLogWork:
@@ -71,18 +70,18 @@ class QuorumLogWork:
         self._call = call
         self._failed = failed
         self.is_starting = False
-        """Nothing waits for a thread yet."""
+        """Duties are still executed synchronously."""
         self.has_ended = False
-        """Nothing new is begun."""
+        """No new work is started."""
         self._flush: asyncio.Future[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._is_behind = False
-        """A full disk has put off the indexes of the log; the operator knows."""
+        """A full disk has postponed the indexes of the log, which was logged."""
 
-    # -- before anything else ------------------------------------------------------------------------------------------
+    # -- exclusive work -----------------------------------------------------------------------------------------------
 
     async def alone(self, work: Callable[[], T]) -> T:
-        """Do `work` in a thread, while nobody else touches the log. Raises what it raises."""
+        """Run `work` in a thread with exclusive use of the log. Raises its exceptions."""
         while self._flush is not None:
             await asyncio.wait([self._flush])
         self._log.is_changing = True
@@ -94,28 +93,28 @@ class QuorumLogWork:
     # -- appending -----------------------------------------------------------------------------------------------------
 
     def append_control(self, epoch: int, records: tuple[ControlRecord, ...]) -> None:
-        """The leader's own control records. Raises StorageError at a start; else the quorum hears of it."""
+        """Append the leader's control records. Raises StorageError during a start; otherwise reports to the quorum."""
         now_ms = self._clock.now_ms()
         try:
             base_offset = self._log.append(control_batch(records, now_ms), epoch, now_ms)
         except StorageError as error:
             if self.is_starting:
                 raise
-            self._refused(error)
+            self._rejected(error)
             return
         self._view.control_appended(base_offset, records)
         self.flush()
         self._call(lambda quorum, now: quorum.appended(now))
 
     def append_fetched(self, duty: AppendFetched) -> None:
-        """Whole and undamaged batches of the leader, as far as they fit (K14)."""
+        """Append complete and valid batches from the leader, as far as they fit (K14)."""
         records = memoryview(bytearray(memoryview(duty.records)))  # type: ignore[arg-type]
         good, controls, reason = complete_batches(records, duty.base_offset, self._view.end.epoch, duty.leader_epoch)
         if good:
             try:
                 self._log.partition_log.append_as_follower(records[:good], now_ms=self._clock.now_ms())
             except StorageError as error:
-                self._refused(error)
+                self._rejected(error)
                 return
         if not good:
             self._call(lambda quorum, now: quorum.append_failed(now, reason))
@@ -126,15 +125,15 @@ class QuorumLogWork:
             self.flush()
         self._call(lambda quorum, now: quorum.appended(now))
 
-    def _refused(self, error: StorageError) -> None:
-        self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
+    def _rejected(self, error: StorageError) -> None:
+        self._trouble.rejected(METADATA_PARTITION, self._log.end_offset, error)
         reason = error.message
         self._call(lambda quorum, now: quorum.append_failed(now, reason))
 
     # -- flushing ------------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Make durable what was appended; at a start here and now (raises StorageError)."""
+        """Flush appended records; synchronously during a start (raises StorageError)."""
         if self.has_ended or self._log.is_changing or self._flush is not None or self._retry is not None:
             return
         end_offset = self._log.end_offset
@@ -143,8 +142,8 @@ class QuorumLogWork:
         except StorageError as error:
             if self.is_starting:
                 raise
-            # Nothing was asked of the disk yet, so nothing is uncertain: those who wait go on waiting.
-            self._trouble.refused(METADATA_PARTITION, end_offset, error)
+            # The disk was not written yet, so its content is certain: waiters keep waiting.
+            self._trouble.rejected(METADATA_PARTITION, end_offset, error)
             self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._flush_again)
             return
         if flush is None:
@@ -156,7 +155,7 @@ class QuorumLogWork:
             except StorageError as error:
                 flush.end(error)
                 raise
-            self._tell_put_off(flush.end(None))
+            self._log_postponed(flush.end(None))
             self._flushed(end_offset)
             return
 
@@ -164,7 +163,7 @@ class QuorumLogWork:
             self._flush = None
             error = done.exception()
             if error is None or isinstance(error, StorageError):
-                self._tell_put_off(flush.end(error))
+                self._log_postponed(flush.end(error))
             if error is not None:
                 self._failed(error)
                 return
@@ -181,27 +180,27 @@ class QuorumLogWork:
 
     def _flushed(self, end_offset: int) -> None:
         self._view.flushed_to(end_offset)
-        self._look_at_promise()
+        self._check_promised_end()
         self._call(lambda quorum, now: quorum.flushed(now))
 
-    def _look_at_promise(self) -> None:
-        """Whether the log is again what this node has told others that it has."""
-        if self._log.promised != NOTHING and self._view.flushed >= self._log.promised:
-            self._log.promised = NOTHING
-            log.info("metadata log has everything again that this node had acknowledged")
-            asyncio.get_running_loop().run_in_executor(self._executor(), self._log.forget_promise)
+    def _check_promised_end(self) -> None:
+        """Check whether the log has reached the promised end again."""
+        if self._log.promised != NO_PROMISED_END and self._view.flushed >= self._log.promised:
+            self._log.promised = NO_PROMISED_END
+            log.info("the metadata log again has all records that this node had acknowledged")
+            asyncio.get_running_loop().run_in_executor(self._executor(), self._log.delete_promised_end)
 
-    def _tell_put_off(self, error: StorageError | None) -> None:
+    def _log_postponed(self, error: StorageError | None) -> None:
         if error is not None and not self._is_behind:
             log.warning(
-                "metadata log without its indexes",
+                "could not write indexes of the metadata log",
                 reason=error.message,
-                advice="Make room on the disk. Nothing is lost: they are written as soon as there is room.",
+                advice="Free disk space. No data is lost: the indexes are written once there is space.",
             )
         self._is_behind = error is not None
 
     async def finish(self) -> None:
-        """Begin nothing more; wait for the flush that is under way."""
+        """Start no more work, and wait for the flush in progress."""
         self.has_ended = True
         if self._retry is not None:
             self._retry.cancel()
@@ -209,20 +208,20 @@ class QuorumLogWork:
         while self._flush is not None:
             await asyncio.wait([self._flush])
 
-    # -- beginning anew ------------------------------------------------------------------------------------------------
+    # -- loading snapshots ---------------------------------------------------------------------------------------------
 
-    def cut(self, end_offset: int) -> None:
-        """Q29, for a thread: the log ends at `end_offset`. Raises StorageError."""
+    def truncate(self, end_offset: int) -> None:
+        """Q29, for a thread: truncate the log to `end_offset`. Raises StorageError."""
         self._log.partition_log.truncate_to(end_offset)
 
-    def was_cut(self, end_offset: int) -> None:
+    def truncated(self, end_offset: int) -> None:
         self._view.truncated(end_offset)
         self._call(lambda quorum, now: quorum.truncated(now))
 
     def load(self, snapshot_id: SnapshotId, known: Replayed | None) -> Replayed | str:
-        """N35, for a thread: the log begins anew at a frozen snapshot. `known`: what is in it, where it was just looked
-        through; else it is read now. Gives back why it can not be loaded (G24): the log is as it was then, and the file
-        out of the way. Raises StorageError, OSError."""
+        """N35, for a thread: restart the log at a frozen snapshot. `known`: its content if it was just verified;
+        otherwise it is read now. Returns the reason if it cannot be loaded (G24): then the log is unchanged, and the
+        file is set aside. Raises StorageError, OSError."""
         if known is None:
             path = self._log.path_of(snapshot_id)
             try:
@@ -233,18 +232,18 @@ class QuorumLogWork:
         self._log.partition_log.truncate_fully_and_start_at(snapshot_id.end_offset)
         return known
 
-    def was_loaded(self, snapshot_id: SnapshotId, loaded: Replayed) -> None:
-        """Older snapshots stand for nothing that the log could follow on (N35)."""
-        gone = [each for each in self._log.snapshots if each.end_offset < snapshot_id.end_offset]
-        self._log.snapshots[:] = [each for each in self._log.snapshots if each not in gone]
+    def loaded(self, snapshot_id: SnapshotId, loaded: Replayed) -> None:
+        """Older snapshots do not connect to the log any more (N35)."""
+        obsolete = [each for each in self._log.snapshots if each.end_offset < snapshot_id.end_offset]
+        self._log.snapshots[:] = [each for each in self._log.snapshots if each not in obsolete]
         self._view.snapshot_loaded(snapshot_id, loaded.kraft_version, loaded.voters)
-        self._look_at_promise()
-        paths = [self._log.path_of(each) for each in gone]
+        self._check_promised_end()
+        paths = [self._log.path_of(each) for each in obsolete]
         if paths:
             asyncio.get_running_loop().run_in_executor(self._executor(), partial(_unlink, self._disk, paths))
 
-    def was_not_loaded(self, snapshot_id: SnapshotId, reason: str) -> None:
-        """It is fetched again."""
+    def load_failed(self, snapshot_id: SnapshotId, reason: str) -> None:
+        """The snapshot will be fetched again."""
         self._log.snapshots.remove(snapshot_id)
         self._call(lambda quorum, now: quorum.snapshot_not_loaded(now, snapshot_id, reason))
 
@@ -254,4 +253,9 @@ def _unlink(disk: Disk, paths: list[str]) -> None:
         try:
             disk.unlink(path)
         except OSError as error:
-            log.warning("old metadata not deleted", path=path, reason=str(error), advice="It may be deleted by hand.")
+            log.warning(
+                "could not delete old metadata",
+                path=path,
+                reason=str(error),
+                advice="The file may be deleted manually.",
+            )

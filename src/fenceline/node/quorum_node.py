@@ -1,8 +1,8 @@
-"""What every node of a cluster has, whatever its roles: its metadata, the controllers' listener where it is a
-controller, the way to the active controller.
+"""The parts that every node has, whatever its roles: its metadata, the controller listener if it is a controller, the
+channel to the active controller.
 
-Owns how they are made and their order: bind, read the log, boot the quorum, serve, register; the other way round at the
-end. A node that nobody else can reach has the metadata only, and pays for nothing else.
+Owns their construction and order: bind, read the log, boot the quorum, serve, register; in reverse at the stop. A node
+that is not reachable by others has only the metadata, and no cost for the rest.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class QuorumNode:
         trouble: StorageTrouble,
         executor: Executor | None = None,
     ) -> None:
-        """`executor` runs the metadata log's flushes and file work (one of its own when left out)."""
-        assert directories.metadata.directory_id is not None, "looked at when it was opened"
+        """`executor` runs the metadata log's flushes and file work (default: its own)."""
+        assert directories.metadata.directory_id is not None, "checked when it was opened"
         self._config = config
         self._cluster_id = directories.cluster_id
         self._features = features
@@ -63,13 +63,13 @@ class QuorumNode:
         )
         self._rng = rng
         self.metrics = NodeMetrics()
-        """Of the controllers' listener."""
+        """Metrics of the controller listener."""
         self._registration: ControllerRegistration | None = None
         self.listener: ControllerListener | None = None
         self.channel: ControllerChannel | None = None
 
     async def start(self, disk_threads: Executor) -> None:
-        """Until the quorum runs; where this node votes alone, it leads when this returns. Raises OperatorError."""
+        """Start until the quorum runs; a single voter leads on return. Raises OperatorError."""
         config, controller = self._config, self.controller
         if config.is_controller and config.controller_listeners:
             from fenceline.node.controller_listener import ControllerListener
@@ -106,7 +106,7 @@ class QuorumNode:
             self._registration.start()
 
     def collectors(self) -> list[Any]:
-        """What this part of a node shows to Prometheus. On the loop, once it has started."""
+        """The Prometheus collectors of these parts. On the loop, after the start."""
         from fenceline.node.controller_metrics import ControllerCollector, MetadataCollector
 
         found: list[Any] = [MetadataCollector(self.controller)]
@@ -115,7 +115,7 @@ class QuorumNode:
         return found
 
     async def stop(self) -> None:
-        """Raises PeerError, OSError where the log can not be closed cleanly."""
+        """Raises PeerError, OSError if the log cannot be closed cleanly."""
         if self._registration is not None:
             await self._registration.stop()
         if self.channel is not None:

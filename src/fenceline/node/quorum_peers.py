@@ -1,8 +1,7 @@
-"""The quorum's requests to other nodes, over connections of their own.
+"""The quorum's requests to other nodes, over separate connections.
 
-Owns the connections of one node's quorum: for each address one for Fetch, which may be parked at the other end and
-blocks what comes behind it, and one for the rest. Tells apart who refuses connections from who is silent, which only
-the driver can see. Decides nothing.
+Owns the connections of one node's quorum: for each address one for Fetch, which may wait at the receiver and block
+later requests, and one for the rest. Distinguishes refused connections from missing responses. Decides nothing.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ log = Logger("quorum")
 Route = tuple[str, int, bool]
 """Host, port, and whether it is the connection for fetches."""
 
-_PATIENCE_S: Final = 1.0
-"""Beyond the quorum's own limit for a request: then the connection is given up, too."""
+_EXTRA_TIMEOUT_S: Final = 1.0
+"""Added to the quorum's own request timeout: after that the connection is also closed."""
 
 
 class QuorumPeers:
-    """See the module. `answered` and `unanswered` are told the id of each request, one of them, once."""
+    """See the module. For each request either `answered` or `unanswered` is called once, with its id."""
 
     def __init__(
         self,
@@ -52,10 +51,10 @@ class QuorumPeers:
         connect: Dial = dial,
         watch: QuorumWatch | None = None,
     ) -> None:
-        """`watch` hears which addresses do not answer, and why."""
+        """`watch` is informed of addresses that do not respond, and why."""
         self._watch = watch
         self._client_id = f"quorum-{node_id}"
-        self._timeout_s = request_timeout_ms / 1000 + _PATIENCE_S
+        self._timeout_s = request_timeout_ms / 1000 + _EXTRA_TIMEOUT_S
         self._answered = answered
         self._unanswered = unanswered
         self._connect = connect
@@ -63,15 +62,15 @@ class QuorumPeers:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
         self._refused_since_s: dict[int, float] = {}
-        """By node, when it began to refuse connections, by the loop's clock."""
+        """By node, when it started to refuse connections, by the loop's clock."""
 
     def refused_for_s(self, node_id: int) -> float:
-        """For how long a controller has refused whatever this node had to ask; 0 where it does not."""
+        """For how long a controller has refused all connections of this node; 0 if it does not."""
         since_s = self._refused_since_s.get(node_id)
         return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
-    def came(self, node_id: int) -> None:
-        """Its process lives, as others have heard: what it refused before was another one's end."""
+    def mark_alive(self, node_id: int) -> None:
+        """The node's process is alive, as other connections show: earlier refusals came from its previous process."""
         self._refused_since_s.pop(node_id, None)
 
     def send(self, duty: Send) -> None:
@@ -99,7 +98,7 @@ class QuorumPeers:
             answer = await self._ask(connection, message)
         except (ConnectionError, MalformedRequest) as error:
             if isinstance(error, MalformedRequest):
-                log.warning("answer not understood", peer=f"{peer.host}:{peer.port}", reason=str(error))
+                log.warning("could not decode a response", peer=f"{peer.host}:{peer.port}", reason=str(error))
                 self._drop(route)
             is_refused = isinstance(error, ConnectionRefusedError)
             if is_refused:
@@ -108,13 +107,13 @@ class QuorumPeers:
                 self._refused_since_s.pop(peer.node_id, None)
             if not self._is_closed:
                 if self._watch is not None:
-                    self._watch.missed(*_told(peer, error))
+                    self._watch.request_failed(*_describe_failure(peer, error))
                 self._unanswered(duty.request_id, is_refused)
         else:
             self._refused_since_s.pop(peer.node_id, None)
             if not self._is_closed:
                 if self._watch is not None:
-                    self._watch.reached(f"{peer.host}:{peer.port}")
+                    self._watch.reachable(f"{peer.host}:{peer.port}")
                 self._answered(duty.request_id, answer)
 
     async def _connection(self, route: Route) -> PeerConnection:
@@ -130,7 +129,7 @@ class QuorumPeers:
         connection = await open_peer(host, port, client_id=self._client_id, connect=self._connect)
         if ApiKey.VOTE not in connection.versions:
             connection.close()
-            raise ConnectionLost(f"{connection.peer} is no controllers' listener, but one of a broker")
+            raise ConnectionLost(f"{connection.peer} is a broker listener, not a controller listener")
         return connection
 
     def _drop(self, route: Route) -> None:
@@ -152,14 +151,14 @@ class QuorumPeers:
                 answer = await body
         except TimeoutError:
             connection.close()
-            raise ConnectionLost(f"{connection.peer} is silent") from None
+            raise ConnectionLost(f"{connection.peer} does not respond") from None
         return read_answer(key, entities.read_response(key, version, answer))
 
 
-def _told(peer: Peer, error: Exception) -> tuple[str, str]:
-    """The address of `peer`, and why it gave no answer, for an operator."""
+def _describe_failure(peer: Peer, error: Exception) -> tuple[str, str]:
+    """The address of `peer`, and why it did not respond, for an operator."""
     address = f"{peer.host}:{peer.port}"
     if isinstance(error, ConnectionRefusedError):
-        return address, f"nobody listens on {address}"
-    told = str(error) or type(error).__name__
-    return address, told if address in told else f"{address}: {told}"
+        return address, f"no process listens on {address}"
+    reason = str(error) or type(error).__name__
+    return address, reason if address in reason else f"{address}: {reason}"

@@ -1,6 +1,6 @@
-"""Answers to who asked this node's quorum: those that wait, and those that need the disk first.
+"""Responses to requests of this node's quorum: pending ones, and those that need a disk read.
 
-Owns the futures of requests by their token. Reads that the page cache can not give go to a thread.
+Owns the futures of requests by token. Reads that miss the page cache run in a thread.
 
 Rules: raft.md Q14, Q26; snapshots.md N28-N30.
 """
@@ -32,7 +32,7 @@ class QuorumServing:
         executor: Callable[[], Executor | None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`failed` hears of a log that can not be read."""
+        """`failed` is called if the log cannot be read."""
         self._disk = disk
         self._log = metadata_log
         self._executor = executor
@@ -41,7 +41,7 @@ class QuorumServing:
         self._next_token = 0
 
     def expect(self) -> tuple[Hashable, asyncio.Future[ResponseMessage]]:
-        """A token for the quorum, and the answer that comes with it."""
+        """A token for the quorum, and the future of its response."""
         self._next_token += 1
         answer: asyncio.Future[ResponseMessage] = asyncio.get_running_loop().create_future()
         self._waiting[self._next_token] = answer
@@ -53,14 +53,14 @@ class QuorumServing:
             waiting.set_result(message)
 
     def close(self, error: PeerError) -> None:
-        """Everybody who still waits is told `error`."""
+        """Fail all pending requests with `error`."""
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():
                 answer.set_exception(error)
 
     def records(self, duty: ServeRecords) -> None:
-        """Part of the log, at once where it is in the page cache."""
+        """Respond with records of the log, at once if they are in the page cache."""
         if duty.offset >= duty.end_offset:
             self.answer(duty.token, duty.answer)
             return
@@ -87,7 +87,7 @@ class QuorumServing:
         asyncio.get_running_loop().run_in_executor(self._executor(), read.load).add_done_callback(loaded)
 
     def piece(self, duty: ServePiece) -> None:
-        """Part of a snapshot file (N30); one that has vanished is SNAPSHOT_NOT_FOUND."""
+        """Respond with a part of a snapshot file (N30); SNAPSHOT_NOT_FOUND if it no longer exists."""
         path = f"{self._log.directory}/{duty.snapshot_id.file_name}"
         disk = self._disk
 
@@ -110,7 +110,7 @@ class QuorumServing:
                 code = ErrorCode.SNAPSHOT_NOT_FOUND if gone else ErrorCode.UNKNOWN_SERVER_ERROR
                 answer = replace(duty.answer, partition_error_code=code, size=0, position=0)
                 if not gone:
-                    log.warning("snapshot can not be read", path=path, reason=str(error), advice="Check the disk.")
+                    log.warning("could not read a snapshot", path=path, reason=str(error), advice="Check the disk.")
             self.answer(duty.token, answer)
 
         asyncio.get_running_loop().run_in_executor(self._executor(), read).add_done_callback(found)

@@ -1,4 +1,4 @@
-"""Versions of the quorum's APIs that this node speaks. Apart from `quorum_wire`, so that a start need not import it."""
+"""Supported versions of the quorum's APIs. Separate from `quorum_wire`, so that a start need not import it."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ VERSIONS: Final[Mapping[ApiKey, tuple[int, int]]] = {
     ApiKey.REMOVE_RAFT_VOTER: (0, 0),
     ApiKey.UPDATE_RAFT_VOTER: (0, 0),
 }
-"""What is served, both ends inclusive (K4)."""
+"""Versions served, both ends inclusive (K4)."""

@@ -1,8 +1,8 @@
-"""What an operator must know of a quorum that does not do what it should, as seen from one node.
+"""Warnings for the operator about the quorum, as seen from one node.
 
-Owns three things to say: that nobody leads, and which addresses could not be reached and why; that a controller is no
-voter, or its id votes with another directory; that static voters are not the same on all nodes. Each is said when it
-has lasted, once, and once a minute where it lasts. Decides nothing, and looks at the quorum from outside.
+Owns three warnings: the quorum has no leader, with the unreachable addresses and the reasons; a controller is not a
+voter, or its id is a voter with another directory; static voters differ between nodes. Each is logged after it has
+lasted for a while, and then once a minute. Decides nothing, and only reads the quorum's state.
 
 Rules: raft.md Q38, Q39, Q45; gaps.md G34.
 """
@@ -23,21 +23,23 @@ from fenceline.quorum.roles import Follower
 
 log = Logger("quorum")
 
-_LOOK_S: Final = 1.0
+_CHECK_S: Final = 1.0
 _LASTS_MS: Final = 5_000
-"""Elections and restarts are over by then."""
+"""Elections and restarts are complete by then."""
 _JOIN_MS: Final = 30_000
-"""A controller that joins by itself is a voter by then."""
+"""A controller that joins automatically is a voter by then."""
 _REPEAT_MS: Final = 60_000
 _MAX_ADDRESSES: Final = 20
 
 _LEADERLESS_ADVICE: Final = (
-    "A majority of the voters must run, reach each other and this node. Until then topics, configs and brokers can not"
-    " be changed and no broker can register; brokers that serve go on. Nothing is lost, and no restart is needed."
+    "A majority of the voters must be running and reach each other and this node. Until then topics, configs"
+    " and brokers"
+    " cannot be changed and no broker can register; running brokers continue to serve. No data is lost, and no restart"
+    " is needed."
 )
 _UNFOUND_ADVICE: Final = (
-    "controller.quorum.bootstrap.servers (or controller.quorum.voters) must name the controllers' listeners, not"
-    " brokers', and a majority of the controllers must run. It is tried again."
+    "controller.quorum.bootstrap.servers (or controller.quorum.voters) must name controller listeners, not broker"
+    " listeners, and a majority of the controllers must be running. The node retries."
 )
 
 
@@ -55,7 +57,7 @@ class QuorumWatch:
         is_controller: bool,
         joins: bool,
     ) -> None:
-        """`joins`: this controller is to become a voter by itself."""
+        """`joins`: this controller becomes a voter automatically."""
         self._quorum = quorum
         self._view = view
         self._compared: LeaderChange | None = None
@@ -66,83 +68,83 @@ class QuorumWatch:
         self._joins = joins
         self._unreached: dict[str, str] = {}
         self._leaderless_since_ms: int | None = None
-        self._told_at_ms: int | None = None
-        """When it was last said that nobody leads."""
+        self._logged_at_ms: int | None = None
+        """When the missing leader was last logged."""
         self._outside_since_ms: int | None = None
-        self._outside_told: dict[str, Any] | None = None
+        self._outside_logged: dict[str, Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look by itself until `close`."""
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._go_on)
+        """Check periodically until `close`."""
+        self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._continue)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def missed(self, address: str, reason: str) -> None:
-        """A request to `address` was not answered."""
+    def request_failed(self, address: str, reason: str) -> None:
+        """A request to `address` failed."""
         if address in self._unreached or len(self._unreached) < _MAX_ADDRESSES:
             self._unreached[address] = reason
 
-    def reached(self, address: str) -> None:
+    def reachable(self, address: str) -> None:
         if self._unreached:
             self._unreached.pop(address, None)
 
-    def look(self) -> None:
-        """Say what has lasted."""
+    def check(self) -> None:
+        """Log the conditions that have lasted."""
         now_ms = self._clock.monotonic_ms()
         if self._quorum.is_leader or isinstance(self._quorum.role, Follower):
-            self._is_led(now_ms)
+            self._log_leader_found(now_ms)
         else:
-            self._is_leaderless(now_ms)
+            self._log_leaderless(now_ms)
         self._compare_voters()
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        self.look()
+    def _continue(self) -> None:
+        self.check()
         self.start()
 
-    def _is_led(self, now_ms: int) -> None:
+    def _log_leader_found(self, now_ms: int) -> None:
         quorum, since_ms = self._quorum, self._leaderless_since_ms
-        if self._told_at_ms is not None and since_ms is not None:
+        if self._logged_at_ms is not None and since_ms is not None:
             log.warning(
                 "the quorum has a leader again",
                 leader=quorum.leader_id,
                 epoch=quorum.epoch,
                 without_s=(now_ms - since_ms) // 1000,
             )
-        self._leaderless_since_ms = self._told_at_ms = None
-        outside = self._outside()
+        self._leaderless_since_ms = self._logged_at_ms = None
+        outside = self._non_voter_reason()
         if outside is None:
-            self._outside_since_ms = self._outside_told = None
+            self._outside_since_ms = self._outside_logged = None
             return
         if self._outside_since_ms is None:
             self._outside_since_ms = now_ms
-        patience_ms = _JOIN_MS if self._joins else _LASTS_MS
-        if outside != self._outside_told and now_ms - self._outside_since_ms >= patience_ms:
-            self._outside_told = outside
-            log.warning("this controller is no voter", **outside)
+        delay_ms = _JOIN_MS if self._joins else _LASTS_MS
+        if outside != self._outside_logged and now_ms - self._outside_since_ms >= delay_ms:
+            self._outside_logged = outside
+            log.warning("this controller is not a voter", **outside)
 
-    def _is_leaderless(self, now_ms: int) -> None:
+    def _log_leaderless(self, now_ms: int) -> None:
         if self._leaderless_since_ms is None:
             self._leaderless_since_ms = now_ms
         lasted_ms = now_ms - self._leaderless_since_ms
-        if lasted_ms < _LASTS_MS or (self._told_at_ms is not None and now_ms - self._told_at_ms < _REPEAT_MS):
+        if lasted_ms < _LASTS_MS or (self._logged_at_ms is not None and now_ms - self._logged_at_ms < _REPEAT_MS):
             return
-        self._told_at_ms = now_ms
+        self._logged_at_ms = now_ms
         voters = [voter.voter_id for voter in self._quorum.voters]
         fields: dict[str, Any] = {"voters": voters, "epoch": self._quorum.epoch, "for_s": lasted_ms // 1000}
         if self._unreached:
             fields["unreached"] = "; ".join(self._unreached.values())
-        outside = self._outside() or {}
+        outside = self._non_voter_reason() or {}
         advice = outside.get("advice") or (_LEADERLESS_ADVICE if voters else _UNFOUND_ADVICE)
-        log.warning("nobody leads the quorum", **{**fields, **outside, "advice": advice})
+        log.warning("the quorum has no leader", **{**fields, **outside, "advice": advice})
 
     def _compare_voters(self) -> None:
-        """Each leader writes down which voters it counts. With static voters that is what its configuration says."""
+        """Compare this node's static voters with those of the leader, which each LEADER_CHANGE record contains."""
         change = self._view.leader_change
         if change is None or change is self._compared:
             return
@@ -155,12 +157,12 @@ class QuorumWatch:
                 here=own,
                 leader=change.leader_id,
                 there=theirs,
-                advice="controller.quorum.voters must name the same controllers on every node, else two majorities may"
-                " decide against each other. Correct it and restart the nodes that have it wrong.",
+                advice="controller.quorum.voters must name the same controllers on every node, otherwise two majorities"
+                " may make conflicting decisions. Correct it and restart the affected nodes.",
             )
 
-    def _outside(self) -> dict[str, Any] | None:
-        """Why this controller does not vote; None: it does, or it is none, or nothing is known yet."""
+    def _non_voter_reason(self) -> dict[str, Any] | None:
+        """Why this controller is not a voter; None: it is one, or not a controller, or nothing is known yet."""
         quorum = self._quorum
         if not self._is_controller or not quorum.voters or quorum.is_voter:
             return None
@@ -169,15 +171,15 @@ class QuorumWatch:
         registered = quorum.voter_set.of(me)
         if registered is None:
             advice = (
-                "It was not added yet, or it was removed. The others decide without it; `fenceline quorum add --config"
-                " FILE` on this machine makes it a voter. If it is not to be one, stop it."
+                "It was not added yet, or it was removed. The other voters decide without it. To make it a voter, run"
+                " `fenceline quorum add --config FILE` on this machine; otherwise stop it."
             )
             return {**fields, "advice": advice}
         theirs = encode_uuid(registered.voter_directory_id)
         return {
             **fields,
             "registered": theirs,
-            "advice": f"Voter {me} is known with another directory. If its disk was replaced: `fenceline quorum remove"
-            f" {me} --directory-id {theirs}`, then `fenceline quorum add --config FILE` on this machine. If another"
-            f" process runs as node {me}, stop one of them and give it an id of its own.",
+            "advice": f"Voter {me} is registered with another directory id. If its disk was replaced, run `fenceline"
+            f" quorum remove {me} --directory-id {theirs}`, then `fenceline quorum add --config FILE` on this machine."
+            f" If another process runs with node.id={me}, stop one of them and give it its own node.id.",
         }

@@ -1,8 +1,7 @@
-"""What the quorum's nodes say to each other, as Kafka's requests and responses.
+"""Conversion of the quorum's messages to Kafka's requests and responses and back.
 
-Owns which API and which version carries a message; the fields are those of `quorum_wire_requests`,
-`quorum_wire_answers` and `quorum_wire_heard`.
-Pure: no I/O, nothing is decided here. What a version lacks is left out.
+Owns the API and version of a message; `quorum_wire_requests`, `quorum_wire_response_encoder` and
+`quorum_wire_response_decoder` own the fields. Pure: no I/O, no decisions. Fields that a version lacks are omitted.
 
 Rules: raft.md Q13, Q14, Q37; snapshots.md N28-N30; since_4_0.md K4, K8, K12.
 """
@@ -13,15 +12,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from fenceline.node.quorum_versions import VERSIONS as VERSIONS
-from fenceline.node.quorum_wire_answers import WallTime as WallTime
-from fenceline.node.quorum_wire_answers import answer_fields as answer_fields
-from fenceline.node.quorum_wire_answers import closing as closing
-from fenceline.node.quorum_wire_answers import unsupported as unsupported
-from fenceline.node.quorum_wire_heard import read_answer as read_answer
-from fenceline.node.quorum_wire_heard import read_api_versions as read_api_versions
-from fenceline.node.quorum_wire_requests import WrongShape as WrongShape
+from fenceline.node.quorum_wire_requests import UnexpectedPartition as UnexpectedPartition
 from fenceline.node.quorum_wire_requests import read_request as read_request
 from fenceline.node.quorum_wire_requests import request_fields as request_fields
+from fenceline.node.quorum_wire_response_decoder import read_answer as read_answer
+from fenceline.node.quorum_wire_response_decoder import read_api_versions as read_api_versions
+from fenceline.node.quorum_wire_response_encoder import WallTime as WallTime
+from fenceline.node.quorum_wire_response_encoder import answer_fields as answer_fields
+from fenceline.node.quorum_wire_response_encoder import closing as closing
+from fenceline.node.quorum_wire_response_encoder import unsupported as unsupported
 from fenceline.quorum.messages import (
     AddRaftVoterRequest,
     ApiVersionsRequest,
@@ -51,12 +50,12 @@ API_OF: Final[Mapping[type[RequestMessage], ApiKey]] = {
 }
 
 _OLDEST_ASKED: Final[Mapping[ApiKey, int]] = {ApiKey.FETCH: 12}
-"""Below it a request can not say what the quorum needs (the last epoch of the follower's log)."""
+"""Lower versions lack fields that the quorum needs (the last epoch of the follower's log)."""
 _PRE_VOTE: Final = 2
 
 
 def version_for(message: RequestMessage, offered: Mapping[int, tuple[int, int]]) -> int | None:
-    """The newest version that both sides speak and that can carry `message`; None where there is none."""
+    """The newest version that both sides support and that can carry `message`; None if there is none."""
     key = API_OF[type(message)]
     low, high = offered.get(key, (0, -1))
     version = min(high, VERSIONS[key][1])

@@ -1,4 +1,4 @@
-"""Requests of the quorum's nodes to each other, to the wire and from it. Pure.
+"""Encodes and decodes requests between the quorum's nodes. Pure.
 
 Owns the check that a request is about the one partition of the metadata topic (`gaps.md G27`).
 
@@ -14,11 +14,11 @@ from uuid import UUID
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.ids import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
 from fenceline.node.quorum_versions import VERSIONS as VERSIONS
-from fenceline.node.quorum_wire_pieces import FETCH_BY_ID, Fields, listener, named, voter_endpoints
+from fenceline.node.quorum_wire_common import FETCH_BY_ID, Fields, listener, named, voter_endpoints
 from fenceline.quorum.control_records import KRaftVersionFeature
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.messages import (
-    NOBODY,
+    NO_NODE,
     AddRaftVoterRequest,
     ApiVersionsRequest,
     BeginQuorumEpochRequest,
@@ -40,15 +40,15 @@ _NO_HIGH_WATERMARK: Final = (1 << 63) - 1
 _NO_FETCH_EPOCH: Final = -1
 
 
-class WrongShape(Exception):
-    """The request is not about the metadata partition; `answer` says so."""
+class UnexpectedPartition(Exception):
+    """The request is not about the metadata partition; `answer` is the error response."""
 
     def __init__(self, answer: Fields) -> None:
         super().__init__("not about the metadata partition")
         self.answer = answer
 
 
-# -- requests that go out ----------------------------------------------------------------------------------------------
+# -- outgoing requests -------------------------------------------------------------------------------------------------
 
 
 def request_fields(message: RequestMessage, version: int) -> Fields:
@@ -135,7 +135,7 @@ def request_fields(message: RequestMessage, version: int) -> Fields:
                 "k_raft_version_feature": _range(message.k_raft_version_feature),
             }
         case ApiVersionsRequest():
-            raise InternalError("ApiVersions is the connection's")
+            raise InternalError("the connection sends ApiVersions")
 
 
 def _fetch_fields(message: FetchRequest, version: int) -> Fields:
@@ -169,16 +169,16 @@ def _fetch_fields(message: FetchRequest, version: int) -> Fields:
     return fields
 
 
-# -- requests that come in ---------------------------------------------------------------------------------------------
+# -- incoming requests -------------------------------------------------------------------------------------------------
 
 
 def read_request(key: ApiKey, version: int, entity: Any) -> RequestMessage:
-    """The message of a request's entity. Raises WrongShape."""
+    """The message of a request entity. Raises UnexpectedPartition."""
     return _REQUESTS[key](version, entity)
 
 
-def _take_vote(version: int, entity: Any) -> VoteRequest:
-    one = _asked(entity.topics, "topic_name")
+def _read_vote(version: int, entity: Any) -> VoteRequest:
+    one = _only_partition(entity.topics, "topic_name")
     return VoteRequest(
         entity.cluster_id,
         one.replica_epoch,
@@ -186,26 +186,26 @@ def _take_vote(version: int, entity: Any) -> VoteRequest:
         one.last_offset_epoch,
         one.last_offset,
         _uuid(request_field(one, "replica_directory_id", None)),
-        request_field(entity, "voter_id", NOBODY),
+        request_field(entity, "voter_id", NO_NODE),
         _uuid(request_field(one, "voter_directory_id", None)),
         request_field(one, "pre_vote", False),
     )
 
 
-def _take_begin(version: int, entity: Any) -> BeginQuorumEpochRequest:
-    one = _asked(entity.topics, "topic_name")
+def _read_begin(version: int, entity: Any) -> BeginQuorumEpochRequest:
+    one = _only_partition(entity.topics, "topic_name")
     return BeginQuorumEpochRequest(
         entity.cluster_id,
         one.leader_id,
         one.leader_epoch,
-        request_field(entity, "voter_id", NOBODY),
+        request_field(entity, "voter_id", NO_NODE),
         _uuid(request_field(one, "voter_directory_id", None)),
         voter_endpoints(request_field(entity, "leader_endpoints", ())),
     )
 
 
-def _take_end(version: int, entity: Any) -> EndQuorumEpochRequest:
-    one = _asked(entity.topics, "topic_name")
+def _read_end(version: int, entity: Any) -> EndQuorumEpochRequest:
+    one = _only_partition(entity.topics, "topic_name")
     if version >= 1:
         candidates = [
             ReplicaKey(each.candidate_id, _uuid(each.candidate_directory_id)) for each in one.preferred_candidates
@@ -221,7 +221,7 @@ def _take_end(version: int, entity: Any) -> EndQuorumEpochRequest:
     )
 
 
-def _take_fetch(version: int, entity: Any) -> FetchRequest:
+def _read_fetch(version: int, entity: Any) -> FetchRequest:
     topics = entity.topics
     good = len(topics) == 1 and len(topics[0].partitions) == 1 and topics[0].partitions[0].partition == 0
     if good and version >= FETCH_BY_ID:
@@ -229,7 +229,7 @@ def _take_fetch(version: int, entity: Any) -> FetchRequest:
     elif good:
         good = topics[0].topic == METADATA_TOPIC
     if not good:
-        raise WrongShape({"error_code": ErrorCode.INVALID_REQUEST, "responses": ()})
+        raise UnexpectedPartition({"error_code": ErrorCode.INVALID_REQUEST, "responses": ()})
     one = topics[0].partitions[0]
     high_watermark = request_field(one, "high_watermark", _NO_HIGH_WATERMARK)
     state = request_field(entity, "replica_state", None)
@@ -247,10 +247,10 @@ def _take_fetch(version: int, entity: Any) -> FetchRequest:
     )
 
 
-def _take_fetch_snapshot(version: int, entity: Any) -> FetchSnapshotRequest:
+def _read_fetch_snapshot(version: int, entity: Any) -> FetchSnapshotRequest:
     topics = entity.topics
     if len(topics) != 1 or len(topics[0].partitions) != 1:
-        raise WrongShape({"error_code": ErrorCode.INVALID_REQUEST, "topics": ()})
+        raise UnexpectedPartition({"error_code": ErrorCode.INVALID_REQUEST, "topics": ()})
     one = topics[0].partitions[0]
     asked = SnapshotId(one.snapshot_id.end_offset, one.snapshot_id.epoch)
     if topics[0].name != METADATA_TOPIC or one.partition != 0:
@@ -260,7 +260,7 @@ def _take_fetch_snapshot(version: int, entity: Any) -> FetchSnapshotRequest:
             "snapshot_id": asked._asdict(),
             "unaligned_records": b"",
         }
-        raise WrongShape({"topics": [{"name": topics[0].name, "partitions": [wrong]}]})
+        raise UnexpectedPartition({"topics": [{"name": topics[0].name, "partitions": [wrong]}]})
     return FetchSnapshotRequest(
         entity.cluster_id,
         entity.replica_id,
@@ -272,14 +272,14 @@ def _take_fetch_snapshot(version: int, entity: Any) -> FetchSnapshotRequest:
     )
 
 
-def _take_describe(version: int, entity: Any) -> DescribeQuorumRequest:
+def _read_describe(version: int, entity: Any) -> DescribeQuorumRequest:
     topics = entity.topics
     if len(topics) == 1 and topics[0].topic_name == METADATA_TOPIC:
         partitions = topics[0].partitions
         if len(partitions) == 1 and partitions[0].partition_index == 0:
             return DescribeQuorumRequest()
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    raise WrongShape(
+    raise UnexpectedPartition(
         {
             "topics": [
                 {
@@ -288,8 +288,8 @@ def _take_describe(version: int, entity: Any) -> DescribeQuorumRequest:
                         {
                             "partition_index": each.partition_index,
                             "error_code": unknown,
-                            "error_message": "Only the metadata partition has a quorum.",
-                            "leader_id": NOBODY,
+                            "error_message": "DescribeQuorum supports only the metadata partition.",
+                            "leader_id": NO_NODE,
                             "leader_epoch": -1,
                             "high_watermark": -1,
                         }
@@ -302,7 +302,7 @@ def _take_describe(version: int, entity: Any) -> DescribeQuorumRequest:
     )
 
 
-def _take_add(version: int, entity: Any) -> AddRaftVoterRequest:
+def _read_add(version: int, entity: Any) -> AddRaftVoterRequest:
     return AddRaftVoterRequest(
         entity.cluster_id,
         millis(entity.timeout),
@@ -313,11 +313,11 @@ def _take_add(version: int, entity: Any) -> AddRaftVoterRequest:
     )
 
 
-def _take_remove(version: int, entity: Any) -> RemoveRaftVoterRequest:
+def _read_remove(version: int, entity: Any) -> RemoveRaftVoterRequest:
     return RemoveRaftVoterRequest(entity.cluster_id, entity.voter_id, _uuid(entity.voter_directory_id))
 
 
-def _take_update(version: int, entity: Any) -> UpdateRaftVoterRequest:
+def _read_update(version: int, entity: Any) -> UpdateRaftVoterRequest:
     levels = entity.k_raft_version_feature
     return UpdateRaftVoterRequest(
         entity.cluster_id,
@@ -330,25 +330,25 @@ def _take_update(version: int, entity: Any) -> UpdateRaftVoterRequest:
 
 
 _REQUESTS: Final[Mapping[ApiKey, Callable[[int, Any], RequestMessage]]] = {
-    ApiKey.VOTE: _take_vote,
-    ApiKey.BEGIN_QUORUM_EPOCH: _take_begin,
-    ApiKey.END_QUORUM_EPOCH: _take_end,
-    ApiKey.FETCH: _take_fetch,
-    ApiKey.FETCH_SNAPSHOT: _take_fetch_snapshot,
-    ApiKey.DESCRIBE_QUORUM: _take_describe,
-    ApiKey.ADD_RAFT_VOTER: _take_add,
-    ApiKey.REMOVE_RAFT_VOTER: _take_remove,
-    ApiKey.UPDATE_RAFT_VOTER: _take_update,
+    ApiKey.VOTE: _read_vote,
+    ApiKey.BEGIN_QUORUM_EPOCH: _read_begin,
+    ApiKey.END_QUORUM_EPOCH: _read_end,
+    ApiKey.FETCH: _read_fetch,
+    ApiKey.FETCH_SNAPSHOT: _read_fetch_snapshot,
+    ApiKey.DESCRIBE_QUORUM: _read_describe,
+    ApiKey.ADD_RAFT_VOTER: _read_add,
+    ApiKey.REMOVE_RAFT_VOTER: _read_remove,
+    ApiKey.UPDATE_RAFT_VOTER: _read_update,
 }
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 
-def _asked(topics: Sequence[Any], name: str) -> Any:
+def _only_partition(topics: Sequence[Any], name: str) -> Any:
     good = len(topics) == 1 and getattr(topics[0], name) == METADATA_TOPIC and len(topics[0].partitions) == 1
     if not good or topics[0].partitions[0].partition_index != 0:
-        raise WrongShape({"error_code": ErrorCode.INVALID_REQUEST, "topics": ()})
+        raise UnexpectedPartition({"error_code": ErrorCode.INVALID_REQUEST, "topics": ()})
     return topics[0].partitions[0]
 
 

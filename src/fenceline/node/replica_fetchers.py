@@ -97,7 +97,7 @@ class ReplicaFetchers:
         if link.is_empty:
             del self._links[leader_id]
             link.close()
-            self.absent.came(leader_id)
+            self.absent.reconnected(leader_id)
 
     def check_connections(self) -> None:
         """Report closed connections to `absent` at once: their tasks notice some iterations of the event loop later,

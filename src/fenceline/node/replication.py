@@ -131,11 +131,11 @@ class Replication:
     def absent_now(self) -> Absent:
         """Brokers that are unavailable, for responses to clients."""
         self.fetchers.check_connections()
-        return self.absent.now()
+        return self.absent.current()
 
     def on_image(self, delta: Delta) -> None:
         """Apply a metadata change: addresses of brokers and throttles may have changed."""
-        self.absent.follow(self._broker.image, delta.changed_brokers)
+        self.absent.image_changed(self._broker.image, delta.changed_brokers)
         for node_id in delta.changed_brokers:
             self.fetchers.on_leader_address_changed(node_id)
         if delta.changed_brokers:
@@ -146,7 +146,7 @@ class Replication:
 
     def apply_image(self) -> None:
         """Apply the complete image, at start."""
-        self.absent.follow(self._broker.image, self._broker.image.brokers)
+        self.absent.image_changed(self._broker.image, self._broker.image.brokers)
         self._set_throttles(self._broker.image.configs)
 
     def _set_throttles(self, changed: Iterable[ConfigResource]) -> None:
@@ -343,7 +343,7 @@ class Replication:
     def storage_failed(self, replica: Replica, error: StorageError) -> None:
         """Appending or truncating as a follower failed. A full disk is logged once, not with every fetch."""
         if error.disk_full and replica.log.offline is None:
-            self._broker.storage_trouble.refused(
+            self._broker.storage_trouble.rejected(
                 replica.topic_partition, replica.log.log_end_offset, error, by_follower=True
             )
         else:

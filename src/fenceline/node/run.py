@@ -1,6 +1,6 @@
-"""A node as a process: event loop, signals, ready line.
+"""Runs a node as a process: event loop, signals, ready line.
 
-Owns nothing of the broker but its life. The first SIGTERM or SIGINT stops cleanly, a second one at once.
+Owns the start and stop of the process. The first SIGTERM or SIGINT stops it cleanly, a second one immediately.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fenceline.config.broker import SCHEDULING_POLICY
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
 from fenceline.node.logs import Logger
-from fenceline.node.scheduling import take_policy
+from fenceline.node.scheduling import set_policy
 
 log = Logger("node")
 
@@ -32,27 +32,29 @@ def settings_from_options(overrides: Sequence[str], data_dir: Path | None, liste
     for text in overrides:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
-            raise OperatorError(f"--override {text!r} has no value", "Write it as --override key=value.")
+            raise OperatorError(f"--override {text!r} has no value.", "The format is --override key=value.")
         settings[key.strip()] = value.strip()
     if data_dir is not None:
         settings["log.dirs"] = str(data_dir.absolute())
     if listen is not None:
         host, separator, port = listen.rpartition(":")
         if not separator or not port.isdigit() or int(port) > 65535:
-            raise OperatorError(f"--listen {listen!r} is not an address", "Write it as HOST:PORT, for example :9092.")
+            raise OperatorError(
+                f"--listen {listen!r} is not an address.", "The format is HOST:PORT, for example :9092."
+            )
         settings["listeners"] = f"PLAINTEXT://{host}:{port}"
     return settings
 
 
 def run_node(config_file: Path | None, overrides: Mapping[str, str]) -> int:
-    """Run a node until it is told to stop; the process's exit code. Raises OperatorError."""
+    """Run a node until it is stopped; returns the process's exit code. Raises OperatorError."""
     config = NodeConfig.load(config_file, overrides, os.environ)
     _raise_file_limit()
-    take_policy(config.text(SCHEDULING_POLICY))
+    set_policy(config.text(SCHEDULING_POLICY))
     for warning in config.warnings:
         log.warning("configuration", detail=warning)
     if inert := config.without_effect:
-        log.info("configuration", detail="taken, and without effect on this node", keys=", ".join(inert))
+        log.info("configuration", detail="keys without effect on this node", keys=", ".join(inert))
     try:
         import uvloop
     except ImportError:
@@ -62,13 +64,13 @@ def run_node(config_file: Path | None, overrides: Mapping[str, str]) -> int:
 
 
 def _report_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What nobody awaited or caught is our bug: one structured line with its traceback, and the node goes on."""
+    """An unhandled exception is our bug: log it with its traceback and continue."""
     error = context.get("exception")
     log.error("unhandled", detail=context.get("message", ""), exc_info=error)
 
 
 def _raise_file_limit() -> None:
-    """As many open files as may be had: every connection is one, and every partition in use has two."""
+    """Raise the limit of open files to its maximum: every connection needs one, and every partition in use two."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -99,12 +101,12 @@ async def _serve(config: NodeConfig) -> int:
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            # Without a majority of the controllers a start may take for ever.
+            # Without a majority of the controllers a start may never complete.
             starting.cancel()
             await asyncio.wait((starting,))
             return 0
         starting.result()
-        # What was imported and replayed stays for good: keep the collector from looking at it again and again.
+        # Imported modules and the replayed image are permanent: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
         print(node.ready_line, flush=True)

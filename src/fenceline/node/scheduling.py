@@ -1,6 +1,6 @@
-"""The kernel's scheduling policy of this process, and of the threads that it begins later.
+"""The kernel's scheduling policy of this process, and of threads started later.
 
-Owns that choice. Never touches a policy that somebody else gave the process, and never keeps a node from starting.
+Owns that choice. Never changes a policy that was set from outside, and never prevents a node from starting.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from fenceline.node.logs import Logger
 log = Logger("node")
 
 
-def take_policy(wanted: str | None) -> None:
-    """`batch`: where cores are short, who is woken does not take the core of who woke it; several requests are then
-    handled in one go. It asks for no privilege (`sched(7)`). `normal`, and systems without it: nothing changes.
+def set_policy(wanted: str | None) -> None:
+    """`batch`: if there are few cores, a woken process does not preempt the process that woke it, so several requests
+    are handled in one go. Needs no privilege (`sched(7)`). `normal`, and systems without it: no change.
     """
     if wanted != BATCH_POLICY or sys.platform != "linux":
         return
@@ -26,6 +26,6 @@ def take_policy(wanted: str | None) -> None:
     except OSError as error:
         log.info(
             "scheduling",
-            detail=f"the system does not give the policy {BATCH_POLICY}: {error.strerror}",
+            detail=f"could not set the scheduling policy {BATCH_POLICY}: {error.strerror}",
             key=SCHEDULING_POLICY,
         )

@@ -1,7 +1,7 @@
 """Downloads of metadata snapshots from the leader: one at a time, file work in a thread, in order.
 
-Owns the duties of the quorum that are about a download, and what was found in a file while it was looked through: the
-image that is loaded next. What comes of a download that was dropped meanwhile is told to nobody.
+Owns the quorum's download duties, and the content of a verified file: the image that is loaded next. Results of a
+download that was dropped meanwhile are not reported.
 
 Rules: snapshots.md N33-N36; gaps.md G24, G29.
 """
@@ -23,13 +23,13 @@ from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.quorum import Quorum
 
 Call = Callable[[Callable[[Quorum, int], list[Duty]]], None]
-"""Calls the quorum with the time."""
+"""Calls the quorum with the current time."""
 
 
 def read_image(disk: Disk, path: str, snapshot_id: SnapshotId) -> Replayed:
     """Image and voters of a snapshot file (blocks). Raises OperatorError."""
     replay = Replay()
-    replay.take_snapshot(snapshot_files.read_snapshot(disk, path, snapshot_id), snapshot_id, path)
+    replay.replay_snapshot(snapshot_files.read_snapshot(disk, path, snapshot_id), snapshot_id, path)
     return replay.finish(snapshot_id.end_offset - 1, snapshot_id.epoch)
 
 
@@ -45,21 +45,21 @@ class SnapshotDownloads:
         self._work: asyncio.Future[Any] | None = None
         self._found: tuple[SnapshotId, Replayed] | None = None
         self.whole_at_s = 0.0
-        """When, in time of the loop, the last piece of the newest file had come."""
+        """When the last piece of the newest file arrived, by the loop's clock."""
 
     def perform(self, duty: BeginDownload | WritePiece | VerifyAndFreeze | DropDownload) -> None:
-        """Raises nothing: what goes wrong is told to the quorum."""
+        """Never raises: failures are reported to the quorum."""
         snapshot_id, disk, directory = duty.snapshot_id, self._disk, self._log.directory
         match duty:
             case BeginDownload(_, source):
                 self._current = (snapshot_id, source)
-                self._do(
+                self._enqueue(
                     lambda: snapshot_files.begin_download(disk, directory, snapshot_id, source),
                     lambda position: self._call(lambda quorum, now: quorum.download_begun(now, snapshot_id, position)),
                 )
             case WritePiece(_, position, content) if self._current is not None:
                 source, end = self._current[1], position + len(content)
-                self._do(
+                self._enqueue(
                     lambda: snapshot_files.write_piece(disk, directory, snapshot_id, source, content),  # type: ignore[arg-type]
                     lambda _: self._call(lambda quorum, now: quorum.piece_written(now, snapshot_id, end)),
                 )
@@ -71,21 +71,23 @@ class SnapshotDownloads:
                     snapshot_files.finish_download(disk, directory, snapshot_id, source, size_bytes)
                     return read_image(disk, f"{directory}/{snapshot_id.file_name}", snapshot_id)
 
-                self._do(freeze, lambda replayed: self._frozen(snapshot_id, replayed))
+                self._enqueue(freeze, lambda replayed: self._frozen(snapshot_id, replayed))
             case DropDownload() if self._current is not None and self._current[0] == snapshot_id:
                 source = self._current[1]
                 self._current = None
-                self._do(lambda: snapshot_files.drop_download(disk, directory, snapshot_id, source), lambda _: None)
+                self._enqueue(
+                    lambda: snapshot_files.drop_download(disk, directory, snapshot_id, source), lambda _: None
+                )
             case _:
                 pass
 
-    def found(self, snapshot_id: SnapshotId) -> Replayed | None:
-        """What the file holds that was looked through last, where it was this one; once."""
+    def verified_content(self, snapshot_id: SnapshotId) -> Replayed | None:
+        """The content of the last verified file, if it is this snapshot; returned once."""
         found, self._found = self._found, None
         return found[1] if found is not None and found[0] == snapshot_id else None
 
     async def finish(self) -> None:
-        """Wait for the file work that is under way."""
+        """Wait for file work in progress."""
         self._current = None
         while self._work is not None:
             await asyncio.wait([self._work])
@@ -97,8 +99,8 @@ class SnapshotDownloads:
             self._log.snapshot_written(snapshot_id)
         self._call(lambda quorum, now: quorum.snapshot_frozen(now, snapshot_id))
 
-    def _do(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """One after the other: the file of one download is not touched by two threads."""
+    def _enqueue(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Serialized: no two threads use the file of a download."""
         before, current = self._work, self._current
 
         def ended(done: asyncio.Future[Any]) -> None:

@@ -1,14 +1,14 @@
-"""Files of metadata snapshots: their names, reading them with every check, writing, freezing and removing them.
+"""Files of metadata snapshots: names, verified reading, writing, freezing and deletion.
 
-Owns the rule that nothing is loaded that is not whole: a header first, a footer last, every CRC, offsets without a gap,
-the epoch of the name in every batch (gaps.md G24). Knows nothing of what the records mean. All of it blocks: it is for
-threads, for the start of a node, and for commands that look into directories.
+Owns the rule that only complete files are loaded: header first, footer last, every CRC, contiguous offsets, the epoch
+of the name in every batch (gaps.md G24). Does not interpret records. All functions block: they are for threads, for the
+start of a node, and for commands that read directories.
 
-A file comes to be under a name that ends in `.part`, is made durable, and is renamed: what bears a snapshot's own name
-is whole, unless the disk has damaged it since. Such a file is set aside under a name that ends in `.damaged`, which
-neither Kafka nor Fenceline reads. Frozen files never change (N5): nobody opens one for writing; Kafka takes the write
-permission away as well, which means nothing to a program that runs as their owner. Names in the making have no random
-part as Kafka's have (N3): there is one writer of a snapshot, and a download names its source instead.
+A file is written under a name that ends in `.part`, made durable, and renamed: a file with a snapshot's own name is
+complete, unless the disk has damaged it since. A damaged file is set aside under a name that ends in `.damaged`, which
+neither Kafka nor Fenceline reads. Frozen files never change (N5) and are never opened for writing; Kafka also removes
+the write permission, which has no effect on a process that runs as their owner. Unlike Kafka's, partial names have no
+random part (N3): a snapshot has one writer, and the name of a download contains its source.
 
 Rules: snapshots.md N1-N9, N16, N21, N33, N43, N46; gaps.md G24, G26, G29.
 """
@@ -52,7 +52,7 @@ _DOWNLOAD: Final = re.compile(r"(\d{20})-(\d{10})-from-(-?\d+)\.checkpoint\.part
 _LEFTOVER: Final = re.compile(r".*\.checkpoint(\.part|\.deleted)")
 _READ_BYTES: Final = 1 << 20
 _MAX_BATCH_BYTES: Final = 64 << 20
-"""Kafka writes at most 8 MiB (N6); a length beyond this is damage."""
+"""Kafka writes at most 8 MiB (N6); a length above this limit is damage."""
 
 
 class SnapshotDamaged(OperatorError):
@@ -61,8 +61,8 @@ class SnapshotDamaged(OperatorError):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(
             f"The metadata snapshot {path} is damaged: {reason}",
-            "Restore the file from a backup, or move it away if the log reaches back to an older snapshot or to"
-            " offset 0, or if other voters of this cluster have their metadata.",
+            "Restore the file from a backup, or move it away if the log starts at an older snapshot or at offset 0, or"
+            " if other voters of this cluster have the metadata.",
         )
         self.path = path
         self.reason = reason
@@ -70,12 +70,12 @@ class SnapshotDamaged(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotContents:
-    """What a whole snapshot file says of itself. Times in ms."""
+    """Header and counts of a complete snapshot file. Times in ms."""
 
     size_bytes: int
     batch_count: int
     record_count: int
-    """Metadata records; control records are not counted."""
+    """Number of metadata records, without control records."""
     last_contained_log_timestamp: int
     kraft_version: int
     voters: tuple[Voter, ...]
@@ -85,13 +85,14 @@ class SnapshotContents:
 
 
 def snapshot_of(name: str) -> SnapshotId | None:
-    """The id that a frozen snapshot's file name says; None for any other name (N2)."""
+    """The id in a frozen snapshot's file name; None for any other name (N2)."""
     found = frozen_snapshot(name)
     return None if found is None else SnapshotId(*found)
 
 
 def download_name(snapshot_id: SnapshotId, source: int) -> str:
-    """The partial file of a download: it names the source, because only that node has these very bytes (G29)."""
+    """The partial file of a download: its name contains the source, because only that node has exactly these bytes
+    (G29)."""
     return f"{snapshot_id.end_offset:020d}-{snapshot_id.epoch:010d}-from-{source}.checkpoint{PART_SUFFIX}"
 
 
@@ -102,14 +103,14 @@ def find_snapshots(disk: Disk, directory: str) -> list[SnapshotId]:
 
 
 def age(snapshot: SnapshotId) -> tuple[int, int]:
-    """Ascending from the oldest (N1)."""
+    """Sort key, oldest first (N1)."""
     return snapshot.epoch, snapshot.end_offset
 
 
 def remove_leftovers(disk: Disk, directory: str) -> None:
-    """What a crash has left (N43): files in the making, and those that were marked for deletion.
+    """Delete files left by a crash (N43): partial ones, and those marked for deletion.
 
-    A download that can go on stays: the newest one, if it is newer than every snapshot. Raises OSError.
+    A download that can be resumed stays: the newest one, if it is newer than every snapshot. Raises OSError.
     """
     names = disk.listdir(directory)
     newest = max((age(each) for name in names if (each := snapshot_of(name)) is not None), default=(-1, -1))
@@ -124,14 +125,14 @@ def remove_leftovers(disk: Disk, directory: str) -> None:
 
 
 def read_snapshot(disk: Disk, path: str, snapshot_id: SnapshotId | None) -> Iterator[tuple[memoryview, BatchHeader]]:
-    """Every batch of a snapshot file, checked before it is handed out: (bytes, header in them), read part by part.
+    """Every batch of a snapshot file, verified before it is returned: (bytes, parsed header), read in parts.
 
-    Without an id (Kafka's `bootstrap.checkpoint`) the epoch is not compared. Raises SnapshotDamaged as soon as
-    something does not fit, at the latest in place of the end where there is no footer; OSError.
+    Without an id (Kafka's `bootstrap.checkpoint`) the epoch is not checked. Raises SnapshotDamaged at the first
+    mismatch, or at the end if there is no footer; OSError.
     """
     state = _Checks(path, snapshot_id)
     for records, header in _batches(disk, path):
-        state.take(records, header)
+        state.check(records, header)
         yield records, header
     state.finish()
 
@@ -139,10 +140,10 @@ def read_snapshot(disk: Disk, path: str, snapshot_id: SnapshotId | None) -> Iter
 def verify_snapshot(
     disk: Disk, path: str, snapshot_id: SnapshotId | None, size_bytes: int | None = None
 ) -> SnapshotContents:
-    """Read the whole file (G24). Raises SnapshotDamaged, also where its size is not `size_bytes`; OSError."""
+    """Verify the complete file (G24). Raises SnapshotDamaged, also if its size is not `size_bytes`; OSError."""
     state = _Checks(path, snapshot_id)
     for records, header in _batches(disk, path):
-        state.take(records, header)
+        state.check(records, header)
         if not header.is_control:
             _decoded(path, records, header)
     state.finish()
@@ -152,7 +153,7 @@ def verify_snapshot(
 
 
 def timestamp_of(disk: Disk, path: str) -> int | None:
-    """`last_contained_log_timestamp` of the header, ms; None where the file does not begin with one. Raises OSError."""
+    """`last_contained_log_timestamp` of the header, ms; None if the file does not start with one. Raises OSError."""
     try:
         for records, header in _batches(disk, path):
             first = _controls(path, records, header)[0] if header.is_control else None
@@ -163,7 +164,7 @@ def timestamp_of(disk: Disk, path: str) -> int | None:
 
 
 def voters_of_damaged(disk: Disk, path: str) -> tuple[Voter, ...]:
-    """Who votes by the first batch of a file, as far as that can be read. Raises OSError."""
+    """The voters in the first batch of a file, as far as readable. Raises OSError."""
     voters: tuple[Voter, ...] = ()
     with contextlib.suppress(SnapshotDamaged):
         for records, header in _batches(disk, path):
@@ -175,11 +176,11 @@ def voters_of_damaged(disk: Disk, path: str) -> tuple[Voter, ...]:
 
 
 def _batches(disk: Disk, path: str) -> Iterator[tuple[memoryview, BatchHeader]]:
-    """Whole batches with a good CRC. Raises SnapshotDamaged, also for a vanished file."""
+    """Complete batches with a valid CRC. Raises SnapshotDamaged, also if the file does not exist."""
     try:
         fd = disk.open_read(path)
     except FileNotFoundError:
-        raise SnapshotDamaged(path, "it has vanished") from None
+        raise SnapshotDamaged(path, "the file no longer exists") from None
     try:
         position = 0
         rest = b""
@@ -193,7 +194,7 @@ def _batches(disk: Disk, path: str) -> Iterator[tuple[memoryview, BatchHeader]]:
                 end = header.end_position
             rest = bytes(records[end:])
             if len(rest) > _MAX_BATCH_BYTES:
-                raise SnapshotDamaged(path, f"a batch of more than {_MAX_BATCH_BYTES} bytes")
+                raise SnapshotDamaged(path, f"it has a batch of more than {_MAX_BATCH_BYTES} bytes")
         if rest:
             raise SnapshotDamaged(path, f"it ends in the middle of a batch, at {position} bytes")
     except PeerError as error:
@@ -203,7 +204,7 @@ def _batches(disk: Disk, path: str) -> Iterator[tuple[memoryview, BatchHeader]]:
 
 
 class _Checks:
-    """What must hold from batch to batch."""
+    """Checks across batches."""
 
     def __init__(self, path: str, snapshot_id: SnapshotId | None) -> None:
         self._path = path
@@ -217,26 +218,26 @@ class _Checks:
         self._voters: tuple[Voter, ...] = ()
         self.size_bytes = 0
 
-    def take(self, records: memoryview, header: BatchHeader) -> None:
+    def check(self, records: memoryview, header: BatchHeader) -> None:
         if self._has_footer:
-            raise SnapshotDamaged(self._path, "something follows its footer")
+            raise SnapshotDamaged(self._path, "it has records after its footer")
         if header.base_offset != self._next_offset:
             raise SnapshotDamaged(self._path, f"offset {header.base_offset} follows {self._next_offset - 1}")
         if self._epoch is not None and header.leader_epoch != self._epoch:
-            raise SnapshotDamaged(self._path, f"it was written as a snapshot of epoch {header.leader_epoch}")
+            raise SnapshotDamaged(self._path, f"it belongs to a snapshot of epoch {header.leader_epoch}")
         if header.is_control:
-            self._take_control(_controls(self._path, records, header))
+            self._check_control(_controls(self._path, records, header))
         elif self._header is None:
-            raise SnapshotDamaged(self._path, "it does not begin with a header")
+            raise SnapshotDamaged(self._path, "it does not start with a header")
         else:
             self._record_count += header.record_count
         self._next_offset = header.next_offset
         self._batch_count += 1
         self.size_bytes += header.size_bytes
 
-    def _take_control(self, controls: list[ControlRecord | None]) -> None:
+    def _check_control(self, controls: list[ControlRecord | None]) -> None:
         if self._header is None and not isinstance(controls[0], SnapshotHeader):
-            raise SnapshotDamaged(self._path, "it does not begin with a header")
+            raise SnapshotDamaged(self._path, "it does not start with a header")
         for control in controls:
             match control:
                 case SnapshotHeader():
@@ -257,7 +258,7 @@ class _Checks:
             raise SnapshotDamaged(self._path, "it has no footer" if self._batch_count else "it is empty")
 
     def contents(self) -> SnapshotContents:
-        assert self._header is not None, "a footer comes after a header"
+        assert self._header is not None, "a footer follows a header"
         return SnapshotContents(
             self.size_bytes,
             self._batch_count,
@@ -269,7 +270,7 @@ class _Checks:
 
 
 def _controls(path: str, records: memoryview, header: BatchHeader) -> list[ControlRecord | None]:
-    """Of one control batch, at least one; None for a kind that is not known."""
+    """The records of one control batch, at least one; None for an unknown type."""
     try:
         found = [decode_control(one.key, one.value) for one in _decoded(path, records, header)]
     except MalformedRequest as error:
@@ -288,9 +289,9 @@ def _decoded(path: str, records: memoryview, header: BatchHeader) -> list[Record
 
 
 def write_snapshot(disk: Disk, path: str, batches: Iterable[Buffer]) -> int:
-    """N16: the whole file under another name, durable, then renamed; its size in bytes.
+    """N16: write the file under a partial name, flush it, rename it; returns its size in bytes.
 
-    Raises OSError with nothing left of it.
+    Raises OSError and leaves no partial file.
     """
     part = path + PART_SUFFIX
     _unlink(disk, part)
@@ -313,13 +314,13 @@ def write_snapshot(disk: Disk, path: str, batches: Iterable[Buffer]) -> int:
 
 
 def freeze_snapshot(disk: Disk, part: str, path: str) -> None:
-    """Give a durable file its name for good. Raises OSError."""
+    """Rename a durable file to its final name. Raises OSError."""
     disk.rename(part, path)
     disk.fsync_dir(path.rsplit("/", 1)[0])
 
 
 def set_aside(disk: Disk, path: str) -> str:
-    """Keep a damaged file where nobody reads it; its new path. Raises OSError."""
+    """Rename a damaged file so that it is no longer read; returns its new path. Raises OSError."""
     kept = path + DAMAGED_SUFFIX
     disk.rename(path, kept)
     disk.fsync_dir(path.rsplit("/", 1)[0])
@@ -327,7 +328,7 @@ def set_aside(disk: Disk, path: str) -> str:
 
 
 def mark_deleted(disk: Disk, path: str) -> str:
-    """N21, first half: its name is gone at once, those who have it open read on; the path to unlink. Raises OSError."""
+    """N21, first half: rename the file at once, open readers can finish; returns the path to unlink. Raises OSError."""
     marked = path + DELETED_SUFFIX
     with contextlib.suppress(FileNotFoundError):
         disk.rename(path, marked)
@@ -335,7 +336,7 @@ def mark_deleted(disk: Disk, path: str) -> str:
 
 
 def unlink_marked(disk: Disk, path: str) -> None:
-    """N21, second half. Raises OSError; a file that is gone already is fine."""
+    """N21, second half. Raises OSError; a missing file is fine."""
     _unlink(disk, path)
 
 
@@ -348,9 +349,9 @@ def _unlink(disk: Disk, path: str) -> None:
 
 
 def begin_download(disk: Disk, directory: str, snapshot_id: SnapshotId, source: int) -> int:
-    """Open or go on with the partial file; where to go on, in bytes. Other downloads are deleted. Raises OSError.
+    """Create or resume the partial file; returns the position to resume at. Deletes other downloads. Raises OSError.
 
-    What a crash has torn is cut off: the file is kept up to its last whole batch.
+    After a crash the file is truncated to its last complete batch.
     """
     name = download_name(snapshot_id, source)
     for other in disk.listdir(directory):
@@ -362,7 +363,7 @@ def begin_download(disk: Disk, directory: str, snapshot_id: SnapshotId, source: 
         state = _Checks(path, snapshot_id)
         with contextlib.suppress(SnapshotDamaged):
             for records, header in _batches(disk, path):
-                state.take(records, header)
+                state.check(records, header)
         whole_bytes = state.size_bytes
     fd = disk.open_append(path)
     try:
@@ -384,7 +385,7 @@ def write_piece(disk: Disk, directory: str, snapshot_id: SnapshotId, source: int
 def finish_download(
     disk: Disk, directory: str, snapshot_id: SnapshotId, source: int, size_bytes: int
 ) -> SnapshotContents:
-    """G24: look at every byte, make it durable, give it its name. Raises SnapshotDamaged, OSError."""
+    """G24: verify the file, flush it, rename it. Raises SnapshotDamaged, OSError."""
     part = f"{directory}/{download_name(snapshot_id, source)}"
     contents = verify_snapshot(disk, part, snapshot_id, size_bytes)
     fd = disk.open_append(part)
@@ -397,5 +398,5 @@ def finish_download(
 
 
 def drop_download(disk: Disk, directory: str, snapshot_id: SnapshotId, source: int) -> None:
-    """Raises OSError; a file that is gone already is fine."""
+    """Raises OSError; a missing file is fine."""
     _unlink(disk, f"{directory}/{download_name(snapshot_id, source)}")

@@ -1,8 +1,8 @@
-"""What disks refuse, told to the operator once and not once a request.
+"""Log lines for disk errors, once for each partition instead of once for each request.
 
-Owns the log lines about partitions whose appends or reads fail for the disk's sake: one when the trouble begins, one a
-minute while it lasts with the number of refusals, one when records are taken again. Decides nothing: the peer was
-answered with KAFKA_STORAGE_ERROR already, and the log is consistent (`fenceline.log.errors`).
+Owns the log lines about partitions whose appends or reads fail because of the disk: one when the errors start, one a
+minute while they last with their number, one when records are accepted again. Decides nothing: the peer has already
+received KAFKA_STORAGE_ERROR, and the log is consistent (`fenceline.log.errors`).
 """
 
 from __future__ import annotations
@@ -24,81 +24,81 @@ log = Logger("storage")
 
 _REPEAT_MS: Final = 60_000
 _FULL_ADVICE: Final = (
-    "Make room: delete topics or records, lower retention, or enlarge the disk. Producers keep trying, consumers are"
+    "Free disk space: delete topics or records, lower retention, or enlarge the disk. Producers retry, consumers are"
     " served, no restart is needed."
 )
 _FULL_FOLLOWER_ADVICE: Final = (
-    "Make room: delete topics or records, lower retention, or enlarge the disk. This replica falls behind, and is"
-    " out of the in-sync set until it has caught up, which it does by itself: no restart is needed."
+    "Free disk space: delete topics or records, lower retention, or enlarge the disk. This replica lags behind and is"
+    " out of the ISR until it has caught up, which happens automatically: no restart is needed."
 )
 _FULL_METADATA_ADVICE: Final = (
-    "Make room on the disk of the metadata log. A node that is the only controller goes on, and until then topics,"
-    " configs and brokers can not be changed. One of several gives way to the others, and takes part again as soon as"
-    " there is room. No restart is needed."
+    "Free space on the disk of the metadata log. Until then topics, configs and brokers cannot be changed if this is"
+    " the only controller. One of several controllers leaves the work to the others, and takes part again once there is"
+    " space. No restart is needed."
 )
 _NO_DESCRIPTORS_ADVICE: Final = (
-    "The process has no file descriptors left: raise its limit (ulimit -n), or lower max.connections. No restart is"
+    "The process has no free file descriptors: raise its limit (ulimit -n), or lower max.connections. No restart is"
     " needed."
 )
 _OTHER_ADVICE: Final = "Check the disk (dmesg, smartctl) and the permissions of the data directory."
 
 
 @dataclass(slots=True)
-class _Refusals:
-    """What was refused since the operator was last told."""
+class _Rejections:
+    """Rejections since the last log line."""
 
     count: int
     log_end_offset: int
-    told_at_ms: int
+    logged_at_ms: int
 
 
 class StorageTrouble:
-    """Partitions that could not be written lately."""
+    """Partitions with recent write errors."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.heard: Callable[[TopicPartition, StorageError], None] = lambda *_: None
-        """Hears of each refusal."""
-        self._refusals: dict[TopicPartition, _Refusals] = {}
+        self.on_rejected: Callable[[TopicPartition, StorageError], None] = lambda *_: None
+        """Called for each rejection."""
+        self._rejections: dict[TopicPartition, _Rejections] = {}
         self.on_full: Callable[[TopicPartition], None] = lambda topic_partition: None
-        """Called with every refusal of a disk that is full: there may be something that can go."""
+        """Called for each rejection by a full disk: there may be files to delete."""
 
     def __len__(self) -> int:
-        return len(self._refusals)
+        return len(self._rejections)
 
-    def refused(
+    def rejected(
         self, topic_partition: TopicPartition, log_end_offset: int, error: StorageError, *, by_follower: bool = False
     ) -> None:
-        """An append failed: the records were refused, or will be fetched again from the leader."""
-        self.heard(topic_partition, error)
+        """An append failed: the records were rejected, or will be fetched again from the leader."""
+        self.on_rejected(topic_partition, error)
         if error.disk_full:
             self.on_full(topic_partition)
         now_ms = self._clock.monotonic_ms()
-        known = self._refusals.get(topic_partition)
+        known = self._rejections.get(topic_partition)
         if known is None:
-            self._refusals[topic_partition] = _Refusals(1, log_end_offset, now_ms)
-            self._tell(topic_partition, 1, error, by_follower=by_follower)
+            self._rejections[topic_partition] = _Rejections(1, log_end_offset, now_ms)
+            self._log(topic_partition, 1, error, by_follower=by_follower)
             return
         known.count += 1
         known.log_end_offset = log_end_offset
-        if now_ms - known.told_at_ms >= _REPEAT_MS:
-            known.told_at_ms = now_ms
-            self._tell(topic_partition, known.count, error, by_follower=by_follower)
+        if now_ms - known.logged_at_ms >= _REPEAT_MS:
+            known.logged_at_ms = now_ms
+            self._log(topic_partition, known.count, error, by_follower=by_follower)
 
-    def look(self, log_end_offset: Callable[[TopicPartition], int | None]) -> None:
-        """Say which partitions have taken records again; `log_end_offset` is None for one that is gone."""
-        for topic_partition, refusals in list(self._refusals.items()):
+    def log_recovered(self, log_end_offset: Callable[[TopicPartition], int | None]) -> None:
+        """Log the partitions that accept records again; `log_end_offset` returns None for a removed one."""
+        for topic_partition, rejections in list(self._rejections.items()):
             end = log_end_offset(topic_partition)
             if end is None:
-                del self._refusals[topic_partition]
-            elif end > refusals.log_end_offset:
-                del self._refusals[topic_partition]
-                log.warning("records are taken again", partition=str(topic_partition), refused=refusals.count)
+                del self._rejections[topic_partition]
+            elif end > rejections.log_end_offset:
+                del self._rejections[topic_partition]
+                log.warning("records accepted again", partition=str(topic_partition), refused=rejections.count)
 
     @staticmethod
-    def _tell(topic_partition: TopicPartition, count: int, error: StorageError, *, by_follower: bool) -> None:
+    def _log(topic_partition: TopicPartition, count: int, error: StorageError, *, by_follower: bool) -> None:
         log.error(
-            "records refused",
+            "records rejected",
             partition=str(topic_partition),
             reason=error.message,
             refused=count,

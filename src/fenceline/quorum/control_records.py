@@ -1,6 +1,6 @@
-"""Control records: what the quorum itself writes into the metadata log and its snapshots.
+"""Control records: the quorum's own records in the metadata log and its snapshots.
 
-Owns their encoded form: key = int16 version 0, int16 type; values flexible, beginning with their own version.
+Owns their encoding: key = int16 version 0, int16 type; flexible values that start with their own version.
 
 Rules: raft.md Q38; snapshots.md N7, N8; since_4_0.md K17 (LEADER_CHANGE is written as version 0).
 """
@@ -48,7 +48,7 @@ class LeaderChange:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """First record of a snapshot. `last_contained_log_timestamp`: append time in ms of the last batch it stands for."""
+    """First record of a snapshot. `last_contained_log_timestamp`: append time in ms of the last batch it contains."""
 
     version: int = kafka("int16", versions="0+", default=0)
     last_contained_log_timestamp: int = kafka("int64", versions="0+", default=0)
@@ -56,7 +56,7 @@ class SnapshotHeader:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFooter:
-    """Last record of a snapshot: it is whole."""
+    """Last record of a snapshot: marks it as complete."""
 
     version: int = kafka("int16", versions="0+", default=0)
 
@@ -71,7 +71,7 @@ class KRaftVersion:
 
 @dataclass(frozen=True, slots=True)
 class VoterEndpoint:
-    """Where a voter listens."""
+    """An endpoint of a voter."""
 
     name: str = kafka("string", versions="0+", default="")
     host: str = kafka("string", versions="0+", default="")
@@ -100,7 +100,7 @@ class Voter:
 
 @dataclass(frozen=True, slots=True)
 class KRaftVoters:
-    """The whole voter set from here on."""
+    """The complete voter set from here on."""
 
     version: int = kafka("int16", versions="0+", default=0)
     voters: tuple[Voter, ...] = kafka("[]Voter", versions="0+", default=())
@@ -123,7 +123,7 @@ _CODECS: Final[dict[type[Any], MessageCodec[Any]]] = {}
 
 
 def _codec_of(record: type[Any]) -> MessageCodec[Any]:
-    """Made at its first use."""
+    """Created at first use."""
     found = _CODECS.get(record)
     if found is None:
         found = _CODECS[record] = codec(record, versions=(0, 0), flexible="0+")
@@ -136,7 +136,7 @@ def encode_control(record: ControlRecord) -> tuple[bytes, bytes]:
 
 
 def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord | None:
-    """The record, or None for a type that is not the quorum's or not known: such are skipped (Q38)."""
+    """The record, or None for a type that is unknown or not the quorum's: these are skipped (Q38)."""
     if key is None or value is None or len(key) < _KEY.size:
         return None
     found = _CLASSES.get(_KEY.unpack_from(key)[1])

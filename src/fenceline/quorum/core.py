@@ -1,10 +1,10 @@
-"""What all parts of the quorum share: the role and its funnel, timers of elections, the voters, the high watermark.
+"""State shared by the parts of the quorum: the role, election timers, the voters and the high watermark.
 
-Owns every change of role (`become`), so that what must be durable is ordered before anything else (Q2), and every
-advance of the high watermark. The parts add duties to `duties`; nobody takes one back.
+Owns every change of role (`become`), so that durable state is ordered before anything else (Q2), and every advance of
+the high watermark. The parts append to `duties` and never remove from it.
 
-Rules: raft.md Q2-Q4, Q7-Q9, Q13-Q15, Q39, Q40; since_4_0.md K7, K10; gaps.md G24, G36, G38 (the high watermark here is
-the one source: the log's own follows by a duty).
+Rules: raft.md Q2-Q4, Q7-Q9, Q13-Q15, Q39, Q40; since_4_0.md K7, K10; gaps.md G24, G36, G38 (this high watermark is the
+single source; the log's own is updated by a duty).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.ids import ZERO_UUID
 from fenceline.quorum.control_records import Voter, VoterEndpoint
-from fenceline.quorum.duties import AdvanceHighWatermark, Duty, Level, Log, Peer, PersistElection
+from fenceline.quorum.duties import AdvanceHighWatermark, Duty, Level, LogLine, Peer, PersistElection
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import NOTHING, LogView
-from fenceline.quorum.messages import NOBODY, NodeEndpoint, ReplicaKey, RequestMessage
+from fenceline.quorum.log_view import NO_PROMISED_END, LogView
+from fenceline.quorum.messages import NO_NODE, NodeEndpoint, ReplicaKey, RequestMessage
 from fenceline.quorum.outbox import Outbox
 from fenceline.quorum.roles import (
     Candidate,
@@ -48,27 +48,27 @@ class Core:
         self.role: Role = Unattached(0)
         self.persisted = ElectionState()
         self.timeout_at_ms: int | None = None
-        """When the role ends by itself: election timeout, or a follower's fetch timeout. None: never."""
+        """When the role times out: election timeout, or fetch timeout of a follower. None: never."""
         self.high_watermark: int | None = None
         self.log_is_changing = False
-        """An append, a cut or a snapshot was ordered here as a follower, and is not reported yet."""
+        """An append, a truncation or a snapshot load was ordered as a follower and is not reported yet."""
         self.outbox = Outbox(settings.request_timeout_ms, settings.retry_backoff_ms, rng)
-        self.learned: NodeEndpoint | None = None
-        """The leader's address as somebody has told it."""
+        self.learned_endpoint: NodeEndpoint | None = None
+        """The leader's address as named by a peer."""
         self.role_changed: Callable[[Role, Role], None] = lambda old, new: None
         self._voters_seen: object = self
         self._voter_set = VoterSet()
         self._others: list[Voter] = []
         self._is_voter = False
 
-    # -- who ---------------------------------------------------------------------------------------------------------
+    # -- identity ----------------------------------------------------------------------------------------------------
 
     @property
-    def me(self) -> int:
+    def local_id(self) -> int:
         return self.local.voter_id
 
     @property
-    def key(self) -> ReplicaKey:
+    def local_key(self) -> ReplicaKey:
         return ReplicaKey(self.local.voter_id, self.local.voter_directory_id)
 
     @property
@@ -81,7 +81,7 @@ class Core:
 
     @property
     def voters(self) -> VoterSet:
-        """The set in force (Q40), else the static one (Q39)."""
+        """The voter set in force (Q40), or else the static one (Q39)."""
         newest = self.log.voters
         if newest is not self._voters_seen:
             self._voters_seen = newest
@@ -89,8 +89,8 @@ class Core:
                 self._voter_set = VoterSet(self.settings.static_voters)
             else:
                 self._voter_set = VoterSet(newest.voters, newest.kraft_version, newest.offset)
-            self._others = [voter for voter in self._voter_set.voters if voter.voter_id != self.me]
-            self._is_voter = self._voter_set.has(self.key)
+            self._others = [voter for voter in self._voter_set.voters if voter.voter_id != self.local_id]
+            self._is_voter = self._voter_set.has(self.local_key)
         return self._voter_set
 
     @property
@@ -98,10 +98,11 @@ class Core:
         return bool(self.voters) and self._is_voter
 
     @property
-    def may_stand(self) -> bool:
-        """A voter, or one whose removal may never be committed: without it, those who must commit that might not be
-        able to (its log may be the longest). Never one that lacks what it has acknowledged (G24)."""
-        if self.log.promised != NOTHING:
+    def is_electable(self) -> bool:
+        """Whether this node may be elected: it is a voter, or its removal is not committed yet. In that case the others
+        may be unable to commit the removal without it, since its log may be the longest. Never true while the node
+        lacks records it has acknowledged (G24)."""
+        if self.log.promised != NO_PROMISED_END:
             return False
         if self.is_voter:
             return True
@@ -109,21 +110,21 @@ class Core:
         if newest.offset < (self.high_watermark or 0):
             return False
         before = self.log.voters_before(newest.offset)
-        return before is not None and VoterSet(before.voters, before.kraft_version).has(self.key)
+        return before is not None and VoterSet(before.voters, before.kraft_version).has(self.local_key)
 
     @property
     def is_only_voter(self) -> bool:
-        """Never one that lacks what it has acknowledged: others may have been added there (G24)."""
-        return len(self.voters) == 1 and self.is_voter and self.log.promised == NOTHING
+        """False while the node lacks records it has acknowledged: these may have added other voters (G24)."""
+        return len(self.voters) == 1 and self.is_voter and self.log.promised == NO_PROMISED_END
 
     def others(self) -> list[Voter]:
-        """The other voters, ascending by id. Not to be changed."""
+        """The other voters in ascending order of id. Callers must not modify the list."""
         return self._others if self.voters else []
 
     def is_local_key(self, voter_id: int, directory_id: object) -> bool:
-        """Whether a request names this node as its receiver; older versions name nobody (Q16, Q21)."""
-        return voter_id == NOBODY or (
-            voter_id == self.me and directory_id in (ZERO_UUID, self.local.voter_directory_id)
+        """Whether a request names this node as its receiver; older versions name no receiver (Q16, Q21)."""
+        return voter_id == NO_NODE or (
+            voter_id == self.local_id and directory_id in (ZERO_UUID, self.local.voter_directory_id)
         )
 
     def peer(self, voter: Voter) -> Peer | None:
@@ -131,7 +132,7 @@ class Core:
         return None if endpoint is None else Peer(voter.voter_id, endpoint.host, endpoint.port)
 
     def endpoint_of(self, endpoints: tuple[VoterEndpoint, ...]) -> VoterEndpoint | None:
-        """The one on the listener of the quorum, else the first."""
+        """The endpoint of the quorum's listener, or else the first one."""
         wanted = self.settings.listener
         for endpoint in endpoints:
             if endpoint.name.upper() == wanted.upper():
@@ -139,40 +140,40 @@ class Core:
         return endpoints[0] if endpoints else None
 
     def default_endpoint(self, endpoints: tuple[VoterEndpoint, ...]) -> VoterEndpoint | None:
-        """The one on the listener of the quorum, which every voter must have: Kafka's voters end where a set names one
-        without it (Q41, Q43)."""
+        """The endpoint of the quorum's listener, which every voter must have: Kafka's voters stop when a voter set
+        lacks it (Q41, Q43)."""
         endpoint, wanted = self.endpoint_of(endpoints), self.settings.listener
         return None if endpoint is None or (wanted and endpoint.name.upper() != wanted.upper()) else endpoint
 
     def leader_peer(self) -> Peer | None:
-        """Where the leader listens, as far as known: what it or others said, else what the voter set says."""
+        """The leader's address if known: as named by the leader or a peer, or else as in the voter set."""
         leader = self.leader_id
-        if leader in (NOBODY, self.me):
+        if leader in (NO_NODE, self.local_id):
             return None
-        if self.learned is not None and self.learned.node_id == leader:
-            return Peer(*self.learned)
+        if self.learned_endpoint is not None and self.learned_endpoint.node_id == leader:
+            return Peer(*self.learned_endpoint)
         voter = self.voters.of(leader)
         return None if voter is None else self.peer(voter)
 
     def leader_endpoints(self) -> tuple[NodeEndpoint, ...]:
-        """For answers, which name the leader."""
-        if self.leader_id == self.me:
+        """The leader's endpoint, for responses."""
+        if self.leader_id == self.local_id:
             endpoint = self.endpoint_of(self.local.endpoints)
-            return () if endpoint is None else (NodeEndpoint(self.me, endpoint.host, endpoint.port),)
+            return () if endpoint is None else (NodeEndpoint(self.local_id, endpoint.host, endpoint.port),)
         peer = self.leader_peer()
         return () if peer is None else (NodeEndpoint(peer.node_id, peer.host, peer.port),)
 
     # -- roles -------------------------------------------------------------------------------------------------------
 
     def become(self, role: Role) -> None:
-        """Every change of role. What must be durable of it is the first duty (Q2)."""
+        """Change the role. Persisting its durable state is the first duty (Q2)."""
         old = self.role
         check_transition(old, role)
         self.role = role
         self.persist()
         self.outbox.clear()
-        if self.learned is not None and self.learned.node_id != self.leader_id:
-            self.learned = None
+        if self.learned_endpoint is not None and self.learned_endpoint.node_id != self.leader_id:
+            self.learned_endpoint = None
         self.role_changed(old, role)
 
     def persist(self) -> None:
@@ -181,100 +182,102 @@ class Core:
             self.persisted = state
             self.duties.append(PersistElection(state))
 
-    def become_unattached(self, epoch: int, leader_id: int = NOBODY) -> None:
-        """Q3: somebody is in a higher epoch, or nothing is left to follow in this one."""
+    def become_unattached(self, epoch: int, leader_id: int = NO_NODE) -> None:
+        """Q3: a peer is in a higher epoch, or there is no leader left to follow in this one."""
         kept = self.timeout_at_ms if isinstance(self.role, Unattached | Prospective | Candidate) else None
-        voted, directory = NOBODY, ZERO_UUID
+        voted, directory = NO_NODE, ZERO_UUID
         if epoch == self.epoch:
             voted, directory = self.persisted.voted_id, self.persisted.voted_directory_id
         self.become(Unattached(epoch, leader_id, voted, directory))
-        if self.may_stand:
+        if self.is_electable:
             self.timeout_at_ms = self.election_timeout() if kept is None else kept
         else:
             self.timeout_at_ms = None
 
     def become_follower(self, epoch: int, leader_id: int) -> None:
-        """Follow, where the leader can be reached; else remember its name (K7, K10)."""
+        """Follow the leader if its address is known; otherwise only remember its id (K7, K10)."""
         if self._address_of(leader_id):
             state = self.persisted if epoch == self.epoch else ElectionState()
             self.become(Follower(epoch, leader_id, state.voted_id, state.voted_directory_id))
             self.timeout_at_ms = self.now_ms + self.settings.fetch_timeout_ms
-        elif epoch > self.epoch or self.leader_id == NOBODY:
+        elif epoch > self.epoch or self.leader_id == NO_NODE:
             self.become_unattached(epoch, leader_id)
 
     def _address_of(self, node_id: int) -> bool:
-        if self.learned is not None and self.learned.node_id == node_id:
+        if self.learned_endpoint is not None and self.learned_endpoint.node_id == node_id:
             return True
         voter = self.voters.of(node_id)
         return voter is not None and bool(voter.endpoints)
 
-    def adopt(self, epoch: int, leader_id: int, endpoints: tuple[NodeEndpoint, ...] = ()) -> None:
-        """Somebody says that `leader_id` (-1 unknown) leads `epoch` (Q3, Q7, Q15). A second leader of one epoch, which
-        ends a node of Kafka's (Q8), is told and not heard (G36)."""
+    def learn_leader(self, epoch: int, leader_id: int, endpoints: tuple[NodeEndpoint, ...] = ()) -> None:
+        """A peer names `leader_id` (-1 unknown) as the leader of `epoch` (Q3, Q7, Q15). A second leader in one epoch,
+        which stops a Kafka node (Q8), is logged and ignored (G36)."""
         if epoch < self.epoch:
             return
-        if leader_id == self.me and not (epoch == self.epoch and self.leader_id == self.me):
-            self.say(
+        if leader_id == self.local_id and not (epoch == self.epoch and self.leader_id == self.local_id):
+            self.log_line(
                 Level.ERROR,
-                f"Others say that node {self.me} leads epoch {epoch}; this process does not.",
-                f"Another process runs with node.id={self.me}: stop one of them and give it an id and a directory"
-                " of its own. A copy of a directory must never run.",
+                f"A peer names node {self.local_id} as the leader of epoch {epoch}, but this process does not lead it.",
+                f"Another process runs with node.id={self.local_id}. Stop one of them and give it its own"
+                " node.id and log"
+                " directory. Never run a copy of a log directory.",
             )
-            leader_id = NOBODY
-        if leader_id not in (NOBODY, self.me):
-            self._learn(leader_id, epoch, endpoints)
+            leader_id = NO_NODE
+        if leader_id not in (NO_NODE, self.local_id):
+            self._learn_endpoint(leader_id, epoch, endpoints)
         if epoch > self.epoch:
-            if leader_id == NOBODY:
+            if leader_id == NO_NODE:
                 self.become_unattached(epoch)
             else:
                 self.become_follower(epoch, leader_id)
-        elif leader_id not in (NOBODY, self.me, self.leader_id) and self.leader_id != NOBODY:
-            self.say(
+        elif leader_id not in (NO_NODE, self.local_id, self.leader_id) and self.leader_id != NO_NODE:
+            self.log_line(
                 Level.ERROR,
-                f"Two leaders in epoch {epoch}: {self.leader_id} is known, a peer names {leader_id}. It is not heard.",
-                "Two nodes run with one id, or a node lost its quorum-state file. Stop it.",
+                f"Two leaders in epoch {epoch}: this node knows {self.leader_id}, a peer names {leader_id}. Ignoring"
+                f" {leader_id}.",
+                "Either two nodes run with the same node.id, or a node lost its quorum-state file. Stop that node.",
             )
-        elif leader_id not in (NOBODY, self.me) and self._awaits(leader_id):
+        elif leader_id not in (NO_NODE, self.local_id) and self._awaits(leader_id):
             self.become_follower(epoch, leader_id)
 
     def _awaits(self, leader_id: int) -> bool:
-        """A prospective goes on asking when merely the leader is named that it doubts."""
+        """A prospective keeps asking for votes when a peer only names the leader it already doubts."""
         doubted = isinstance(self.role, Prospective) and self.leader_id == leader_id
         return isinstance(self.role, Unattached | Candidate | Prospective) and not doubted
 
-    def _learn(self, leader_id: int, epoch: int, endpoints: tuple[NodeEndpoint, ...]) -> None:
-        if epoch == self.epoch and self.leader_id not in (NOBODY, leader_id):
+    def _learn_endpoint(self, leader_id: int, epoch: int, endpoints: tuple[NodeEndpoint, ...]) -> None:
+        if epoch == self.epoch and self.leader_id not in (NO_NODE, leader_id):
             return
         for endpoint in endpoints:
             if endpoint.node_id == leader_id and endpoint.host:
-                self.learned = endpoint
+                self.learned_endpoint = endpoint
 
     # -- timers ------------------------------------------------------------------------------------------------------
 
     def election_timeout(self) -> int:
-        """When an election ends that begins now (Q4)."""
+        """When an election that starts now times out (Q4)."""
         timeout = self.settings.election_timeout_ms
         return self.now_ms + timeout + self.rng.randrange(timeout)
 
-    # -- what the parts have in common -------------------------------------------------------------------------------
+    # -- shared helpers ----------------------------------------------------------------------------------------------
 
     def send(self, peer: Peer, message: RequestMessage) -> None:
         self.duties.append(self.outbox.send(self.now_ms, peer, message))
 
-    def heard_from(self, node_id: int) -> None:
-        """It asks, so it can be asked."""
-        if not self.outbox.has_missed:
+    def mark_reachable(self, node_id: int) -> None:
+        """A request arrived from the node, so its address is reachable again."""
+        if not self.outbox.has_failures:
             return
         voter = self.voters.of(node_id)
         peer = None if voter is None else self.peer(voter)
         if peer is not None:
-            self.outbox.reached(peer)
+            self.outbox.peer_reachable(peer)
 
-    def say(self, level: Level, text: str, advice: str = "") -> None:
-        self.duties.append(Log(level, text, advice))
+    def log_line(self, level: Level, text: str, advice: str = "") -> None:
+        self.duties.append(LogLine(level, text, advice))
 
     def advance_high_watermark(self, offset: int) -> bool:
-        """Upward only (Q53). Whether it moved."""
+        """Advance the high watermark, never back (Q53). Returns whether it moved."""
         if self.high_watermark is not None and offset <= self.high_watermark:
             return False
         if offset > self.log.end.offset:

@@ -12,17 +12,17 @@ from fenceline.quorum.messages import DescribedNode, DescribeQuorumResponse
 
 
 def describe(core: Core, leading: Leading) -> DescribeQuorumResponse:
-    """Times on the quorum's clock; error 6 anywhere but at the leader."""
+    """Times are on the quorum's clock. A node that does not lead returns error 6."""
     if leading.replicas is None:
         return DescribeQuorumResponse(
             partition_error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER,
-            error_message=f"Node {core.leader_id} leads." if core.leader_id >= 0 else "No leader is known.",
+            error_message=f"The leader is node {core.leader_id}." if core.leader_id >= 0 else "The leader is unknown.",
             leader_id=core.leader_id,
             leader_epoch=core.epoch,
         )
     known = leading.high_watermark
     return DescribeQuorumResponse(
-        leader_id=core.me,
+        leader_id=core.local_id,
         leader_epoch=core.epoch,
         high_watermark=-1 if known is None else known,
         current_voters=leading.replicas.describe_voters(core.voters, core.log.end.offset, core.now_ms),

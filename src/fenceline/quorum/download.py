@@ -1,12 +1,13 @@
-"""Taking a snapshot from the leader piece by piece (FetchSnapshot).
+"""Downloading a snapshot from the leader in pieces (FetchSnapshot).
 
-Owns the one download that may be under way. Log, older snapshots and high watermark stay as they are until the whole
-file is verified and frozen. Any answer that does not fit drops what is there and begins again by a Fetch, never fatally
-(G25). When the source is lost the file is kept: if the same node offers the same snapshot later, it goes on where it
-stopped (G29), because only one node's file of an id is certain to be the same bytes.
+Owns the one download that may be in progress. The log, older snapshots and the high watermark stay unchanged until the
+complete file is verified and frozen. A response that does not match discards the partial file and restarts with a
+Fetch; it is never fatal (G25). If the source is lost, the partial file is kept: the download resumes where it stopped
+if the same node offers the same snapshot again (G29). Only one node's file of a snapshot id is certain to have the same
+bytes.
 
-While the file is not whole, votes go by the old log alone (N37). Each answer is a sign of life of the leader; without
-one this node looks for another (N38).
+Until the file is complete, votes depend on the old log alone (N37). Each response shows that the leader is alive;
+without responses this node looks for another leader (N38).
 
 Rules: snapshots.md N33-N39; raft.md Q18, Q28; gaps.md G24-G26, G29.
 """
@@ -28,9 +29,9 @@ class _State:
     snapshot_id: SnapshotId
     source: int
     position: int | None = None
-    """Bytes on the disk; None while the driver opens or writes."""
+    """Bytes on disk; None while the driver opens or writes the file."""
     is_open: bool = False
-    """Before that, what is reported belongs to a download that was dropped."""
+    """Until then, reports belong to an earlier download that was dropped."""
     size: int | None = None
     is_verifying: bool = False
 
@@ -51,7 +52,7 @@ class Download:
         """N33: the leader answers a Fetch with a snapshot. False: back off."""
         core = self._core
         if snapshot_id.end_offset < 0 or snapshot_id.epoch < 0 or snapshot_id == BOOTSTRAP_SNAPSHOT:
-            core.say(Level.ERROR, f"The leader {source} offers a snapshot with the impossible id {snapshot_id}.")
+            core.log_line(Level.ERROR, f"The leader {source} offered a snapshot with the invalid id {snapshot_id}.")
             return False
         if core.log.snapshot_size(snapshot_id) is not None:
             return self._load(snapshot_id)
@@ -64,13 +65,13 @@ class Download:
         return True
 
     def next_request(self) -> FetchSnapshotRequest | None:
-        """None while the disk is at work."""
+        """None while an open, a write or a verification is in progress."""
         core, state = self._core, self._state
         if state is None or state.position is None or state.is_verifying:
             return None
         return FetchSnapshotRequest(
             core.settings.cluster_id,
-            core.me,
+            core.local_id,
             core.epoch,
             state.snapshot_id,
             state.position,
@@ -86,16 +87,16 @@ class Download:
             state.position = position
 
     def answered(self, asked: FetchSnapshotRequest, response: FetchSnapshotResponse) -> bool:
-        """A piece, or an error that is about the snapshot. False: back off."""
+        """Handle a piece, or an error about the snapshot. False: back off."""
         state = self._state
         if state is None or asked.snapshot_id != state.snapshot_id or asked.position != state.position:
             return True
         problem = _problem(state, response)
         if problem:
-            self._core.say(
+            self._core.log_line(
                 Level.WARNING,
-                f"The snapshot {state.snapshot_id.file_name} from node {state.source} is dropped: {problem}",
-                "It is asked for anew. If this goes on, check that node's metadata log directory.",
+                f"Discarding the snapshot {state.snapshot_id.file_name} from node {state.source}: {problem}",
+                "It will be fetched again. If this repeats, check the metadata log directory of that node.",
             )
             self.drop()
             return False
@@ -115,23 +116,23 @@ class Download:
             self._core.duties.append(VerifyAndFreeze(snapshot_id, end_position))
 
     def failed(self, snapshot_id: SnapshotId, reason: str) -> None:
-        """The disk refused it, or what came is not a whole snapshot (G24)."""
+        """A write failed, or the file is not a complete snapshot (G24)."""
         if self._state is not None and self._state.snapshot_id == snapshot_id:
-            self._core.say(
+            self._core.log_line(
                 Level.WARNING,
-                f"The snapshot {snapshot_id.file_name} from node {self._state.source} is dropped: {reason}",
-                "It is asked for anew. Check the disk and the network, if this goes on.",
+                f"Discarding the snapshot {snapshot_id.file_name} from node {self._state.source}: {reason}",
+                "It will be fetched again. If this repeats, check the disk and the network.",
             )
             self.drop()
 
     def frozen(self, snapshot_id: SnapshotId) -> None:
-        """N35: verified, durable, and in its place."""
+        """N35: the file is verified, durable and renamed."""
         if self._state is not None and self._state.snapshot_id == snapshot_id:
             self._state = None
             self._load(snapshot_id)
 
     def _load(self, snapshot_id: SnapshotId) -> bool:
-        """Never at a leader (Q55), never backwards. What a snapshot stands for is committed."""
+        """Load the snapshot, never on a leader (Q55) and never backwards. A snapshot's content is committed."""
         core = self._core
         if isinstance(core.role, Leader) or not snapshot_id.is_beyond(core.log.end):
             return False
@@ -152,16 +153,16 @@ class Download:
 
 
 def _problem(state: _State, response: FetchSnapshotResponse) -> str:
-    """Empty: the piece fits (N34)."""
+    """Why the piece does not match; empty if it does (N34)."""
     if response.partition_error_code is not ErrorCode.NONE:
-        return f"it answers {response.partition_error_code.name}"
+        return f"the response has the error {response.partition_error_code.name}"
     if response.snapshot_id != state.snapshot_id:
-        return f"it answers with {response.snapshot_id.file_name}"
+        return f"the response is for {response.snapshot_id.file_name}"
     if response.position != state.position:
-        return f"it answers from position {response.position}, asked was {state.position}"
+        return f"the response is for position {response.position}, the request was for {state.position}"
     if state.size not in (None, response.size):
-        return f"its size was {state.size} and is {response.size}"
+        return f"its size changed from {state.size} to {response.size} bytes"
     end = response.position + len(response.unaligned_records)
     if end == response.position or end > response.size:
-        return f"a piece from {response.position} to {end} of {response.size} bytes"
+        return f"invalid piece from {response.position} to {end} of {response.size} bytes"
     return ""

@@ -1,22 +1,22 @@
-"""What the quorum wants done: every call returns duties, in the order in which the driver must do them.
+"""Duties: what each call of the quorum returns for the driver to execute, in order.
 
-The driver does all duties of a call before it makes the next call; the effect of a duty is reported by a call of its
-own, once the list is done:
+The driver executes all duties of a call before it makes the next call. After that it reports the effect of a duty by a
+separate call:
 
-| Duty | Is done when the list goes on | Reported by |
+| Duty | State before the next duty | Reported by |
 |---|---|---|
 | PersistElection | durable; all calls wait | - |
 | AppendControlBatch, AppendFetched | appended; a flush is under way | `appended`, then `flushed` (or `append_failed`) |
-| Truncate | the log ends there; all calls wait | `truncated` |
-| LoadSnapshot | log and image begin anew at the snapshot; all calls wait | `snapshot_loaded` or `snapshot_not_loaded` |
+| Truncate | the log is truncated; all calls wait | `truncated` |
+| LoadSnapshot | log and image restart at the snapshot; all calls wait | `snapshot_loaded` or `snapshot_not_loaded` |
 | BeginDownload | handed over | `download_begun` |
 | WritePiece | handed over | `piece_written` or `download_failed` |
 | VerifyAndFreeze | handed over | `snapshot_frozen` or `download_failed` |
 | Send | handed over | `response` or `no_response`, with its request id, at most once |
 | the others | handed over | - |
 
-Nothing of a list may be skipped, but of adjacent PersistElection only the last need be written: nobody has seen what
-the others say. A crash may come between any two duties.
+No duty may be skipped, except that of adjacent PersistElection duties only the last one need be written: the others
+were never visible to a peer. A crash may happen between any two duties.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.messages import FetchResponse, FetchSnapshotResponse, Records, RequestMessage, ResponseMessage
 
 Token: TypeAlias = Any
-"""Whatever the driver gave with a request: it comes back once, with the answer. Hashable."""
+"""The driver's own handle of a request, returned once, with the response. Hashable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where to send. `node_id` is below -1 for a bootstrap server, of which only the address is known."""
+    """Address of a node. `node_id` is below -1 for a bootstrap server, whose id is unknown."""
 
     node_id: int
     host: str
@@ -60,10 +60,10 @@ class AppendControlBatch:
 
 @dataclass(frozen=True, slots=True)
 class AppendFetched:
-    """Append the leader's batches as they are, beginning at `base_offset`, which is the log's end; flush if `flush`.
+    """Append the leader's batches unchanged at `base_offset`, which is the log's end; flush if `flush`.
 
-    The driver takes whole, undamaged batches that follow on each other and whose epochs do not fall and do not exceed
-    `leader_epoch` (K14, G11), and stops at the first that is not such. Nothing taken: `append_failed`.
+    The driver appends complete, valid and contiguous batches whose epochs do not decrease and do not exceed
+    `leader_epoch` (K14, G11), and stops at the first other batch. If none was appended it calls `append_failed`.
     """
 
     records: Records
@@ -74,14 +74,14 @@ class AppendFetched:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Cut the log so that it ends at `end_offset`; it was not committed there."""
+    """Truncate the log to `end_offset`; nothing from there on was committed."""
 
     end_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a request. `request_id` is this node's own and never repeats."""
+    """Send a request. `request_id` is chosen by this node and never repeats."""
 
     destination: Peer
     request_id: int
@@ -90,7 +90,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer a request."""
+    """Send the response to a request."""
 
     token: Token
     message: ResponseMessage
@@ -98,7 +98,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ServeRecords:
-    """Answer a Fetch with `answer` and records from `offset` on: at most `max_bytes`, at least one batch, none at or
+    """Respond to a Fetch with `answer` and records from `offset`: at most `max_bytes`, at least one batch, none at or
     past `end_offset`."""
 
     token: Token
@@ -110,9 +110,9 @@ class ServeRecords:
 
 @dataclass(frozen=True, slots=True)
 class ServePiece:
-    """Answer a FetchSnapshot with `answer` and the bytes of the file from `position` on, at most `max_bytes`.
+    """Respond to a FetchSnapshot with `answer` and at most `max_bytes` of the file from `position`.
 
-    A file that has vanished is answered with SNAPSHOT_NOT_FOUND.
+    If the file no longer exists, respond with SNAPSHOT_NOT_FOUND.
     """
 
     token: Token
@@ -140,16 +140,16 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class StopLeading:
-    """This node no longer leads `epoch`; comes also where `Lead` was never said. What it appended may get lost."""
+    """This node no longer leads `epoch`; also sent if no `Lead` was. Records that it appended may be lost."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class BeginDownload:
-    """Open the partial file of a snapshot that comes from node `source`.
+    """Open the partial file of a snapshot from node `source`.
 
-    What is there already of the same snapshot from the same source is kept: `download_begun` says where to go on (G29).
+    Bytes of the same snapshot from the same source are kept: `download_begun` reports where to resume (G29).
     """
 
     snapshot_id: SnapshotId
@@ -158,7 +158,7 @@ class BeginDownload:
 
 @dataclass(frozen=True, slots=True)
 class WritePiece:
-    """Write at `position`, the partial file's end."""
+    """Write `content` at `position`, the end of the partial file."""
 
     snapshot_id: SnapshotId
     position: int
@@ -167,7 +167,7 @@ class WritePiece:
 
 @dataclass(frozen=True, slots=True)
 class VerifyAndFreeze:
-    """Check the whole partial file of `size` bytes (header first, footer last, every CRC: G24), fsync, rename."""
+    """Verify the partial file of `size` bytes (header first, footer last, every CRC: G24), fsync, rename."""
 
     snapshot_id: SnapshotId
     size: int
@@ -175,14 +175,14 @@ class VerifyAndFreeze:
 
 @dataclass(frozen=True, slots=True)
 class DropDownload:
-    """Delete the partial file; a `VerifyAndFreeze` under way may still end either way and need not be reported."""
+    """Delete the partial file. A `VerifyAndFreeze` in progress may still end either way and need not be reported."""
 
     snapshot_id: SnapshotId
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSnapshot:
-    """The frozen snapshot replaces the log: the log starts and ends at its end, older snapshots go (N35)."""
+    """Replace the log by the frozen snapshot: the log starts and ends at its end, older snapshots are deleted (N35)."""
 
     snapshot_id: SnapshotId
 
@@ -194,8 +194,8 @@ class Level(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """Something that an operator must hear: what, and what to do where something is to be done."""
+class LogLine:
+    """A log line for the operator: the event, and the remedy if there is one."""
 
     level: Level
     text: str
@@ -219,5 +219,5 @@ Duty: TypeAlias = (
     | VerifyAndFreeze
     | DropDownload
     | LoadSnapshot
-    | Log
+    | LogLine
 )

@@ -1,9 +1,9 @@
-"""What a node must remember of elections: the `quorum-state` file.
+"""Durable election state: the `quorum-state` file.
 
-Owns the text of that file. Writing it safely (temporary file, fsync, rename) is the driver's business.
+Owns the content of that file. The driver writes it safely (temporary file, fsync, rename).
 
 Rules: raft.md Q11, Q12; since_4_0.md K10 (leader and vote may be set together; data_version 1 with kraft.version 1);
-gaps.md G41 (the cluster id is written where there is a field for it, and compared).
+gaps.md G41 (the cluster id is written if the version has a field for it, and compared).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fenceline.errors import OperatorError
 from fenceline.ids import ZERO_UUID, decode_uuid, encode_uuid
 
 FILE_NAME: Final = "quorum-state"
-NOBODY: Final = -1
+NO_NODE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,19 @@ class ElectionState:
     """`leader_id` and `voted_id` are -1 where there is none."""
 
     epoch: int = 0
-    leader_id: int = NOBODY
-    voted_id: int = NOBODY
+    leader_id: int = NO_NODE
+    voted_id: int = NO_NODE
     voted_directory_id: UUID = ZERO_UUID
 
     def with_epoch_at_least(self, epoch: int) -> ElectionState:
-        """Q10: a log that is ahead of the file wins; nobody is known to lead there."""
+        """Q10: a log in a higher epoch than the file wins; the leader of that epoch is unknown."""
         return self if self.epoch >= epoch else ElectionState(epoch)
 
 
 def encode_election(
     state: ElectionState, kraft_version: int, voter_ids: tuple[int, ...] = (), cluster_id: str = ""
 ) -> bytes:
-    """The file's content in the form of the kraft.version known at that moment."""
+    """The file's content in the version that the kraft.version requires."""
     if kraft_version >= 1:
         fields: dict[str, object] = {
             "leaderId": state.leader_id,
@@ -60,25 +60,26 @@ def encode_election(
 
 
 def decode_election(content: bytes, path: str, cluster_id: str = "") -> ElectionState:
-    """Inverse of `encode_election`, either form. Raises OperatorError on anything else (Q12), and where the file names
-    another cluster (G41; an empty id, as Kafka writes it, is not compared)."""
+    """Inverse of `encode_election`, for both versions. Raises OperatorError for any other content (Q12), and if the
+    file names another cluster (G41; an empty id, as Kafka writes it, is not compared)."""
     try:
         fields = json.loads(content)
         version = int(fields["data_version"])
         if version not in (0, 1):
             raise OperatorError(
-                f"{path} has data_version {version}; this release knows 0 and 1.",
-                "The directory was written by a newer release: start that one.",
+                f"{path} has data_version {version}; this release supports 0 and 1.",
+                "The directory was written by a newer release. Start the node with that release.",
             )
         written_id = str(fields.get("clusterId") or "")
         if cluster_id and written_id not in ("", cluster_id):
             raise OperatorError(
-                f"{path} is of cluster {written_id}; this node is of cluster {cluster_id}.",
-                "A directory or a file was copied between clusters: use this node's own, or format a new one.",
+                f"{path} belongs to cluster {written_id}, but this node belongs to cluster {cluster_id}.",
+                "A directory or a file was copied between clusters. Restore this node's own directory, or"
+                " format a new one.",
             )
         epoch, leader_id, voted_id = (int(fields[name]) for name in ("leaderEpoch", "leaderId", "votedId"))
-        if epoch < 0 or leader_id < NOBODY or voted_id < NOBODY:
-            raise ValueError(f"epoch {epoch}, leader {leader_id} and vote {voted_id} can not be")
+        if epoch < 0 or leader_id < NO_NODE or voted_id < NO_NODE:
+            raise ValueError(f"invalid epoch {epoch}, leader {leader_id} or vote {voted_id}")
         return ElectionState(
             epoch,
             leader_id,
@@ -87,7 +88,7 @@ def decode_election(content: bytes, path: str, cluster_id: str = "") -> Election
         )
     except (ValueError, KeyError, TypeError) as error:
         raise OperatorError(
-            f"{path} can not be read: {error}",
-            "It holds this node's votes, so it must not be guessed. Restore it, or with other voters alive format "
-            "this node anew.",
+            f"Cannot read {path}: {error}",
+            "The file holds this node's votes and must not be recreated by hand. Restore it, or reformat this node if"
+            " the other voters are running.",
         ) from None

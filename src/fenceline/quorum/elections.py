@@ -1,14 +1,14 @@
-"""Asking for votes and giving them.
+"""Requesting and granting votes.
 
-Owns the tally of the election that this node runs. A pre-vote asks in the same epoch and changes nothing at anybody; a
-majority of yes is the only way into a candidacy, which costs an epoch (K7). What a node claims of its log is only what
-is flushed: a candidate that restarts must not own less than it was elected for.
+Owns the tally of the election that this node runs. A pre-vote runs in the same epoch and changes no state on any node;
+winning it is the only way to become a candidate, which uses up an epoch (K7). In its requests a node claims only the
+flushed part of its log: a candidate that restarts must not have less than it was elected for.
 
-Better than Kafka, on the same wire: a vote or pre-vote that can not be won any more is repeated after a short random
-time instead of a whole election timeout (Q20 against K9), and so is a vote that one voter denies while another says
-nothing, as after a frozen leader whom all followers miss in the same millisecond; a no of a voter that asks for itself
-meanwhile is forgotten; a receiver that is not the voter who was meant stays in its epoch (G34); a follower whose leader
-has resigned, or refuses connections, says yes to a pre-vote.
+Differences from Kafka, on the same wire protocol: a vote or pre-vote that can no longer be won is repeated after a
+short random time instead of an election timeout (Q20 against K9). So is a vote that one voter rejects while another
+does not respond, as after a frozen leader that all followers miss in the same millisecond. A rejection by a voter that
+starts its own pre-vote meanwhile is forgotten. A receiver whose key differs from the one in the request stays in its
+epoch (G34). A follower whose leader has resigned or refuses connections grants a pre-vote.
 
 Rules: raft.md Q5, Q6, Q10, Q16-Q20, Q60; since_4_0.md K7-K9; gaps.md G24, G34, G39.
 """
@@ -22,12 +22,13 @@ from fenceline.ids import ZERO_UUID
 from fenceline.quorum.core import Core
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.log_view import LogEnd
-from fenceline.quorum.messages import NOBODY, VoteRequest, VoteResponse
+from fenceline.quorum.messages import NO_NODE, VoteRequest, VoteResponse
 from fenceline.quorum.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
 
 
 class Elections:
-    """See the module. `in_touch` says whether a follower hears from its leader; `lead` makes this node the leader."""
+    """See the module. `in_touch` returns whether a follower is in contact with its leader; `lead` makes this node the
+    leader."""
 
     def __init__(self, core: Core, in_touch: Callable[[], bool], lead: Callable[[tuple[int, ...]], None]) -> None:
         self._core = core
@@ -35,24 +36,24 @@ class Elections:
         self._lead = lead
         self._granted: set[int] = set()
         self._rejected: set[int] = set()
-        self._gone: set[int] = set()
-        """Their addresses take no connection: no vote is to be expected."""
+        self._unreachable: set[int] = set()
+        """Voters whose addresses refuse connections: no vote is expected from them."""
         self._is_lost = False
-        self._tries_again = False
-        self._lost_in_a_row = 0
+        self._retry_is_scheduled = False
+        self._consecutive_losses = 0
 
     # -- boot --------------------------------------------------------------------------------------------------------
 
     def boot(self, recorded: ElectionState | None) -> None:
-        """Q10: a leader never goes on leading; a vote for oneself goes on; else follow who is known."""
+        """Q10: a former leader does not continue to lead; a candidacy continues; otherwise follow the known leader."""
         core = self._core
         core.persisted = recorded or ElectionState()
         election = core.persisted.with_epoch_at_least(core.log.end.epoch)
-        me, epoch = core.me, election.epoch
+        me, epoch = core.local_id, election.epoch
         voted_me = election.voted_id == me and election.voted_directory_id in (ZERO_UUID, core.local.voter_directory_id)
         if election.leader_id == me:
             core.role = Resigned(epoch, me)
-        elif voted_me and core.may_stand and election.leader_id == NOBODY:
+        elif voted_me and core.is_electable and election.leader_id == NO_NODE:
             core.role = Candidate(epoch, me, core.local.voter_directory_id)
         else:
             core.role = Unattached(epoch, election.leader_id, election.voted_id, election.voted_directory_id)
@@ -61,77 +62,78 @@ class Elections:
         core.persist()
         if isinstance(core.role, Follower):
             core.timeout_at_ms = core.now_ms + core.settings.fetch_timeout_ms
-        elif isinstance(core.role, Unattached) and core.may_stand:
-            # A quorum that starts as a whole has nobody to wait for; where somebody leads, pre-votes are refused.
+        elif isinstance(core.role, Unattached) and core.is_electable:
+            # If the whole quorum starts there is no leader to wait for; if there is a leader, the pre-votes are
+            # rejected.
             core.timeout_at_ms = core.now_ms + 1 + core.rng.randrange(core.settings.election_timeout_ms // 5 + 1)
-        elif core.may_stand or isinstance(core.role, Resigned):
+        elif core.is_electable or isinstance(core.role, Resigned):
             core.timeout_at_ms = core.election_timeout()
         if core.is_only_voter and not isinstance(core.role, Candidate):
-            self.ask()
+            self.start_pre_vote()
         elif isinstance(core.role, Candidate):
-            self._count_anew()
+            self._reset_tally()
             self._decide()
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- sending requests --------------------------------------------------------------------------------------------
 
-    def ask(self) -> None:
+    def start_pre_vote(self) -> None:
         """Become Prospective: would a majority elect this node? (Q60, K7)"""
         core = self._core
         state = core.persisted
         if isinstance(core.role, Follower):
-            self._lost_in_a_row = 0
+            self._consecutive_losses = 0
         if isinstance(core.role, Resigned):
-            core.become(Prospective(core.epoch, core.me, NOBODY, ZERO_UUID))
+            core.become(Prospective(core.epoch, core.local_id, NO_NODE, ZERO_UUID))
         else:
             core.become(Prospective(core.epoch, core.leader_id, state.voted_id, state.voted_directory_id))
         core.timeout_at_ms = core.election_timeout()
-        self._count_anew()
+        self._reset_tally()
         self._decide()
 
-    def _stand(self) -> None:
-        """Become Candidate in the next epoch, by the only way there is."""
+    def _become_candidate(self) -> None:
+        """Become Candidate in the next epoch. The only way into a candidacy."""
         core = self._core
-        core.become(Candidate(core.epoch + 1, core.me, core.local.voter_directory_id))
+        core.become(Candidate(core.epoch + 1, core.local_id, core.local.voter_directory_id))
         core.timeout_at_ms = core.election_timeout()
-        self._count_anew()
+        self._reset_tally()
         self._decide()
 
-    def _count_anew(self) -> None:
-        self._granted = {self._core.me} if self._core.is_voter else set()
+    def _reset_tally(self) -> None:
+        self._granted = {self._core.local_id} if self._core.is_voter else set()
         self._rejected = set()
-        self._gone = set()
+        self._unreachable = set()
         self._is_lost = False
-        self._tries_again = False
+        self._retry_is_scheduled = False
 
     def _decide(self) -> None:
         core = self._core
         votes = len(self._granted & set(core.voters.ids))
-        if core.may_stand and votes >= core.voters.majority:
+        if core.is_electable and votes >= core.voters.majority:
             if isinstance(core.role, Prospective):
-                self._stand()
+                self._become_candidate()
             else:
-                self._lost_in_a_row = 0
+                self._consecutive_losses = 0
                 self._lead(tuple(sorted(self._granted)))
-        elif not self._is_lost and len(self._rejected | self._gone) > len(core.voters) - core.voters.majority:
+        elif not self._is_lost and len(self._rejected | self._unreachable) > len(core.voters) - core.voters.majority:
             self._is_lost = True
             if isinstance(core.role, Prospective):
-                self.go_back()
-            self._try_again_soon()
+                self.give_up()
+            self._schedule_retry()
         elif self._rejected and isinstance(core.role, Candidate):
-            self._try_again_soon()
+            self._schedule_retry()
 
-    def _try_again_soon(self) -> None:
-        """After a short random time that grows (Q20), against a second split vote."""
+    def _schedule_retry(self) -> None:
+        """Retry after a short random time that grows (Q20), to avoid another split vote."""
         core = self._core
-        if self._tries_again or isinstance(core.role, Follower) or not core.may_stand:
+        if self._retry_is_scheduled or isinstance(core.role, Follower) or not core.is_electable:
             return
-        self._tries_again = True
-        limit = min(100 << min(self._lost_in_a_row, 10), core.settings.election_backoff_max_ms)
-        self._lost_in_a_row += 1
+        self._retry_is_scheduled = True
+        limit = min(100 << min(self._consecutive_losses, 10), core.settings.election_backoff_max_ms)
+        self._consecutive_losses += 1
         core.timeout_at_ms = core.now_ms + core.settings.retry_backoff_ms + core.rng.randrange(max(1, limit))
 
-    def go_back(self) -> None:
-        """A prospective gives up: to its leader where that can be reached, else it waits in the same epoch (K7)."""
+    def give_up(self) -> None:
+        """End a pre-vote: follow the leader if its address is known, or else wait in the same epoch (K7)."""
         core = self._core
         if core.leader_peer() is not None:
             core.become_follower(core.epoch, core.leader_id)
@@ -139,7 +141,7 @@ class Elections:
             core.become_unattached(core.epoch, core.leader_id)
 
     def pump(self) -> None:
-        """Ask every voter that has not answered."""
+        """Send vote requests to all voters that have not responded."""
         core = self._core
         if not isinstance(core.role, Prospective | Candidate):
             return
@@ -156,7 +158,7 @@ class Elections:
                 VoteRequest(
                     core.settings.cluster_id,
                     core.epoch,
-                    core.me,
+                    core.local_id,
                     end.epoch,
                     end.offset,
                     core.local.voter_directory_id,
@@ -167,29 +169,29 @@ class Elections:
             )
 
     def answered(self, node_id: int, asked: VoteRequest, response: VoteResponse) -> None:
-        """A vote, of the election that is under way: a change of role forgets the requests of earlier ones."""
+        """The response belongs to the current election: a change of role forgets earlier requests."""
         core = self._core
         if response.error_code is ErrorCode.UNSUPPORTED_VERSION and asked.pre_vote:
             if isinstance(core.role, Prospective):
-                self._stand()
+                self._become_candidate()
             return
         if not isinstance(core.role, Prospective | Candidate) or response.leader_epoch != core.epoch:
             return
-        self._gone.discard(node_id)
+        self._unreachable.discard(node_id)
         (self._granted if response.vote_granted else self._rejected).add(node_id)
         self._decide()
 
-    def refused(self, node_id: int) -> None:
-        """A voter's address takes no connection. It is asked again as long as the election lasts."""
+    def connection_refused(self, node_id: int) -> None:
+        """A voter's address refuses connections. It is asked again while the election lasts."""
         if isinstance(self._core.role, Prospective | Candidate):
-            self._gone.add(node_id)
+            self._unreachable.add(node_id)
             self._decide()
 
     # -- voting ------------------------------------------------------------------------------------------------------
 
     def vote(self, request: VoteRequest) -> VoteResponse:
-        """Q16, Q17, K8, K9. The answer leaves only after what it promises is durable. Who asks need not be a voter, nor
-        need this node be one: voter sets may differ in time (Q19; wasteful at worst, G39)."""
+        """Q16, Q17, K8, K9. The response is sent only after the state that it promises is durable. Neither the sender
+        nor this node need be a voter: voter sets may differ for a while (Q19; wasteful at worst, G39)."""
         core = self._core
         if core.wrong_cluster(request.cluster_id):
             return VoteResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
@@ -199,7 +201,7 @@ class Elections:
             if request.replica_epoch > core.epoch:
                 core.become_unattached(request.replica_epoch)
             elif request.pre_vote and isinstance(core.role, Prospective):
-                self._rejected.discard(request.replica_id)  # who asks has lost its leader, too: it may say yes now
+                self._rejected.discard(request.replica_id)  # the sender lost its leader too: it may grant a vote now
             granted = self._would_elect(request) if request.pre_vote else self._elect(request)
         return VoteResponse(ErrorCode.NONE, error, core.leader_id, core.epoch, granted, core.leader_endpoints())
 
@@ -214,9 +216,9 @@ class Elections:
         return ErrorCode.NONE
 
     def _is_behind(self, request: VoteRequest) -> bool:
-        """Q17, Q18: whether the one who asks lacks something of this log, or of what it was before it had to begin anew
-        (G24): a vote must not go to one who lacks what this node has acknowledged. A download under way counts for
-        nothing (N37)."""
+        """Q17, Q18: whether the sender lacks records of this log, or of this log before it was reset (G24): a vote must
+        not go to a node that lacks records which this node has acknowledged. A download in progress does not count
+        (N37)."""
         own = max(self._core.log.end, self._core.log.promised)
         return LogEnd(request.last_offset_epoch, request.last_offset) < own
 
@@ -230,15 +232,15 @@ class Elections:
         role = core.role
         if not isinstance(role, Unattached | Prospective):
             return False
-        if role.voted_id != NOBODY:
+        if role.voted_id != NO_NODE:
             same = role.voted_id == request.replica_id
             return same and role.voted_directory_id in (ZERO_UUID, request.replica_directory_id)
-        if role.leader_id != NOBODY or self._is_behind(request):
+        if role.leader_id != NO_NODE or self._is_behind(request):
             return False
-        voted = type(role)(role.epoch, NOBODY, request.replica_id, request.replica_directory_id)
+        voted = type(role)(role.epoch, NO_NODE, request.replica_id, request.replica_directory_id)
         if isinstance(voted, Unattached):
             core.become(voted)
-            core.timeout_at_ms = core.election_timeout() if core.may_stand else None
+            core.timeout_at_ms = core.election_timeout() if core.is_electable else None
         else:
             core.role = voted
             core.persist()

@@ -1,10 +1,10 @@
-"""Answering Fetch and FetchSnapshot as the leader.
+"""Fetch and FetchSnapshot on the leader.
 
-Owns the three-way verdict on a fetch and the fetches that wait (purgatory), by token and deadline, bounded. Says which
-records or bytes go into an answer; the driver reads them.
+Owns the three-way verdict on a fetch and the purgatory of waiting fetches, by token and deadline, bounded. Determines
+which records or bytes a response carries; the driver reads them.
 
-Rules: raft.md Q14, Q24-Q27; snapshots.md N24-N32; since_4_0.md K12, K13; gaps.md G26-G28, G40 (whoever waits when the
-leadership ends is told so at once).
+Rules: raft.md Q14, Q24-Q27; snapshots.md N24-N32; since_4_0.md K12, K13; gaps.md G26-G28, G40 (when leadership ends,
+waiting fetches are completed at once).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Valid:
 
 @dataclass(frozen=True, slots=True)
 class Diverging:
-    """The logs differ; the fetcher's may agree up to here."""
+    """The logs diverge; they may agree up to here."""
 
     at: EpochEnd
 
 
 @dataclass(frozen=True, slots=True)
 class NeedsSnapshot:
-    """What the fetcher lacks is in no log any more, or quicker to get this way."""
+    """The log no longer has the records that the fetcher needs, or a snapshot is faster."""
 
     snapshot_id: SnapshotId
 
@@ -49,7 +49,7 @@ Verdict: TypeAlias = Valid | Diverging | NeedsSnapshot
 
 
 def end_of_epoch(log: LogView, epoch: int) -> EpochEnd:
-    """N27: the epoch that this log knows at or before `epoch`, and where it ends."""
+    """N27: the largest epoch of this log that is not above `epoch`, and its end offset."""
     found = log.end_offset_for_epoch(epoch)
     if found.epoch < 0 or found.end_offset < 0:
         return EpochEnd(log.end.epoch, log.end.offset)
@@ -59,16 +59,16 @@ def end_of_epoch(log: LogView, epoch: int) -> EpochEnd:
     return found
 
 
-def judge(log: LogView, offset: int, epoch: int) -> Verdict:
-    """Q25, N24, N26: what to answer to one who has everything before `offset`, the last of it in `epoch`."""
+def validate_offset_and_epoch(log: LogView, offset: int, epoch: int) -> Verdict:
+    """Q25, N24, N26: validate a fetcher that has everything before `offset`, its last record in `epoch`."""
     latest, earliest = log.latest_snapshot, log.earliest_snapshot
     if offset == 0 and latest not in (None, BOOTSTRAP_SNAPSHOT):
-        assert latest is not None, "not among those two"
+        assert latest is not None, "excluded by the condition"
         return NeedsSnapshot(latest)
     if offset == 0 and log.start_offset == 0:
         return Valid()
     if earliest not in (None, BOOTSTRAP_SNAPSHOT) and latest is not None:
-        assert earliest is not None, "not among those two"
+        assert earliest is not None, "excluded by the condition"
         before = offset < log.start_offset or (offset == log.start_offset and epoch != earliest.epoch)
         if before or epoch < earliest.epoch:
             return NeedsSnapshot(latest)
@@ -84,20 +84,20 @@ class _Parked:
 
 
 class Fetches:
-    """See the module. `fetched` and `heard` tell the leadership of valid requests; `leader_high_watermark` is None
-    until known in this term."""
+    """See the module. `fetched` and `contacted` report valid requests to the leader state; `leader_high_watermark` is
+    None until known in this term."""
 
     def __init__(
         self,
         core: Core,
         *,
         fetched: Callable[[ReplicaKey, int], None],
-        heard: Callable[[ReplicaKey], None],
+        contacted: Callable[[ReplicaKey], None],
         leader_high_watermark: Callable[[], int | None],
     ) -> None:
         self._core = core
         self._fetched = fetched
-        self._heard = heard
+        self._contacted = contacted
         self._high_watermark = leader_high_watermark
         self._parked: dict[Token, _Parked] = {}
 
@@ -109,13 +109,13 @@ class Fetches:
             core.duties.append(Answer(token, FetchResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)))
             return
         error = core.leader_only(request.current_leader_epoch)
-        if error is ErrorCode.NONE and not _is_sound(request, core.me):
+        if error is ErrorCode.NONE and not _is_valid(request, core.local_id):
             error = ErrorCode.INVALID_REQUEST
         if error is not ErrorCode.NONE:
             core.duties.append(Answer(token, self._answer(error)))
             return
-        match judge(core.log, request.fetch_offset, request.last_fetched_epoch):
-            case NeedsSnapshot(snapshot_id):  # says nothing of the fetcher: neither its offset nor its life (N25)
+        match validate_offset_and_epoch(core.log, request.fetch_offset, request.last_fetched_epoch):
+            case NeedsSnapshot(snapshot_id):  # proves neither the fetcher's offset nor that it is alive (N25)
                 core.duties.append(Answer(token, self._answer(snapshot_id=snapshot_id)))
             case Diverging(at):
                 core.duties.append(Answer(token, self._answer(diverging_epoch=at)))
@@ -127,7 +127,7 @@ class Fetches:
     def _serve_or_park(self, token: Token, request: FetchRequest) -> None:
         core = self._core
         if core.leader_only(request.current_leader_epoch) is not ErrorCode.NONE:
-            # What this fetch committed has ended the leadership (Q42).
+            # This fetch committed the record that ended the leadership (Q42).
             core.duties.append(Answer(token, self._answer(core.leader_only(request.current_leader_epoch))))
         elif core.log.end.offset > request.fetch_offset:
             self._serve(token, request)
@@ -138,7 +138,7 @@ class Fetches:
             self._parked[token] = _Parked(token, request, core.now_ms + request.max_wait_ms)
 
     def _make_room(self, request: FetchRequest) -> None:
-        """A replica waits once only; beyond the bound the oldest is answered early."""
+        """A replica has at most one waiting fetch; above the limit the oldest fetch is completed early."""
         for parked in list(self._parked.values()):
             same = parked.request.replica_id == request.replica_id >= 0
             if same and parked.request.replica_directory_id == request.replica_directory_id:
@@ -151,7 +151,7 @@ class Fetches:
         self._core.duties.append(Answer(token, self._answer()))
 
     def _lags(self, request: FetchRequest) -> bool:
-        """K12: whether only the high watermark is news."""
+        """K12: whether the fetcher's high watermark is behind."""
         known = self._high_watermark()
         return known is not None and request.high_watermark is not None and request.high_watermark < known
 
@@ -184,8 +184,8 @@ class Fetches:
 
     # -- purgatory ---------------------------------------------------------------------------------------------------
 
-    def log_grew(self) -> None:
-        """Q26: records are news for everybody who waits."""
+    def records_appended(self) -> None:
+        """Q26: new records complete every waiting fetch."""
         for parked in list(self._parked.values()):
             if self._core.log.end.offset > parked.request.fetch_offset:
                 del self._parked[parked.token]
@@ -198,7 +198,7 @@ class Fetches:
                 self._end(parked.token)
 
     def end_all(self) -> None:
-        """Leadership is over (6), or the epoch is (74)."""
+        """Complete all fetches: leadership ended (error 6), or the epoch did (74)."""
         parked, self._parked = self._parked, {}
         for each in parked.values():
             error = self._core.leader_only(each.request.current_leader_epoch)
@@ -223,7 +223,7 @@ class Fetches:
         error = core.leader_only(request.current_leader_epoch)
         size = core.log.snapshot_size(request.snapshot_id)
         if error is ErrorCode.NONE:
-            if request.replica_id == core.me or request.max_bytes <= 0:
+            if request.replica_id == core.local_id or request.max_bytes <= 0:
                 error = ErrorCode.INVALID_REQUEST
             elif size is None or request.snapshot_id == BOOTSTRAP_SNAPSHOT:
                 error = ErrorCode.SNAPSHOT_NOT_FOUND
@@ -235,9 +235,9 @@ class Fetches:
         if error is not ErrorCode.NONE:
             core.duties.append(Answer(token, answer))
             return
-        assert size is not None, "looked at above"
+        assert size is not None, "checked above"
         if request.replica_id >= 0:
-            self._heard(ReplicaKey(request.replica_id, request.replica_directory_id))
+            self._contacted(ReplicaKey(request.replica_id, request.replica_directory_id))
         answer = FetchSnapshotResponse(
             leader_id=core.leader_id,
             leader_epoch=core.epoch,
@@ -250,11 +250,11 @@ class Fetches:
         core.duties.append(ServePiece(token, request.snapshot_id, request.position, limit, answer))
 
 
-def _is_sound(request: FetchRequest, me: int) -> bool:
-    """Q24; one's own id is somebody else with it."""
+def _is_valid(request: FetchRequest, local_id: int) -> bool:
+    """Q24. A request with this node's own id comes from another process."""
     return (
         request.max_wait_ms >= 0
         and request.fetch_offset >= 0
         and 0 <= request.last_fetched_epoch <= request.current_leader_epoch
-        and request.replica_id != me
+        and request.replica_id != local_id
     )

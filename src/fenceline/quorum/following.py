@@ -1,12 +1,12 @@
-"""Following: fetch from the leader, append, cut back what differs, take a snapshot where the log is out of reach; and
-finding the leader where none is known.
+"""Following: fetch from the leader, append, truncate what diverges, download a snapshot if the log is out of reach; and
+finding the leader.
 
-Owns the loop of fetches of this node. The next fetch leaves only when everything appended is flushed (where this node
-flushes), so its offset says what no crash can take from it (Q28).
+Owns the fetch loop of this node. The next fetch is sent only when everything appended is flushed (on nodes that flush),
+so no crash can lose records below its offset (Q28).
 
-Better than Kafka, on the same wire: a leader whose connection is lost and whose address refuses a new one is doubted at
-once, without waiting for the fetch timeout; the pre-vote keeps that harmless. A wrong answer is told and asked for
-again, never fatal; only a cut below the high watermark is (G36).
+Differences from Kafka, on the same wire protocol: a leader whose connection is lost and whose address refuses a new one
+is doubted at once, without waiting for the fetch timeout; the pre-vote keeps that harmless. An invalid response is
+logged and the request repeated; only a truncation below the high watermark is fatal (G36).
 
 Rules: raft.md Q15, Q22, Q28-Q30; snapshots.md N22, N33; since_4_0.md K11, K12, K14; gaps.md G10, G11, G36.
 """
@@ -25,50 +25,50 @@ from fenceline.quorum.log_view import EpochEnd
 from fenceline.quorum.messages import EndQuorumEpochRequest, FetchRequest, FetchResponse, FetchSnapshotRequest
 from fenceline.quorum.roles import Follower, Unattached
 
-_AGAIN_MS: Final = 100
-"""After an answer that could not be used."""
+_BACKOFF_MS: Final = 100
+"""Backoff after an unusable response."""
 
 
 class Following:
-    """See the module. `ask` begins a pre-vote."""
+    """See the module. `start_pre_vote` starts an election."""
 
-    def __init__(self, core: Core, download: Download, ask: Callable[[], None]) -> None:
+    def __init__(self, core: Core, download: Download, start_pre_vote: Callable[[], None]) -> None:
         self._core = core
         self._download = download
-        self._ask = ask
+        self._start_pre_vote = start_pre_vote
         self._has_fetched = False
         self._doubted = False
-        """The leader has said that it ends, or refuses connections, or is silent for too long."""
-        self._doubts_in_a_row = 0
+        """The leader has resigned, refuses connections, or has not responded for too long."""
+        self._consecutive_doubts = 0
         self._next_doubt_ms = 0
         self._leader_high_watermark = -1
         self.leader_log_start_offset: int | None = None
-        """As the leader said last; None: not yet."""
+        """As in the leader's last response; None: no response yet."""
         self._next_fetch_ms = 0
-        self._has_asked = False
+        self._has_sent_fetch = False
 
     @property
     def in_touch(self) -> bool:
-        """Whether this node has heard from the leader that it follows, and has no reason to doubt it (K8)."""
+        """Whether this node has fetched from its leader and has no reason to doubt it (K8)."""
         return self._has_fetched and not self._doubted
 
     def begin(self, same_leader: bool) -> None:
-        """A follower now, of a leader that may be the one before."""
+        """This node became a follower, possibly of the same leader as before."""
         self._has_fetched = False
-        self._has_asked = False
+        self._has_sent_fetch = False
         self._doubted = False
         self._leader_high_watermark = -1
         self.leader_log_start_offset = None
         self._next_fetch_ms = self._core.now_ms
         if not same_leader:
-            self._doubts_in_a_row = 0
+            self._consecutive_doubts = 0
             self._next_doubt_ms = self._core.now_ms
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- sending requests --------------------------------------------------------------------------------------------
 
     @property
-    def _is_settled(self) -> bool:
-        """Whether all that was appended is as durable as a fetch promises."""
+    def _is_durable(self) -> bool:
+        """Whether everything appended is as durable as a fetch promises."""
         core = self._core
         return not core.log_is_changing and (not core.settings.flushes or core.log.flushed == core.log.end)
 
@@ -76,14 +76,14 @@ class Following:
         core = self._core
         if not isinstance(core.role, Follower | Unattached) or core.now_ms < self._next_fetch_ms:
             return
-        if core.outbox.has(FetchRequest) or core.outbox.has(FetchSnapshotRequest) or not self._is_settled:
+        if core.outbox.has(FetchRequest) or core.outbox.has(FetchSnapshotRequest) or not self._is_durable:
             return
-        if core.is_only_voter and not isinstance(core.role, Follower):  # one that follows must see its set committed
+        if core.is_only_voter and not isinstance(core.role, Follower):  # a follower must see its voter set committed
             return
-        peer = self._whom_to_ask()
+        peer = self._fetch_target()
         if peer is None:
             return
-        self._has_asked = True
+        self._has_sent_fetch = True
         if isinstance(core.role, Follower) and peer.node_id == core.leader_id and self._download.is_wanted:
             request = self._download.next_request()
             if request is not None:
@@ -96,7 +96,7 @@ class Following:
             peer,
             FetchRequest(
                 core.settings.cluster_id,
-                core.me,
+                core.local_id,
                 core.epoch,
                 end.offset,
                 end.epoch,
@@ -108,13 +108,13 @@ class Following:
             ),
         )
 
-    def _whom_to_ask(self) -> Peer | None:
-        """The leader; else anybody who may know it: bootstrap servers (Q30, K11), and the voters of the own log. None:
-        nobody is known, or all rest."""
+    def _fetch_target(self) -> Peer | None:
+        """The leader; otherwise a node that may know it: a bootstrap server (Q30, K11) or a voter of the local log.
+        None: no node is known, or all are backing off."""
         core = self._core
         leader = core.leader_peer()
-        if isinstance(core.role, Follower) and leader is not None and not (self._doubted and not core.may_stand):
-            return None if core.outbox.rests(core.now_ms, leader) else leader
+        if isinstance(core.role, Follower) and leader is not None and not (self._doubted and not core.is_electable):
+            return None if core.outbox.is_backing_off(core.now_ms, leader) else leader
         own = {(endpoint.host, endpoint.port) for endpoint in core.local.endpoints}
         servers = [
             Peer(-2 - position, address.host, address.port)
@@ -123,47 +123,47 @@ class Following:
         ]
         servers += [peer for voter in core.others() if (peer := core.peer(voter)) is not None]
         if leader is not None:
-            servers.append(leader)  # doubted, but it may be back before anybody knows another
-        servers = [peer for peer in servers if not core.outbox.rests(core.now_ms, peer)]
+            servers.append(leader)  # doubted, but it may return before another leader is elected
+        servers = [peer for peer in servers if not core.outbox.is_backing_off(core.now_ms, peer)]
         return servers[core.rng.randrange(len(servers))] if servers else None
 
     def back_off(self) -> None:
-        self._next_fetch_ms = self._core.now_ms + _AGAIN_MS
+        self._next_fetch_ms = self._core.now_ms + _BACKOFF_MS
 
-    def unanswered(self) -> None:
+    def fetch_failed(self) -> None:
         self._next_fetch_ms = self._core.now_ms + self._core.settings.retry_backoff_ms
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nobody has been asked yet in the role that this node has now."""
-        return not self._has_asked
+        """Whether no fetch was sent yet in the current role."""
+        return not self._has_sent_fetch
 
     def next_deadline_ms(self) -> int | None:
         if isinstance(self._core.role, Follower | Unattached) and self._next_fetch_ms > self._core.now_ms:
             return self._next_fetch_ms
         return None
 
-    # -- hearing -----------------------------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------------------------
 
-    def heard_from_leader(self) -> None:
-        """A successful Fetch or FetchSnapshot (Q28)."""
+    def leader_contacted(self) -> None:
+        """A Fetch or FetchSnapshot succeeded (Q28)."""
         core = self._core
         core.timeout_at_ms = core.now_ms + core.settings.fetch_timeout_ms
         self._has_fetched = True
         self._doubted = False
-        self._doubts_in_a_row = 0
+        self._consecutive_doubts = 0
 
     def answered(self, asked: FetchRequest, response: FetchResponse) -> None:
-        """A Fetch without error, from the leader of this epoch."""
+        """Handle a successful Fetch response from the leader of this epoch."""
         core = self._core
         same = asked.current_leader_epoch == core.epoch and asked.fetch_offset == core.log.end.offset
         if not isinstance(core.role, Follower) or not same:
             return
-        self.heard_from_leader()
+        self.leader_contacted()
         if response.log_start_offset >= 0:
             self.leader_log_start_offset = response.log_start_offset
         if response.diverging_epoch is not None:
-            self._cut_back(response.diverging_epoch)
+            self._truncate(response.diverging_epoch)
         elif response.snapshot_id is not None:
             if not self._download.offered(response.snapshot_id, core.leader_id):
                 self.back_off()
@@ -175,14 +175,14 @@ class Following:
                 core.duties.append(
                     AppendFetched(response.records, asked.fetch_offset, core.epoch, core.settings.flushes)
                 )
-            self.count()
+            self.update_high_watermark()
 
-    def _cut_back(self, diverging: EpochEnd) -> None:
-        """Q29: to where both logs may agree; the next fetch goes on looking."""
+    def _truncate(self, diverging: EpochEnd) -> None:
+        """Q29: truncate to where both logs may agree; the next fetch continues the search."""
         core = self._core
         end = core.log.end
         if diverging.epoch < 0 or diverging.end_offset < 0:
-            core.say(Level.ERROR, f"The leader {core.leader_id} gave {diverging} as the place where logs differ.")
+            core.log_line(Level.ERROR, f"The leader {core.leader_id} returned the invalid diverging epoch {diverging}.")
             self.back_off()
             return
         if diverging.epoch == 0:
@@ -192,19 +192,23 @@ class Following:
             offset = min(own.end_offset, diverging.end_offset) if own.epoch == diverging.epoch else own.end_offset
         if offset < (core.high_watermark or 0):
             raise InternalError(
-                f"the leader {core.leader_id} of epoch {core.epoch} wants offsets {offset} to {core.high_watermark} cut"
-                " off, which are committed: a majority of the voters has lost data"
+                f"the leader {core.leader_id} of epoch {core.epoch} requires truncation to offset {offset}, below the"
+                f" high watermark {core.high_watermark}: a majority of the voters has lost committed records"
             )
         if offset >= end.offset:
-            core.say(Level.ERROR, f"The leader {core.leader_id} says that logs differ at {diverging}; they do not.")
+            core.log_line(
+                Level.ERROR, f"The leader {core.leader_id} returned {diverging}, but the logs do not diverge there."
+            )
             self.back_off()
             return
-        core.say(Level.INFO, f"The metadata log is cut from {end.offset} to {offset}: the leader's differs from there.")
+        core.log_line(
+            Level.INFO, f"Truncating the metadata log from offset {end.offset} to {offset}, where it diverges."
+        )
         core.log_is_changing = True
         core.duties.append(Truncate(offset))
 
-    def count(self) -> None:
-        """What the leader says is committed, as far as it is here (Q28)."""
+    def update_high_watermark(self) -> None:
+        """Advance the high watermark to the leader's, limited to what is here (Q28)."""
         core = self._core
         if not isinstance(core.role, Follower) or self._leader_high_watermark < 0:
             return
@@ -214,45 +218,45 @@ class Following:
             core.advance_high_watermark(offset)
 
     def append_failed(self, reason: str) -> None:
-        """Nothing of what was fetched could be appended: ask again (K14)."""
-        self._core.say(
+        """No fetched record could be appended: fetch again (K14)."""
+        self._core.log_line(
             Level.WARNING,
-            f"Fetched metadata records could not be appended: {reason}",
-            "They are fetched again. Check the disk and the network, if this goes on.",
+            f"Could not append fetched metadata records: {reason}",
+            "They will be fetched again. If this repeats, check the disk and the network.",
         )
         self.back_off()
 
-    # -- doubting ----------------------------------------------------------------------------------------------------
+    # -- doubting the leader -----------------------------------------------------------------------------------------
 
-    def refused(self, node_id: int) -> None:
-        """The leader's connection is gone and its address takes no new one: it has ended."""
+    def connection_refused(self, node_id: int) -> None:
+        """The leader's connection is lost and its address refuses a new one: the process has stopped."""
         core = self._core
         if not isinstance(core.role, Follower) or node_id != core.leader_id:
             return
         self._doubted = True
-        if core.may_stand and core.now_ms >= self._next_doubt_ms:
-            limit = min(100 << min(self._doubts_in_a_row, 5), core.settings.election_timeout_ms)
+        if core.is_electable and core.now_ms >= self._next_doubt_ms:
+            limit = min(100 << min(self._consecutive_doubts, 5), core.settings.election_timeout_ms)
             self._next_doubt_ms = core.now_ms + core.settings.retry_backoff_ms + core.rng.randrange(limit)
-            self._doubts_in_a_row += 1
-            self._ask()
+            self._consecutive_doubts += 1
+            self._start_pre_vote()
 
-    def silent(self) -> None:
-        """The fetch timeout of an observer: look for another leader while this one may come back (K11)."""
+    def fetch_timed_out(self) -> None:
+        """Fetch timeout of an observer: look for another leader while this one may come back (K11)."""
         self._doubted = True
         self._core.timeout_at_ms = self._core.now_ms + self._core.settings.fetch_timeout_ms
 
-    def leader_ends(self, request: EndQuorumEpochRequest) -> None:
-        """Q22: the leader goes; the one with the longest log is to begin at once."""
+    def leader_resigned(self, request: EndQuorumEpochRequest) -> None:
+        """Q22: the leader resigned; the candidate with the longest log starts an election at once."""
         core = self._core
         if not isinstance(core.role, Follower) or core.leader_id != request.leader_id:
             return
         self._doubted = True
-        if core.may_stand:
+        if core.is_electable:
             candidates = [candidate.replica_id for candidate in request.preferred_candidates]
             limit = core.settings.election_backoff_max_ms
-            if core.me not in candidates:
+            if core.local_id not in candidates:
                 wait = limit
             else:
-                position = candidates.index(core.me)
+                position = candidates.index(core.local_id)
                 wait = 0 if position == 0 else min(limit, (limit >> (len(candidates) - 1)) << (position - 1))
             core.timeout_at_ms = core.now_ms + wait

@@ -1,7 +1,7 @@
-"""Leading: the first batch of an epoch, what is committed, whether a majority still listens, resigning.
+"""Leading: the first batch of an epoch, committing, check-quorum, resigning.
 
-Owns the leader's state of one epoch. The high watermark is known only once a record of this epoch is committed, and
-counts of this node only what is flushed (G35).
+Owns the leader's state of one epoch. The high watermark is known only once a record of this epoch is committed. Of this
+node's own log only the flushed part counts (G35).
 
 Rules: raft.md Q9, Q21-Q23, Q31-Q34; since_4_0.md K7, K11, K17.
 """
@@ -30,23 +30,24 @@ class Leading:
         self.high_watermark: int | None = None
         """Of this term; None until known."""
         self._begin_at_ms: dict[int, int] = {}
-        self._to_tell: tuple[ReplicaKey, ...] = ()
-        """Successors, as EndQuorumEpoch names them."""
-        self._told: set[int] = set()
+        self._successors: tuple[ReplicaKey, ...] = ()
+        """Preferred successors, as EndQuorumEpoch names them."""
+        self._acknowledged: set[int] = set()
 
-    # -- begin and end -----------------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------------------------
 
     def begin(self, granting: tuple[int, ...]) -> None:
-        """Q31, K17: elected. With kraft.version 1 the first batch also says who votes, unless the log does already."""
+        """Q31, K17: elected. With kraft.version 1 the first batch also contains the voter set, if it is not in the
+        log."""
         core = self._core
         voters = core.voters
-        core.become(Leader(core.epoch, core.me, core.log.end.offset))
+        core.become(Leader(core.epoch, core.local_id, core.log.end.offset))
         core.timeout_at_ms = None
         self.high_watermark = None
-        self.replicas = Replicas(core.me, core.now_ms, core.settings.max_observers)
+        self.replicas = Replicas(core.local_id, core.now_ms, core.settings.max_observers)
         self._begin_at_ms = {}
-        records: list[ControlRecord] = [leader_change(core.me, voters.ids, granting)]
-        changed = voters.offset < 0 or voters.of(core.me) != core.local
+        records: list[ControlRecord] = [leader_change(core.local_id, voters.ids, granting)]
+        changed = voters.offset < 0 or voters.of(core.local_id) != core.local
         if voters.kraft_version >= 1 and changed and core.is_voter:
             records += [KRaftVersion(0, voters.kraft_version), KRaftVoters(0, voters.with_voter(core.local))]
         core.duties.append(AppendControlBatch(core.epoch, tuple(records)))
@@ -57,27 +58,27 @@ class Leading:
         self.high_watermark = None
 
     def resign(self) -> None:
-        """Q9, Q23: lead no longer, and tell the others who should."""
+        """Q9, Q23: stop leading, and send the others the preferred successors."""
         core = self._core
         if self.replicas is None or not isinstance(core.role, Leader):
-            raise InternalError(f"only a leader resigns, not {core.role}")
-        self._to_tell = self.replicas.successors(core.voters)
-        self._told = set()
-        core.become(Resigned(core.epoch, core.me))
+            raise InternalError(f"only a leader can resign, not {core.role}")
+        self._successors = self.replicas.successors(core.voters)
+        self._acknowledged = set()
+        core.become(Resigned(core.epoch, core.local_id))
         core.timeout_at_ms = core.election_timeout()
 
-    # -- what is committed -------------------------------------------------------------------------------------------
+    # -- committing --------------------------------------------------------------------------------------------------
 
     def fetched(self, key: ReplicaKey, offset: int) -> None:
         assert self.replicas is not None, "fetches are valid only at a leader"
         self.replicas.fetched(key, offset, self._core.log.end.offset, self._core.now_ms)
 
-    def heard(self, key: ReplicaKey) -> None:
+    def contacted(self, key: ReplicaKey) -> None:
         assert self.replicas is not None, "only a leader serves snapshots"
         self.replicas.contact(key, self._core.now_ms)
 
-    def count(self) -> bool:
-        """Q32. Whether the high watermark of this term moved."""
+    def update_high_watermark(self) -> bool:
+        """Q32. Returns whether the high watermark of this term moved."""
         core = self._core
         role = core.role
         if not isinstance(role, Leader) or self.replicas is None:
@@ -98,9 +99,9 @@ class Leading:
         if not isinstance(self._core.role, Leader) or epoch < self._core.epoch:
             raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"This node does not lead epoch {epoch}.")
         if epoch > self._core.epoch:
-            raise InternalError(f"an append in epoch {epoch}, which has not begun: it is {self._core.epoch}")
+            raise InternalError(f"append in epoch {epoch}, but the current epoch is {self._core.epoch}")
 
-    # -- time --------------------------------------------------------------------------------------------------------
+    # -- timers ------------------------------------------------------------------------------------------------------
 
     def majority_lost_at_ms(self) -> int | None:
         if self.replicas is None:
@@ -109,17 +110,17 @@ class Leading:
         return self.replicas.majority_lost_at_ms(core.voters, core.is_voter, core.settings.check_quorum_ms)
 
     def tick(self) -> None:
-        """Q34: a leader that a majority does not hear resigns, so that its clients look for another."""
+        """Q34: a leader that a majority no longer fetches from resigns, so that its clients look for another one."""
         core = self._core
         lost_at_ms = self.majority_lost_at_ms()
         if self.replicas is not None:
             self.replicas.forget_observers(core.voters, core.now_ms - core.settings.observer_forgotten_ms)
         if lost_at_ms is not None and lost_at_ms <= core.now_ms:
-            core.say(
+            core.log_line(
                 Level.WARNING,
-                f"No majority of the voters {core.voters.ids} has fetched for {core.settings.check_quorum_ms} ms:"
-                f" this node leads epoch {core.epoch} no longer.",
-                "Check that the other controllers run and can reach this one.",
+                f"No majority of the voters {core.voters.ids} has fetched for {core.settings.check_quorum_ms} ms."
+                f" Resigning as the leader of epoch {core.epoch}.",
+                "Check that the other controllers are running and can reach this one.",
             )
             self.resign()
 
@@ -127,12 +128,12 @@ class Leading:
         if isinstance(self._core.role, Leader):
             self._announce()
         elif isinstance(self._core.role, Resigned):
-            self._say_goodbye()
+            self._send_end_quorum_epoch()
 
     def _announce(self) -> None:
-        """Q21, K11: to voters that have not fetched lately."""
+        """Q21, K11: send BeginQuorumEpoch to voters that have not fetched lately."""
         core = self._core
-        assert self.replicas is not None, "a leader has them"
+        assert self.replicas is not None, "a leader tracks its replicas"
         for voter in core.others():
             if core.now_ms < self._announce_at_ms(voter):
                 continue
@@ -144,7 +145,7 @@ class Leading:
                 peer,
                 BeginQuorumEpochRequest(
                     core.settings.cluster_id,
-                    core.me,
+                    core.local_id,
                     core.epoch,
                     voter.voter_id,
                     core.voters.key_of(voter).replica_directory_id,
@@ -159,23 +160,23 @@ class Leading:
         after_fetch = core.now_ms if fetched_ms is None else fetched_ms + core.settings.begin_quorum_ms
         return max(self._begin_at_ms.get(voter.voter_id, core.now_ms), after_fetch)
 
-    def _say_goodbye(self) -> None:
-        """Q9, Q22: until each has answered."""
+    def _send_end_quorum_epoch(self) -> None:
+        """Q9, Q22: send EndQuorumEpoch to each voter until it has responded."""
         core = self._core
         for voter in core.others():
             peer = core.peer(voter)
-            if voter.voter_id in self._told or peer is None:
+            if voter.voter_id in self._acknowledged or peer is None:
                 continue
             if core.outbox.may_send(core.now_ms, peer, EndQuorumEpochRequest):
                 core.send(
                     peer,
                     EndQuorumEpochRequest(
-                        core.settings.cluster_id, core.me, core.epoch, self._to_tell, core.local.endpoints
+                        core.settings.cluster_id, core.local_id, core.epoch, self._successors, core.local.endpoints
                     ),
                 )
 
-    def goodbye_heard(self, node_id: int) -> None:
-        self._told.add(node_id)
+    def end_quorum_epoch_answered(self, node_id: int) -> None:
+        self._acknowledged.add(node_id)
 
     def next_deadline_ms(self) -> int | None:
         core = self._core

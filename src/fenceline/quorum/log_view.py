@@ -1,7 +1,7 @@
-"""What the quorum asks of the log. Read-only: the log changes only through duties.
+"""The quorum's read-only view of the log. The log changes only through duties.
 
-Every answer is of the moment of the call; the driver does a call's duties before it makes the next call, so the quorum
-never sees a log that lags behind what it has ordered.
+Every result is valid at the moment of the call. The driver executes the duties of a call before it makes the next one,
+so the quorum never sees a log that lags behind its orders.
 
 Rules: raft.md Q18, Q29, Q40; snapshots.md N1, N26, N27, N47; epochs.md E13.
 """
@@ -15,17 +15,17 @@ from fenceline.quorum.control_records import Voter
 
 
 class LogEnd(NamedTuple):
-    """Where the log ends: epoch of the last record (0 when empty) and the next offset."""
+    """The log's end: epoch of the last record (0 if empty) and next offset."""
 
     epoch: int
     offset: int
 
 
-NOTHING: Final = LogEnd(0, 0)
+NO_PROMISED_END: Final = LogEnd(0, 0)
 
 
 class EpochEnd(NamedTuple):
-    """An epoch and where it ends, exclusive. (-1, -1) = undefined."""
+    """An epoch and its exclusive end offset. (-1, -1) = undefined."""
 
     epoch: int
     end_offset: int
@@ -42,19 +42,19 @@ class SnapshotId(NamedTuple):
         return f"{self.end_offset:020d}-{self.epoch:010d}.checkpoint"
 
     def is_beyond(self, end: LogEnd) -> bool:
-        """Whether a log that ends at `end` lacks something of this snapshot (N1: by epoch, then offset)."""
+        """Whether a log that ends at `end` lacks records of this snapshot (N1: by epoch, then offset)."""
         return (self.epoch, self.end_offset) > end
 
 
 BOOTSTRAP_SNAPSHOT: Final = SnapshotId(0, 0)
-"""Written by the format command; never sent to others (N4)."""
+"""Written by the format command; never sent to other nodes (N4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VotersAt:
     """The voter set that is in force from `offset` on (Q40).
 
-    `offset` is that of the KRAFT_VOTERS record, -1 where the set comes from the format command and is in no log yet.
+    `offset` is that of the KRAFT_VOTERS record, or -1 if the set comes from the format command and is in no log yet.
     A snapshot's set has the offset of the snapshot's last record.
     """
 
@@ -73,13 +73,13 @@ class LogView(Protocol):
 
     @property
     def flushed(self) -> LogEnd:
-        """The part of `end` that no crash can take. At boot everything is flushed."""
+        """The durable part of `end`. At boot everything is flushed."""
         ...
 
     @property
     def promised(self) -> LogEnd:
-        """What this node has told others that it has, and lacks since its log had to begin anew, or was cut at a hole
-        (G24); `NOTHING` where it lacks nothing."""
+        """The log end that this node has acknowledged and lacks since its log was reset, or truncated at a hole (G24);
+        `NO_PROMISED_END` if it lacks nothing."""
         ...
 
     @property
@@ -96,14 +96,15 @@ class LogView(Protocol):
     def latest_snapshot(self) -> SnapshotId | None: ...
 
     def snapshot_size(self, snapshot_id: SnapshotId) -> int | None:
-        """Bytes of a frozen snapshot, None for one that is not here."""
+        """Size of a frozen snapshot in bytes, None if it is not here."""
         ...
 
     @property
     def voters(self) -> VotersAt | None:
-        """The newest set in the log, committed or not, else in the newest snapshot; None where there is neither."""
+        """The newest voter set in the log, committed or not, or else in the newest snapshot; None if neither has
+        one."""
         ...
 
     def voters_before(self, offset: int) -> VotersAt | None:
-        """The set that was in force before the record at `offset`, as far as it is still known."""
+        """The voter set in force before the record at `offset`, if still known."""
         ...

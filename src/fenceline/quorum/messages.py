@@ -1,11 +1,11 @@
-"""What nodes of the quorum say to each other: values only.
+"""Requests and responses between nodes of the quorum: values only.
 
-Fields bear the names of the wire. Every message is about the one partition of the one topic, so both are left out: the
-node refuses other shapes before a request gets here (exactly one topic with one partition, `gaps.md G27`). Of a
-response, `error_code` is the top level's and `partition_error_code` the partition's. Ids and epochs are -1 where there
-are none. What a version can not carry is left at the default by who decodes, and left out by who encodes.
+Fields have the names of the wire protocol. Every message concerns the single partition of the single topic, so both are
+left out: the node rejects other requests before they get here (exactly one topic with one partition, `gaps.md G27`). In
+a response, `error_code` is the top-level error and `partition_error_code` that of the partition. Absent ids and epochs
+are -1. A field that a version lacks has its default after decoding, and is omitted when encoding.
 
-Times in ms are on the quorum's monotonic clock; the node translates them where the wire wants the time of day.
+Times in ms are on the quorum's monotonic clock; the node converts them to wall-clock time where the protocol needs it.
 
 Rules: raft.md Q13-Q30, Q37, Q41-Q43; snapshots.md N27-N31; since_4_0.md K8, K12, K16.
 """
@@ -23,21 +23,21 @@ from fenceline.quorum.control_records import KRaftVersionFeature, VoterEndpoint
 from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, EpochEnd, SnapshotId
 
 Records: TypeAlias = Sized
-"""Record batches as they are: only whether there are any is looked at."""
+"""Unchanged record batches. The quorum checks only whether there are any."""
 
-NOBODY: Final = -1
+NO_NODE: Final = -1
 NO_KRAFT_VERSION: Final = KRaftVersionFeature()
 
 
 class ReplicaKey(NamedTuple):
-    """A replica by id and directory (Q45). The zero UUID: not known, or static voters."""
+    """A replica by id and directory (Q45). The zero UUID: unknown, or static voters."""
 
     replica_id: int
     replica_directory_id: UUID = ZERO_UUID
 
 
 class NodeEndpoint(NamedTuple):
-    """Where a node listens, as answers name the leader."""
+    """A node's address, as responses name the leader's."""
 
     node_id: int
     host: str
@@ -49,10 +49,10 @@ class NodeEndpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VoteRequest:
-    """Vote (52). `voter_*` is who is asked, as the asker knows it; `replica_*` who asks.
+    """Vote (52). `voter_*` is the receiver as known to the sender; `replica_*` is the sender.
 
-    A pre-vote (version 2) has `replica_epoch` as it is; a vote the new epoch. A driver whose peer has no version 2
-    answers a pre-vote itself with `VoteResponse(error_code=UNSUPPORTED_VERSION)` (K8).
+    A pre-vote (version 2) has the current epoch as `replica_epoch`, a vote the new one. If the peer does not support
+    version 2, the driver itself completes a pre-vote with `VoteResponse(error_code=UNSUPPORTED_VERSION)` (K8).
     """
 
     cluster_id: str | None
@@ -61,7 +61,7 @@ class VoteRequest:
     last_offset_epoch: int
     last_offset: int
     replica_directory_id: UUID = ZERO_UUID
-    voter_id: int = NOBODY
+    voter_id: int = NO_NODE
     voter_directory_id: UUID = ZERO_UUID
     pre_vote: bool = False
 
@@ -70,7 +70,7 @@ class VoteRequest:
 class VoteResponse:
     error_code: ErrorCode = ErrorCode.NONE
     partition_error_code: ErrorCode = ErrorCode.NONE
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     vote_granted: bool = False
     node_endpoints: tuple[NodeEndpoint, ...] = ()
@@ -83,7 +83,7 @@ class BeginQuorumEpochRequest:
     cluster_id: str | None
     leader_id: int
     leader_epoch: int
-    voter_id: int = NOBODY
+    voter_id: int = NO_NODE
     voter_directory_id: UUID = ZERO_UUID
     leader_endpoints: tuple[VoterEndpoint, ...] = ()
 
@@ -92,15 +92,15 @@ class BeginQuorumEpochRequest:
 class BeginQuorumEpochResponse:
     error_code: ErrorCode = ErrorCode.NONE
     partition_error_code: ErrorCode = ErrorCode.NONE
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     node_endpoints: tuple[NodeEndpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EndQuorumEpochRequest:
-    """EndQuorumEpoch (54): the sender leads no longer. `preferred_candidates` by descending end of their logs; from
-    version 0 (`preferred_successors`) without directories."""
+    """EndQuorumEpoch (54): the sender no longer leads. `preferred_candidates` in descending order of their log ends;
+    from version 0 (`preferred_successors`) without directories."""
 
     cluster_id: str | None
     leader_id: int
@@ -113,7 +113,7 @@ class EndQuorumEpochRequest:
 class EndQuorumEpochResponse:
     error_code: ErrorCode = ErrorCode.NONE
     partition_error_code: ErrorCode = ErrorCode.NONE
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     node_endpoints: tuple[NodeEndpoint, ...] = ()
 
@@ -123,7 +123,7 @@ class EndQuorumEpochResponse:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Fetch (1). `high_watermark`: the follower's own (-1 unknown), None where it does not take part (K12: tag absent,
+    """Fetch (1). `high_watermark`: the follower's own (-1 unknown), or None if the request has none (K12: tag absent,
     or a version below 18)."""
 
     cluster_id: str | None
@@ -144,7 +144,7 @@ class FetchResponse:
 
     error_code: ErrorCode = ErrorCode.NONE
     partition_error_code: ErrorCode = ErrorCode.NONE
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     high_watermark: int = -1
     log_start_offset: int = -1
@@ -169,11 +169,11 @@ class FetchSnapshotRequest:
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshotResponse:
-    """`size` of the whole file and `position` of the piece in bytes."""
+    """`size` of the file and `position` of the piece in bytes."""
 
     error_code: ErrorCode = ErrorCode.NONE
     partition_error_code: ErrorCode = ErrorCode.NONE
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     snapshot_id: SnapshotId = BOOTSTRAP_SNAPSHOT
     size: int = 0
@@ -192,7 +192,7 @@ class DescribeQuorumRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """What the leader knows of a replica: offset -1 unknown; times on the quorum's clock, None = none."""
+    """The leader's knowledge of a replica: offset -1 = unknown; times on the quorum's clock, None = never."""
 
     replica_id: int
     replica_directory_id: UUID
@@ -212,7 +212,7 @@ class DescribeQuorumResponse:
     error_code: ErrorCode = ErrorCode.NONE
     partition_error_code: ErrorCode = ErrorCode.NONE
     error_message: str | None = None
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     high_watermark: int = -1
     current_voters: tuple[ReplicaState, ...] = ()
@@ -268,19 +268,19 @@ class UpdateRaftVoterRequest:
 @dataclass(frozen=True, slots=True)
 class UpdateRaftVoterResponse:
     error_code: ErrorCode = ErrorCode.NONE
-    leader_id: int = NOBODY
+    leader_id: int = NO_NODE
     leader_epoch: int = -1
     node_endpoints: tuple[NodeEndpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ApiVersionsRequest:
-    """ApiVersions (18): which kraft.version does a node support that is to become a voter (Q41)?"""
+    """ApiVersions (18): asks a prospective voter for its supported kraft.version range (Q41)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiVersionsResponse:
-    """`k_raft_version_feature` is (0, 0) where the node names no kraft.version."""
+    """`k_raft_version_feature` is (0, 0) if the node does not report kraft.version."""
 
     error_code: ErrorCode = ErrorCode.NONE
     k_raft_version_feature: KRaftVersionFeature = NO_KRAFT_VERSION

@@ -1,9 +1,9 @@
-"""Requests on their way: one at a time for each peer and kind, each with a time limit.
+"""Requests in flight: one at a time for each peer and type, each with a timeout.
 
-Owns request ids and when a peer may be asked again. A change of role forgets everything: what is answered later belongs
-to an election that is over, and is not looked at (`gaps.md G10`). What it does not forget is how often an address could
-not be reached: the first misses cost a short rest, so that whoever starts again is found at once, and the rest grows to
-a second for as long as nothing is heard from there.
+Owns request ids and the backoff of peers. A change of role forgets all requests: a later response belongs to an
+election that is over and is ignored (`gaps.md G10`). Failures of an address are not forgotten: the first ones cause a
+short backoff, so that a restarted node is found at once, and the backoff grows to a second while nothing arrives from
+there.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fenceline.rng import Rng
 Slot = tuple[int, type[RequestMessage]]
 Address = tuple[str, int]
 
-_SHORT_RESTS: Final = 5
-_LONGEST_REST_MS: Final = 1000
+_SHORT_BACKOFFS: Final = 5
+_LONGEST_BACKOFF_MS: Final = 1000
 _MAX_ADDRESSES: Final = 1000
-"""A cluster whose nodes get new addresses all the time begins anew."""
+"""Above it the counters are reset: a cluster may keep changing its nodes' addresses."""
 
 
 class InFlight(NamedTuple):
@@ -32,19 +32,19 @@ class InFlight(NamedTuple):
 class Outbox:
     """See the module."""
 
-    def __init__(self, timeout_ms: int, rest_ms: int, rng: Rng) -> None:
-        """`rest_ms` after a miss, at first."""
+    def __init__(self, timeout_ms: int, backoff_ms: int, rng: Rng) -> None:
+        """`backoff_ms` is the initial backoff after a failure."""
         self._timeout_ms = timeout_ms
-        self._rest_ms = rest_ms
+        self._backoff_ms = backoff_ms
         self._rng = rng
         self._next_id = 1
         self._in_flight: dict[int, InFlight] = {}
         self._slots: dict[Slot, int] = {}
         self._not_before: dict[Slot, int] = {}
-        self._rests: dict[Address, int] = {}
-        """Until when nothing is sent there."""
-        self._misses: dict[Address, int] = {}
-        """In a row; addresses that were reached are not there."""
+        self._backoff_until: dict[Address, int] = {}
+        """Nothing is sent there until this time."""
+        self._failures: dict[Address, int] = {}
+        """Consecutive failures; a reachable address has no entry."""
 
     def send(self, now_ms: int, peer: Peer, message: RequestMessage) -> Duty:
         request_id = self._next_id
@@ -60,48 +60,50 @@ class Outbox:
         slot = (peer.node_id, kind)
         if slot in self._slots or self._not_before.get(slot, now_ms) > now_ms:
             return False
-        return not self.rests(now_ms, peer)
+        return not self.is_backing_off(now_ms, peer)
 
-    def rests(self, now_ms: int, peer: Peer) -> bool:
-        """Whether its address could not be reached just now."""
-        return bool(self._rests) and self._rests.get((peer.host, peer.port), now_ms) > now_ms
+    def is_backing_off(self, now_ms: int, peer: Peer) -> bool:
+        """Whether its address is in backoff after a failure."""
+        return bool(self._backoff_until) and self._backoff_until.get((peer.host, peer.port), now_ms) > now_ms
 
     def has(self, kind: type[RequestMessage]) -> bool:
-        """Whether a request of this kind is on its way to anybody."""
-        for _, each in self._slots:  # noqa: SIM110 - asked after every step of a quorum
+        """Whether a request of this type is in flight to any peer."""
+        for _, each in self._slots:  # noqa: SIM110 - called after every step of a quorum
             if each is kind:
                 return True
         return False
 
-    def put_off(self, node_id: int, kind: type[RequestMessage], until_ms: int) -> None:
+    def postpone(self, node_id: int, kind: type[RequestMessage], until_ms: int) -> None:
         self._not_before[node_id, kind] = until_ms
 
-    def missed(self, now_ms: int, sent: InFlight) -> None:
-        """It was not answered: its address rests, counted from when it was asked."""
+    def request_failed(self, now_ms: int, sent: InFlight) -> None:
+        """The request failed: back off from its address, counted from when the request was sent."""
         address = (sent.peer.host, sent.peer.port)
-        if len(self._misses) >= _MAX_ADDRESSES:
-            self._misses.clear()
-        misses = self._misses[address] = self._misses.get(address, 0) + 1
-        rest_ms = self._rest_ms
-        if misses > _SHORT_RESTS:
-            longest_ms = min(self._rest_ms << min(misses - _SHORT_RESTS, 20), max(_LONGEST_REST_MS, self._rest_ms))
-            rest_ms = longest_ms // 2 + self._rng.randrange(longest_ms // 2 + 1)
+        if len(self._failures) >= _MAX_ADDRESSES:
+            self._failures.clear()
+        failures = self._failures[address] = self._failures.get(address, 0) + 1
+        backoff_ms = self._backoff_ms
+        if failures > _SHORT_BACKOFFS:
+            longest_backoff_ms = min(
+                self._backoff_ms << min(failures - _SHORT_BACKOFFS, 20), max(_LONGEST_BACKOFF_MS, self._backoff_ms)
+            )
+            backoff_ms = longest_backoff_ms // 2 + self._rng.randrange(longest_backoff_ms // 2 + 1)
         asked_ms = sent.deadline_ms - self._timeout_ms
-        self._rests[address] = max(asked_ms + rest_ms, now_ms + self._rest_ms)
+        self._backoff_until[address] = max(asked_ms + backoff_ms, now_ms + self._backoff_ms)
 
     @property
-    def has_missed(self) -> bool:
-        """Whether any address was not reached lately."""
-        return bool(self._misses)
+    def has_failures(self) -> bool:
+        """Whether any address has failed lately."""
+        return bool(self._failures)
 
-    def reached(self, peer: Peer) -> None:
-        """Something was heard from there."""
-        if self._misses:
-            self._misses.pop((peer.host, peer.port), None)
-            self._rests.pop((peer.host, peer.port), None)
+    def peer_reachable(self, peer: Peer) -> None:
+        """A message arrived from the peer."""
+        if self._failures:
+            self._failures.pop((peer.host, peer.port), None)
+            self._backoff_until.pop((peer.host, peer.port), None)
 
-    def take(self, request_id: int) -> InFlight | None:
-        """The request has ended. None: it was given up before."""
+    def complete(self, request_id: int) -> InFlight | None:
+        """Remove a request that has ended. None: it was dropped before."""
         found = self._in_flight.pop(request_id, None)
         if found is not None:
             del self._slots[found.peer.node_id, type(found.message)]
@@ -114,13 +116,13 @@ class Outbox:
         self._in_flight.clear()
         self._slots.clear()
         self._not_before.clear()
-        self._rests.clear()
+        self._backoff_until.clear()
 
     def next_deadline_ms(self, now_ms: int) -> int | None:
-        """When a request expires, or a slot or an address that waits may be used again."""
+        """When a request expires, or a slot or an address leaves its backoff."""
         times = [each.deadline_ms for each in self._in_flight.values()]
         if self._not_before:
             times += [at for slot, at in self._not_before.items() if at > now_ms and slot not in self._slots]
-        if self._rests:
-            times += [at for at in self._rests.values() if at > now_ms]
+        if self._backoff_until:
+            times += [at for at in self._backoff_until.values() if at > now_ms]
         return min(times) if times else None

@@ -1,12 +1,11 @@
 """The consensus state machine of one node.
 
-Owns the order in which its parts work; the parts are `elections`, `leading` with `fetches` and `voter_changes`,
-`following` with `download`, and `hearing` for what all answers have in common, around the shared `core`; `standing` is
-what can be asked of it. Never does I/O, knows no clock and no randomness: every call brings the time, and gives back
-duties (`duties` says what the driver owes). After each call everything that is due by then has been ordered;
-`next_deadline_ms` says when `tick` is wanted.
+Owns the order in which its parts work. The parts are `elections`, `leading` with `fetches` and `voter_changes`,
+`following` with `download`, and `response_handling`, around the shared `core`; `status` holds the read-only properties.
+Does no I/O and has no clock and no randomness: every call passes the time and returns duties (`duties` specifies what
+the driver must do). After each call everything that is due has been ordered; `next_deadline_ms` is when to call `tick`.
 
-Rules: raft.md, snapshots.md N24-N39, since_4_0.md K7-K16; what differs from Kafka: `docs/decisions/009`.
+Rules: raft.md, snapshots.md N24-N39, since_4_0.md K7-K16; differences from Kafka: `docs/decisions/009`.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.elections import Elections
 from fenceline.quorum.fetches import Fetches
 from fenceline.quorum.following import Following
-from fenceline.quorum.hearing import Hearing
 from fenceline.quorum.leading import Leading
 from fenceline.quorum.log_view import LogView, SnapshotId
 from fenceline.quorum.messages import (
-    NOBODY,
+    NO_NODE,
     AddRaftVoterRequest,
     AddRaftVoterResponse,
     ApiVersionsRequest,
@@ -46,33 +44,34 @@ from fenceline.quorum.messages import (
     UpdateRaftVoterRequest,
     VoteRequest,
 )
+from fenceline.quorum.response_handling import ResponseHandler
 from fenceline.quorum.roles import TIMEOUTS, Follower, Leader, OnTimeout, Resigned, Role, Unattached, leader_of
 from fenceline.quorum.settings import QuorumSettings
-from fenceline.quorum.standing import Standing
+from fenceline.quorum.status import QuorumStatus
 from fenceline.quorum.voter_changes import VoterChanges
 from fenceline.quorum.voter_registration import Registration
 from fenceline.rng import Rng
 
 
-class Quorum(Standing):
-    """See the module. Times are monotonic ms; a time before the last one counts as the last one."""
+class Quorum(QuorumStatus):
+    """See the module. Times are monotonic ms; a time before the previous one counts as the previous one."""
 
     def __init__(self, local: Voter, log: LogView, settings: QuorumSettings, rng: Rng) -> None:
-        """`local` is this node as it would stand in a voter set; `rng` decides timeouts and whom to ask."""
+        """`local` is this node as a voter set would list it; `rng` decides timeouts and which peer to ask."""
         core = self._core = Core(local, log, settings, rng)
         self._leading = Leading(core)
         self._fetches = Fetches(
             core,
             fetched=self._fetched,
-            heard=self._leading.heard,
+            contacted=self._leading.contacted,
             leader_high_watermark=lambda: self._leading.high_watermark,
         )
         self._changes = VoterChanges(core, self._leading)
         self._download = Download(core)
-        self._following = Following(core, self._download, lambda: self._elections.ask())
+        self._following = Following(core, self._download, lambda: self._elections.start_pre_vote())
         self._registration = Registration(core)
         self._elections = Elections(core, lambda: self._following.in_touch, self._leading.begin)
-        self._hearing = Hearing(
+        self._responses = ResponseHandler(
             core,
             elections=self._elections,
             leading=self._leading,
@@ -86,7 +85,7 @@ class Quorum(Standing):
 
     @property
     def has_closed(self) -> bool:
-        """After `shutdown`: nothing more is owed to the others (Q23)."""
+        """After `shutdown`: no announcement is pending (Q23)."""
         core = self._core
         if self._closes_at_ms is None or isinstance(core.role, Leader):
             return False
@@ -94,7 +93,7 @@ class Quorum(Standing):
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When `tick` is to be called at the latest; None: nothing is waited for."""
+        """The latest time to call `tick`; None: no timer is running."""
         core = self._core
         times = (
             core.timeout_at_ms,
@@ -108,52 +107,53 @@ class Quorum(Standing):
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     def finalize_kraft_version(self, now_ms: int, version: int) -> list[Duty]:
-        """UpdateFeatures of kraft.version, as the leader (K15). Raises PeerError."""
+        """UpdateFeatures of kraft.version on the leader (K15). Raises PeerError."""
         self._begin(now_ms)
         self._changes.finalize_kraft_version(version)
         return self._end()
 
     def check_leads(self, epoch: int) -> None:
-        """Q35, before the controller appends: raises PeerError (6) when this node does not lead `epoch`."""
+        """Q35, before the controller appends: raises PeerError (6) if this node does not lead `epoch`."""
         self._leading.check_leads(epoch)
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def start(self, now_ms: int, recorded: ElectionState | None) -> list[Duty]:
-        """Boot (Q10). `recorded` is what `quorum-state` says, None where there is none. The only voter leads at once
-        (Q6). The log holds nothing unflushed."""
+        """Boot (Q10). `recorded` is the content of `quorum-state`, None if there is no file. A single voter leads at
+        once (Q6). The log holds nothing unflushed."""
         core = self._begin(now_ms)
         latest = core.log.latest_snapshot
         if latest is not None and latest.end_offset > 0:
-            core.high_watermark = latest.end_offset  # a snapshot stands only for what is committed (N15)
+            core.high_watermark = latest.end_offset  # a snapshot contains only committed records (N15)
         self._elections.boot(recorded)
         return self._end()
 
     def tick(self, now_ms: int) -> list[Duty]:
-        """Time has passed. Harmless at any time."""
+        """Handle expired timers. Harmless at any time."""
         core = self._begin(now_ms)
         for request_id in core.outbox.expired(core.now_ms):
-            self._hearing.unanswered(request_id, refused=False)
+            self._responses.request_failed(request_id, refused=False)
         self._fetches.expire()
         self._leading.tick()
         self._changes.tick()
         if core.timeout_at_ms is not None and core.timeout_at_ms <= core.now_ms:
-            self._time_is_up()
+            self._role_timed_out()
         if self._closes_at_ms is not None and self.is_leader:
-            # The votes of a candidacy came when it was closing already.
+            # The votes arrived after the shutdown began.
             self._leading.resign()
             core.timeout_at_ms = None
         return self._end()
 
     def resign(self, now_ms: int) -> list[Duty]:
-        """Stop leading; nothing where this node does not lead."""
+        """Stop leading. Does nothing if this node does not lead."""
         self._begin(now_ms)
         if self.is_leader:
             self._leading.resign()
         return self._end()
 
     def shutdown(self, now_ms: int, timeout_ms: int) -> list[Duty]:
-        """Q23: resign, and take part in no election more. The node may go when `has_closed`, or `timeout_ms` later."""
+        """Q23: resign, and take no further part in elections. The node may stop when `has_closed`, or after
+        `timeout_ms`."""
         core = self._begin(now_ms)
         self._closes_at_ms = core.now_ms + timeout_ms
         if self.is_leader:
@@ -164,18 +164,18 @@ class Quorum(Standing):
     # -- the network ---------------------------------------------------------------------------------------------------
 
     def request(self, now_ms: int, token: Token, message: RequestMessage) -> list[Duty]:
-        """Somebody asks; an Answer, ServeRecords or ServePiece with `token` comes now or later, exactly once."""
+        """A request arrived; an Answer, ServeRecords or ServePiece with `token` follows now or later, exactly once."""
         core = self._begin(now_ms)
         asker = getattr(message, "replica_id", getattr(message, "leader_id", None))
         if asker is not None:
-            core.heard_from(asker)
+            core.mark_reachable(asker)
         match message:
             case VoteRequest():
                 core.duties.append(Answer(token, self._elections.vote(message)))
             case BeginQuorumEpochRequest():
-                core.duties.append(Answer(token, self._hearing.leader_begins(message)))
+                core.duties.append(Answer(token, self._responses.begin_quorum_epoch(message)))
             case EndQuorumEpochRequest():
-                core.duties.append(Answer(token, self._hearing.leader_ends(message)))
+                core.duties.append(Answer(token, self._responses.end_quorum_epoch(message)))
             case FetchRequest():
                 self._fetches.fetch(token, message)
             case FetchSnapshotRequest():
@@ -195,56 +195,56 @@ class Quorum(Standing):
         return self._end()
 
     def response(self, now_ms: int, request_id: int, message: ResponseMessage) -> list[Duty]:
-        """The answer to a `Send`. Nothing happens where it is not waited for any more."""
+        """The response to a `Send`. Ignored if it is no longer expected."""
         core = self._begin(now_ms)
-        sent = core.outbox.take(request_id)
+        sent = core.outbox.complete(request_id)
         if sent is not None:
-            core.outbox.reached(sent.peer)
+            core.outbox.peer_reachable(sent.peer)
             match message:
                 case ApiVersionsResponse():
                     self._changes.probed(message)
                 case AddRaftVoterResponse() | RemoveRaftVoterResponse():
                     self._registration.answered(message)
                 case DescribeQuorumResponse():
-                    raise InternalError("the quorum asks nobody for a description")
+                    raise InternalError("the quorum never sends DescribeQuorum")
                 case _:
-                    self._hearing.answered(sent, message)
+                    self._responses.answered(sent, message)
         return self._end()
 
     def no_response(self, now_ms: int, request_id: int, refused: bool) -> list[Duty]:
-        """A `Send` will not be answered: its connection was lost. `refused`: the address takes no connection, so nobody
-        listens there; a voter whose leader is gone that way asks for votes at once."""
+        """A `Send` gets no response: its connection was lost. `refused`: the address refuses connections, so no process
+        listens there; a voter whose leader is lost that way starts a pre-vote at once."""
         self._begin(now_ms)
-        self._hearing.unanswered(request_id, refused)
+        self._responses.request_failed(request_id, refused)
         return self._end()
 
     # -- the log -------------------------------------------------------------------------------------------------------
 
     def appended(self, now_ms: int) -> list[Duty]:
-        """The log has grown: by a duty, or by the controller of this leader."""
+        """Records were appended: by a duty, or by the controller on this leader."""
         self._begin(now_ms).log_is_changing = False
         self._log_changed()
         return self._end()
 
     def flushed(self, now_ms: int) -> list[Duty]:
-        """More of the log is flushed: it counts from here on (Q32, G35)."""
+        """More of the log is flushed and counts from now on (Q32, G35)."""
         self._begin(now_ms)
         self._log_changed()
         return self._end()
 
     def append_failed(self, now_ms: int, reason: str) -> list[Duty]:
-        """Nothing of an AppendFetched or AppendControlBatch was appended: a leader that can not append resigns."""
+        """No record of an AppendFetched or AppendControlBatch was appended. A leader resigns then."""
         core = self._begin(now_ms)
         core.log_is_changing = False
         if self.is_leader:
-            core.say(Level.ERROR, f"This node can not append to the metadata log: {reason}", "Check the disk.")
+            core.log_line(Level.ERROR, f"Cannot append to the metadata log: {reason}", "Check the disk.")
             self._leading.resign()
         else:
             self._following.append_failed(reason)
         return self._end()
 
     def truncated(self, now_ms: int) -> list[Duty]:
-        """A Truncate is done."""
+        """A Truncate has completed."""
         self._begin(now_ms).log_is_changing = False
         return self._end()
 
@@ -263,38 +263,38 @@ class Quorum(Standing):
         return self._end()
 
     def download_failed(self, now_ms: int, snapshot_id: SnapshotId, reason: str) -> list[Duty]:
-        """Opening, writing or verifying went wrong."""
+        """Opening, writing or verifying the file failed."""
         self._begin(now_ms)
         self._download.failed(snapshot_id, reason)
         self._following.back_off()
         return self._end()
 
     def snapshot_frozen(self, now_ms: int, snapshot_id: SnapshotId) -> list[Duty]:
-        """The download is whole, verified and durable in its place."""
+        """The downloaded snapshot is complete, verified and durable."""
         self._begin(now_ms)
         self._download.frozen(snapshot_id)
         return self._end()
 
     def snapshot_loaded(self, now_ms: int) -> list[Duty]:
-        """The log starts and ends at its newest snapshot now."""
+        """The log now starts and ends at its newest snapshot."""
         self._begin(now_ms).log_is_changing = False
         self._download.loaded()
         self._log_changed()
         return self._end()
 
     def snapshot_not_loaded(self, now_ms: int, snapshot_id: SnapshotId, reason: str) -> list[Duty]:
-        """A LoadSnapshot found the file damaged: it is gone, the log is as it was (G24)."""
+        """A LoadSnapshot found the file damaged: it was set aside, and the log is unchanged (G24)."""
         core = self._begin(now_ms)
         core.log_is_changing = False
-        core.say(
+        core.log_line(
             Level.WARNING,
-            f"The snapshot {snapshot_id.file_name} is damaged and set aside: {reason}",
-            "It is fetched anew. Check the disk.",
+            f"The snapshot {snapshot_id.file_name} is damaged and was set aside: {reason}",
+            "It will be fetched again. Check the disk.",
         )
         self._following.back_off()
         return self._end()
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _begin(self, now_ms: int) -> Core:
         core = self._core
@@ -303,7 +303,7 @@ class Quorum(Standing):
         return core
 
     def _end(self) -> list[Duty]:
-        """Order everything that is due."""
+        """Order everything that is due, and return the duties of this call."""
         self._elections.pump()
         self._leading.pump()
         self._following.pump()
@@ -320,42 +320,42 @@ class Quorum(Standing):
         if isinstance(new, Leader):
             self._download.drop()
         if isinstance(new, Follower | Unattached):
-            self._following.begin(same_leader=leader_of(old) == leader_of(new) != NOBODY)
+            self._following.begin(same_leader=leader_of(old) == leader_of(new) != NO_NODE)
 
-    def _time_is_up(self) -> None:
+    def _role_timed_out(self) -> None:
         core = self._core
         core.timeout_at_ms = None
         if self._closes_at_ms is not None:
             return
         for_voter, for_observer = TIMEOUTS[type(core.role)]
-        match for_voter if core.may_stand else for_observer:
-            case OnTimeout.ASK:
-                self._elections.ask()
-            case OnTimeout.GO_BACK:
-                self._elections.go_back()
+        match for_voter if core.is_electable else for_observer:
+            case OnTimeout.PRE_VOTE:
+                self._elections.start_pre_vote()
+            case OnTimeout.GIVE_UP:
+                self._elections.give_up()
             case OnTimeout.NEW_EPOCH:
                 core.become_unattached(core.epoch + 1)
-            case OnTimeout.LOOK_AROUND:
-                self._following.silent()
+            case OnTimeout.FIND_LEADER:
+                self._following.fetch_timed_out()
             case OnTimeout.RESIGN | OnTimeout.NOTHING:
                 pass
 
     def _fetched(self, key: ReplicaKey, offset: int) -> None:
         self._leading.fetched(key, offset)
         self._changes.fetched(key)
-        self._count()
+        self._update_high_watermark()
 
-    def _count(self) -> None:
-        if self._leading.count():
+    def _update_high_watermark(self) -> None:
+        if self._leading.update_high_watermark():
             self._fetches.high_watermark_moved()
             self._changes.high_watermark_moved()
 
     def _log_changed(self) -> None:
         core = self._core
         if isinstance(core.role, Leader):
-            self._fetches.log_grew()
-            self._count()
+            self._fetches.records_appended()
+            self._update_high_watermark()
         else:
-            self._following.count()
-            if core.may_stand and core.timeout_at_ms is None and isinstance(core.role, Unattached):
+            self._following.update_high_watermark()
+            if core.is_electable and core.timeout_at_ms is None and isinstance(core.role, Unattached):
                 core.timeout_at_ms = core.election_timeout()

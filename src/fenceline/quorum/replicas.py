@@ -1,6 +1,7 @@
-"""What a leader knows of the replicas that fetch from it, and what follows: high watermark, check-quorum, successors.
+"""The leader's knowledge of the replicas that fetch from it, and what follows from it: high watermark, check-quorum,
+successors.
 
-Owns nothing else: pure arithmetic over fetches. A replica counts as a voter while the newest voter set has its key.
+Pure arithmetic over fetches. A replica counts as a voter while the newest voter set has its key.
 
 Rules: raft.md Q22, Q26, Q27, Q32, Q34, Q37; epochs.md E32; gaps.md G30.
 """
@@ -16,8 +17,8 @@ from fenceline.quorum.voter_set import VoterSet
 
 
 @dataclass(slots=True)
-class Replica:
-    """Times on the quorum's clock; None = not since this leader began."""
+class ReplicaProgress:
+    """Times on the quorum's clock; None = never in this term."""
 
     key: ReplicaKey
     end_offset: int | None = None
@@ -30,30 +31,30 @@ class Replica:
 
 
 class Replicas:
-    """Of one leader, in one epoch that began at `since_ms`."""
+    """The replicas of a leader in the epoch that began at `since_ms`."""
 
-    def __init__(self, me: int, since_ms: int, max_observers: int) -> None:
-        self._me = me
+    def __init__(self, local_id: int, since_ms: int, max_observers: int) -> None:
+        self._local_id = local_id
         self._since_ms = since_ms
         self._max = max_observers
-        self._all: dict[ReplicaKey, Replica] = {}
+        self._all: dict[ReplicaKey, ReplicaProgress] = {}
         self._voters: VoterSet | None = None
-        self._by_voter: dict[int, Replica | None] = {}
-        """Of `_voters`, those that name a directory; forgotten when a replica comes or goes."""
+        self._by_voter: dict[int, ReplicaProgress | None] = {}
+        """The keys of `_voters` that name a directory; reset when a replica is added or removed."""
 
-    def contact(self, key: ReplicaKey, now_ms: int) -> Replica | None:
-        """A valid request of `key`. None: there are too many to remember one more."""
+    def contact(self, key: ReplicaKey, now_ms: int) -> ReplicaProgress | None:
+        """A valid request of `key` arrived. None: the limit of remembered replicas is reached."""
         replica = self._all.get(key)
         if replica is None:
             if len(self._all) >= self._max:
                 return None
-            replica = self._all[key] = Replica(key)
+            replica = self._all[key] = ReplicaProgress(key)
             self._by_voter.clear()
         replica.contact_ms = now_ms
         return replica
 
     def fetched(self, key: ReplicaKey, offset: int, leader_end: int, now_ms: int) -> None:
-        """A valid Fetch: `key` has everything before `offset` on its disk (Q26, E32)."""
+        """A valid Fetch: `key` has everything before `offset` on disk (Q26, E32)."""
         replica = self.contact(key, now_ms)
         if replica is None:
             return
@@ -65,8 +66,8 @@ class Replicas:
         replica.last_fetch_ms = now_ms
         replica.leader_end_then = leader_end
 
-    def of_voter(self, voters: VoterSet, voter: Voter) -> Replica | None:
-        """Where a set names no directory, the one of that id that was heard last."""
+    def of_voter(self, voters: VoterSet, voter: Voter) -> ReplicaProgress | None:
+        """If the set names no directory: the replica of that id with the latest contact."""
         if voters is not self._voters:
             self._voters = voters
             self._by_voter = {}
@@ -78,15 +79,15 @@ class Replicas:
         found = [each for key, each in self._all.items() if key.replica_id == voter.voter_id]
         return max(found, key=lambda each: each.contact_ms or 0, default=None)
 
-    def of(self, key: ReplicaKey) -> Replica | None:
+    def of(self, key: ReplicaKey) -> ReplicaProgress | None:
         return self._all.get(key)
 
     def majority_end(self, voters: VoterSet, own_end: int) -> int:
-        """Q32: what a majority of the voters has, -1 = not known. `own_end`: what the leader has flushed (G35); it
-        counts only as a voter."""
+        """Q32: the offset that a majority of the voters has reached, -1 = unknown. `own_end`: the leader's flushed end
+        (G35), which counts only if it is a voter."""
         ends: list[int] = []
         for voter in voters.voters:
-            if voter.voter_id == self._me:
+            if voter.voter_id == self._local_id:
                 ends.append(own_end)
             else:
                 replica = self.of_voter(voters, voter)
@@ -94,23 +95,23 @@ class Replicas:
         ends.sort(reverse=True)
         return ends[len(ends) // 2] if ends else -1
 
-    def majority_lost_at_ms(self, voters: VoterSet, leader_is_voter: bool, patience_ms: int) -> int | None:
-        """Q34: when too few voters will have been heard for `patience_ms`. None: nobody else is needed."""
+    def majority_lost_at_ms(self, voters: VoterSet, leader_is_voter: bool, timeout_ms: int) -> int | None:
+        """Q34: when contact with a majority will have been missing for `timeout_ms`. None: no other voter is needed."""
         needed = voters.majority - (1 if leader_is_voter else 0)
         if needed <= 0:
             return None
-        heard: list[int] = []
+        contacts: list[int] = []
         for voter in voters.voters:
-            if voter.voter_id != self._me:
+            if voter.voter_id != self._local_id:
                 replica = self.of_voter(voters, voter)
                 contact = None if replica is None else replica.contact_ms
-                heard.append(self._since_ms if contact is None else max(contact, self._since_ms))
-        heard.sort(reverse=True)
-        return heard[needed - 1] + patience_ms
+                contacts.append(self._since_ms if contact is None else max(contact, self._since_ms))
+        contacts.sort(reverse=True)
+        return contacts[needed - 1] + timeout_ms
 
     def successors(self, voters: VoterSet) -> tuple[ReplicaKey, ...]:
-        """Q22: the other voters by descending end of their logs."""
-        others = [voter for voter in voters.voters if voter.voter_id != self._me]
+        """Q22: the other voters in descending order of log end."""
+        others = [voter for voter in voters.voters if voter.voter_id != self._local_id]
 
         def end(voter: Voter) -> tuple[int, int]:
             replica = self.of_voter(voters, voter)
@@ -119,10 +120,10 @@ class Replicas:
         return tuple(ReplicaKey(voter.voter_id, voter.voter_directory_id) for voter in sorted(others, key=end))
 
     def slowest_offset(self, since_ms: int) -> int | None:
-        """The least end offset of the replicas that were heard since then; 0 for one that has told none. None: nobody
-        was heard."""
-        heard = [each for each in self._all.values() if each.contact_ms is not None and each.contact_ms >= since_ms]
-        return min((each.end_offset or 0 for each in heard), default=None)
+        """The smallest end offset of the replicas in contact since `since_ms`; 0 for one with an unknown offset. None:
+        there is none."""
+        contacts = [each for each in self._all.values() if each.contact_ms is not None and each.contact_ms >= since_ms]
+        return min((each.end_offset or 0 for each in contacts), default=None)
 
     def forget_observers(self, voters: VoterSet, before_ms: int) -> None:
         for key, replica in list(self._all.items()):
@@ -131,11 +132,11 @@ class Replicas:
                 self._by_voter.clear()
 
     def describe_voters(self, voters: VoterSet, own_end: int, now_ms: int) -> tuple[ReplicaState, ...]:
-        """Q37. The leader's own: fetched and caught up now, as Kafka tells it."""
+        """Q37. The leader itself has fetched and caught up now, as in Kafka."""
         states: list[ReplicaState] = []
         for voter in voters.voters:
             directory = voter.voter_directory_id
-            if voter.voter_id == self._me:
+            if voter.voter_id == self._local_id:
                 states.append(ReplicaState(voter.voter_id, directory, own_end, now_ms, now_ms))
             else:
                 states.append(_state(voter.voter_id, directory, self.of_voter(voters, voter)))
@@ -149,7 +150,7 @@ class Replicas:
         )
 
 
-def _state(replica_id: int, directory: UUID, replica: Replica | None) -> ReplicaState:
+def _state(replica_id: int, directory: UUID, replica: ReplicaProgress | None) -> ReplicaState:
     if replica is None:
         return ReplicaState(replica_id, directory, -1, None, None)
     end = -1 if replica.end_offset is None else replica.end_offset

@@ -1,9 +1,9 @@
-"""The roles of a node in the quorum, which role may follow which, and what a role does when its time is up.
+"""The roles of a node in the quorum, the allowed transitions, and what happens at a role's timeout.
 
-Owns the two tables. A role is frozen: epoch and election do not change inside one (raft.md "States"). An observer is no
-role of its own but a node outside the newest voter set: it is Unattached or Follower and never asks for votes (Q1).
+Owns both tables. A role is frozen: epoch and election do not change within one (raft.md "States"). An observer is not a
+role but a node outside the newest voter set: it is Unattached or Follower and never asks for votes (Q1).
 
-Rules: raft.md Q1, Q5-Q9; since_4_0.md K7 (Prospective: a vote is asked for in the same epoch first).
+Rules: raft.md Q1, Q5-Q9; since_4_0.md K7 (Prospective: a pre-vote in the same epoch comes first).
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from uuid import UUID
 
 from fenceline.errors import InternalError
 from fenceline.ids import ZERO_UUID
-from fenceline.quorum.election_state import NOBODY, ElectionState
+from fenceline.quorum.election_state import NO_NODE, ElectionState
 
 
 @dataclass(frozen=True, slots=True)
 class Unattached:
-    """Knows an epoch; perhaps who leads it (without endpoints), perhaps whom it voted for."""
+    """Knows an epoch, and possibly its leader (without endpoints) and its own vote."""
 
     epoch: int
-    leader_id: int = NOBODY
-    voted_id: int = NOBODY
+    leader_id: int = NO_NODE
+    voted_id: int = NO_NODE
     voted_directory_id: UUID = ZERO_UUID
 
 
 @dataclass(frozen=True, slots=True)
 class Prospective:
-    """Asks whether it would be elected; its epoch stays, nothing is persisted for it alone."""
+    """Runs a pre-vote in the current epoch; nothing is persisted for it."""
 
     epoch: int
-    leader_id: int = NOBODY
-    voted_id: int = NOBODY
+    leader_id: int = NO_NODE
+    voted_id: int = NO_NODE
     voted_directory_id: UUID = ZERO_UUID
 
 
@@ -51,7 +51,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Leads since `epoch_start_offset`; its high watermark is known only above it (Q32)."""
+    """Leads since `epoch_start_offset`; its high watermark is known only above that offset (Q32)."""
 
     epoch: int
     node_id: int
@@ -64,13 +64,14 @@ class Follower:
 
     epoch: int
     leader_id: int
-    voted_id: int = NOBODY
+    voted_id: int = NO_NODE
     voted_directory_id: UUID = ZERO_UUID
 
 
 @dataclass(frozen=True, slots=True)
 class Resigned:
-    """Led this epoch before a stop and never will again: its unflushed tail may be lost (Q9, Q10)."""
+    """Led this epoch before it resigned or stopped, and never will again: its unflushed records may be lost (Q9,
+    Q10)."""
 
     epoch: int
     node_id: int
@@ -88,44 +89,44 @@ TRANSITIONS: Final[Mapping[type[Role], frozenset[type[Role]]]] = MappingProxyTyp
         Resigned: frozenset({Unattached, Prospective, Follower, Resigned}),
     }
 )
-"""Role to the roles that may follow. Leader to Follower or Unattached only in a higher epoch (Q7)."""
+"""Allowed transitions. Leader to Follower or Unattached only in a higher epoch (Q7)."""
 
 
 class OnTimeout(Enum):
     NOTHING = "has no time limit"
-    ASK = "becomes Prospective in the same epoch"
-    GO_BACK = "becomes Follower where the leader can be reached, else Unattached"
+    PRE_VOTE = "becomes Prospective in the same epoch"
+    GIVE_UP = "becomes Follower if the leader's address is known, else Unattached"
     NEW_EPOCH = "becomes Unattached in the next epoch"
-    LOOK_AROUND = "asks the bootstrap servers who leads"
+    FIND_LEADER = "asks the bootstrap servers who leads"
     RESIGN = "becomes Resigned: a majority has not fetched for too long"
 
 
 TIMEOUTS: Final[Mapping[type[Role], tuple[OnTimeout, OnTimeout]]] = MappingProxyType(
     {
-        Unattached: (OnTimeout.ASK, OnTimeout.NOTHING),
-        Prospective: (OnTimeout.GO_BACK, OnTimeout.GO_BACK),
-        Candidate: (OnTimeout.ASK, OnTimeout.GO_BACK),
+        Unattached: (OnTimeout.PRE_VOTE, OnTimeout.NOTHING),
+        Prospective: (OnTimeout.GIVE_UP, OnTimeout.GIVE_UP),
+        Candidate: (OnTimeout.PRE_VOTE, OnTimeout.GIVE_UP),
         Leader: (OnTimeout.RESIGN, OnTimeout.RESIGN),
-        Follower: (OnTimeout.ASK, OnTimeout.LOOK_AROUND),
+        Follower: (OnTimeout.PRE_VOTE, OnTimeout.FIND_LEADER),
         Resigned: (OnTimeout.NEW_EPOCH, OnTimeout.NEW_EPOCH),
     }
 )
-"""Role to what happens at its timeout: to a voter, and to a node that is not (or no longer) one (Q5, Q34, K7, K11)."""
+"""What happens at a role's timeout: on a voter, and on a node that is not (or no longer) one (Q5, Q34, K7, K11)."""
 
 
 def leader_of(role: Role) -> int:
-    """Who leads the role's epoch as far as known, -1 = nobody known."""
+    """The leader of the role's epoch, -1 = unknown."""
     if isinstance(role, Follower | Unattached | Prospective):
         return role.leader_id
-    return NOBODY if isinstance(role, Candidate) else role.node_id
+    return NO_NODE if isinstance(role, Candidate) else role.node_id
 
 
 def check_transition(old: Role, new: Role) -> None:
-    """Raises InternalError for a step that the protocol does not have (Q7, Q50)."""
+    """Raises InternalError for a transition that the protocol does not allow (Q7, Q50)."""
     if type(new) not in TRANSITIONS[type(old)]:
-        raise InternalError(f"the quorum can not go from {old} to {new}")
+        raise InternalError(f"invalid transition from {old} to {new}")
     if new.epoch < old.epoch:
-        raise InternalError(f"the quorum's epoch can not fall: {old} to {new}")
+        raise InternalError(f"the epoch cannot decrease: {old} to {new}")
     if new.epoch == old.epoch and isinstance(old, Leader) and not isinstance(new, Resigned):
         raise InternalError(f"a leader stays leader within its epoch: {old} to {new}")
     if isinstance(new, Candidate) and new.epoch == old.epoch:
@@ -135,12 +136,12 @@ def check_transition(old: Role, new: Role) -> None:
 
 
 def persisted_form(role: Role) -> ElectionState:
-    """What must be on disk before the role takes effect (Q2)."""
+    """The state that must be durable before the role takes effect (Q2)."""
     match role:
         case Unattached(epoch, leader, voted, directory) | Prospective(epoch, leader, voted, directory):
             return ElectionState(epoch, leader, voted, directory)
         case Candidate(epoch, node, directory):
-            return ElectionState(epoch, NOBODY, node, directory)
+            return ElectionState(epoch, NO_NODE, node, directory)
         case Follower(epoch, leader, voted, directory):
             return ElectionState(epoch, leader, voted, directory)
         case Leader(epoch, node, _) | Resigned(epoch, node):

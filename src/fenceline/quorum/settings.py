@@ -29,14 +29,15 @@ class QuorumSettings:
     fetch_max_bytes: int = 1 << 20
     fetch_snapshot_max_bytes: int = 1 << 20
     served_max_bytes: int = 8 << 20
-    """Of one Fetch answer, whatever the asker allows (G28)."""
+    """Limit of a Fetch response, whatever the request allows (G28)."""
     snapshot_response_max_bytes: int = 10 << 20
-    """Of one FetchSnapshot answer, whatever the asker allows (KIP-630, G28): `replica.fetch.response.max.bytes`."""
+    """Limit of a FetchSnapshot response, whatever the request allows (KIP-630, G28):
+    `replica.fetch.response.max.bytes`."""
     auto_join: bool = False
     flushes: bool = True
-    """Whether this node flushes what it fetched: every controller; a pure broker need not (Q28)."""
+    """Whether this node flushes fetched records: every controller does; a pure broker need not (Q28)."""
     listener: str = ""
-    """Name of the voters' endpoint that others connect to; empty: the first."""
+    """Name of the voter endpoint that peers connect to; empty: the first one."""
     max_parked_fetches: int = 1000
     max_observers: int = 4000
     observer_forgotten_ms: int = 300_000

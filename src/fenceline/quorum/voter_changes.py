@@ -1,10 +1,10 @@
-"""Changing who votes, as the leader: add, remove, update a voter, and the step to kraft.version 1.
+"""Changes of the voter set on the leader: add, remove or update a voter, and upgrade to kraft.version 1.
 
-Owns the one change that may be under way. A change begins only when the set in force is committed and so is a record of
-this term; it replaces the whole set by one that differs in one voter, and counts from its append on (Q40, Q44).
+Owns the single change that may be in progress. A change starts only when the set in force and a record of this term are
+committed. It replaces the set by one that differs in one voter, and takes effect when appended (Q40, Q44).
 
-Better than Kafka, on the same wire: a new voter that has not caught up is waited for until the request's timeout
-instead of being refused at once, and must have caught up just now, not ever (G37).
+Differences from Kafka, on the same wire protocol: a new voter that has not caught up is waited for until the request
+times out instead of being rejected at once, and it must have caught up recently, not at any earlier time (G37).
 
 Rules: raft.md Q39-Q45; since_4_0.md K15, K16; gaps.md G37.
 """
@@ -43,13 +43,13 @@ class _Stage(Enum):
 @dataclass(slots=True)
 class _Change:
     token: Token | None
-    """None: answered already."""
+    """None: already completed."""
     adds: Voter | None
     """None: a removal."""
     deadline_ms: int
     stage: _Stage
     offset_before: int
-    """Of the set that was in force before."""
+    """Offset of the voter set in force before."""
     ack_when_committed: bool = True
 
 
@@ -61,7 +61,7 @@ class VoterChanges:
         self._leading = leading
         self._change: _Change | None = None
         self._reported: dict[int, Voter] = {}
-        """With kraft.version 0: what voters say of themselves, for the step to 1 (K15)."""
+        """With kraft.version 0: the voters' own registrations, for the upgrade to 1 (K15)."""
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -69,16 +69,19 @@ class VoterChanges:
         """Q41, K16."""
         core = self._core
         endpoint = core.default_endpoint(request.listeners)
-        error, text = self._gate(request.cluster_id)
+        error, text = self._check_allowed(request.cluster_id)
         if error is ErrorCode.NONE:
             if request.voter_directory_id == ZERO_UUID or endpoint is None or request.voter_id < 0:
-                error, text = ErrorCode.INVALID_REQUEST, "A voter has an id, a directory id and the quorum's listener."
+                error, text = (
+                    ErrorCode.INVALID_REQUEST,
+                    "A voter needs an id, a directory id and an endpoint of the quorum's listener.",
+                )
             elif core.voters.of(request.voter_id) is not None:
-                error, text = ErrorCode.DUPLICATE_VOTER, f"Node {request.voter_id} is a voter already."
+                error, text = ErrorCode.DUPLICATE_VOTER, f"Node {request.voter_id} is already a voter."
         if error is not ErrorCode.NONE:
             core.duties.append(Answer(token, AddRaftVoterResponse(error, text)))
             return
-        assert endpoint is not None, "looked at above"
+        assert endpoint is not None, "checked above"
         voter = Voter(request.voter_id, request.voter_directory_id, request.listeners)
         self._change = _Change(
             token,
@@ -91,15 +94,18 @@ class VoterChanges:
         core.send(Peer(request.voter_id, endpoint.host, endpoint.port), ApiVersionsRequest())
 
     def remove(self, token: Token, request: RemoveRaftVoterRequest) -> None:
-        """Q42. The leader may remove itself: it leads, uncounted, until that is committed."""
+        """Q42. The leader may remove itself: it leads, without counting itself, until that is committed."""
         core = self._core
-        error, text = self._gate(request.cluster_id)
+        error, text = self._check_allowed(request.cluster_id)
         if error is ErrorCode.NONE:
             voters = core.voters
             if not voters.has(ReplicaKey(request.voter_id, request.voter_directory_id)):
-                error, text = ErrorCode.VOTER_NOT_FOUND, f"Node {request.voter_id} is no voter with that directory id."
+                error, text = (
+                    ErrorCode.VOTER_NOT_FOUND,
+                    f"Node {request.voter_id} is not a voter with that directory id.",
+                )
             elif len(voters) == 1:
-                error, text = ErrorCode.VOTER_NOT_FOUND, "The last voter can not be removed."
+                error, text = ErrorCode.VOTER_NOT_FOUND, "The last voter cannot be removed."
         if error is not ErrorCode.NONE:
             core.duties.append(Answer(token, RemoveRaftVoterResponse(error, text)))
             return
@@ -108,7 +114,7 @@ class VoterChanges:
         self._append(core.voters.without(request.voter_id))
 
     def update(self, token: Token, request: UpdateRaftVoterRequest) -> None:
-        """Q43, K15. Answered when appended."""
+        """Q43, K15. Completed when appended."""
         core = self._core
         error = core.leader_only(request.current_leader_epoch)
         if core.wrong_cluster(request.cluster_id):
@@ -123,7 +129,7 @@ class VoterChanges:
         voters = core.voters
         key = ReplicaKey(request.voter_id, request.voter_directory_id)
         voter = Voter(request.voter_id, request.voter_directory_id, request.listeners, request.k_raft_version_feature)
-        if core.default_endpoint(request.listeners) is None or not _holds(
+        if core.default_endpoint(request.listeners) is None or not _supports(
             request.k_raft_version_feature, voters.kraft_version
         ):
             return ErrorCode.INVALID_REQUEST
@@ -134,7 +140,7 @@ class VoterChanges:
             return ErrorCode.NONE
         if voters.of(request.voter_id) == voter:
             return ErrorCode.NONE
-        error, _ = self._gate(request.cluster_id)
+        error, _ = self._check_allowed(request.cluster_id)
         if error is ErrorCode.NONE:
             self._append(voters.with_voter(voter))
         return error
@@ -146,53 +152,56 @@ class VoterChanges:
         if version == voters.kraft_version:
             return
         if version != 1:
-            raise PeerError(ErrorCode.INVALID_UPDATE_VERSION, f"kraft.version {version} is not known, or lower.")
+            raise PeerError(
+                ErrorCode.INVALID_UPDATE_VERSION,
+                f"kraft.version cannot be set to {version}: only an upgrade from 0 to 1 is supported.",
+            )
         if not isinstance(core.role, Leader) or self._leading.high_watermark is None or self._change is not None:
-            raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node does not lead the quorum yet.")
-        known = self._reported | {core.me: core.local}
+            raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node is not the leader of the quorum.")
+        known = self._reported | {core.local_id: core.local}
         missing = [
             voter_id
             for voter_id in voters.ids
-            if voter_id not in known or not _holds(known[voter_id].k_raft_version_feature, version)
+            if voter_id not in known or not _supports(known[voter_id].k_raft_version_feature, version)
         ]
         if missing:
             raise PeerError(
                 ErrorCode.INVALID_UPDATE_VERSION,
-                f"Voters {missing} do not support kraft.version 1, or have not said so.",
+                f"Voters {missing} do not support kraft.version 1, or have not reported their support.",
             )
         new = tuple(known[voter_id] for voter_id in voters.ids)
         records: tuple[ControlRecord, ...] = (KRaftVersion(0, version), KRaftVoters(0, new))
         core.duties.append(AppendControlBatch(core.epoch, records))
 
-    def _gate(self, cluster_id: str | None) -> tuple[ErrorCode, str | None]:
-        """What every change needs (Q41)."""
+    def _check_allowed(self, cluster_id: str | None) -> tuple[ErrorCode, str | None]:
+        """Conditions of every change (Q41)."""
         core = self._core
         if core.wrong_cluster(cluster_id):
-            return ErrorCode.INCONSISTENT_CLUSTER_ID, "The request names another cluster."
+            return ErrorCode.INCONSISTENT_CLUSTER_ID, "The request names another cluster id."
         if not isinstance(core.role, Leader):
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node does not lead the quorum."
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node is not the leader of the quorum."
         if self._change is not None:
-            return ErrorCode.REQUEST_TIMED_OUT, "Another change of voters is under way."
+            return ErrorCode.REQUEST_TIMED_OUT, "Another change of voters is in progress."
         committed = self._leading.high_watermark
         if committed is None:
             return ErrorCode.REQUEST_TIMED_OUT, "The leader has not committed a record of its term yet."
         if core.voters.kraft_version < 1:
-            return ErrorCode.UNSUPPORTED_VERSION, "Voters are static with kraft.version 0."
+            return ErrorCode.UNSUPPORTED_VERSION, "With kraft.version 0 the voters are static."
         if core.voters.offset >= committed:
             return ErrorCode.REQUEST_TIMED_OUT, "The last change of voters is not committed yet."
         return ErrorCode.NONE, None
 
-    # -- the way of a change -----------------------------------------------------------------------------------------
+    # -- progress of a change ----------------------------------------------------------------------------------------
 
     def probed(self, response: ApiVersionsResponse) -> None:
-        """What the node that is to become a voter supports."""
+        """The prospective voter reported the versions it supports."""
         change = self._change
         if change is None or change.stage is not _Stage.PROBING or change.adds is None:
             return
         if response.error_code is not ErrorCode.NONE:
-            self._finish(ErrorCode.REQUEST_TIMED_OUT, "The new voter does not answer at the listener given.")
-        elif not _holds(response.k_raft_version_feature, self._core.voters.kraft_version):
-            self._finish(ErrorCode.INVALID_REQUEST, "The new voter does not support this kraft.version.")
+            self._finish(ErrorCode.REQUEST_TIMED_OUT, "The new voter does not respond at the given endpoint.")
+        elif not _supports(response.k_raft_version_feature, self._core.voters.kraft_version):
+            self._finish(ErrorCode.INVALID_REQUEST, "The new voter does not support the current kraft.version.")
         else:
             voter = change.adds
             change.adds = Voter(
@@ -201,11 +210,12 @@ class VoterChanges:
             change.stage = _Stage.CATCHING_UP
             self.fetched(ReplicaKey(voter.voter_id, voter.voter_directory_id))
             if change.stage is _Stage.CATCHING_UP and not change.ack_when_committed:
-                # It asks for itself (K16), and Kafka's observers do not fetch while they wait for the answer.
-                self._finish(ErrorCode.REQUEST_TIMED_OUT, "The new voter is not caught up yet.")
+                # The new voter sent the request itself (K16), and Kafka's observers do not fetch while they wait for
+                # the response.
+                self._finish(ErrorCode.REQUEST_TIMED_OUT, "The new voter has not caught up yet.")
 
     def fetched(self, key: ReplicaKey) -> None:
-        """A replica has fetched: is it the one that is waited for, and has it everything?"""
+        """A replica has fetched: check whether it is the new voter, and has caught up."""
         core, change = self._core, self._change
         if change is None or change.stage is not _Stage.CATCHING_UP or change.adds is None:
             return
@@ -226,7 +236,7 @@ class VoterChanges:
         self._core.duties.append(AppendControlBatch(self._core.epoch, (KRaftVoters(0, voters),)))
 
     def high_watermark_moved(self) -> None:
-        """Whether the set in force is committed, by a majority of itself."""
+        """Check whether the set in force is committed, by a majority of itself."""
         core = self._core
         committed = self._leading.high_watermark
         if committed is None or core.voters.offset >= committed:
@@ -235,16 +245,18 @@ class VoterChanges:
         if change is not None and change.stage is _Stage.COMMITTING and core.voters.offset > change.offset_before:
             self._finish(ErrorCode.NONE, None)
         if not core.is_voter and isinstance(core.role, Leader):
-            core.say(Level.INFO, "This node is no voter any more: it leads the quorum no longer.")
+            core.log_line(Level.INFO, "This node is no longer a voter. Resigning as leader.")
             self._leading.resign()
 
     def leadership_lost(self) -> None:
-        self._finish(ErrorCode.NOT_LEADER_OR_FOLLOWER, "The leader changed; the change may have been made or not.")
+        self._finish(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, "The leader changed. The voter change may or may not have been made."
+        )
         self._reported.clear()
 
     def tick(self) -> None:
         if self._change is not None and self._change.deadline_ms <= self._core.now_ms:
-            self._finish(ErrorCode.REQUEST_TIMED_OUT, "Timed out; a change that was begun may still be made.")
+            self._finish(ErrorCode.REQUEST_TIMED_OUT, "Timed out. A voter change in progress may still be made.")
 
     def next_deadline_ms(self) -> int | None:
         return None if self._change is None else self._change.deadline_ms
@@ -257,5 +269,5 @@ class VoterChanges:
         self._core.duties.append(Answer(change.token, answer))
 
 
-def _holds(feature: KRaftVersionFeature, version: int) -> bool:
+def _supports(feature: KRaftVersionFeature, version: int) -> bool:
     return feature.min_supported_version <= version <= feature.max_supported_version

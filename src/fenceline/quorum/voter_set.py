@@ -1,7 +1,7 @@
-"""Who votes: a set of voters, and the history of sets that a log holds.
+"""A set of voters, and the history of voter sets in a log.
 
-A change replaces the whole set and touches one voter, so the majorities of neighbours overlap (Q44). The newest set of
-the log counts although it is not committed; cutting the log brings the one before it back (Q40).
+A change replaces the set and changes one voter, so the majorities of consecutive sets overlap (Q44). The newest set of
+the log is in force even if not committed; truncating the log restores the one before it (Q40).
 
 Rules: raft.md Q39, Q40, Q44, Q45; snapshots.md N7, N17.
 """
@@ -19,16 +19,16 @@ from fenceline.quorum.messages import ReplicaKey
 
 
 class VoterSet:
-    """Immutable. With kraft.version 0 directories do not count (Q39)."""
+    """Immutable. With kraft.version 0 directories are ignored (Q39)."""
 
     def __init__(self, voters: Iterable[Voter] = (), kraft_version: int = 0, offset: int = -1) -> None:
         self.voters: Final = tuple(sorted(voters, key=lambda voter: voter.voter_id))
         self.kraft_version: Final = kraft_version
         self.offset: Final = offset
-        """Of the KRAFT_VOTERS record, -1 where it is in no log."""
+        """Offset of the KRAFT_VOTERS record, -1 if it is in no log."""
         self._by_id = {voter.voter_id: voter for voter in self.voters}
         if len(self._by_id) != len(self.voters):
-            raise InternalError(f"a voter set names an id twice: {[voter.voter_id for voter in self.voters]}")
+            raise InternalError(f"duplicate id in a voter set: {[voter.voter_id for voter in self.voters]}")
         self._without_directory = {
             voter.voter_id for voter in self.voters if kraft_version == 0 or voter.voter_directory_id == ZERO_UUID
         }
@@ -55,7 +55,7 @@ class VoterSet:
         return self._by_id.get(voter_id)
 
     def has(self, key: ReplicaKey) -> bool:
-        """Q45: both id and directory, where the set names a directory."""
+        """Q45: compares id and directory, if the set names a directory."""
         voter = self._by_id.get(key.replica_id)
         return voter is not None and (
             key.replica_id in self._without_directory or voter.voter_directory_id == key.replica_directory_id
@@ -70,7 +70,7 @@ class VoterSet:
         return self._keys[voter.voter_id]
 
     def with_voter(self, voter: Voter) -> tuple[Voter, ...]:
-        """The set with `voter` added, or put in the place of the one with its id."""
+        """The set with `voter` added, or replacing the voter of its id."""
         others = [each for each in self.voters if each.voter_id != voter.voter_id]
         return tuple(sorted([*others, voter], key=lambda each: each.voter_id))
 
@@ -79,7 +79,7 @@ class VoterSet:
 
 
 class VoterHistory:
-    """The voter sets of one log by offset: what an implementation of `LogView.voters` keeps."""
+    """The voter sets of one log by offset, for an implementation of `LogView.voters`."""
 
     def __init__(self) -> None:
         self._sets: list[VotersAt] = []
@@ -89,17 +89,17 @@ class VoterHistory:
         return self._sets[-1] if self._sets else None
 
     def at(self, end_offset: int) -> VotersAt | None:
-        """The set that a snapshot ending at `end_offset` (exclusive) stores."""
+        """The set to store in a snapshot that ends at `end_offset` (exclusive)."""
         return next((each for each in reversed(self._sets) if each.offset < end_offset), None)
 
     def add(self, voters: VotersAt) -> None:
-        """A KRAFT_VOTERS record was appended, or read at boot, in order of offsets."""
+        """A KRAFT_VOTERS record was appended, or read at boot, in offset order."""
         if self._sets and voters.offset <= self._sets[-1].offset:
             raise InternalError(f"a voter set at offset {voters.offset} comes after one at {self._sets[-1].offset}")
         self._sets.append(voters)
 
     def truncate(self, end_offset: int) -> None:
-        """The log ends at `end_offset` now."""
+        """The log was truncated to `end_offset`."""
         while self._sets and self._sets[-1].offset >= end_offset:
             self._sets.pop()
 
@@ -108,6 +108,6 @@ class VoterHistory:
         self._sets = [] if voters is None else [voters]
 
     def forget_before(self, end_offset: int) -> None:
-        """N17: a snapshot ends at `end_offset`; sets before the one it stores are not needed any more."""
+        """N17: a snapshot ends at `end_offset`; sets before the one it stores are no longer needed."""
         while len(self._sets) > 1 and self._sets[1].offset < end_offset:
             del self._sets[0]

@@ -22,7 +22,7 @@ from fenceline.metadata.image import (
     PartitionImage,
     TopicImage,
 )
-from fenceline.node.absent_brokers import NOBODY, Absent
+from fenceline.node.absent_brokers import NO_ABSENT, Absent
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, write_request, write_response
@@ -108,7 +108,7 @@ class FakeBroker:
     cluster_id: str = "cluster"
     created: list[Sequence[str]] = field(default_factory=list)
     controller: FakeController = field(default_factory=FakeController)
-    absent: Absent = NOBODY
+    absent: Absent = NO_ABSENT
     transaction_support: FakeTransactionSupport = field(default_factory=lambda: FakeTransactionSupport(True))
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, Endpoint
-from fenceline.node.absent_brokers import NOBODY, Absent
+from fenceline.node.absent_brokers import NO_ABSENT, Absent
 from fenceline.node.handlers import metadata_encoding
 from fenceline.node.handlers.metadata import handle_describe_topic_partitions, handle_metadata
 from fenceline.wire.apis import ApiKey
@@ -121,7 +121,7 @@ def test_a_leader_that_has_left_is_not_told_to_who_works_with_its_topic(version:
     topic = topic_image("t", partition((1, 2), leader=2, leader_epoch=4), partition((1, 2), leader_epoch=5))
     broker = FakeBroker(image_of([topic], (broker_image(1), broker_image(2))))
     before = metadata(broker, version, "t")
-    broker.absent = Absent(left=frozenset({2}))
+    broker.absent = Absent(disconnected=frozenset({2}))
     answer = metadata(broker, version, "t")
     left, led = answer.topics[0].partitions
     assert (left.error_code, left.leader_id, left.isr_nodes) == (ErrorCode.LEADER_NOT_AVAILABLE, -1, (1, 2))
@@ -131,14 +131,14 @@ def test_a_leader_that_has_left_is_not_told_to_who_works_with_its_topic(version:
     everything = metadata(broker, version, topics=[] if version == 0 else None)
     assert [each.leader_id for each in everything.topics[0].partitions] == [2, 1], "the cluster as it is"
     assert metadata(broker, version, "t") == answer
-    broker.absent = NOBODY
+    broker.absent = NO_ABSENT
     assert metadata(broker, version, "t") == before
 
 
 def test_who_left_is_asked_for_by_id_too() -> None:
     topic = topic_image("t", partition((1, 2), leader=2))
     broker = FakeBroker(image_of([topic], (broker_image(1), broker_image(2))))
-    broker.absent = Absent(left=frozenset({2}))
+    broker.absent = Absent(disconnected=frozenset({2}))
     answer = metadata(broker, 13, topics=[{"topic_id": topic.id, "name": None}])
     assert answer.topics[0].partitions[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
 
@@ -147,7 +147,7 @@ def test_who_was_fenced_lately_is_still_named_and_leads_nothing() -> None:
     brokers = (broker_image(1), broker_image(2, fenced=True), broker_image(3, fenced=True))
     topic = topic_image("t", partition((1, 2), isr=(1,), leader_epoch=5))
     broker = FakeBroker(image_of([topic], brokers))
-    broker.absent = Absent(fenced_lately=frozenset({2}))
+    broker.absent = Absent(recently_fenced=frozenset({2}))
 
     def named(**fields: Any) -> list[int]:
         return [each.node_id for each in metadata(broker, 12, **fields).brokers]
@@ -155,9 +155,9 @@ def test_who_was_fenced_lately_is_still_named_and_leads_nothing() -> None:
     assert named(topics=[{"name": "t"}]) == [1, 2]
     assert metadata(broker, 12, "t").topics[0].partitions[0].offline_replicas == (2,)
     assert named(topics=None) == named(topics=[]) == [1], "who looks at the cluster sees who lives"
-    broker.absent = Absent(fenced_lately=frozenset({2, 3}))
+    broker.absent = Absent(recently_fenced=frozenset({2, 3}))
     assert named(topics=[{"name": "t"}]) == [1, 2, 3]
-    broker.absent = NOBODY
+    broker.absent = NO_ABSENT
     assert named(topics=[{"name": "t"}]) == [1]
 
 

@@ -43,14 +43,14 @@ async def handle_broker_registration(context: RequestContext, request: Any) -> d
             is_migrating_zk_broker=request_field(request, "is_migrating_zk_broker", False),
         )
     )
-    context.broker.controller.heard_broker(context.listener, context.peer, request.broker_id, answer.broker_epoch)
+    context.broker.controller.broker_identified(context.listener, context.peer, request.broker_id, answer.broker_epoch)
     return {"error_code": ErrorCode.NONE, "broker_epoch": answer.broker_epoch}
 
 
 async def handle_broker_heartbeat(context: RequestContext, request: Any) -> dict[str, Any]:
     """Returns the broker's state at the controller, and whether it may shut down."""
     cordoned = request_field(request, "cordoned_log_dirs", None)
-    context.broker.controller.heard_broker(context.listener, context.peer, request.broker_id, request.broker_epoch)
+    context.broker.controller.broker_identified(context.listener, context.peer, request.broker_id, request.broker_epoch)
     answer = await context.broker.controller.submit(
         BrokerHeartbeat(
             request.broker_id,

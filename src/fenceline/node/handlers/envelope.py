@@ -24,7 +24,7 @@ from fenceline.wire.frame import encode_response_frame, parse_request_header
 from fenceline.wire.principal import decode_principal
 
 if TYPE_CHECKING:
-    from fenceline.node.controller_listener import ControllerFace
+    from fenceline.node.controller_listener import ControllerServices
 
 FORWARDED: Final = frozenset(
     {
@@ -69,7 +69,7 @@ async def handle_envelope(context: RequestContext, request: Any) -> dict[str, An
     key, version = header.api_key, header.api_version
     if key in ApiKey._value2member_map_ and key not in FORWARDED:
         return _rejected(ErrorCode.INVALID_REQUEST)
-    api = cast("ControllerFace", context.broker).apis.get(key)
+    api = cast("ControllerServices", context.broker).apis.get(key)
     if api is None:
         return _rejected(ErrorCode.UNSUPPORTED_VERSION)
     if not api.min_version <= version <= api.max_version:

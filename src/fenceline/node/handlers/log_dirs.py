@@ -18,7 +18,7 @@ from fenceline.wire.apis import ApiKey
 if TYPE_CHECKING:
     from fenceline.log.log_dir import LogDir
     from fenceline.metadata.image import MetadataImage
-    from fenceline.node.directory_moves import Moving
+    from fenceline.node.directory_moves import MoveProgress
 
 
 async def handle_describe_log_dirs(context: RequestContext, request: Any) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _describe(
     directory: LogDir,
     wanted: Mapping[str, list[int]],
     offline: frozenset[TopicPartition],
-    moving: Sequence[Moving],
+    moving: Sequence[MoveProgress],
     *,
     is_cordoned: bool,
 ) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from fenceline.controller.topic_names import name_fault
 from fenceline.errors import ErrorCode
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, METADATA_TOPIC, ZERO_UUID
 from fenceline.metadata.image import MetadataImage, TopicImage
-from fenceline.node.absent_brokers import NOBODY
+from fenceline.node.absent_brokers import NO_ABSENT
 from fenceline.node.handlers.metadata_encoding import (
     CLUSTER_OPERATIONS,
     OPERATIONS_NOT_ASKED,
@@ -83,11 +83,11 @@ def _encoder_for(context: RequestContext, request: Any) -> MetadataEncoder:
     broker, version, listener = context.broker, context.api_version, context.listener
     encoders = _encoders.setdefault(broker, {})
     absent = broker.absent
-    if absent is NOBODY:
+    if absent is NO_ABSENT:
         encoders.pop((version, listener, True), None)
     elif not request.topics:
-        absent = NOBODY
-    key = (version, listener, absent is not NOBODY)
+        absent = NO_ABSENT
+    key = (version, listener, absent is not NO_ABSENT)
     encoder = encoders.get(key)
     if encoder is None:
         encoder = encoders[key] = MetadataEncoder(version, listener, broker.node_id)

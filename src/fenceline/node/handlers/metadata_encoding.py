@@ -30,7 +30,7 @@ from fenceline.metadata.image import (
     PartitionImage,
     TopicImage,
 )
-from fenceline.node.absent_brokers import NOBODY, Absent
+from fenceline.node.absent_brokers import NO_ABSENT, Absent
 from fenceline.wire.primitives import uvarint
 
 SHARE_STATE_TOPIC: Final = "__share_group_state"
@@ -87,7 +87,7 @@ def view_partition(
     listener: str,
     *,
     old_errors: bool,
-    left: frozenset[int] = NOBODY.left,
+    left: frozenset[int] = NO_ABSENT.disconnected,
 ) -> PartitionView:
     """`old_errors`: up to v5 a leader without this listener is LEADER_NOT_AVAILABLE, later LISTENER_NOT_FOUND.
 
@@ -138,13 +138,13 @@ class MetadataEncoder:
         self._flexible = version >= 9
         self._listener = listener
         self._image: MetadataImage | None = None
-        self._absent = NOBODY
+        self._absent = NO_ABSENT
         self._brokers = b""
         self._tails: dict[_TailKey, tuple[bytes, bytes]] = {}
         self._topics: dict[UUID, tuple[TopicImage, bytes]] = {}
         self._answers: dict[tuple[object, ...], bytes] = {}
 
-    def use_image(self, image: MetadataImage, absent: Absent = NOBODY) -> None:
+    def use_image(self, image: MetadataImage, absent: Absent = NO_ABSENT) -> None:
         """Use `image`, with `absent` brokers, for the next responses; drop outdated cache entries."""
         before, self._image = self._image, image
         absent_before, self._absent = self._absent, absent
@@ -222,7 +222,7 @@ class MetadataEncoder:
         client that gets no broker at all has none left to ask, and librdkafka (2.10 and later) never asks again."""
         parts: list[bytes] = []
         own = image.brokers.get(self._node_id)
-        lately = self._absent.fenced_lately
+        lately = self._absent.recently_fenced
         told = [
             each
             for each in image.brokers.values()
@@ -273,7 +273,7 @@ class MetadataEncoder:
         """The bytes before a partition's index, and those after it."""
         image, version = self._image, self._version
         assert image is not None, "use_image comes first"
-        view = view_partition(image, partition, self._listener, old_errors=version <= 5, left=self._absent.left)
+        view = view_partition(image, partition, self._listener, old_errors=version <= 5, left=self._absent.disconnected)
         error, replicas, isr = view.error, partition.replicas, partition.isr
         if version == 0:
             # The oldest clients get live replicas only, with an error if some are missing.

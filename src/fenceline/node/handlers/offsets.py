@@ -252,7 +252,7 @@ def _deletion_answer(request: Any, deletions: list[list[_Deletion]]) -> dict[str
 
 async def _wait_for_replicas(context: RequestContext, request: Any, deletions: list[list[_Deletion]]) -> dict[str, Any]:
     waiting = {
-        (of_topic, position): context.broker.replication.deletions.reached(each.replica, each.offset)
+        (of_topic, position): context.broker.replication.deletions.wait_for(each.replica, each.offset)
         for of_topic, each_of in enumerate(deletions)
         for position, each in enumerate(each_of)
         if each.replica is not None and each.low_watermark < each.offset

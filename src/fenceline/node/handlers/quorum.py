@@ -23,11 +23,11 @@ _FOR_CLIENTS: Final = (ApiKey.DESCRIBE_QUORUM, ApiKey.ADD_RAFT_VOTER, ApiKey.REM
 
 def _handler(key: ApiKey) -> Any:
     def handle(context: RequestContext, request: Any) -> dict[str, Any] | Awaitable[dict[str, Any]]:
-        from fenceline.node.quorum_wire import WrongShape, answer_fields, closing, read_request
+        from fenceline.node.quorum_wire import UnexpectedPartition, answer_fields, closing, read_request
 
         try:
             message = read_request(key, context.api_version, request)
-        except WrongShape as wrong:
+        except UnexpectedPartition as wrong:
             return wrong.answer
         controller = context.broker.controller
         answer = controller.ask(message)

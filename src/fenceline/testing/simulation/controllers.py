@@ -135,7 +135,7 @@ class ControllersScenario:
                 process = self._world.processes[source]
                 if process.is_up:
                     presence.opened(_key(process))
-                    presence.heard(_key(process), frame.broker_id, frame.broker_epoch)
+                    presence.broker_identified(_key(process), frame.broker_id, frame.broker_epoch)
             driver.submit(frame).add_done_callback(lambda done: _send_reply(done, reply))
         else:
             driver.handle_message(frame, reply)

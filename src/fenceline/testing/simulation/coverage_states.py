@@ -123,7 +123,7 @@ def _of_log(broker: SimBroker, replica: Replica) -> Iterator[State]:
         yield State("log", "rolled")
     if replica.cleaning is not None:
         yield State("log", "compacting")
-    if replica.topic_partition in broker.moves.under_way:
+    if replica.topic_partition in broker.moves.in_progress:
         yield State("log", "moving")
 
 

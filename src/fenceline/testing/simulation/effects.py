@@ -128,7 +128,7 @@ class Effects:
         return False
 
     def _is_moving(self, topic: str) -> bool:
-        return any(replica.topic_partition in broker.moves.under_way for broker, replica in self._replicas(topic))
+        return any(replica.topic_partition in broker.moves.in_progress for broker, replica in self._replicas(topic))
 
     def _is_compacting(self, topic: str) -> bool:
         return any(replica.cleaning is not None for _, replica in self._replicas(topic))

@@ -42,11 +42,11 @@ class QuorumNode(ClusterDriver):
             end_offset, reply = self._proposed.pop(0)
             reply((0, end_offset - 1), None)
 
-    def leads(self, epoch: int, start_offset: int) -> None:
+    def became_leader(self, epoch: int, start_offset: int) -> None:
         self._leads = epoch
 
-    def leads_no_more(self, epoch: int) -> None:
-        super().leads_no_more(epoch)
+    def lost_leadership(self, epoch: int) -> None:
+        super().lost_leadership(epoch)
         self._leads = -1
         proposed, self._proposed = self._proposed, []
         for _, reply in proposed:  # in doubt

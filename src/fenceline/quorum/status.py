@@ -1,4 +1,4 @@
-"""What a node can be asked about its place in the quorum. Read-only, of the moment of the call.
+"""The quorum's read-only properties, valid at the moment of the call.
 
 Rules: raft.md Q1, Q40; snapshots.md N7; since_4_0.md K8; gaps.md G30.
 """
@@ -14,7 +14,7 @@ from fenceline.quorum.roles import Follower, Leader, Role
 from fenceline.quorum.voter_set import VoterSet
 
 
-class Standing:
+class QuorumStatus:
     """See the module."""
 
     _core: Core
@@ -31,7 +31,7 @@ class Standing:
 
     @property
     def leader_id(self) -> int:
-        """Who leads this epoch as far as known, -1 = nobody known."""
+        """The leader of this epoch, -1 = unknown."""
         return self._core.leader_id
 
     @property
@@ -44,12 +44,12 @@ class Standing:
 
     @property
     def in_touch(self) -> bool:
-        """Whether this node follows a leader that it hears from: then it says no to a pre-vote (K8)."""
+        """Whether this node follows a leader that it is in contact with: then it rejects pre-votes (K8)."""
         return isinstance(self._core.role, Follower) and self._following.in_touch
 
     @property
     def is_voter(self) -> bool:
-        """Whether this node is in the newest voter set; else it is an observer."""
+        """Whether this node is in the newest voter set; otherwise it is an observer."""
         return self._core.is_voter
 
     @property
@@ -58,12 +58,12 @@ class Standing:
 
     @property
     def high_watermark(self) -> int | None:
-        """End of what this node knows to be committed; never falls. None until known."""
+        """The high watermark; never decreases. None until known."""
         return self._core.high_watermark
 
     @property
     def voter_set(self) -> VoterSet:
-        """In force, committed or not (Q40)."""
+        """The voter set in force, committed or not (Q40)."""
         return self._core.voters
 
     @property
@@ -71,7 +71,7 @@ class Standing:
         return self._core.voters.voters
 
     def voters_before(self, end_offset: int) -> tuple[int, tuple[Voter, ...]]:
-        """kraft.version and the voter set that a snapshot which ends at `end_offset` stores (N7); none at version 0."""
+        """kraft.version and the voter set to store in a snapshot that ends at `end_offset` (N7); none at version 0."""
         found = self._core.log.voters_before(end_offset)
         return (0, ()) if found is None else (found.kraft_version, found.voters)
 
@@ -81,8 +81,8 @@ class Standing:
 
     @property
     def slowest_fetch_offset(self) -> int | None:
-        """What the replica that is furthest behind fetches next, of those that this leader hears (G30); 0 for one that
-        takes a snapshot. None where there is none, or this node does not lead."""
+        """The next fetch offset of the slowest replica in contact with this leader (G30); 0 for one that downloads a
+        snapshot. None if there is none, or this node does not lead."""
         replicas = self._leading.replicas
         if replicas is None:
             return None
@@ -90,6 +90,6 @@ class Standing:
 
     @property
     def leader_log_start_offset(self) -> int | None:
-        """Where the log of the leader that this node follows begins, as its last answer said (KIP-630, G30). None where
-        it has not said so, or this node follows no leader."""
+        """Log start offset of the leader that this node follows, from its last response (KIP-630, G30). None if unknown
+        or this node follows no leader."""
         return self._following.leader_log_start_offset if isinstance(self._core.role, Follower) else None

@@ -1,7 +1,7 @@
-"""What one flush of the metadata log carries: decisions that were taken one after the other, and their answers.
+"""A group commit of the metadata log: decisions made one after another, written in one append, with their responses.
 
-Owns the step from queued requests to bytes for the log. Pure but for the controller that it moves on: no I/O, no time
-of its own, nobody is answered here.
+Owns the step from queued requests to bytes for the log. Pure except for advancing the controller: no I/O, no clock, and
+no response is sent here.
 
 Rules: controller.md C1 (each decision sees those before it), C3, C5.
 """
@@ -22,8 +22,8 @@ from fenceline.node.metadata_batches import DecisionBatches
 from fenceline.rng import Rng
 
 
-class Waiting(NamedTuple):
-    """A request, where its answer goes, and when it came by the loop's clock."""
+class PendingRequest(NamedTuple):
+    """A request, the future of its response, and its arrival time by the loop's clock."""
 
     request: Request
     answer: asyncio.Future[Any]
@@ -31,46 +31,46 @@ class Waiting(NamedTuple):
 
 
 @dataclass(slots=True)
-class Flight:
-    """Offsets of the records [first, end), the batches to append, and what follows once they are durable."""
+class GroupCommit:
+    """Offsets of the records [first, end), the batches to append, and the results once they are durable."""
 
     first_offset: int
     end_offset: int
     content: bytearray = field(default_factory=bytearray)
     images: list[tuple[MetadataImage, Delta]] = field(default_factory=list)
     answers: list[tuple[asyncio.Future[Any], Any]] = field(default_factory=list)
-    """What to answer; an exception is raised where the answer is awaited."""
+    """The responses; an exception is raised to the waiting caller."""
     sent_s: float = 0.0
-    """When it was appended, by the loop's clock."""
+    """Time of the append, by the loop's clock."""
     kraft_versions: list[tuple[asyncio.Future[Any], Any, int]] = field(default_factory=list)
-    """Answers that wait until the quorum has finalized a level of kraft.version (K15)."""
+    """Responses that wait until the quorum has finalized a level of kraft.version (K15)."""
 
     @property
-    def everybody(self) -> list[asyncio.Future[Any]]:
-        """All who wait for it."""
+    def futures(self) -> list[asyncio.Future[Any]]:
+        """The futures of all its requests."""
         return [*(answer for answer, _ in self.answers), *(answer for answer, _, _ in self.kraft_versions)]
 
 
 def decide_all(
-    controller: Controller, queue: Sequence[Waiting], *, epoch: int, now_ms: int, monotonic_ms: int, rng: Rng
-) -> Flight:
-    """Decide in order; a request that fails as a whole (PeerError) fails alone. `Controller.reset` takes it back."""
-    flight = Flight(controller.next_offset, controller.next_offset)
+    controller: Controller, queue: Sequence[PendingRequest], *, epoch: int, now_ms: int, monotonic_ms: int, rng: Rng
+) -> GroupCommit:
+    """Decide in order; a request that fails with PeerError fails alone. `Controller.reset` reverts the decisions."""
+    commit = GroupCommit(controller.next_offset, controller.next_offset)
     batches = DecisionBatches(now_ms)
     for request, answer, _ in queue:
         try:
             decision = controller.decide(request, monotonic_ms, rng)
         except PeerError as error:
-            flight.answers.append((answer, error))
+            commit.answers.append((answer, error))
             continue
         if decision.records:
             batches.add(decision.records, decision.atomic, controller.image.metadata_version)
             last_offset = controller.next_offset + len(decision.records) - 1
-            flight.images.append(controller.replay(decision.records, last_offset, epoch))
+            commit.images.append(controller.replay(decision.records, last_offset, epoch))
         if decision.kraft_version is None:
-            flight.answers.append((answer, decision.answer))
+            commit.answers.append((answer, decision.answer))
         else:
-            flight.kraft_versions.append((answer, decision.answer, decision.kraft_version))
-    flight.end_offset = controller.next_offset
-    flight.content = batches.finish()
-    return flight
+            commit.kraft_versions.append((answer, decision.answer, decision.kraft_version))
+    commit.end_offset = controller.next_offset
+    commit.content = batches.finish()
+    return commit

@@ -1,4 +1,4 @@
-"""What requests and answers of the quorum have in common on the wire. Pure."""
+"""Fields that requests and responses of the quorum have in common. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fenceline.quorum.control_records import VoterEndpoint
 
 Fields = dict[str, Any]
 FETCH_BY_ID: Final = 13
-"""The version from which topics of Fetch have ids."""
+"""The first Fetch version with topic ids."""
 
 
 def named(partition: Fields) -> list[Fields]:
-    """The one topic with its one partition."""
+    """The single topic with its single partition."""
     return [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0, **partition}]}]
 
 
 def listener(endpoint: VoterEndpoint) -> Fields:
-    """Where a node listens."""
+    """An endpoint."""
     return {"name": endpoint.name, "host": endpoint.host, "port": endpoint.port}
 
 
 def voter_endpoints(listeners: Iterable[Any]) -> tuple[VoterEndpoint, ...]:
-    """Of the listeners that an entity names."""
+    """The endpoints of an entity's listeners."""
     return tuple(VoterEndpoint(each.name, each.host, each.port) for each in listeners)

@@ -1,4 +1,4 @@
-"""Answers of other nodes of the quorum, from the wire. Pure: what goes out is `quorum_wire_answers`'.
+"""Decodes responses of the quorum's other nodes. Pure. `quorum_wire_response_encoder` encodes this node's.
 
 Rules: raft.md Q14, Q37; snapshots.md N29, N30, N33; since_4_0.md K4, K8.
 """
@@ -12,12 +12,12 @@ from typing import Any, Final, TypeVar
 from fenceline.errors import ErrorCode
 from fenceline.ids import METADATA_TOPIC, ZERO_UUID
 from fenceline.node.quorum_versions import VERSIONS as VERSIONS
-from fenceline.node.quorum_wire_pieces import voter_endpoints
+from fenceline.node.quorum_wire_common import voter_endpoints
 from fenceline.quorum.control_records import KRaftVersionFeature
 from fenceline.quorum.log_view import EpochEnd, SnapshotId
 from fenceline.quorum.messages import (
     NO_KRAFT_VERSION,
-    NOBODY,
+    NO_NODE,
     AddRaftVoterResponse,
     ApiVersionsResponse,
     BeginQuorumEpochResponse,
@@ -37,11 +37,11 @@ from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
 from fenceline.wire.errors import MalformedRequest
 
-_EpochTold = TypeVar("_EpochTold", BeginQuorumEpochResponse, EndQuorumEpochResponse)
+_EpochResponse = TypeVar("_EpochResponse", BeginQuorumEpochResponse, EndQuorumEpochResponse)
 
 
 def read_answer(key: ApiKey, entity: Any) -> ResponseMessage:
-    """The message of a response's entity. Raises MalformedRequest where it is not about the metadata partition."""
+    """The message of a response entity. Raises MalformedRequest if it is not about the metadata partition."""
     return _ANSWERS[key](entity)
 
 
@@ -58,8 +58,8 @@ def _read_vote(entity: Any) -> VoteResponse:
     )
 
 
-def _read_epoch_told(kind: type[_EpochTold], entity: Any) -> _EpochTold:
-    """What is answered when an epoch begins or ends."""
+def _read_epoch_response(kind: type[_EpochResponse], entity: Any) -> _EpochResponse:
+    """A BeginQuorumEpoch or EndQuorumEpoch response."""
     if entity.error_code:
         return kind(error_code=_code(entity.error_code))
     one = _only(entity.topics, "topic_name")
@@ -75,7 +75,7 @@ def _read_fetch(entity: Any) -> FetchResponse:
     if entity.error_code:
         return FetchResponse(error_code=_code(entity.error_code))
     if len(entity.responses) != 1 or len(entity.responses[0].partitions) != 1:
-        raise MalformedRequest("a fetch of the metadata partition was answered with others")
+        raise MalformedRequest("the response to a fetch of the metadata partition has other partitions")
     one = entity.responses[0].partitions[0]
     diverging, snapshot = one.diverging_epoch, one.snapshot_id
     return FetchResponse(
@@ -85,7 +85,7 @@ def _read_fetch(entity: Any) -> FetchResponse:
         high_watermark=one.high_watermark,
         log_start_offset=one.log_start_offset,
         diverging_epoch=EpochEnd(diverging.epoch, diverging.end_offset) if diverging.epoch >= 0 else None,
-        # One negative part is not "none": the quorum refuses such an answer (N33).
+        # One negative part is not "none": the quorum rejects such a response (N33).
         snapshot_id=SnapshotId(snapshot.end_offset, snapshot.epoch)
         if snapshot.end_offset >= 0 or snapshot.epoch >= 0
         else None,
@@ -100,7 +100,7 @@ def _read_fetch_snapshot(entity: Any) -> FetchSnapshotResponse:
     one = _only(entity.topics, "name")
     return FetchSnapshotResponse(
         partition_error_code=_code(one.error_code),
-        leader_id=one.current_leader.leader_id if one.current_leader is not None else NOBODY,
+        leader_id=one.current_leader.leader_id if one.current_leader is not None else NO_NODE,
         leader_epoch=one.current_leader.leader_epoch if one.current_leader is not None else -1,
         snapshot_id=SnapshotId(one.snapshot_id.end_offset, one.snapshot_id.epoch),
         size=one.size,
@@ -146,14 +146,14 @@ def _read_update(entity: Any) -> UpdateRaftVoterResponse:
     known = leader is not None and leader.leader_id >= 0 and bool(leader.host)
     return UpdateRaftVoterResponse(
         error_code=_code(entity.error_code),
-        leader_id=leader.leader_id if leader is not None else NOBODY,
+        leader_id=leader.leader_id if leader is not None else NO_NODE,
         leader_epoch=leader.leader_epoch if leader is not None else -1,
         node_endpoints=(NodeEndpoint(leader.leader_id, leader.host, leader.port),) if known else (),
     )
 
 
 def read_api_versions(entity: Any) -> ApiVersionsResponse:
-    """Which kraft.version the node supports; (0, 0) where it names none."""
+    """The supported kraft.version range of the node; (0, 0) if it reports none."""
     levels = NO_KRAFT_VERSION
     for feature in request_field(entity, "supported_features", ()):
         if feature.name == "kraft.version":
@@ -163,8 +163,8 @@ def read_api_versions(entity: Any) -> ApiVersionsResponse:
 
 _ANSWERS: Final[Mapping[ApiKey, Callable[[Any], ResponseMessage]]] = {
     ApiKey.VOTE: _read_vote,
-    ApiKey.BEGIN_QUORUM_EPOCH: partial(_read_epoch_told, BeginQuorumEpochResponse),
-    ApiKey.END_QUORUM_EPOCH: partial(_read_epoch_told, EndQuorumEpochResponse),
+    ApiKey.BEGIN_QUORUM_EPOCH: partial(_read_epoch_response, BeginQuorumEpochResponse),
+    ApiKey.END_QUORUM_EPOCH: partial(_read_epoch_response, EndQuorumEpochResponse),
     ApiKey.FETCH: _read_fetch,
     ApiKey.FETCH_SNAPSHOT: _read_fetch_snapshot,
     ApiKey.DESCRIBE_QUORUM: _read_describe,
@@ -179,7 +179,7 @@ _ANSWERS: Final[Mapping[ApiKey, Callable[[Any], ResponseMessage]]] = {
 
 def _only(topics: Sequence[Any], name: str) -> Any:
     if len(topics) != 1 or getattr(topics[0], name) != METADATA_TOPIC or len(topics[0].partitions) != 1:
-        raise MalformedRequest("an answer about the metadata partition names others")
+        raise MalformedRequest("the response about the metadata partition has other partitions")
     return topics[0].partitions[0]
 
 
@@ -189,7 +189,7 @@ def _endpoints(entity: Any) -> tuple[NodeEndpoint, ...]:
 
 
 def _code(code: int) -> ErrorCode:
-    """A code that this release does not know counts as an unknown error."""
+    """An unknown code counts as an unknown error."""
     return code if isinstance(code, ErrorCode) else ErrorCode.UNKNOWN_SERVER_ERROR
 
 

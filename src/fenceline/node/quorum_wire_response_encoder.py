@@ -1,6 +1,6 @@
-"""Answers of this node's quorum, to the wire. Pure: what others answer is `quorum_wire_heard`'s.
+"""Encodes responses of this node's quorum. Pure. `quorum_wire_response_decoder` decodes those of other nodes.
 
-Times of DescribeQuorum are monotonic in the quorum and the time of day on the wire.
+Times of DescribeQuorum are monotonic in the quorum and wall-clock times in the protocol.
 
 Rules: raft.md Q14, Q37; snapshots.md N29, N30, N33; since_4_0.md K4, K8.
 """
@@ -13,7 +13,7 @@ from typing import Final
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.ids import METADATA_TOPIC, METADATA_TOPIC_ID
 from fenceline.node.quorum_versions import VERSIONS as VERSIONS
-from fenceline.node.quorum_wire_pieces import FETCH_BY_ID, Fields, listener, named
+from fenceline.node.quorum_wire_common import FETCH_BY_ID, Fields, listener, named
 from fenceline.quorum.messages import (
     AddRaftVoterRequest,
     AddRaftVoterResponse,
@@ -42,12 +42,12 @@ from fenceline.quorum.messages import (
 )
 
 WallTime = Callable[[int], int]
-"""From the quorum's monotonic ms to ms since 1970."""
+"""Converts the quorum's monotonic ms to ms since 1970."""
 
 _FETCH_ENDPOINTS: Final = 17
 
 
-# -- responses that go out ---------------------------------------------------------------------------------------------
+# -- outgoing responses ------------------------------------------------------------------------------------------------
 
 
 def answer_fields(message: ResponseMessage, version: int, wall_time: WallTime) -> Fields:
@@ -73,7 +73,7 @@ def answer_fields(message: ResponseMessage, version: int, wall_time: WallTime) -
                     leader |= {"host": endpoint.host, "port": endpoint.port}
             return {"error_code": message.error_code, "current_leader": leader}
         case ApiVersionsResponse():
-            raise InternalError("ApiVersions is the server's")
+            raise InternalError("the server handles ApiVersions")
 
 
 def _leader(message: VoteResponse | BeginQuorumEpochResponse | EndQuorumEpochResponse) -> Fields:
@@ -143,7 +143,7 @@ def _answer_fetch_snapshot(message: FetchSnapshotResponse) -> Fields:
 def _answer_describe(message: DescribeQuorumResponse, wall_time: WallTime) -> Fields:
     if message.error_code:
         return {"error_code": message.error_code, "error_message": message.error_message, "topics": ()}
-    told = message.error_message if message.error_message is not None else ""  # Kafka sends no null here
+    text = message.error_message if message.error_message is not None else ""  # Kafka sends no null here
 
     def states(replicas: Iterable[ReplicaState]) -> list[Fields]:
         return [
@@ -159,7 +159,7 @@ def _answer_describe(message: DescribeQuorumResponse, wall_time: WallTime) -> Fi
 
     one = {
         "error_code": message.partition_error_code,
-        "error_message": told,
+        "error_message": text,
         "leader_id": message.leader_id,
         "leader_epoch": message.leader_epoch,
         "high_watermark": message.high_watermark,
@@ -177,11 +177,11 @@ def _answer_describe(message: DescribeQuorumResponse, wall_time: WallTime) -> Fi
     }
 
 
-# -- answers that need no quorum ---------------------------------------------------------------------------------------
+# -- responses without a quorum ----------------------------------------------------------------------------------------
 
 
 def closing(message: RequestMessage, leader_id: int, epoch: int) -> ResponseMessage:
-    """What a node answers that stops: it leads nothing (Q14; Kafka 4.3.1 says 6 there, not 8)."""
+    """The response of a node that is stopping: it is not the leader (Q14; Kafka 4.3.1 returns 6 here, not 8)."""
     code = ErrorCode.NOT_LEADER_OR_FOLLOWER
     match message:
         case VoteRequest():
@@ -197,17 +197,17 @@ def closing(message: RequestMessage, leader_id: int, epoch: int) -> ResponseMess
         case DescribeQuorumRequest():
             return DescribeQuorumResponse(partition_error_code=code, leader_id=leader_id, leader_epoch=epoch)
         case AddRaftVoterRequest():
-            return AddRaftVoterResponse(code, "This node stops.")
+            return AddRaftVoterResponse(code, "This node is stopping.")
         case RemoveRaftVoterRequest():
-            return RemoveRaftVoterResponse(code, "This node stops.")
+            return RemoveRaftVoterResponse(code, "This node is stopping.")
         case UpdateRaftVoterRequest():
             return UpdateRaftVoterResponse(code, leader_id, epoch)
         case ApiVersionsRequest():
-            raise InternalError("the server answers ApiVersions itself")
+            raise InternalError("the server handles ApiVersions")
 
 
 def unsupported(message: RequestMessage) -> ResponseMessage:
-    """What a peer would answer that does not know `message`."""
+    """The response of a peer that does not support `message`."""
     code = ErrorCode.UNSUPPORTED_VERSION
     match message:
         case VoteRequest():

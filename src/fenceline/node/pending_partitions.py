@@ -1,11 +1,10 @@
-"""Partitions whose losses are not on paper yet: out of service until they are.
+"""Partitions with unrecorded losses: out of service until their receipts are durable.
 
-Owns which ones wait, and the attempts: a log that recovery could not open, as there was no room for the note that comes
-before a cut, is opened again; what a crash took gets its receipts; a directory that is to be set aside gets its note.
-A partition is served when all of it is durable.
-What is lost is said by the `LossKeeper`.
+Owns the pending partitions, and the retries: a log that recovery could not open, because there was no space for the
+note that precedes a truncation, is opened again; records lost in a crash get their receipts; a directory to be set
+aside gets its note. A partition is served when all of that is durable. The `LossKeeper` publishes the losses.
 
-Threads: `settle` is for the start, in a thread, before any log is served; `try_again` is for the loop.
+Threads: `record_losses` is for the start, in a thread, before any log is served; `retry` is for the loop.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ class _Waiting(NamedTuple):
     log_dir: LogDir
     folder: ReceiptFolder
     high_watermark: int
-    """Of the checkpoint that the start found; the next one has that of a log which was cut."""
+    """From the checkpoint found at the start; the next checkpoint has the value of the truncated log."""
 
 
-class UnsettledPartitions:
-    """One broker's. `make_room`: deletes evidence of the disk that a path lies on, False where there is none.
-    `take_up_strays`: makes receipts of what directories that were set aside hold; for a thread."""
+class PendingPartitions:
+    """The pending partitions of one broker. `make_room`: deletes evidence on the disk of a path, False if there is
+    none. `record_strays`: writes receipts for directories that were set aside; for a thread."""
 
     def __init__(
         self,
@@ -49,49 +48,52 @@ class UnsettledPartitions:
         make_room: Callable[[str], bool],
         lost: Callable[[ReceiptFolder, Receipt], None],
         owes: Callable[[ReceiptFolder, Receipt], None],
-        take_up_strays: Callable[[LogDir], None],
+        record_strays: Callable[[LogDir], None],
     ) -> None:
         self._broker = broker
         self._make_room = make_room
         self._lost = lost
         self._queue_receipt = owes
-        self._collect_strays = take_up_strays
+        self._collect_strays = record_strays
         self._waiting: dict[TopicPartition, _Waiting] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._not_noted())
 
     def _not_noted(self) -> dict[TopicPartition, PendingNote]:
-        """Those for which there may be room later."""
+        """Partitions for which there may be space later."""
         return {where: each for where, each in self._broker.partitions.directories.pending_notes.items() if each.passes}
 
-    def take_up(self, log_dir: LogDir) -> None:
-        """After recovery: what it could not open waits for room."""
+    def register_unopened(self, log_dir: LogDir) -> None:
+        """After recovery: register logs that it could not open for lack of space."""
         for topic_partition, error in log_dir.offline.items():
             if error.transient_error is not None:
                 self._wait(log_dir, topic_partition)
 
-    def settle(self, log_dir: LogDir, topic_partition: TopicPartition) -> None:
-        """Receipts of what a crash took. Where they can not be written the partition goes offline."""
+    def record_losses(self, log_dir: LogDir, topic_partition: TopicPartition) -> None:
+        """Write receipts for records lost in a crash. If that fails the partition goes offline."""
         partition_log = self._broker.partitions.log_of(topic_partition)
         if partition_log is None:
-            return  # offline or not known: its papers stay as they are
+            return  # offline or unknown: its receipts stay unchanged
         try:
             self._write_receipts(_waiting(log_dir, topic_partition), partition_log)
         except OSError as error:
             advice = "Check the disk, then restart the node. The other partitions are served."
             if is_transient(error.errno):
                 self._wait(log_dir, topic_partition)
-                advice = "Make room on the disk: the partition is served then. The others are, no restart is needed."
+                advice = (
+                    "Free disk space: the partition is then served. The other partitions are served, no restart"
+                    " is needed."
+                )
             self._broker.partitions.set_offline(
-                topic_partition, f"the receipt of what the crash took can not be written: {error.strerror}", advice
+                topic_partition, f"could not write the receipt for records lost in a crash: {error.strerror}", advice
             )
 
     def _wait(self, log_dir: LogDir, topic_partition: TopicPartition) -> None:
         self._waiting[topic_partition] = _waiting(log_dir, topic_partition)
 
-    async def try_again(self) -> None:
-        """What had no room at the start is served as soon as it has."""
+    async def retry(self) -> None:
+        """Serve partitions that lacked disk space at the start, once there is space."""
         partitions = self._broker.partitions
         for topic_partition, waiting in list(self._waiting.items()):
             log_dir = waiting.log_dir
@@ -114,7 +116,7 @@ class UnsettledPartitions:
 
         for topic_partition, noted in self._not_noted().items():
             if not partitions.reserve(topic_partition):
-                continue  # nothing has asked for it so far
+                continue  # not requested so far
             is_noted = False
             try:
                 is_noted = await self._broker.loop.run_in_executor(
@@ -130,17 +132,17 @@ class UnsettledPartitions:
         log.error("partition stays offline", partition=str(topic_partition), reason=reason, advice=advice)
 
     async def _try(self, topic_partition: TopicPartition, waiting: _Waiting) -> bool:
-        """Raises OSError, and CorruptLog for what does not pass."""
+        """Raises OSError, and CorruptLog for permanent damage."""
         broker, log_dir = self._broker, waiting.log_dir
         partition_log = log_dir.open_logs.get(topic_partition)
         if partition_log is None:
             opened = broker.partitions.opener(topic_partition, log_dir)
             if opened is None:
-                return False  # the topic has gone, and this goes with it
+                return False  # the topic was deleted, and this partition with it
             partition_log = await broker.loop.run_in_executor(broker.disk_threads, self._open, waiting, opened)
             log_dir.add_open_log(partition_log)
             log_recovery_report(partition_log)
-        await broker.loop.run_in_executor(broker.disk_threads, self._settle_late, waiting, partition_log)
+        await broker.loop.run_in_executor(broker.disk_threads, self._record_losses_late, waiting, partition_log)
         await checkpoint_recovery_points(broker)
         return True
 
@@ -155,7 +157,7 @@ class UnsettledPartitions:
     def _open(self, waiting: _Waiting, opened: Callable[[], PartitionLog]) -> PartitionLog:
         while True:
             try:
-                waiting.log_dir.probe()  # a log is not read through each second where not even this finds room
+                waiting.log_dir.probe()  # avoids reading the log each second while the disk is full
                 return opened()
             except CorruptLog as error:
                 if error.transient_error is None:
@@ -166,14 +168,14 @@ class UnsettledPartitions:
             if refusal.errno not in FULL or not self._make_room(waiting.folder.path):
                 raise refusal
 
-    def _settle_late(self, waiting: _Waiting, partition_log: PartitionLog) -> None:
+    def _record_losses_late(self, waiting: _Waiting, partition_log: PartitionLog) -> None:
         self._write_receipts(waiting, partition_log)
-        # Also of an attempt that wrote some of them.
+        # Also receipts that an earlier attempt wrote.
         for receipt in waiting.folder.due():
             self._queue_receipt(waiting.folder, receipt)
 
     def _write_receipts(self, waiting: _Waiting, partition_log: PartitionLog) -> None:
-        """Of what a crash took, and where that is all known. Raises OSError."""
+        """Write receipts for records lost in a crash. Raises OSError."""
         log_dir, folder, high_watermark = waiting
         while True:
             try:

@@ -1,6 +1,7 @@
-"""How the quorum of one node reaches the others: connections to them, and the look-out for what is wrong with those.
+"""Creates a node's connections to the quorum's other nodes, and their monitoring.
 
-Owns nothing but how they are made; `quorum_peers` and `quorum_watch` do the work. Imported only where there are others.
+Owns only the construction of `quorum_peers`, `quorum_watch` and `controller_presence`. Imported only if there are other
+nodes.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from fenceline.quorum.quorum import Quorum
 
 
-def watch_of(config: NodeConfig, quorum: Quorum, view: QuorumLog, clock: Clock, *, directory_id: UUID) -> QuorumWatch:
-    """It has not started."""
+def create_watch(
+    config: NodeConfig, quorum: Quorum, view: QuorumLog, clock: Clock, *, directory_id: UUID
+) -> QuorumWatch:
+    """Creates the watch; the caller starts it."""
     return QuorumWatch(
         quorum,
         view,
@@ -41,10 +44,10 @@ def watch_of(config: NodeConfig, quorum: Quorum, view: QuorumLog, clock: Clock, 
     )
 
 
-def peers_for(
+def create_peers(
     config: NodeConfig, watch: QuorumWatch, connect: Dial | None
 ) -> Callable[[Callable[[int, ResponseMessage], None], Callable[[int, bool], None]], QuorumPeers]:
-    """What `QuorumDriver.connect` wants. `connect` None: by TCP."""
+    """The factory for `QuorumDriver.connect`. `connect` None: TCP."""
 
     def make(answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> QuorumPeers:
         return QuorumPeers(
@@ -59,7 +62,7 @@ def peers_for(
     return make
 
 
-def presence_for(
+def create_presence(
     config: NodeConfig,
     connect: Dial | None,
     active: ActiveController,
@@ -67,7 +70,7 @@ def presence_for(
     clock: Clock,
     peers: QuorumPeers | None,
 ) -> BrokerPresence:
-    """It looks at brokers by `connect`; None: by TCP. `peers`: the other controllers, where there are any."""
+    """Probes brokers with `connect`; None: TCP. `peers`: the other controllers, if any."""
     dial = connect or dial_from(config.get_str("fenceline.outbound.address") or "")
     probe = BrokerProbe(dial, config.inter_broker_listener)
     return BrokerPresence(
@@ -77,5 +80,5 @@ def presence_for(
         grace_ms=config.get_int(FENCING_GRACE),
         is_refused=probe.is_refused,
         refused_for_s=(lambda node_id: 0.0) if peers is None else peers.refused_for_s,
-        came=(lambda node_id: None) if peers is None else peers.came,
+        mark_alive=(lambda node_id: None) if peers is None else peers.mark_alive,
     )
