@@ -78,8 +78,8 @@ def _kip_101_a_log_is_not_truncated_to_the_high_watermark(patch: pytest.MonkeyPa
         cut = asyncio.ensure_future(
             self.duties.cut(replica, CutTo(state, replica.log.high_watermark, Cause.DIVERGENCE))
         )
-        self.duties.cuts.add(cut)
-        cut.add_done_callback(self.duties.cuts.discard)
+        self.duties.under_way.add(cut)
+        cut.add_done_callback(self.duties.under_way.discard)
 
     patch.setattr(LeaderLink, "follow", cut_first)
 
