@@ -1,5 +1,5 @@
-"""Invalid lines in checkpoint files, and partition directories that do not match the checkpoints: both are reported with
-advice, and no record is lost. How a log handles such lines is tested in `test_log_dir_offsets.py`.
+"""Invalid lines in checkpoint files, and partition directories that do not match the checkpoints: both are reported
+with advice, and no record is lost. How a log handles such lines is tested in `test_log_dir_offsets.py`.
 """
 
 from __future__ import annotations

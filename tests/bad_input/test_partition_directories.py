@@ -238,13 +238,13 @@ def _batch() -> memoryview:
     return memoryview(build_batch([(0, b"k", b"v", ())]))
 
 
-# --- unknown or stray --------------------------------------------------------------------------------------------------
+# --- unknown or stray -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\0" * 40, b"version: 7\ntopic_id: x\n", b"version: 0\n", b"\xff\xfe"])
 def test_partition_metadata_without_topic_id(content: bytes | None, lines: list[Line]) -> None:
-    """The topic id of the records is unknown: they are set aside, as in Kafka, as evidence of a receipt. Other partitions
-    are served."""
+    """The topic id of the records is unknown: they are set aside, as in Kafka, as evidence of a receipt. Other
+    partitions are served."""
 
     def story(desk: Desk) -> None:
         for index in (0, 1):

@@ -66,7 +66,7 @@ def test_invalid_voter_key_is_reported(dynamic: bool) -> None:
     assert machine.quorum.is_leader
 
 
-# --- reports about an address ----------------------------------------------------------------------------------------
+# --- reports about an address -----------------------------------------------------------------------------------------
 
 
 async def failure_reason(host: str, port: int) -> str:
