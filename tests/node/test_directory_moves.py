@@ -242,7 +242,7 @@ def test_the_rate_holds() -> None:
     moves_of(1, story)
 
 
-# --- errors and ends ------------------------------------------------------------------------------------------------
+# --- errors and ends --------------------------------------------------------------------------------------------------
 
 
 def test_errors_are_kafkas() -> None:
@@ -431,7 +431,7 @@ def test_a_flush_that_is_held_waits_and_is_not_forgotten() -> None:
     moves_of(1, story)
 
 
-# --- what was lost before -------------------------------------------------------------------------------------------
+# --- what was lost before ---------------------------------------------------------------------------------------------
 
 
 def test_evidence_and_receipts_go_along_and_say_where_they_are() -> None:
@@ -471,7 +471,7 @@ def _evidence(desk: Desk, folder: str) -> list[str]:
     return [f"{folder}/{name}" for name in desk.disk.listdir(folder) if not is_receipt_file(name)]
 
 
-# --- the next start -------------------------------------------------------------------------------------------------
+# --- the next start ---------------------------------------------------------------------------------------------------
 
 
 def test_a_copy_that_is_found_at_the_start_goes_on() -> None:
