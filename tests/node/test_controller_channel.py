@@ -56,7 +56,7 @@ def _answered(version: int, fields: dict[str, Any]) -> AlterPartitionAnswer:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_each_partition_has_its_own_answer(version: int) -> None:
-    """controller.md C47: no answer is invented for a missing partition. recovery.md V30: an unknown state is an error."""
+    """controller.md C47: no answer is invented for a missing partition. recovery.md V30: unknown states fail."""
     done = {"partition_index": 3, "leader_id": 1, "leader_epoch": 7, "isr": (1, 2), "partition_epoch": 10}
     refused = {"partition_index": 4, "error_code": ErrorCode.FENCED_LEADER_EPOCH}
     unknown = {"partition_index": 5, "error_code": 9999}

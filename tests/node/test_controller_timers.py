@@ -64,7 +64,7 @@ def test_session_is_checked_when_it_expires(monkeypatch: pytest.MonkeyPatch) -> 
         assert submitted == []
         pass_time(began + 1670)
         assert submitted == [(began + 1670, FenceStaleBroker())]
-        # On a slow disk the first request waits: the second session is checked in time, and the first again, but rarely.
+        # On a slow disk the first request waits: the second session is checked in time, the first again at intervals.
         pass_time(began + 1730)
         assert submitted[1:] == [(began + 1730, FenceStaleBroker())] * 2
         pass_time(began + 1730 + 3 * _PERIOD_MS)
