@@ -1,4 +1,4 @@
-"""A leader that answers as a test wants, over a socket, and a follower of it: real fetchers over real logs."""
+"""A scripted leader on a socket, and a follower of it: real fetchers over real logs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def batch(offset: int, records: int = 1, epoch: int = EPOCH) -> bytes:
 
 
 class Leader:
-    """`log`: what it would answer if nothing was wrong, batches of one record. `wrong(asked)`: what it says instead."""
+    """`log`: the correct answers, batches of one record. `wrong(asked)`: the answer it sends instead."""
 
     def __init__(self, ends: dict[int, int]) -> None:
         self.ends = ends
@@ -101,23 +101,23 @@ class Leader:
         self.asked.append(request)
         fetched = [self.wrong(asked) or self._right(asked) for asked in request.partitions]
         if not any(each.records or each.error_code or each.diverging_epoch for each in fetched):
-            await asyncio.sleep(0.01)  # a leader waits when it has nothing to tell
+            await asyncio.sleep(0.01)  # a leader with nothing to report holds the fetch
         return b"".join(bytes(each) for each in encode_response(version, FetchResponse(fetched, error_code=self.error)))
 
     def _right(self, asked: FetchPartition) -> FetchedPartition:
         end = self.ends[asked.index]
         records = b"".join(batch(offset) for offset in range(asked.fetch_offset, min(end, asked.fetch_offset + 2)))
-        return told(asked, high_watermark=end, records=records)
+        return response_for(asked, high_watermark=end, records=records)
 
 
-def told(asked: FetchPartition, **fields: Any) -> FetchedPartition:
-    """The answer for one partition."""
+def response_for(asked: FetchPartition, **fields: Any) -> FetchedPartition:
+    """An answer for one partition."""
     given: dict[str, Any] = {"error_code": 0, "high_watermark": 0, "log_start_offset": 0, "records": b""}
     return FetchedPartition(asked.topic, asked.topic_id, asked.index, **(given | fields))
 
 
 class Host:
-    """Broker 1. A cut is a cut."""
+    """Broker 1. Truncations are applied directly."""
 
     node_id, broker_epoch = 1, 100
 
@@ -147,7 +147,7 @@ class Host:
 
 
 class Follower:
-    """Of as many partitions as the leader has, on one disk."""
+    """A follower of all partitions of the leader, on one disk."""
 
     def __init__(self, leader: Leader, disk: SimDisk | None = None) -> None:
         self.leader = leader
@@ -194,7 +194,9 @@ class Follower:
         self._threads.shutdown()
 
 
-def played(leader: Leader, story: Callable[[Follower], Coroutine[Any, Any, None]], disk: SimDisk | None = None) -> None:
+def play_story(
+    leader: Leader, story: Callable[[Follower], Coroutine[Any, Any, None]], disk: SimDisk | None = None
+) -> None:
     async def whole() -> None:
         server = await leader.serve()
         follower = Follower(leader, disk)

@@ -1,5 +1,5 @@
-"""Checkpoint files with lines that cannot be right, and partition directories that are not those which the checkpoints
-tell of: said with advice, and no record is lost by it. What a log makes of such lines: `test_log_dir_offsets.py`.
+"""Invalid lines in checkpoint files, and partition directories that do not match the checkpoints: both are reported
+with advice, and no record is lost. How a log handles such lines is tested in `test_log_dir_offsets.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fenceline.node.directories import open_directories
 from fenceline.node.logs import redirect
 from tests.node.desk import TOPIC, Desk
 
-from .test_partition_directories import code, lines, names, path_of, played, remove, start, stop
+from .test_partition_directories import code, lines, names, path_of, play_story, remove, start, stop
 
 __all__ = ["lines"]
 
@@ -30,7 +30,7 @@ Line = tuple[str, dict[str, Any]]
 
 
 @pytest.fixture
-def said() -> Iterator[list[Line]]:
+def log_lines() -> Iterator[list[Line]]:
     found: list[Line] = []
     before = redirect(lambda level, room, event, fields: found.append((event, fields)))
     yield found
@@ -44,43 +44,43 @@ def opened(path: Path) -> None:
 
 @pytest.mark.parametrize("name", [RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS, CLEANED])
 @pytest.mark.parametrize("bad", ["rain 0 -5", f"rain 0 {2**64}", "rain 0 1\nrain 0 2"])
-def test_a_line_that_cannot_be_right_is_said(tmp_path: Path, name: str, bad: str, said: list[Line]) -> None:
+def test_invalid_checkpoint_line_is_reported(tmp_path: Path, name: str, bad: str, log_lines: list[Line]) -> None:
     opened(tmp_path)
     rows = bad.split("\n")
     (tmp_path / name).write_text(f"0\n{len(rows)}\n{bad}\n")
-    said.clear()
+    log_lines.clear()
     opened(tmp_path)
-    (ignored,) = (fields for event, fields in said if event == "checkpoint entry ignored")
+    (ignored,) = (fields for event, fields in log_lines if event == "checkpoint entry ignored")
     assert ignored["reason"].startswith(f"{tmp_path}/{name}: rain-0 ")
     assert "keeps all its records" in ignored["consequence"]
     assert ignored["advice"]
 
 
-def test_partitions_that_do_not_exist_are_said_once(tmp_path: Path, said: list[Line]) -> None:
+def test_unknown_partitions_in_checkpoint_are_reported_once(tmp_path: Path, log_lines: list[Line]) -> None:
     opened(tmp_path)
     rows = [f"gone {index} 7" for index in range(40)]
     for name in (RECOVERY_POINTS, HIGH_WATERMARKS):
         (tmp_path / name).write_text("\n".join(["0", "40", *rows, ""]))
     (tmp_path / ".kafka_cleanshutdown").unlink(missing_ok=True)
-    said.clear()
+    log_lines.clear()
     opened(tmp_path)
-    (dropped,) = (fields for event, fields in said if event == "dropped checkpoint entries without a directory")
+    (dropped,) = (fields for event, fields in log_lines if event == "dropped checkpoint entries without a directory")
     assert (dropped["count"], dropped["partitions"][:2]) == (40, ["gone-0", "gone-1"])
     assert "restore them" in dropped["advice"]
 
 
-def test_a_checkpoint_of_incarnations_that_is_damaged(tmp_path: Path, said: list[Line]) -> None:
+def test_damaged_incarnation_checkpoint(tmp_path: Path, log_lines: list[Line]) -> None:
     opened(tmp_path)
     (tmp_path / INCARNATIONS).write_text("0\n3\nrain 0 x\n")
-    said.clear()
+    log_lines.clear()
     opened(tmp_path)
-    (damaged,) = (fields for event, fields in said if event == "checkpoint file damaged and ignored")
+    (damaged,) = (fields for event, fields in log_lines if event == "checkpoint file damaged and ignored")
     assert INCARNATIONS in damaged["reason"]
     assert "recovered from its start" in damaged["consequence"]
 
 
-def test_files_of_another_topic_in_the_directory_of_a_partition(lines: list[Line]) -> None:
-    """They are set aside, and the replica that is made anew has nothing of what the checkpoints knew."""
+def test_partition_directory_with_files_of_another_topic(lines: list[Line]) -> None:
+    """The files are set aside, and the new replica uses nothing from the checkpoints."""
 
     def story(desk: Desk) -> None:
         desk.lead(5)
@@ -98,11 +98,11 @@ def test_files_of_another_topic_in_the_directory_of_a_partition(lines: list[Line
         log = desk.replica().log
         assert (log.log_start_offset, log.log_end_offset) == (0, 2)
 
-    played(story)
+    play_story(story)
 
 
-def test_two_directories_of_one_topic_id(lines: list[Line]) -> None:
-    """A copy of a partition's directory under a name that no topic has: set aside; the partition is served."""
+def test_two_directories_with_one_topic_id(lines: list[Line]) -> None:
+    """A copy of a partition directory under the name of no topic is set aside; the partition is served."""
 
     def story(desk: Desk) -> None:
         desk.lead(5)
@@ -122,11 +122,11 @@ def test_two_directories_of_one_topic_id(lines: list[Line]) -> None:
         assert any(name.startswith("snow-0.") for name in names(desk))
         assert read_offsets(desk.disk, path_of(desk, RECOVERY_POINTS)).keys() <= {desk.replica().topic_partition}
 
-    played(story)
+    play_story(story)
 
 
-def test_a_topic_made_anew_does_not_miss_the_directory_of_the_one_before(lines: list[Line]) -> None:
-    """The advice to delete the topic helps: one of the same name is served."""
+def test_recreated_topic_ignores_directory_of_deleted_topic(lines: list[Line]) -> None:
+    """Following the advice to delete the topic works: a new topic of the same name is served."""
 
     def story(desk: Desk) -> None:
         desk.lead(5)
@@ -142,4 +142,4 @@ def test_a_topic_made_anew_does_not_miss_the_directory_of_the_one_before(lines: 
         desk._apply(desk.image, anew)
         assert desk.replica().log.log_end_offset == 0
 
-    played(story)
+    play_story(story)

@@ -1,4 +1,4 @@
-"""Directories that are not this node's, and voters that were changed while they were down."""
+"""Directories that belong to another node, and voters that were changed while they were down."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Line = tuple[str, dict[str, Any]]
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Line]]:
-    """What is told; trouble is told at once."""
+    """The lines logged by the node; problems are logged without delay."""
     monkeypatch.setattr(quorum_watch, "_LASTS_MS", 0)
     monkeypatch.setattr(quorum_watch, "_CHECK_S", 0.05)
     told: list[Line] = []
@@ -35,7 +35,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Line]]:
     redirect(before)
 
 
-async def said(lines: list[Line], event: str, **wanted: Any) -> dict[str, Any]:
+async def reported(lines: list[Line], event: str, **wanted: Any) -> dict[str, Any]:
     found: dict[str, Any] = await eventually(
         lambda: next(
             (fields for text, fields in lines if text == event and all(fields.get(k) == v for k, v in wanted.items())),
@@ -49,7 +49,7 @@ def data(cluster: Three, node_id: int) -> Path:
     return Path(cluster.configs[node_id - 1].log_dirs[0])
 
 
-async def refused(cluster: Three, node_id: int) -> OperatorError:
+async def start_error(cluster: Three, node_id: int) -> OperatorError:
     node = ControllerNode(cluster.configs[node_id - 1])
     try:
         with pytest.raises(OperatorError) as told:
@@ -59,8 +59,8 @@ async def refused(cluster: Three, node_id: int) -> OperatorError:
         await node.stop()
 
 
-@pytest.mark.parametrize("edited", [False, True], ids=["as they are", "with meta.properties changed to fit"])
-def test_directories_swapped_between_nodes(tmp_path: Path, edited: bool) -> None:
+@pytest.mark.parametrize("edited", [False, True], ids=["unchanged", "with meta.properties adjusted"])
+def test_data_directories_swapped_between_nodes(tmp_path: Path, edited: bool) -> None:
     async def story() -> None:
         async with three(tmp_path) as cluster:
             await cluster.leader()
@@ -74,7 +74,7 @@ def test_directories_swapped_between_nodes(tmp_path: Path, edited: bool) -> None
                 meta = directory / "meta.properties"
                 meta.write_text(meta.read_text().replace(f"node.id={other}", f"node.id={own}"))
             for node_id, other in ((1, 2), (2, 1)):
-                told = await refused(cluster, node_id)
+                told = await start_error(cluster, node_id)
                 if edited:
                     assert told.message.endswith(f"belongs to voter {other}, but this is node {node_id}.")
                     assert "Restore each node's own directory" in told.advice
@@ -84,8 +84,8 @@ def test_directories_swapped_between_nodes(tmp_path: Path, edited: bool) -> None
     run(story)
 
 
-def test_a_voter_removed_while_it_was_down(tmp_path: Path, lines: list[Line]) -> None:
-    """It comes back as an observer that knows everything, and says what it is."""
+def test_voter_removed_while_down_returns_as_observer(tmp_path: Path, lines: list[Line]) -> None:
+    """It returns as an observer with the full log, and reports that it is no voter."""
 
     async def story() -> None:
         async with three(tmp_path) as cluster:
@@ -99,7 +99,7 @@ def test_a_voter_removed_while_it_was_down(tmp_path: Path, lines: list[Line]) ->
             connection.close()
             del lines[:]
             await cluster.start(3)
-            told = await said(lines, "this controller is not a voter", node=3)
+            told = await reported(lines, "this controller is not a voter", node=3)
             assert told["voters"] == [1, 2]
             assert "fenceline quorum add" in told["advice"]
             back = cluster.running[3].controller
@@ -110,8 +110,8 @@ def test_a_voter_removed_while_it_was_down(tmp_path: Path, lines: list[Line]) ->
     run(story)
 
 
-def test_a_voter_whose_disk_was_replaced(tmp_path: Path, lines: list[Line]) -> None:
-    """The right id with another directory id: it follows and does not vote, and both sides are told."""
+def test_voter_with_replaced_disk_follows_without_voting(tmp_path: Path, lines: list[Line]) -> None:
+    """The right node id with another directory id: it follows and does not vote, and both sides log it."""
 
     async def story() -> None:
         async with three(tmp_path) as cluster:
@@ -120,7 +120,7 @@ def test_a_voter_whose_disk_was_replaced(tmp_path: Path, lines: list[Line]) -> N
             shutil.rmtree(data(cluster, 3))
             format_directory([data(cluster, 3)], cluster_id=CLUSTER, node_id=3, voters=())
             await cluster.start(3)
-            told = await said(lines, "this controller is not a voter", node=3)
+            told = await reported(lines, "this controller is not a voter", node=3)
             assert told["registered"] != told["directory"]
             assert f"fenceline quorum remove 3 --directory-id {told['registered']}" in told["advice"]
             meant = await eventually(lambda: next((text for text, _ in lines if "is not voter 3" in text), None))
@@ -129,20 +129,18 @@ def test_a_voter_whose_disk_was_replaced(tmp_path: Path, lines: list[Line]) -> N
     run(story)
 
 
-def test_nobody_leads_until_a_majority_is_there(
-    tmp_path: Path, lines: list[Line], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_leader_without_a_majority(tmp_path: Path, lines: list[Line], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quorum_watch, "_REPEAT_MS", 0)
 
     async def story() -> None:
         async with three(tmp_path, 1) as cluster:
-            told = await said(lines, "the quorum has no leader")
+            told = await reported(lines, "the quorum has no leader")
             assert told["voters"] == [1, 2, 3]
             assert "majority" in told["advice"]
             gone = f"no process listens on 127.0.0.1:{cluster.ports[1]}"
             await eventually(lambda: any(gone in fields.get("unreached", "") for _, fields in lines))
             await cluster.start(2)
-            await said(lines, "the quorum has a leader again")
+            await reported(lines, "the quorum has a leader again")
             assert (await cluster.leader()).controller.is_active
 
     run(story)
@@ -162,7 +160,7 @@ def test_nobody_leads_until_a_majority_is_there(
         ),
     ],
 )
-def test_quorum_state_that_is_damaged_or_from_the_future(content: bytes, told: str) -> None:
+def test_damaged_or_newer_quorum_state_is_rejected(content: bytes, told: str) -> None:
     with pytest.raises(OperatorError) as refused_:
         decode_election(content, "/data/quorum-state")
     assert "/data/quorum-state" in refused_.value.message

@@ -1,4 +1,4 @@
-"""A disk that fails in the middle of a leader's append: the producer is told, the log ends at a batch, others go on."""
+"""A disk that fails during a leader's append: the producer gets an error, the log ends at a batch, others continue."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(producing, "_answer_plain", None)
 
 
-class Trouble:
-    """Partition 0's writes take 30 bytes and fail then, as long as `number` is set."""
+class FailingWrites:
+    """Writes of partition 0 fail after 30 bytes, as long as `number` is set."""
 
     def __init__(self, disk: SimDisk) -> None:
         self.number = 0
@@ -50,9 +50,9 @@ def offsets(desk: Desk, index: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_half_of_a_batch(number: int) -> None:
+def test_partly_written_batch_is_truncated(number: int) -> None:
     async def story(desk: Desk) -> None:
-        trouble = Trouble(desk.disk)
+        trouble = FailingWrites(desk.disk)
         for index in (0, 1):
             desk.lead(5, index=index)
             assert outcome(desk, index) == (0, 0)
@@ -73,8 +73,8 @@ def test_half_of_a_batch(number: int) -> None:
     told(story, partitions=2)
 
 
-def test_half_of_a_batch_that_can_not_be_cut_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The partition takes no more until a restart has cut the torn end; what was whole is read all the same."""
+def test_partly_written_batch_that_cannot_be_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partition accepts no appends until a restart truncates the torn end; complete batches are still readable."""
     lines: list[tuple[str, dict[str, Any]]] = []
     for module in (storage_trouble, replicas):
         monkeypatch.setattr(
@@ -82,7 +82,7 @@ def test_half_of_a_batch_that_can_not_be_cut_back(monkeypatch: pytest.MonkeyPatc
         )
 
     async def story(desk: Desk) -> None:
-        trouble = Trouble(desk.disk)
+        trouble = FailingWrites(desk.disk)
         for index in (0, 1):
             desk.lead(5, index=index)
             assert outcome(desk, index) == (0, 0)
@@ -92,24 +92,24 @@ def test_half_of_a_batch_that_can_not_be_cut_back(monkeypatch: pytest.MonkeyPatc
         trouble.number = 0
         desk.disk.heal()
         for attempt in (1, 2):
-            assert outcome(desk, 0)[0] == ErrorCode.KAFKA_STORAGE_ERROR, "what lies behind its end is not known"
+            assert outcome(desk, 0)[0] == ErrorCode.KAFKA_STORAGE_ERROR, "the bytes past its end are unknown"
             assert outcome(desk, 1) == (0, attempt)
         assert offsets(desk, 0) == [0]
 
     told(story, partitions=2)
-    ((event, more),) = lines  # once, and not with every record
+    ((event, more),) = lines  # once, not for every record
     assert event == "records rejected"
     assert "the partition is offline for writes until the node is restarted" in more["reason"]
 
 
-def test_a_crash_in_the_middle_of_an_append() -> None:
-    """The machine stops before the torn end is cut: the next start ends the log at the last whole batch."""
+def test_crash_during_an_append() -> None:
+    """The machine stops before the torn end is truncated: the next start ends the log at the last complete batch."""
     from fenceline.ids import TopicPartition
     from fenceline.log.config import LogConfig
     from fenceline.log.partition_log import PartitionLog
 
     async def story(desk: Desk) -> None:
-        trouble = Trouble(desk.disk)
+        trouble = FailingWrites(desk.disk)
         desk.lead(5)
         assert outcome(desk, 0) == (0, 0)
         log = desk.replica().log

@@ -1,7 +1,7 @@
-"""Batches that a follower is sent and that can not be: refused with the log as it was, or taken whole.
+"""Invalid batches sent to a follower: rejected with the log unchanged, or appended completely.
 
-Each field of a batch's header is given values that it can not have, with the checksum made right, so that nothing but
-the checks of the log stands between a leader that has gone wrong and the follower's disk.
+Each field of a batch header is given invalid values with a matching checksum, so that only the checks of the log
+protect the follower's disk from a faulty leader.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FIELDS = {
 
 
 class CarefulLog(PartitionLog):
-    """Leaves nothing to the quick way."""
+    """A log that never uses the fast path."""
 
     __slots__ = ()
 
@@ -65,14 +65,14 @@ def batch(offset: int, records: int = 3, **fields: Any) -> bytearray:
 
 
 def at(offset: int, built: bytearray) -> bytearray:
-    """A batch as the leader wrote it there."""
+    """A batch as the leader would write it at this offset."""
     struct.pack_into(">q", built, 0, offset)
     struct.pack_into(">i", built, 12, LEADER_EPOCH)
     return built
 
 
 def changed(built: bytearray, name: str, value: int) -> bytes:
-    """With another value in one field, and a checksum that fits."""
+    """The batch with another value in one field and a matching checksum."""
     position, form = FIELDS[name]
     struct.pack_into(form, built, position, value)
     struct.pack_into(">I", built, 17, compute_crc(built, 0, len(built)))
@@ -113,7 +113,7 @@ def _state(log: PartitionLog, disk: SimDisk) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("log_kind", [PartitionLog, CarefulLog])
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_field_that_can_not_be(kind: str, log_kind: type[PartitionLog], name: str) -> None:
+def test_invalid_header_field_is_rejected(kind: str, log_kind: type[PartitionLog], name: str) -> None:
     rng = Random(f"{kind} {name}")
     for value in _values(FIELDS[name][1], rng):
         for behind in (b"", bytes(KINDS["plain"](6))):
@@ -125,7 +125,7 @@ def test_a_field_that_can_not_be(kind: str, log_kind: type[PartitionLog], name: 
             try:
                 sent = changed(KINDS[kind](3), name, value) + behind
             except struct.error:
-                continue  # the length names more than there is: nothing to make a checksum of
+                continue  # the length exceeds the bytes present: there is nothing to checksum
             try:
                 info = log.append_as_follower(memoryview(sent), leader_epoch=LEADER_EPOCH, now_ms=NOW_MS)
             except FencelineError:
@@ -144,8 +144,8 @@ def test_a_field_that_can_not_be(kind: str, log_kind: type[PartitionLog], name: 
 
 @pytest.mark.parametrize("log_kind", [PartitionLog, CarefulLog])
 @pytest.mark.parametrize("kind", KINDS)
-def test_bytes_that_were_damaged_on_the_way(kind: str, log_kind: type[PartitionLog]) -> None:
-    """Each byte of a batch but those in front of its checksum, which the log's own end judges."""
+def test_bytes_damaged_in_transit_are_rejected(kind: str, log_kind: type[PartitionLog]) -> None:
+    """Each byte of a batch except those before its checksum, which are checked against the log end offset."""
     sound = bytes(KINDS[kind](3))
     disk = SimDisk()
     disk.mkdir("/data")
@@ -161,8 +161,8 @@ def test_bytes_that_were_damaged_on_the_way(kind: str, log_kind: type[PartitionL
     assert log.append_as_follower(memoryview(sound), leader_epoch=LEADER_EPOCH).base_offset == 3
 
 
-def test_an_empty_log_does_not_begin_where_no_log_can() -> None:
-    """What lets an empty log begin inside of the leader's first batch is for offsets that are."""
+def test_empty_log_rejects_invalid_first_batch() -> None:
+    """An empty log may start inside the leader's first batch, but only at a valid offset."""
     for offset, epoch in ((-5, 5), (-1, 5), (4, 9)):
         disk = SimDisk()
         disk.mkdir("/data")
@@ -182,8 +182,8 @@ def test_an_empty_log_does_not_begin_where_no_log_can() -> None:
         assert (log.log_start_offset, log.log_end_offset) == (6, 6)
 
 
-def test_a_gap_that_no_segment_spans_is_taken_in_two() -> None:
-    """Compaction leaves gaps; an index entry holds 31 bits of an offset."""
+def test_gap_too_large_for_a_segment_is_appended_in_two_steps() -> None:
+    """Compaction leaves gaps; an index entry holds a relative offset of 31 bits."""
     disk = SimDisk()
     disk.mkdir("/data")
     log = opened(disk)
@@ -195,8 +195,8 @@ def test_a_gap_that_no_segment_spans_is_taken_in_two() -> None:
     assert opened(disk).log_end_offset == far + 3
 
 
-def test_more_than_a_segment_is_taken_piece_by_piece() -> None:
-    """`replica.fetch.max.bytes` may be more than `segment.bytes`."""
+def test_answer_larger_than_a_segment_is_appended_in_parts() -> None:
+    """`replica.fetch.max.bytes` may exceed `segment.bytes`."""
     disk = SimDisk()
     disk.mkdir("/data")
     one = bytes(batch(0))

@@ -1,7 +1,7 @@
-"""Followers and consumers that ask for what can not be: each partition has its own answer, and the others are served.
+"""Invalid requests of followers and consumers: each partition has its own answer, and valid partitions are served.
 
-The rules one by one are in `tests/kip/test_kip320.py`; here they come together in one request, and nothing of what the
-leader knows may change by them.
+The single rules are tested in `tests/kip/test_kip320.py`; here they are combined in one request, which must not change
+the leader's state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WRONG: list[tuple[str, dict[str, Any], int]] = [
 
 
 def seven(desk: Desk, partitions: int) -> None:
-    """Logs of 2..8, epoch 5 up to 4, epoch 7 from there; replica 2 is in sync, with everything."""
+    """Logs of offsets 2 to 8: epoch 5 up to 4, epoch 7 from there; replica 2 is in sync and has every record."""
     for index in range(partitions):
         desk.lead(5, isr=(1, 2), index=index)
         desk.append(4, index=index)
@@ -47,8 +47,8 @@ def seven(desk: Desk, partitions: int) -> None:
         desk.follower_fetched(2, 8, index=index)
 
 
-def known(desk: Desk, index: int) -> Any:
-    """What a leader knows of its partition."""
+def leader_state(desk: Desk, index: int) -> Any:
+    """The state of the leader for a partition."""
     leader = desk.replica(index).leader
     assert leader is not None
     progress = leader.followers[2]
@@ -67,10 +67,10 @@ def known(desk: Desk, index: int) -> Any:
 @pytest.mark.parametrize("reader", [FOLLOWER, CONSUMER])
 @pytest.mark.parametrize("version", [12, 17, 18])
 @pytest.mark.parametrize("in_session", [False, True])
-def test_all_that_is_wrong_in_one_request(reader: dict[str, int], version: int, in_session: bool) -> None:
+def test_request_with_every_kind_of_invalid_partition(reader: dict[str, int], version: int, in_session: bool) -> None:
     async def story(desk: Desk) -> None:
         seven(desk, len(WRONG) + 1)
-        before = [known(desk, index) for index in range(len(WRONG))]
+        before = [leader_state(desk, index) for index in range(len(WRONG))]
         desk.clock.ms += 5
         wanted = []
         for index, (_, fields, _) in enumerate(WRONG):
@@ -88,8 +88,10 @@ def test_all_that_is_wrong_in_one_request(reader: dict[str, int], version: int, 
             assert not found[index].records, WRONG[index]
         assert found[9].diverging_epoch == (7, 8)
         assert found[10].diverging_epoch == (5, 4)
-        assert len(found[last].records or b"") > 0, "the one that is right is served"
-        assert [known(desk, index) for index in range(last)] == before, "and nothing that was wrong has proved anything"
+        assert len(found[last].records or b"") > 0, "the valid partition is served"
+        assert [leader_state(desk, index) for index in range(last)] == before, (
+            "and no invalid fetch has changed follower state"
+        )
         await turns()
         assert desk.controller.asked == []
 
@@ -97,12 +99,12 @@ def test_all_that_is_wrong_in_one_request(reader: dict[str, int], version: int, 
 
 
 @pytest.mark.parametrize("stranger", [9, 0, 2**31 - 1])
-def test_a_broker_that_is_no_replica(stranger: int) -> None:
-    """Fetch refuses it (E30); ListOffsets and OffsetForLeaderEpoch know no replicas and answer, as Kafka's do."""
+def test_fetch_by_a_broker_without_a_replica_is_rejected(stranger: int) -> None:
+    """Fetch rejects it (E30); ListOffsets and OffsetForLeaderEpoch do not check replicas and answer, as in Kafka."""
 
     async def story(desk: Desk) -> None:
         seven(desk, 1)
-        before = known(desk, 0)
+        before = leader_state(desk, 0)
         fields = {"replica_id": stranger, "replica_epoch": 100 + min(stranger, 100)}
         assert desk.fetched(4, current_leader_epoch=7, **fields).error_code == UNKNOWN
         assert desk.fetched(4, **fields).error_code == NOT_LEADER
@@ -116,14 +118,14 @@ def test_a_broker_that_is_no_replica(stranger: int) -> None:
         answer = await desk.ask(ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=stranger, topics=topics)
         (end,) = answer.topics[0].partitions
         assert (end.error_code, end.leader_epoch, end.end_offset) == (0, 5, 4)
-        assert known(desk, 0) == before
+        assert leader_state(desk, 0) == before
 
     told(story)
 
 
-def test_a_broker_epoch_that_nobody_has_heard_of() -> None:
-    """KIP-903: it is served, since this broker may be the one that is late; it is not in sync by it until the metadata
-    knows that epoch, too."""
+def test_unknown_broker_epoch_is_served_but_not_in_sync() -> None:
+    """KIP-903: it is served, since this broker's metadata may be behind; the fetch does not bring it in sync until the
+    metadata has that epoch."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5, isr=(1,))
@@ -143,24 +145,24 @@ def test_a_broker_epoch_that_nobody_has_heard_of() -> None:
     told(story)
 
 
-def test_a_broker_epoch_that_is_over_proves_nothing() -> None:
-    """E31: the process before, whose fetch was on its way."""
+def test_old_broker_epoch_does_not_update_follower_state() -> None:
+    """E31: a fetch that the previous process sent."""
 
     async def story(desk: Desk) -> None:
         seven(desk, 1)
-        before = known(desk, 0)
+        before = leader_state(desk, 0)
         desk.append(1)
         desk.clock.ms += 5
         late = {"replica_id": 2, "replica_epoch": 101, "current_leader_epoch": 7}
         assert desk.fetched(9, **late).error_code == NOT_LEADER
-        assert known(desk, 0)[:-1] == before[:-1]
+        assert leader_state(desk, 0)[:-1] == before[:-1]
 
     told(story)
 
 
 @pytest.mark.parametrize("epoch", [8, 2**31 - 1])
-def test_epochs_of_the_future_are_refused_wherever_they_stand(epoch: int) -> None:
-    """E2 for each API that carries one, at leaders and followers; being asked with an epoch teaches nobody of it."""
+def test_future_leader_epochs_are_rejected_by_every_api(epoch: int) -> None:
+    """E2 for each API that carries an epoch, at leaders and followers; a request does not make its epoch known."""
 
     async def story(desk: Desk) -> None:
         seven(desk, 1)
@@ -179,6 +181,6 @@ def test_epochs_of_the_future_are_refused_wherever_they_stand(epoch: int) -> Non
         assert (end.error_code, end.leader_epoch, end.end_offset) in (
             (0, -1, -1),
             (0, 7, 8),
-        ), "an epoch that was asked about is none that is known"
+        ), "an epoch of a request does not become known"
 
     told(story)

@@ -1,4 +1,4 @@
-"""What is said of a metadata log whose disk is full or fails. That a vote waits for room is `tests/node`'s."""
+"""Reports about a metadata log whose disk is full or fails. `tests/node` tests that a vote waits for space."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.node.controller_helpers import StillClock, driver, prepare
 DIRECTORY = "/data"
 
 
-def ends_with(error: BaseException) -> OperatorError:
-    """What the operator is told when the node can not go on for `error`."""
+def operator_error_after(error: BaseException) -> OperatorError:
+    """The error reported to the operator when `error` stops the node."""
 
     async def story() -> OperatorError:
         disk = SimDisk()
@@ -40,13 +40,13 @@ def ends_with(error: BaseException) -> OperatorError:
 @pytest.mark.parametrize(
     "error", [OSError(errno.EIO, "Input/output error"), StorageError("flushing the log: Input/output error", errno.EIO)]
 )
-def test_a_failed_flush_leaves_the_disk_uncertain(error: Exception) -> None:
-    told = ends_with(error)
+def test_failed_flush_reports_uncertain_disk_content(error: Exception) -> None:
+    told = operator_error_after(error)
     assert "Input/output error" in told.message
     assert "The content of the disk is uncertain" in told.advice
 
 
-def test_a_full_disk_asks_for_room_and_no_restart() -> None:
+def test_full_disk_advice_asks_for_space_without_restart() -> None:
     told: list[dict[str, Any]] = []
     before = redirect(lambda level, room, event, fields: told.append({"event": event, **fields}))
     try:

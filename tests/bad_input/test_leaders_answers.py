@@ -1,4 +1,4 @@
-"""A leader that sends what can not be: its partition waits and asks again, the others of the same answer go on."""
+"""Invalid answers of a leader: the affected partition waits and retries, the others of the same response continue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fenceline.replica.follower import CutTo, Phase
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.fetch import FetchedPartition, FetchPartition
 
-from .leaders import EPOCH, TOPIC, Follower, Leader, batch, played, told
+from .leaders import EPOCH, TOPIC, Follower, Leader, batch, play_story, response_for
 
 Line = tuple[str, dict[str, Any]]
 
@@ -51,14 +51,14 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage_of_one_partition(garbage: str, lines: list[Line]) -> None:
+def test_invalid_answer_affects_one_partition_only(garbage: str, lines: list[Line]) -> None:
     leader = Leader({0: 4, 1: 20})
     refused: list[int] = []
 
     def wrong(asked: FetchPartition) -> FetchedPartition | None:
         if asked.index == 0 and asked.fetch_offset == 2 and len(refused) < 5:
             refused.append(asked.fetch_offset)
-            return told(asked, high_watermark=4, records=GARBAGE[garbage](2))
+            return response_for(asked, high_watermark=4, records=GARBAGE[garbage](2))
         return None
 
     leader.wrong = wrong
@@ -76,22 +76,22 @@ def test_garbage_of_one_partition(garbage: str, lines: list[Line]) -> None:
             assert follower.disk.peek(path) == b"".join(batch(offset) for offset in range(end))
         assert follower.replicas[0].log.epochs.entries == ((EPOCH, 0),)
 
-    played(leader, story)
+    play_story(leader, story)
     told_of = [more for event, more in lines if event == "records from the leader rejected"]
     assert [more["times"] for more in told_of] == [1, 2, 4]
     assert {(more["partition"], more["leader"], more["offset"]) for more in told_of} == {("rain-0", 2, 2)}
     assert {event for event, _ in lines} == {"records from the leader rejected"}
 
 
-def test_a_divergence_that_leads_nowhere(lines: list[Line]) -> None:
-    """Nothing of this log lies behind what the leader names: it would be cut, to no effect, for ever."""
+def test_divergence_that_truncates_nothing_is_retried(lines: list[Line]) -> None:
+    """This log has nothing past the offset that the leader names: it would be truncated for ever, to no effect."""
     leader = Leader({0: 4, 1: 20})
     said: list[int] = []
 
     def wrong(asked: FetchPartition) -> FetchedPartition | None:
         if asked.index == 0 and asked.fetch_offset == 4 and len(said) < 3:
             said.append(asked.last_fetched_epoch)
-            return told(asked, high_watermark=4, diverging_epoch=(EPOCH, 99))
+            return response_for(asked, high_watermark=4, diverging_epoch=(EPOCH, 99))
         return None
 
     leader.wrong = wrong
@@ -104,16 +104,16 @@ def test_a_divergence_that_leads_nowhere(lines: list[Line]) -> None:
         await follower.until(lambda: follower.end(0) == 6)
         assert [(type(cut), cut.offset) for cut in follower.host.cuts] == [(CutTo, 4)] * 3
 
-    played(leader, story)
+    play_story(leader, story)
     assert [more["times"] for _, more in lines] == [1, 2]
     assert all("diverg" in more["reason"] for _, more in lines)
 
 
-def test_an_answer_that_is_an_error_as_a_whole(lines: list[Line]) -> None:
-    """A session that was forgotten is opened anew at once; whatever is refused again waits, and is told once."""
+def test_top_level_error_of_a_fetch_response(lines: list[Line]) -> None:
+    """An evicted session is reopened at once; a repeated error makes the fetch back off, and is logged once."""
     leader = Leader({0: 4})
     leader.error = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-    leader.wrong = lambda asked: told(asked, error_code=leader.error) if leader.error else None
+    leader.wrong = lambda asked: response_for(asked, error_code=leader.error) if leader.error else None
 
     async def story(follower: Follower) -> None:
         follower.follow()
@@ -122,7 +122,7 @@ def test_an_answer_that_is_an_error_as_a_whole(lines: list[Line]) -> None:
         leader.error = 0
         await follower.until(lambda: follower.end(0) == 4)
 
-    played(leader, story)
+    play_story(leader, story)
     ((event, more),) = lines
     assert event == "leader unreachable"
     assert "rejects fetches with error 70" in more["reason"]
@@ -137,15 +137,15 @@ def test_an_answer_that_is_an_error_as_a_whole(lines: list[Line]) -> None:
         [{"partition_index": 0, "error_code": ErrorCode.OFFSET_NOT_AVAILABLE, "timestamp": -1, "offset": 2}],
     ],
 )
-def test_a_leader_that_does_not_say_where_its_log_ends(answer: list[dict[str, Any]], lines: list[Line]) -> None:
-    """After an offset that is out of range (E28): nothing is cut on the word of such an answer."""
+def test_invalid_list_offsets_answer_truncates_nothing(answer: list[dict[str, Any]], lines: list[Line]) -> None:
+    """After an offset out of range (E28): an invalid answer must not truncate anything."""
     leader = Leader({0: 4, 1: 20})
     questions: list[int] = []
     right = leader.offsets
 
     def wrong(asked: FetchPartition) -> FetchedPartition | None:
         return (
-            told(asked, error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
+            response_for(asked, error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
             if asked.index == 0 and asked.fetch_offset == 4
             else None
         )
@@ -167,12 +167,12 @@ def test_a_leader_that_does_not_say_where_its_log_ends(answer: list[dict[str, An
         await follower.until(lambda: follower.end(1) == 20)
         assert [cut.offset for cut in follower.host.cuts] == [3]
 
-    played(leader, story)
+    play_story(leader, story)
     assert lines == []
 
 
 class HalfWrites(SimDisk):
-    """Takes some bytes of a write to partition 0, then fails as it is told."""
+    """Writes some bytes to partition 0, then fails as configured."""
 
     number = 0
 
@@ -187,8 +187,8 @@ class HalfWrites(SimDisk):
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_a_disk_that_fails_in_the_middle_of_an_append(number: int, lines: list[Line]) -> None:
-    """The log ends at a batch, with nothing of the torn one; it is fetched again, and the other partition goes on."""
+def test_disk_failure_during_a_follower_append(number: int, lines: list[Line]) -> None:
+    """The log ends at a complete batch; the torn one is fetched again, and the other partition continues."""
     leader = Leader({0: 2, 1: 2})
     disk = HalfWrites()
 
@@ -207,5 +207,5 @@ def test_a_disk_that_fails_in_the_middle_of_an_append(number: int, lines: list[L
         await follower.until(lambda: follower.end(0) == 6)
         assert disk.peek(f"/data/{TOPIC}-0/{0:020d}.log") == b"".join(batch(offset) for offset in range(6))
 
-    played(leader, story, disk)
+    play_story(leader, story, disk)
     assert lines == []

@@ -1,4 +1,4 @@
-"""A metadata log that a newer release has written, or whose bytes make no record: refused by name, nothing touched."""
+"""A metadata log of a newer release, or with bytes that are no record: rejected by name, and left unchanged."""
 
 from __future__ import annotations
 
@@ -46,31 +46,31 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("value", "told", "advice"), REFUSED)
-def test_refused_by_name(value: bytes, told: str, advice: str) -> None:
+def test_newer_record_is_rejected_by_name(value: bytes, told: str, advice: str) -> None:
     with pytest.raises(OperatorError) as refused:
         MetadataDelta(EMPTY_IMAGE).replay_value(value)
     assert told in refused.value.message
     assert advice in refused.value.advice
 
 
-def test_every_prefix_of_a_partition_is_refused_by_name() -> None:
+def test_every_truncated_partition_record_is_rejected_by_name() -> None:
     delta = MetadataDelta(EMPTY_IMAGE)
     delta.replay_value(TOPIC)
-    delta.replay_value(PARTITION)  # so that the short way of decoding knows its parts
+    delta.replay_value(PARTITION)  # so that the fast decoder has its parts
     for size in range(len(PARTITION)):
         with pytest.raises(OperatorError):
             delta.replay_value(PARTITION[:size])
 
 
 @pytest.mark.parametrize("name", sorted(SUPPORTED))
-def test_levels_of_this_release_and_features_that_are_off(name: str) -> None:
+def test_supported_and_disabled_feature_levels_are_accepted(name: str) -> None:
     for number in (0, SUPPORTED[name].maximum):
         MetadataDelta(EMPTY_IMAGE).replay_value(level(name, number))
     MetadataDelta(EMPTY_IMAGE).replay_value(level("new.version", 0))
 
 
 def test_unknown_tagged_fields_are_skipped() -> None:
-    """That is what they are for; Kafka skips them too."""
+    """This is the purpose of tagged fields; Kafka skips them too."""
     assert TOPIC[-1] == 0
     delta = MetadataDelta(EMPTY_IMAGE)
     delta.replay_value(TOPIC[:-1] + b"\1\x63\3abc")
@@ -86,7 +86,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> EmbeddedNode:
 
 
 def write(directory: Path, value: bytes) -> Callable[[], None]:
-    """Append a record as a newer release would; what takes it away again."""
+    """Append a record as a newer release would; the result removes it again."""
     path = directory / "__cluster_metadata-0" / f"{0:020}.log"
     before = path.read_bytes()
     log = MetadataLog.open(OsDisk(), str(directory), now_ms=1)
@@ -101,7 +101,7 @@ def bytes_back(path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize(("value", "told"), [REFUSED[0][:2], REFUSED[3][:2], REFUSED[6][:2]])
-def test_a_node_does_not_start_on_it_and_says_why(stopped: EmbeddedNode, value: bytes, told: str) -> None:
+def test_node_refuses_to_start_and_reports_the_reason(stopped: EmbeddedNode, value: bytes, told: str) -> None:
     undo = write(stopped.log_dir, value)
     with pytest.raises(NodeFailed) as refused:
         stopped.start()

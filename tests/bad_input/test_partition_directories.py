@@ -1,6 +1,6 @@
-"""Directories of partitions that are missing, exchanged or nobody's at a start: said, isolated, nothing thrown away.
+"""Missing, swapped or stray partition directories at a start: reported, set aside, never deleted.
 
-Each story stops the broker of a desk, does something to its disk, and starts its logs again.
+Each story stops the broker of a desk, changes its disk, and starts its logs again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def stop(desk: Desk, *, clean: bool = True) -> None:
 
 
 def start(desk: Desk) -> LogDirs:
-    """As `recover_logs` does, and the roles."""
+    """As `recover_logs` does, and apply the roles."""
     opened = [LogDir.open(each.path, desk.disk, node_id=ME) for each in desk.log_dirs.opened]
     for log_dir, before in zip(opened, desk.log_dirs.opened, strict=True):
         log_dir.directory_id = before.directory_id
@@ -85,7 +85,7 @@ def remove(desk: Desk, name: str) -> None:
     desk.disk.rmdir(path_of(desk, name))
 
 
-def exchange(desk: Desk, one: str, other: str) -> None:
+def swap(desk: Desk, one: str, other: str) -> None:
     desk.disk.rename(path_of(desk, one), path_of(desk, "for-a-moment"))
     desk.disk.rename(path_of(desk, other), path_of(desk, one))
     desk.disk.rename(path_of(desk, "for-a-moment"), path_of(desk, other))
@@ -99,7 +99,7 @@ def names(desk: Desk) -> list[str]:
     return [name for name in desk.disk.listdir(desk.log_dirs.first.path) if name[:4] in (TOPIC, OTHER)]
 
 
-def played(story: Callable[[Desk], None], **given: Any) -> None:
+def play_story(story: Callable[[Desk], None], **given: Any) -> None:
     async def whole(desk: Desk) -> None:
         story(desk)
 
@@ -109,8 +109,8 @@ def played(story: Callable[[Desk], None], **given: Any) -> None:
 # --- missing ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_leader_does_not_lead_without_its_directory(lines: list[Line]) -> None:
-    """An empty log in its place would be what all others cut theirs to; Kafka leads with it."""
+def test_leader_without_its_directory_does_not_lead(lines: list[Line]) -> None:
+    """All other replicas would truncate to an empty log in its place; Kafka leads with one."""
 
     def story(desk: Desk) -> None:
         for index in (0, 1):
@@ -120,7 +120,9 @@ def test_a_leader_does_not_lead_without_its_directory(lines: list[Line]) -> None
         remove(desk, f"{TOPIC}-0")
         dirs = start(desk)
         assert dirs.missing == {where(0): (path_of(desk, f"{TOPIC}-0"), 3)}
-        assert dirs.previous_broker_epoch == -1, "others lead where there are any: the controller must not count on it"
+        assert dirs.previous_broker_epoch == -1, (
+            "another replica leads if there is one: the controller must not elect this one"
+        )
         assert (code(desk, 0), code(desk, 1)) == (STORAGE_ERROR, 0)
         ((event, more),) = lines
         assert event == "partition offline"
@@ -131,18 +133,18 @@ def test_a_leader_does_not_lead_without_its_directory(lines: list[Line]) -> None
 
         stop(desk)
         lines.clear()
-        assert start(desk).missing, "the next start says the same"
+        assert start(desk).missing, "the next start reports the same"
         assert code(desk, 0) == STORAGE_ERROR
         stop(desk)
         desk.disk.mkdir(path_of(desk, f"{TOPIC}-0"))
         assert start(desk).missing == {}
-        assert code(desk, 0) == 0, "somebody has made it anew"
+        assert code(desk, 0) == 0, "the directory was created again"
         assert desk.replica(0).log.log_end_offset == 0
 
-    played(story, partitions=2)
+    play_story(story, partitions=2)
 
 
-def test_a_follower_without_its_directory_begins_anew(lines: list[Line]) -> None:
+def test_follower_without_its_directory_starts_empty(lines: list[Line]) -> None:
     def story(desk: Desk) -> None:
         desk.lead(5)
         desk.append(3)
@@ -159,13 +161,13 @@ def test_a_follower_without_its_directory_begins_anew(lines: list[Line]) -> None
         assert dirs.missing == {}
         desk.copied(2, epoch=6)
         desk.lead(7)
-        assert code(desk) == 0, "by then it is a replica like any other"
+        assert code(desk) == 0, "by now it is an ordinary replica"
 
-    played(story)
+    play_story(story)
 
 
 @pytest.mark.parametrize("why", ["nothing was lost", "never written", "crashed", "in the other directory"])
-def test_a_directory_that_nobody_misses(why: str, lines: list[Line]) -> None:
+def test_missing_directory_that_is_not_an_error(why: str, lines: list[Line]) -> None:
     def story(desk: Desk) -> None:
         first = desk.log_dirs.first.directory_id
         desk.lead(5, directories=(first, UUID(int=990), UUID(int=991)))
@@ -186,15 +188,15 @@ def test_a_directory_that_nobody_misses(why: str, lines: list[Line]) -> None:
         assert code(desk) in (0, ErrorCode.OFFSET_OUT_OF_RANGE)
         assert lines == []
 
-    played(story, directories=2 if why == "in the other directory" else 1)
+    play_story(story, directories=2 if why == "in the other directory" else 1)
 
 
-# --- exchanged --------------------------------------------------------------------------------------------------------
+# --- swapped ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_directories_of_two_topics_exchanged(clean: bool, lines: list[Line]) -> None:
-    """Neither is set aside, emptied or served under the other's name; changed back, both are as they were."""
+def test_swapped_directories_of_two_topics(clean: bool, lines: list[Line]) -> None:
+    """Neither is set aside, emptied or served under the other's name; swapped back, both are unchanged."""
 
     def story(desk: Desk) -> None:
         other = topic_image(OTHER, partition((1, 2, 3), leader=ME, leader_epoch=5, isr=(ME,)), number=4712)
@@ -209,7 +211,7 @@ def test_directories_of_two_topics_exchanged(clean: bool, lines: list[Line]) -> 
         snow = desk.partitions.hosted(OTHER, None, 0)
         snow.log.append_as_leader(_batch(), leader_epoch=5, now_ms=0)
         stop(desk, clean=clean)
-        exchange(desk, f"{TOPIC}-0", f"{OTHER}-0")
+        swap(desk, f"{TOPIC}-0", f"{OTHER}-0")
         start(desk)
         assert names(desk) == [f"{TOPIC}-0", f"{TOPIC}-1", f"{OTHER}-0"]
         assert (code(desk, 0), code(desk, 1)) == (STORAGE_ERROR, 0)
@@ -221,13 +223,13 @@ def test_directories_of_two_topics_exchanged(clean: bool, lines: list[Line]) -> 
         assert any("the directory belongs to topic id" in more["reason"] for more in offline)
 
         stop(desk, clean=clean)
-        exchange(desk, f"{TOPIC}-0", f"{OTHER}-0")
+        swap(desk, f"{TOPIC}-0", f"{OTHER}-0")
         start(desk)
         assert (code(desk, 0), code(desk, 1)) == (0, 0)
         assert desk.replica(0).log.log_end_offset == 3
         assert desk.partitions.hosted(OTHER, None, 0).log.log_end_offset == 1
 
-    played(story, partitions=2)
+    play_story(story, partitions=2)
 
 
 def _batch() -> memoryview:
@@ -236,13 +238,13 @@ def _batch() -> memoryview:
     return memoryview(build_batch([(0, b"k", b"v", ())]))
 
 
-# --- whose they are ---------------------------------------------------------------------------------------------------
+# --- unknown or stray -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\0" * 40, b"version: 7\ntopic_id: x\n", b"version: 0\n", b"\xff\xfe"])
-def test_partition_metadata_that_says_nothing(content: bytes | None, lines: list[Line]) -> None:
-    """Which topic of that name the records are of is not known: they are set aside, as by Kafka, and are evidence of a
-    receipt. Other partitions are served."""
+def test_partition_metadata_without_topic_id(content: bytes | None, lines: list[Line]) -> None:
+    """The topic id of the records is unknown: they are set aside, as in Kafka, as evidence of a receipt. Other
+    partitions are served."""
 
     def story(desk: Desk) -> None:
         for index in (0, 1):
@@ -260,11 +262,11 @@ def test_partition_metadata_that_says_nothing(content: bytes | None, lines: list
         assert any(".log" in name for name in desk.disk.listdir(path_of(desk, f"{aside}/lost+found")))
         assert code(desk, 1) == 0
 
-    played(story, partitions=2)
+    play_story(story, partitions=2)
 
 
 @pytest.mark.parametrize("whose", ["of an older topic", "of a partition that moved away", "of no partition of it"])
-def test_directories_that_are_not_this_nodes(whose: str, lines: list[Line]) -> None:
+def test_stray_partition_directories_are_set_aside(whose: str, lines: list[Line]) -> None:
     """Kafka's LogManager.isStrayKraftReplica; nothing is deleted."""
 
     def story(desk: Desk) -> None:
@@ -293,4 +295,4 @@ def test_directories_that_are_not_this_nodes(whose: str, lines: list[Line]) -> N
         assert any(each.endswith(".log") for each in desk.disk.listdir(path_of(desk, aside)))
         assert name not in names(desk)
 
-    played(story)
+    play_story(story)

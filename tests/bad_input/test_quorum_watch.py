@@ -1,4 +1,4 @@
-"""What a node says of a quorum that does not work: once it has lasted, once a minute, and when it is over."""
+"""Reports about a quorum without a leader: after a delay, once a minute, and when it recovers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Line = tuple[str, str, dict[str, Any]]
 
 
 class FakeQuorum:
-    """A quorum as the watch looks at it; this node is node 1 with directory 101."""
+    """A quorum as the watch sees it; this node is node 1 with directory 101."""
 
     def __init__(self, *voters: tuple[int, int], kraft_version: int = 1) -> None:
         self.role: Role = Unattached(3)
@@ -45,7 +45,7 @@ class FakeQuorum:
 
 
 class Scene:
-    """A watch whose clock the test moves, looked at each second."""
+    """A watch on a manual clock, run once a second."""
 
     def __init__(self, quorum: FakeQuorum, *, is_controller: bool = True, joins: bool = False) -> None:
         self.quorum = quorum
@@ -76,7 +76,7 @@ def lines() -> Iterator[list[Line]]:
     redirect(before)
 
 
-def test_a_quorum_lost_for_an_hour_is_told_once_a_minute_and_when_it_is_back(lines: list[Line]) -> None:
+def test_lost_quorum_is_reported_every_minute_and_when_it_returns(lines: list[Line]) -> None:
     scene = Scene(FakeQuorum((1, 101), (2, 102), (3, 103)))
     scene.quorum.follow(2)
     scene.passes(100)
@@ -105,7 +105,7 @@ def test_a_quorum_lost_for_an_hour_is_told_once_a_minute_and_when_it_is_back(lin
     assert fields["without_s"] >= 3600
 
 
-def test_an_election_is_no_news(lines: list[Line]) -> None:
+def test_election_is_not_reported(lines: list[Line]) -> None:
     scene = Scene(FakeQuorum((1, 101), (2, 102), (3, 103)))
     for _ in range(50):
         scene.quorum.lose()
@@ -115,7 +115,7 @@ def test_an_election_is_no_news(lines: list[Line]) -> None:
     assert lines == []
 
 
-def test_a_broker_that_finds_no_controller_is_told_where_it_looked(lines: list[Line]) -> None:
+def test_broker_without_controller_reports_tried_addresses(lines: list[Line]) -> None:
     scene = Scene(FakeQuorum(), is_controller=False)
     scene.watch.request_failed("one:9092", "one:9092 is a broker listener, not a controller listener")
     scene.passes(10)
@@ -125,7 +125,7 @@ def test_a_broker_that_finds_no_controller_is_told_where_it_looked(lines: list[L
     assert "controller.quorum.bootstrap.servers" in fields["advice"]
 
 
-def test_addresses_that_are_not_reached_are_bounded(lines: list[Line]) -> None:
+def test_list_of_unreachable_addresses_is_bounded(lines: list[Line]) -> None:
     scene = Scene(FakeQuorum())
     for number in range(10_000):
         scene.watch.request_failed(f"host:{number}", "nobody listens")
@@ -133,7 +133,7 @@ def test_addresses_that_are_not_reached_are_bounded(lines: list[Line]) -> None:
     assert len(lines[0][2]["unreached"]) < 1000
 
 
-def test_a_controller_that_is_no_voter_is_told_once(lines: list[Line]) -> None:
+def test_controller_that_is_no_voter_is_reported_once(lines: list[Line]) -> None:
     """Never added, or removed while it was down."""
     scene = Scene(FakeQuorum((2, 102), (3, 103), (4, 104)))
     scene.quorum.follow(2)
@@ -149,14 +149,14 @@ def test_a_controller_that_is_no_voter_is_told_once(lines: list[Line]) -> None:
     assert [event for _, event, _ in lines] == ["this controller is not a voter"] * 2
 
 
-def test_brokers_are_no_voters_and_that_is_well(lines: list[Line]) -> None:
+def test_broker_that_is_no_voter_is_not_reported(lines: list[Line]) -> None:
     scene = Scene(FakeQuorum((2, 102), (3, 103)), is_controller=False)
     scene.quorum.follow(2)
     scene.passes(100)
     assert lines == []
 
 
-def test_a_replaced_disk_is_told_with_both_directories(lines: list[Line]) -> None:
+def test_replaced_disk_is_reported_with_both_directory_ids(lines: list[Line]) -> None:
     scene = Scene(FakeQuorum((1, 999), (2, 102), (3, 103)))
     scene.quorum.follow(2)
     scene.passes(100)
@@ -167,7 +167,7 @@ def test_a_replaced_disk_is_told_with_both_directories(lines: list[Line]) -> Non
     assert f"fenceline quorum remove 1 --directory-id {encode_uuid(UUID(int=999))}" in fields["advice"]
 
 
-def test_without_a_leader_the_reason_may_be_the_own_directory(lines: list[Line]) -> None:
+def test_quorum_without_leader_hints_at_mismatched_directory_id(lines: list[Line]) -> None:
     scene = Scene(FakeQuorum((1, 999), (2, 102), (3, 103)))
     scene.passes(10)
     ((_, event, fields),) = lines
@@ -175,7 +175,7 @@ def test_without_a_leader_the_reason_may_be_the_own_directory(lines: list[Line])
     assert "Voter 1 is registered with another directory id" in fields["advice"]
 
 
-def test_who_joins_by_itself_is_given_time(lines: list[Line]) -> None:
+def test_auto_joining_controller_is_reported_after_a_delay(lines: list[Line]) -> None:
     scene = Scene(FakeQuorum((2, 102), (3, 103)), joins=True)
     scene.quorum.follow(2)
     scene.passes(20)
@@ -187,8 +187,10 @@ def test_who_joins_by_itself_is_given_time(lines: list[Line]) -> None:
 @pytest.mark.parametrize(
     ("kraft_version", "theirs", "told"), [(0, (1, 2), True), (0, (3, 1, 2), False), (1, (1, 2), False)]
 )
-def test_static_voters_that_differ(lines: list[Line], kraft_version: int, theirs: tuple[int, ...], told: bool) -> None:
-    """Each leader writes down whom it counts; with dynamic voters the log itself has the set."""
+def test_differing_static_voters_are_reported(
+    lines: list[Line], kraft_version: int, theirs: tuple[int, ...], told: bool
+) -> None:
+    """Each leader writes its voters to the log; with dynamic voters the log itself has the set."""
     scene = Scene(FakeQuorum((1, 101), (2, 102), (3, 103), kraft_version=kraft_version))
     scene.quorum.follow(2)
     scene.view.leader_change = leader_change(2, theirs, theirs)

@@ -1,4 +1,4 @@
-"""Two processes with one node id, as each part of a node meets the other."""
+"""Two processes with one node id, as each part of a node detects it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lines() -> Iterator[list[Line]]:
 
 
 class SharedCluster:
-    """An active controller that two processes reach: each registration is committed at once and seen by both."""
+    """An active controller shared by two processes: each registration is committed at once and visible to both."""
 
     node_id = 3
 
@@ -63,8 +63,8 @@ class SharedCluster:
         await asyncio.sleep(0)
 
 
-def test_two_controllers_with_one_id_do_not_fill_the_log(lines: list[Line], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes the registration from the other; the pauses between grow, and both operators are told."""
+def test_controllers_with_one_id_back_off_registration(lines: list[Line], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replaces the registration of the other; the pauses grow, and both nodes report it."""
     pauses: list[float] = []
     real_sleep = asyncio.sleep
 
@@ -87,7 +87,7 @@ def test_two_controllers_with_one_id_do_not_fill_the_log(lines: list[Line], monk
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     registrations = asyncio.run(story())
-    # 20 pauses, at first of a second and then of a minute, for a handful of records more.
+    # 20 pauses, growing from a second to a minute, for a handful of records.
     assert len(registrations) <= len(pauses) + 10
     assert sorted(pauses)[0] == 1.0
     assert sorted(pauses)[-1] == 60.0
@@ -115,7 +115,7 @@ def test_a_controller_registers_once() -> None:
 
 
 class OtherController:
-    """Answers registrations in turn; the last for good."""
+    """Returns the answers in turn; the last one repeats."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -148,10 +148,10 @@ def register(*answers: Any) -> BrokerLifecycle:
 
 
 @pytest.mark.parametrize(("attempts", "told"), [(49, 0), (60, 1), (340, 1), (360, 2)])
-def test_a_broker_whose_id_is_taken_says_so_now_and_then(
+def test_duplicate_broker_id_is_reported_periodically(
     lines: list[Line], monkeypatch: pytest.MonkeyPatch, attempts: int, told: int
 ) -> None:
-    """Who was killed and starts again waits for the end of its session; it is told when that takes too long."""
+    """A broker that restarts after a kill waits until its old session expires; a long wait is reported."""
     monkeypatch.setattr(broker_lifecycle, "_RETRY_S", 0)
     taken = PeerError(ErrorCode.DUPLICATE_BROKER_REGISTRATION)
     lifecycle = register(*[taken] * attempts, RegisterBrokerAnswer(7))
@@ -172,9 +172,7 @@ def test_a_broker_whose_id_is_taken_says_so_now_and_then(
         (ErrorCode.INVALID_REGISTRATION, "no directories", "Correct the reported problem"),
     ],
 )
-def test_a_registration_that_is_refused_ends_the_start_with_the_reason(
-    error: ErrorCode, message: str, advice: str
-) -> None:
+def test_rejected_registration_stops_the_start_with_the_reason(error: ErrorCode, message: str, advice: str) -> None:
     with pytest.raises(OperatorError) as refused:
         register(PeerError(error, message))
     assert refused.value.message == f"Cannot register broker 4: {message}"
@@ -184,8 +182,8 @@ def test_a_registration_that_is_refused_ends_the_start_with_the_reason(
 # --- the quorum -------------------------------------------------------------------------------------------------------
 
 
-def test_others_name_this_node_as_a_leader_that_it_is_not() -> None:
-    """A copy of its directory runs, and leads."""
+def test_peer_naming_this_node_as_leader_wrongly_is_reported() -> None:
+    """A process with a copy of its directory leads."""
     machine = Machine()
     machine.to_prospective()
     machine.reply(machine.request_id(2, VoteRequest), VoteResponse(leader_id=1, leader_epoch=9))

@@ -1,4 +1,4 @@
-"""Addresses that lead somewhere else: another cluster, another voter, a broker, no Kafka at all, nowhere."""
+"""Addresses of the wrong process: another cluster, another voter, a broker, another protocol, or no process."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests.quorum.memory_log import voter
 PATIENCE_S = 60
 
 
-# --- what the quorum says of an answer --------------------------------------------------------------------------------
+# --- reports of the quorum --------------------------------------------------------------------------------------------
 
 
-def test_another_cluster_is_named_by_its_address_and_this_one_by_its_id() -> None:
+def test_inconsistent_cluster_id_is_reported_with_address() -> None:
     machine = Machine()
     machine.to_prospective()
     asked = machine.request_id(2, VoteRequest)
@@ -50,7 +50,7 @@ def test_another_cluster_is_named_by_its_address_and_this_one_by_its_id() -> Non
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_who_is_asked_is_not_who_was_meant(dynamic: bool) -> None:
+def test_invalid_voter_key_is_reported(dynamic: bool) -> None:
     """Swapped addresses, or a disk that was replaced: INVALID_VOTER_KEY (Q16, Q21)."""
     machine = Machine(dynamic=dynamic)
     machine.to_leader()
@@ -66,11 +66,11 @@ def test_who_is_asked_is_not_who_was_meant(dynamic: bool) -> None:
     assert machine.quorum.is_leader
 
 
-# --- what the node knows of an address --------------------------------------------------------------------------------
+# --- reports about an address -----------------------------------------------------------------------------------------
 
 
-async def missed(host: str, port: int) -> str:
-    """Why a fetch from there is not answered, as the operator is told."""
+async def failure_reason(host: str, port: int) -> str:
+    """The reason why a fetch from this address fails, as reported to the operator."""
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def note(address: str, reason: str) -> None:
@@ -100,13 +100,13 @@ def run(story: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(whole())
 
 
-def test_nobody_listens_there() -> None:
+def test_refused_connection_is_reported() -> None:
     port = free_port()
-    assert run(lambda: missed("127.0.0.1", port)) == f"no process listens on 127.0.0.1:{port}"
+    assert run(lambda: failure_reason("127.0.0.1", port)) == f"no process listens on 127.0.0.1:{port}"
 
 
-def test_how_long_a_controller_refuses_is_known() -> None:
-    """From its first refusal on, until it gives any other answer."""
+def test_duration_of_refused_connections() -> None:
+    """Counted from the first refused connection until any other result."""
     unanswered: asyncio.Queue[bool] = asyncio.Queue()
 
     async def story() -> None:
@@ -134,19 +134,19 @@ def test_how_long_a_controller_refuses_is_known() -> None:
         peers.mark_alive(2)
         assert peers.refused_for_s(1) > 0.0
         peers.mark_alive(1)
-        assert peers.refused_for_s(1) == 0.0, "others heard of it since"
+        assert peers.refused_for_s(1) == 0.0, "it has been in contact since"
         await peers.close()
 
     run(story)
 
 
-def test_a_host_that_nobody_knows() -> None:
-    assert run(lambda: missed("no-such-host.invalid", 9093)).startswith(
+def test_unknown_host_is_reported() -> None:
+    assert run(lambda: failure_reason("no-such-host.invalid", 9093)).startswith(
         "could not connect to no-such-host.invalid:9093: "
     )
 
 
-def test_a_port_of_something_else() -> None:
+def test_port_of_another_protocol_is_reported() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             await reader.read(1000)
@@ -156,15 +156,15 @@ def test_a_port_of_something_else() -> None:
     async def story() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        reason = await missed("127.0.0.1", port)
+        reason = await failure_reason("127.0.0.1", port)
         server.close()
         assert reason == f"127.0.0.1:{port} sent a response that is not valid in the Kafka protocol"
 
     run(story)
 
 
-def test_a_port_of_a_broker() -> None:
+def test_broker_listener_is_reported() -> None:
     with EmbeddedNode() as node:
-        reason = run(lambda: missed("127.0.0.1", node.port))
+        reason = run(lambda: failure_reason("127.0.0.1", node.port))
         assert reason == f"127.0.0.1:{node.port} is a broker listener, not a controller listener"
         assert node.errors == ""

@@ -1,4 +1,4 @@
-"""What a node tells clients of brokers that ended: by what it saw itself, and by the metadata."""
+"""Brokers that a node reports as absent to clients: from its own connections, and from the metadata."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SESSION_MS = 9_000
 
 
 def brokers(*fenced: int) -> MetadataImage:
-    """1, 2 and 3."""
+    """Brokers 1, 2 and 3."""
     return image_of((), [broker_image(each, fenced=each in fenced) for each in (1, 2, 3)])
 
 
@@ -31,7 +31,7 @@ def absent_brokers() -> tuple[AbsentBrokers, StillClock]:
     return absent, clock
 
 
-def test_who_left_is_away_until_it_comes() -> None:
+def test_disconnected_broker_is_absent_until_it_reconnects() -> None:
     absent, _ = absent_brokers()
     assert absent.current() is NO_ABSENT
     absent.disconnected(2)
@@ -43,8 +43,8 @@ def test_who_left_is_away_until_it_comes() -> None:
     assert absent.current() is NO_ABSENT
 
 
-def test_who_leads_for_longer_than_a_session_is_there_for_others() -> None:
-    """The controller hears it, so it is this node that does not reach it; refusals that go on change nothing."""
+def test_leader_absent_longer_than_a_session_counts_as_alive() -> None:
+    """The controller is in contact with it, so only this node cannot reach it; further refusals change nothing."""
     absent, clock = absent_brokers()
     absent.disconnected(2)
     clock.ms += SESSION_MS - 1
@@ -55,11 +55,11 @@ def test_who_leads_for_longer_than_a_session_is_there_for_others() -> None:
     assert absent.current() is NO_ABSENT
     absent.reconnected(2)
     absent.disconnected(2)
-    assert absent.current().disconnected == {2}, "it was there, and left anew"
+    assert absent.current().disconnected == {2}, "it was present, and disconnected again"
 
 
-def test_what_is_new_in_the_metadata_counts_more() -> None:
-    """It registered anew, say: then it may lead again before this node has reached it."""
+def test_metadata_change_clears_a_disconnected_broker() -> None:
+    """For example a new registration: the broker may lead again before this node reaches it."""
     absent, _ = absent_brokers()
     absent.disconnected(2)
     absent.image_changed(brokers(), (3,))
@@ -68,7 +68,7 @@ def test_what_is_new_in_the_metadata_counts_more() -> None:
     assert absent.current() is NO_ABSENT
 
 
-def test_who_is_fenced_is_named_for_a_while() -> None:
+def test_fenced_broker_stays_listed_for_a_while() -> None:
     absent, clock = absent_brokers()
     absent.disconnected(2)
     absent.image_changed(brokers(2), (2,))
@@ -77,19 +77,19 @@ def test_who_is_fenced_is_named_for_a_while() -> None:
     absent.image_changed(brokers(2, 3), (2, 3))
     assert absent.current().recently_fenced == {2, 3}
     clock.ms += STILL_NAMED_MS // 2
-    assert absent.current().recently_fenced == {3}, "changes of a fenced broker do not begin it anew"
+    assert absent.current().recently_fenced == {3}, "changes of a fenced broker do not restart the period"
     clock.ms += STILL_NAMED_MS // 2
     assert absent.current() is NO_ABSENT
 
 
-def test_who_was_fenced_before_this_node_looked_is_not_named() -> None:
+def test_broker_fenced_before_the_first_image_is_not_listed() -> None:
     absent = AbsentBrokers(StillClock(), session_ms=SESSION_MS)
     absent.image_changed(brokers(3), (1, 2, 3))
     absent.image_changed(brokers(3), (3,))
     assert absent.current() is NO_ABSENT
 
 
-def test_who_is_back_or_forgotten_is_not_absent() -> None:
+def test_unfenced_or_unregistered_broker_is_not_absent() -> None:
     absent, _ = absent_brokers()
     absent.image_changed(brokers(2, 3), (2, 3))
     absent.image_changed(brokers(3), (2,))
@@ -98,11 +98,11 @@ def test_who_is_back_or_forgotten_is_not_absent() -> None:
     assert absent.current() is NO_ABSENT
 
 
-# --- the way to a leader ----------------------------------------------------------------------------------------------
+# --- connections to a leader ------------------------------------------------------------------------------------------
 
 
 class LeavingLeader(SilentLeader):
-    """Answers no fetch; `leave` ends the connection of the last one."""
+    """Answers no fetch; `leave` closes the connection of the last one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,8 +113,8 @@ class LeavingLeader(SilentLeader):
         return super().heard(number, header, frame, writer)
 
 
-class Told(AbsentBrokers):
-    """Remembers what it was told."""
+class RecordingAbsentBrokers(AbsentBrokers):
+    """Records the calls."""
 
     def __init__(self) -> None:
         super().__init__(SystemClock(), session_ms=NEVER_MS)
@@ -132,9 +132,9 @@ class Told(AbsentBrokers):
 @asynccontextmanager
 async def followed(
     leader: SilentLeader, *, answer_timeout_ms: int = NEVER_MS
-) -> AsyncIterator[tuple[ReplicaFetchers, Told]]:
-    """One replica follows it, and the first fetch is asked."""
-    told = Told()
+) -> AsyncIterator[tuple[ReplicaFetchers, RecordingAbsentBrokers]]:
+    """One replica follows the leader, and has sent its first fetch."""
+    told = RecordingAbsentBrokers()
     async with following(leader, answer_timeout_ms=answer_timeout_ms, absent=told) as fetchers:
         fetchers.follow(replica(0), LEADER, 3)
         await leader.fetched()
@@ -147,7 +147,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_a_leader_that_closes_its_connection_has_left_until_it_takes_another() -> None:
+def test_leader_is_absent_from_close_until_reconnect() -> None:
     async def story() -> None:
         leader = LeavingLeader()
         async with followed(leader) as (_, told):
@@ -159,8 +159,8 @@ def test_a_leader_that_closes_its_connection_has_left_until_it_takes_another() -
     asyncio.run(story())
 
 
-def test_a_leader_that_ends_each_connection_unanswered_is_there() -> None:
-    """It took each of them."""
+def test_leader_that_accepts_and_closes_connections_is_present() -> None:
+    """It accepted each of them."""
 
     async def story() -> None:
         leader = LeavingLeader()
@@ -176,8 +176,8 @@ def test_a_leader_that_ends_each_connection_unanswered_is_there() -> None:
     asyncio.run(story())
 
 
-def test_a_closed_connection_is_seen_before_it_is_heard() -> None:
-    """Nothing runs between the end of the transport and the look."""
+def test_check_detects_a_closed_connection_immediately() -> None:
+    """Nothing runs between the abort of the transport and the check."""
 
     async def story() -> None:
         leader = LeavingLeader()
@@ -197,8 +197,8 @@ def test_a_closed_connection_is_seen_before_it_is_heard() -> None:
     asyncio.run(story())
 
 
-def test_a_leader_that_refuses_has_left() -> None:
-    """Also where this node gave up the connection itself, as when there is something new to ask for."""
+def test_leader_that_refuses_connections_is_absent() -> None:
+    """Also if this node closed the connection itself, as to send a changed fetch."""
 
     async def story() -> None:
         leader = LeavingLeader()
@@ -213,7 +213,7 @@ def test_a_leader_that_refuses_has_left() -> None:
     asyncio.run(story())
 
 
-def test_who_is_not_followed_any_more_is_not_away() -> None:
+def test_broker_no_longer_followed_is_not_absent() -> None:
     async def story() -> None:
         leader = LeavingLeader()
         async with followed(leader) as (fetchers, told):
@@ -226,8 +226,8 @@ def test_who_is_not_followed_any_more_is_not_away() -> None:
     asyncio.run(story())
 
 
-def test_a_leader_that_gives_no_answer_has_not_left() -> None:
-    """A frozen one: its session decides."""
+def test_unresponsive_leader_is_not_absent() -> None:
+    """It may be frozen: its session decides."""
 
     async def story() -> None:
         leader = SilentLeader()

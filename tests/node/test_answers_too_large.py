@@ -1,6 +1,6 @@
-"""A leader's answer that is larger than a follower takes is one partition's trouble, and says which setting to raise.
+"""A leader's answer above the follower's limit affects one partition, and the report names the setting to raise.
 
-KIP-74: the first batch of an answer comes whole, whatever was asked for.
+KIP-74: the first batch of an answer is complete, whatever the limit of the request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGEST_BYTES = 1 << 20
 
 
 class LeaderOfLargeBatches(SocketLeader):
-    """Has one batch in each partition, of the given sizes; the large ones come first in its answers."""
+    """Has one batch of the given size in each partition; large batches come first in its answers."""
 
     def __init__(self, sizes: dict[int, int]) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ class LeaderOfLargeBatches(SocketLeader):
             answer.append(row)
         parts = encode_response(header.api_version, FetchResponse(answer, session_id=session.session_id))
         body = header.correlation_id.to_bytes(4, "big") + b"\0" + b"".join(bytes(part) for part in parts)
-        # Where it has no records it waits for some.
+        # Without records it waits for some.
         loop = asyncio.get_running_loop()
         loop.call_later(0 if size else 0.02, writer.write, len(body).to_bytes(4, "big") + body)
 
 
 def replica(index: int) -> Any:
-    """Its log takes everything that is offered as one record."""
+    """Its log accepts any bytes as one record."""
     log = empty_log()
 
     def append(records: memoryview, **_: Any) -> Any:
@@ -88,7 +88,7 @@ def _phase(fetchers: ReplicaFetchers, index: int) -> Phase:
 
 
 @pytest.mark.parametrize("large", [[0], [0, 2]])
-def test_the_leaders_other_partitions_are_replicated(large: list[int], capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_partitions_of_the_leader_are_replicated(large: list[int], capfd: pytest.CaptureFixture[str]) -> None:
     async def story() -> None:
         leader = LeaderOfLargeBatches({index: LARGE_BYTES if index in large else 1_000 for index in range(4)})
         absent = AbsentBrokers(SystemClock(), session_ms=NEVER_MS)
@@ -102,7 +102,7 @@ def test_the_leaders_other_partitions_are_replicated(large: list[int], capfd: py
             assert [_phase(fetchers, index) for index in large] == [Phase.WAITING] * len(large)
             assert all(replicas[index].log.log_end_offset == 0 for index in large)
             fetchers.check_connections()
-            assert absent.current() is NO_ABSENT, "this node closed the connection, the leader is there"
+            assert absent.current() is NO_ABSENT, "this node closed the connection; the leader is alive"
             largest[0] = LARGE_BYTES + 1_000
             await _until(lambda: all(each.log.log_end_offset == 1 for each in replicas))
 
@@ -114,8 +114,8 @@ def test_the_leaders_other_partitions_are_replicated(large: list[int], capfd: py
     assert not any(f"rain-{index}" in line for index in {0, 1, 2, 3} - {*large} for line in lines)
 
 
-def test_what_may_come_follows_from_what_was_allowed() -> None:
-    """A request brings a batch; where it is compressed anew, it may grow up to its topic's limit."""
+def test_largest_answer_follows_from_the_limits() -> None:
+    """A request carries one batch, which may grow to its topic's limit if it is recompressed."""
 
     async def story(desk: Desk) -> None:
         rest = (3 << 20) + (16 << 20)

@@ -1,4 +1,4 @@
-"""What a broker says at once, without waiting for its next heartbeat (`node.broker_lifecycle`)."""
+"""Messages that a broker sends without waiting for its next heartbeat (`node.broker_lifecycle`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def broker(broker_id: int, *, epoch: int = EPOCH, fenced: bool = False, stopping
 
 
 class Elsewhere:
-    """The controller of another node, and this node's image."""
+    """A controller on another node, and this node's image."""
 
     def __init__(self) -> None:
         self.channel = self
@@ -42,7 +42,7 @@ class Elsewhere:
         self.tell(broker(ME))
 
     def tell(self, *brokers: BrokerImage, changed: tuple[int, ...] = ()) -> None:
-        """A new image."""
+        """Publish a new image."""
         known = {**self.image.brokers, **{each.id: each for each in brokers}}
         self.image = SimpleNamespace(offset=self.image.offset + 1, brokers=known)
         for listener in self.listeners:
@@ -95,7 +95,7 @@ def play(story: Callable[[Elsewhere, BrokerLifecycle], Awaitable[None]]) -> None
     asyncio.run(whole())
 
 
-def test_who_is_fenced_and_lives_says_so() -> None:
+def test_fenced_broker_sends_a_heartbeat_at_once() -> None:
     async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
         controller.tell(broker(ME, fenced=True))
         await controller.until_asked(1)
@@ -115,10 +115,8 @@ def test_who_is_fenced_and_lives_says_so() -> None:
         ErrorCode.KAFKA_STORAGE_ERROR,
     ],
 )
-def test_a_registration_is_tried_again_while_the_trouble_is_not_this_brokers(
-    code: ErrorCode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The active controller's disk may be full: this broker must not give up for that."""
+def test_registration_is_retried_on_transient_errors(code: ErrorCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The active controller's disk may be full: the broker must keep trying."""
     monkeypatch.setattr(broker_lifecycle, "_RETRY_S", 0.0)
 
     async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
@@ -138,8 +136,8 @@ def test_a_registration_is_tried_again_while_the_trouble_is_not_this_brokers(
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_CONTROLLER, ErrorCode.KAFKA_STORAGE_ERROR])
-def test_who_is_ready_waits_until_somebody_leads(code: ErrorCode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An election while a broker starts, or an active controller without room, must not end it."""
+def test_unfencing_is_retried_until_a_controller_leads(code: ErrorCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An election, or a full disk of the active controller, must not stop a broker that starts."""
     monkeypatch.setattr(broker_lifecycle, "_SOON_S", 0.0)
 
     async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
@@ -153,8 +151,8 @@ def test_who_is_ready_waits_until_somebody_leads(code: ErrorCode, monkeypatch: p
     play(story)
 
 
-def test_another_broker_begins_to_stop() -> None:
-    """C14: it waits until all others have applied that, and need not wait for their next heartbeats."""
+def test_heartbeat_is_sent_when_another_broker_starts_shutdown() -> None:
+    """C14: that broker waits until all others have applied its shutdown, so they report it at once."""
 
     async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
         controller.tell(broker(2, stopping=True))
@@ -164,7 +162,7 @@ def test_another_broker_begins_to_stop() -> None:
 
 
 @pytest.mark.parametrize("told", [broker(2), broker(2, fenced=True), broker(ME), broker(ME, epoch=4, fenced=True)])
-def test_other_news_can_wait(told: BrokerImage) -> None:
+def test_other_metadata_changes_send_no_heartbeat(told: BrokerImage) -> None:
     async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
         controller.tell(told)
         await settled()
@@ -173,7 +171,7 @@ def test_other_news_can_wait(told: BrokerImage) -> None:
     play(story)
 
 
-def test_who_stops_itself_says_goodbye_only() -> None:
+def test_no_extra_heartbeats_during_own_shutdown() -> None:
     async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
         controller.tell(broker(ME, stopping=True))
         lifecycle.close()
@@ -184,8 +182,8 @@ def test_who_stops_itself_says_goodbye_only() -> None:
     play(story)
 
 
-def test_a_broker_that_is_not_known_any_more_registers_and_is_unfenced() -> None:
-    """By its own registration, which it finds fenced."""
+def test_unknown_broker_registers_again_and_is_unfenced() -> None:
+    """It sees its own new registration as fenced, and asks to be unfenced."""
 
     async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
         lifecycle._registration = RegisterBroker(ME, "cluster", UUID(int=1), (), {})
@@ -200,7 +198,7 @@ def test_a_broker_that_is_not_known_any_more_registers_and_is_unfenced() -> None
     play(story)
 
 
-def test_a_broker_that_is_unregistered_before_its_image_shows_it_registers_again(
+def test_broker_unregistered_before_its_image_shows_it_registers_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its image never shows the epoch of the first registration (`operations`, game 7000170: a slow disk, no metadata
@@ -230,8 +228,8 @@ def test_a_broker_that_is_unregistered_before_its_image_shows_it_registers_again
     asyncio.run(whole())
 
 
-def test_a_failed_directory_is_told_until_the_controller_has_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """KIP-858; and with every heartbeat after it, as a new controller may know nothing of the one before."""
+def test_failed_directory_is_reported_until_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KIP-858; also with every later heartbeat, since a new controller may not know of it."""
     monkeypatch.setattr(broker_lifecycle, "_RETRY_S", 0.0)
     failed, other = UUID(int=901), UUID(int=902)
 
@@ -246,8 +244,8 @@ def test_a_failed_directory_is_told_until_the_controller_has_heard_of_it(monkeyp
     play(story)
 
 
-def test_who_registers_anew_does_not_name_a_directory_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The controller has forgotten the broker."""
+def test_new_registration_omits_failed_directories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller no longer knows the broker."""
     failed, kept = UUID(int=901), UUID(int=902)
 
     async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:

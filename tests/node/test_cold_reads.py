@@ -1,4 +1,4 @@
-"""What is not in the page cache is read by threads, in bounded memory, and never on the loop."""
+"""Data outside the page cache is read by threads, in bounded memory, and never on the event loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SMALL = LogConfig(segment_bytes=16 << 10)
 
 
 class WatchedDisk(SimDisk):
-    """Nothing is in the page cache; notes which threads read."""
+    """A disk with an empty page cache that records the reading threads."""
 
     def __init__(self) -> None:
         super().__init__(resident=lambda: False)
@@ -68,7 +68,7 @@ class WatchedDisk(SimDisk):
 
 
 class _Broker:
-    """As much of a broker as reading needs: partition n of `TOPIC` is the nth log."""
+    """The parts of a broker that reading needs: partition n of `TOPIC` is the nth log."""
 
     def __init__(self, *logs: PartitionLog) -> None:
         self.loop = asyncio.get_running_loop()
@@ -198,7 +198,7 @@ def told(story: Callable[[], Any]) -> None:
     asyncio.run(asyncio.wait_for(story(), 60))
 
 
-def test_a_fetch_reads_in_a_thread(disk: WatchedDisk) -> None:
+def test_cold_fetch_reads_in_a_thread(disk: WatchedDisk) -> None:
     async def story() -> None:
         broker = _Broker(_log(disk, 0), _log(disk, 1))
         disk.readers.clear()
@@ -215,7 +215,7 @@ def test_indexes_from_before_the_start_are_loaded_in_a_thread(disk: WatchedDisk)
         old = _log(disk)
         old.close()
         log = open_log(disk, f"/data/{TOPIC}-0", config=SMALL, clean=True, high_watermark=old.log_end_offset)
-        assert log.segments[0].index is None, "or this tests nothing"
+        assert log.segments[0].index is None, "otherwise this tests nothing"
         broker = _Broker(log)
         disk.readers.clear()
         disk.resident = lambda: True
@@ -245,13 +245,13 @@ def test_aborted_transactions_are_loaded_in_a_thread(disk: WatchedDisk) -> None:
         assert _offsets(partition)[0] == 0
         assert threading.get_ident() not in disk.readers
         again = _Peer(broker, fetching, 0, isolation_level=1)
-        assert not again.is_pending, "they are known now"
+        assert not again.is_pending, "they are loaded now"
         assert [each.producer_id for each in (await again.answered())[0].aborted_transactions] == [9]
 
     told(story)
 
 
-def test_what_the_disk_refuses_is_the_error_of_one_partition(disk: WatchedDisk) -> None:
+def test_disk_error_fails_one_partition(disk: WatchedDisk) -> None:
     async def story() -> None:
         broker = _Broker(_log(disk, 0), _log(disk, 1))
         disk.fail("read", f"{TOPIC}-0/00000000000000000000.log")
@@ -264,11 +264,9 @@ def test_what_the_disk_refuses_is_the_error_of_one_partition(disk: WatchedDisk) 
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
-def test_a_segment_that_is_deleted_before_the_thread_reads_it_is_no_failed_disk(
-    disk: WatchedDisk, is_deleted: bool
-) -> None:
-    """Retention took it while the read waited for a thread (operations, game 6000070): the reader is answered without
-    records, and asks again. A file that vanished otherwise is an error of the partition."""
+def test_segment_deleted_before_the_read_is_not_a_disk_failure(disk: WatchedDisk, is_deleted: bool) -> None:
+    """Retention deleted it while the read waited for a thread (operations, game 6000070): the answer has no records,
+    and the reader retries. A file that vanished otherwise is an error of the partition."""
 
     async def story() -> None:
         old = _log(disk)
@@ -276,7 +274,7 @@ def test_a_segment_that_is_deleted_before_the_thread_reads_it_is_no_failed_disk(
         log = open_log(disk, f"/data/{TOPIC}-0", config=SMALL, clean=True, high_watermark=old.log_end_offset)
         broker = _Broker(log)
         may_read = threading.Event()
-        for _ in range(2):  # all threads there are
+        for _ in range(2):  # occupies every thread
             broker.disk_threads.submit(may_read.wait, 60)
         peer = _Peer(broker, broker.fetching(), 0)
         await _turns()
@@ -296,7 +294,7 @@ def test_a_segment_that_is_deleted_before_the_thread_reads_it_is_no_failed_disk(
 
 
 def _log_on_disk(root: Path, *sizes: int) -> PartitionLog:
-    """In real files: a batch of one record for each size of its value."""
+    """A log in real files, with a batch of one record for each value size."""
     (root / f"{TOPIC}-0").mkdir()
     log = open_log(OsDisk(), f"{root}/{TOPIC}-0")
     for size in sizes:
@@ -304,8 +302,8 @@ def _log_on_disk(root: Path, *sizes: int) -> PartitionLog:
     return log
 
 
-def test_large_pieces_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They leave as pieces of the file, and every descriptor is closed behind them."""
+def test_large_reads_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are sent as file ranges, and every descriptor is closed afterwards."""
 
     async def story() -> None:
         broker = _Broker(_log_on_disk(tmp_path, *[10_000] * 30))
@@ -313,7 +311,7 @@ def test_large_pieces_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyP
         before = len(os.listdir("/proc/self/fd"))
         hot = _Peer(broker, fetching, 0)
         assert not hot.is_pending
-        assert not any(isinstance(part, FileSlice) for part in hot.parts), "what is hot leaves from memory"
+        assert not any(isinstance(part, FileSlice) for part in hot.parts), "hot data is sent from memory"
         assert _offsets((await hot.answered())[0]) == list(range(30))
         with monkeypatch.context() as patched:
             patched.setattr(OsMapping, "is_resident", lambda self, start, end: False)
@@ -321,7 +319,7 @@ def test_large_pieces_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert cold.is_pending
         await cold.is_answered.wait()
         loaded = _Peer(broker, fetching, 0)
-        assert not loaded.is_pending, "it is there now"
+        assert not loaded.is_pending, "it is resident now"
         for peer in (cold, loaded):
             assert _offsets((await peer.answered())[0]) == list(range(30))
             assert sum(len(part) for part in peer.parts if isinstance(part, FileSlice)) >= 300_000
@@ -329,7 +327,7 @@ def test_large_pieces_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyP
         cold.sent()
         hot.parts = cold.parts = loaded.parts = []
         broker.disk_threads.submit(int).result()
-        assert len(os.listdir("/proc/self/fd")) <= before + 2, "the threads of the pool may have come to be"
+        assert len(os.listdir("/proc/self/fd")) <= before + 2, "the threads of the pool may have been created"
 
     told(story)
 
@@ -348,7 +346,7 @@ def test_without_descriptors_the_answer_is_copied_and_small(tmp_path: Path, monk
 
 
 def test_without_descriptors_one_large_batch_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has to be sent whole, and is larger than what the budget was asked for."""
+    """It has to be sent whole, and exceeds the reserved budget."""
 
     async def story() -> None:
         broker = _Broker(_log_on_disk(tmp_path, 3 * MAP_FROM_BYTES, 10))
@@ -363,8 +361,8 @@ def test_without_descriptors_one_large_batch_is_not_copied(tmp_path: Path, monke
     told(story)
 
 
-def test_the_memory_of_all_cold_answers_is_bounded(disk: WatchedDisk) -> None:
-    """Who finds none left waits until an answer has left, and is answered then."""
+def test_memory_of_cold_answers_is_bounded(disk: WatchedDisk) -> None:
+    """A request without budget waits until another answer has been sent."""
 
     async def story() -> None:
         broker = _Broker(_log(disk))
@@ -378,12 +376,12 @@ def test_the_memory_of_all_cold_answers_is_bounded(disk: WatchedDisk) -> None:
         await _turns()
         assert budget.waiting_count == 3
         descriptors = disk.open_descriptors
-        gone.pending.abandon()  # its peer went away
+        gone.pending.abandon()  # its peer disconnected
         await _turns()
         assert budget.waiting_count == 2
         first.sent()
         assert _offsets((await third.answered())[0])[0] == 0
-        assert disk.open_descriptors < descriptors, "what nobody waits for is not kept open"
+        assert disk.open_descriptors < descriptors, "files of abandoned answers are closed"
         assert not last.is_answered.is_set()
         third.sent()
         await last.answered()
@@ -395,8 +393,8 @@ def test_the_memory_of_all_cold_answers_is_bounded(disk: WatchedDisk) -> None:
     told(story)
 
 
-def test_cold_answers_give_way_to_who_is_in_a_hurry(disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One at a time, and no more than a bit of each; at once when the hurry is over."""
+def test_cold_answers_yield_to_urgent_requests(disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer at a time, and a small part of each; without delay when no request is urgent."""
 
     async def story() -> None:
         broker = _Broker(_log(disk, 0), _log(disk, 1))
@@ -406,30 +404,30 @@ def test_cold_answers_give_way_to_who_is_in_a_hurry(disk: WatchedDisk, monkeypat
         monkeypatch.setattr("fenceline.node.fetch_reads.ANSWER_BYTES", 10_000)
         full, empty = await _Peer(broker, fetching, 0, 1).answered()
         assert _offsets(full)[0] == 0
-        assert (empty.error_code, empty.records) == (0, b""), "it comes first the next time"
+        assert (empty.error_code, empty.records) == (0, b""), "it is first in the next answer"
         held, gone, last = (_Peer(broker, fetching, 0, 1) for _ in range(3))
         await _turns()
         gone.pending.abandon()
         await _turns()
-        assert not held.is_answered.is_set(), "a byte a second is all there is"
-        assert fetching._load_budget.used_bytes == full_bytes(full), "who waits for the turn holds no memory"
+        assert not held.is_answered.is_set(), "the rate is one byte a second"
+        assert fetching._load_budget.used_bytes == full_bytes(full), "a waiting request holds no memory"
         pace._urgent_requests = lambda: 0
         for peer in (held, last):
             first, _ = await peer.answered()
             assert _offsets(first)[0] == 0
         assert not gone.is_answered.is_set()
         both = await _Peer(broker, fetching, 0, 1).answered()
-        assert [_offsets(each)[0] for each in both] == [0, 0], "nobody is in a hurry any more"
+        assert [_offsets(each)[0] for each in both] == [0, 0], "no request is urgent any more"
 
     told(story)
 
 
 def full_bytes(partition: Any) -> int:
-    """What the budget takes for a partition that is read as a whole."""
+    """The budget used by a partition that is read as a whole."""
     return MAP_FROM_BYTES if partition.records else 0
 
 
-def test_what_was_loaded_ahead_gives_way_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_after_load_ahead_yield_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         broker = _Broker(_log_on_disk(tmp_path, *[10_000] * 30))
         fetching = broker.fetching()
@@ -453,7 +451,7 @@ def test_what_was_loaded_ahead_gives_way_too(tmp_path: Path, monkeypatch: pytest
     told(story)
 
 
-def test_a_replica_gives_way_to_nobody(disk: WatchedDisk) -> None:
+def test_replica_reads_never_yield(disk: WatchedDisk) -> None:
     async def story() -> None:
         broker = _Broker(_log(disk, 0))
         fetching = broker.fetching(load_floor_byte_rate=1)
@@ -470,7 +468,7 @@ def test_a_replica_gives_way_to_nobody(disk: WatchedDisk) -> None:
     told(story)
 
 
-def test_a_peer_that_goes_away_while_its_records_are_read_leaves_nothing_behind(disk: WatchedDisk) -> None:
+def test_disconnect_during_a_cold_read_frees_everything(disk: WatchedDisk) -> None:
     async def story() -> None:
         broker = _Broker(_log(disk))
         fetching = broker.fetching(max_load_bytes=MAP_FROM_BYTES)
@@ -497,7 +495,7 @@ def test_offsets_by_time_are_looked_up_in_a_thread(disk: WatchedDisk, timestamp:
         answer = list_offsets(broker.context(7), _asked(7, (0, timestamp), (1, -1), (0, -3), (0, -3)))
         assert not isinstance(answer, dict)
         answers = (await answer)["topics"][0]["partitions"]
-        # Partition 0 is named several times, which is refused once; partition 1 is told its end.
+        # Partition 0 is given several times, which is rejected once; partition 1 gets its end offset.
         assert [(each["partition_index"], each["error_code"]) for each in answers] == [(0, 42), (1, 0)]
         answer = list_offsets(broker.context(7), _asked(7, (1, -1), (0, timestamp)))
         assert not isinstance(answer, dict)
@@ -510,7 +508,7 @@ def test_offsets_by_time_are_looked_up_in_a_thread(disk: WatchedDisk, timestamp:
     told(story)
 
 
-def test_offsets_that_are_in_memory_are_told_at_once(disk: WatchedDisk) -> None:
+def test_offsets_in_memory_are_answered_at_once(disk: WatchedDisk) -> None:
     async def story() -> None:
         broker = _Broker(_log(disk))
         disk.readers.clear()

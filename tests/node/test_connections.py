@@ -66,14 +66,14 @@ def test_api_versions_lists_what_is_registered(node: EmbeddedNode, version: int)
         response = read_response(ApiKey.API_VERSIONS, version, answer[position:])
     assert correlation_id == 9
     ranges = {each.api_key: (each.min_version, each.max_version) for each in response.api_keys}
-    assert ranges[ApiKey.PRODUCE] == (0, 13)  # as Kafka tells it, for older librdkafka
+    assert ranges[ApiKey.PRODUCE] == (0, 13)  # as in Kafka, for older librdkafka
     assert ranges[ApiKey.FETCH] == (4, 18)
     assert ApiKey.INIT_PRODUCER_ID in ranges
     assert ApiKey.SHARE_GROUP_HEARTBEAT not in ranges
 
 
 def test_unknown_api_versions_version_is_answered_in_version_0(node: EmbeddedNode) -> None:
-    """KIP-35, KIP-511: error 35 and the ranges, in the oldest format, whatever follows the header's start."""
+    """KIP-35, KIP-511: error 35 and the ranges, in version 0, whatever follows the first header fields."""
     with connected(node) as connection:
         body = struct.pack(">hhih", 18, 77, 5, -1) + b"\xff\xff\xff"
         connection.sendall(struct.pack(">i", len(body)) + body)
@@ -92,14 +92,14 @@ def test_unknown_api_versions_version_is_answered_in_version_0(node: EmbeddedNod
         pytest.param(struct.pack(">ihhih", 10, 999, 0, 1, -1), id="unknown api"),
         pytest.param(struct.pack(">ihhih", 10, 3, 99, 1, -1), id="unknown version"),
         pytest.param(struct.pack(">ihhih", 10, 0, 2, 1, -1), id="produce before version 3"),
-        pytest.param(struct.pack(">ihhih", 10, 3, 1, 1, 500), id="client id outside of the request"),
+        pytest.param(struct.pack(">ihhih", 10, 3, 1, 1, 500), id="client id beyond the request"),
         pytest.param(struct.pack(">ihhihi", 14, 3, 1, 1, -1, 2**31 - 1), id="array larger than the request"),
         pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="http"),
-        pytest.param(struct.pack(">ihhih", 10, 0, 9, 1, -1), id="produce cut short"),
-        pytest.param(struct.pack(">ihhih", 10, 1, 12, 1, -1), id="fetch cut short"),
+        pytest.param(struct.pack(">ihhih", 10, 0, 9, 1, -1), id="truncated produce"),
+        pytest.param(struct.pack(">ihhih", 10, 1, 12, 1, -1), id="truncated fetch"),
     ],
 )
-def test_a_request_that_can_not_be_closes_only_its_connection(node: EmbeddedNode, sent: bytes) -> None:
+def test_invalid_request_closes_only_its_connection(node: EmbeddedNode, sent: bytes) -> None:
     with connected(node) as bystander:
         with connected(node) as connection:
             connection.sendall(sent)
@@ -108,12 +108,12 @@ def test_a_request_that_can_not_be_closes_only_its_connection(node: EmbeddedNode
         assert receive_frame(bystander)
 
 
-def test_the_log_names_peer_and_reason(node: EmbeddedNode) -> None:
+def test_closed_connection_is_logged_with_peer_and_reason(node: EmbeddedNode) -> None:
     with connected(node) as connection:
         host, port = connection.getsockname()
         connection.sendall(struct.pack(">ihhih", 10, 998, 0, 1, -1))
         assert is_closed(connection)
-    # The line was written before the connection closed; a thread of this process reads it in its own time.
+    # The line was written before the connection closed; a thread of this process reads it later.
     deadline = time.monotonic() + 60
     while not (lines := [line for line in node.errors.splitlines() if f"{host}:{port}" in line]):
         assert time.monotonic() < deadline, "no log line names the peer"
@@ -139,7 +139,7 @@ def test_random_bytes_never_disturb_the_node(node: EmbeddedNode) -> None:
 
 
 def test_pipelined_requests_are_answered_in_order(node: EmbeddedNode) -> None:
-    """Requests that wait (a change, a fetch at the end of the log) do not let later ones overtake them."""
+    """Later requests do not overtake requests that wait (a change, a fetch at the end of the log)."""
     with connected(node) as connection:
         topic = {"name": "pipelined", "num_partitions": 1, "replication_factor": 1}
         requests = [

@@ -1,4 +1,4 @@
-"""Requests of a broker on their way to the active controller and back: the forms of each version, answers per item."""
+"""Requests of a broker on their way to the active controller and back: formats by version, answers per item."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAPPING = MAPPINGS[AlterPartition]
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_alter_partition_as_both_versions_carry_it(version: int) -> None:
-    """recovery.md V4; since_4_0.md K27: epochs of members are told from version 3 on."""
+    """recovery.md V4; since_4_0.md K27: broker epochs of members are sent from version 3 on."""
     assert (MAPPING.low, MAPPING.high) == (2, 3)
     entity = read_request(
         ApiKey.ALTER_PARTITION, version, write_request(MAPPING.key, version, MAPPING.fields(REQUEST, version))
@@ -55,8 +55,8 @@ def _answered(version: int, fields: dict[str, Any]) -> AlterPartitionAnswer:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_each_partition_has_an_answer_of_its_own(version: int) -> None:
-    """controller.md C47: what the answer lacks is not made up. recovery.md V30: no state but the two there are."""
+def test_each_partition_has_its_own_answer(version: int) -> None:
+    """controller.md C47: no answer is invented for a missing partition. recovery.md V30: unknown states fail."""
     done = {"partition_index": 3, "leader_id": 1, "leader_epoch": 7, "isr": (1, 2), "partition_epoch": 10}
     refused = {"partition_index": 4, "error_code": ErrorCode.FENCED_LEADER_EPOCH}
     unknown = {"partition_index": 5, "error_code": 9999}
@@ -75,15 +75,15 @@ def test_each_partition_has_an_answer_of_its_own(version: int) -> None:
     )
 
 
-def test_a_failure_of_the_whole_request_is_one() -> None:
+def test_top_level_error_fails_the_whole_request() -> None:
     """controller.md C13."""
     with pytest.raises(PeerError) as error:
         _answered(3, {"error_code": ErrorCode.STALE_BROKER_EPOCH})
     assert error.value.code is ErrorCode.STALE_BROKER_EPOCH
 
 
-def test_an_isr_is_changed_through_any_node(tmp_path: Path) -> None:
-    """From a node that does not lead, over the wire to the controllers' listener of the one that does."""
+def test_isr_change_from_a_node_that_is_not_the_controller(tmp_path: Path) -> None:
+    """Sent by a node that is not the active controller, to the controller listener of the one that is."""
 
     async def story() -> None:
         async with three(tmp_path) as cluster:
@@ -112,13 +112,13 @@ def test_an_isr_is_changed_through_any_node(tmp_path: Path) -> None:
                     (OTHER, (AlteredPartition(0, ErrorCode.UNKNOWN_TOPIC_ID),)),
                 )
             )
-            assert answer == await leader.controller.submit(AlterPartition(7, epoch, wanted)), "as without the wire"
+            assert answer == await leader.controller.submit(AlterPartition(7, epoch, wanted)), "as without the network"
             with pytest.raises(PeerError) as stale:
                 await other.controller.submit(AlterPartition(7, epoch + 1, wanted))
             assert stale.value.code is ErrorCode.STALE_BROKER_EPOCH
             connection = await cluster.connect(other.node_id)
             refused = await connection.call(ApiKey.ALTER_PARTITION, 3, MAPPING.fields(REQUEST, 3), 10)
-            assert refused.error_code is ErrorCode.NOT_CONTROLLER, "nothing is handed on between controllers"
+            assert refused.error_code is ErrorCode.NOT_CONTROLLER, "controllers do not forward requests"
             connection.close()
 
     run(story)

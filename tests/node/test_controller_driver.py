@@ -53,8 +53,8 @@ def sim(seed: int = 0) -> SimDisk:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """What the operator reads: (event, fields)."""
+def log_events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """The logged events: (event, fields)."""
     lines: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: lines.append((event, fields)))
     return lines
@@ -65,7 +65,7 @@ async def _turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-def test_nothing_is_told_before_it_is_flushed() -> None:
+def test_nothing_is_published_before_the_flush() -> None:
     """G35: neither the answer, nor the image, nor the high watermark."""
 
     async def story() -> None:
@@ -79,7 +79,7 @@ def test_nothing_is_told_before_it_is_flushed() -> None:
         refused = controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
         await _turns()
         assert not answer.done()
-        assert not refused.done(), "it rests on what is not committed yet"
+        assert not refused.done(), "it depends on an uncommitted record"
         assert not heard
         assert controller.high_watermark == mark
         assert "t" not in controller.image.topics_by_name
@@ -93,7 +93,7 @@ def test_nothing_is_told_before_it_is_flushed() -> None:
     run(story())
 
 
-def test_requests_that_come_during_a_flush_share_the_next_one() -> None:
+def test_requests_during_a_flush_share_the_next_flush() -> None:
     async def story() -> None:
         disk, held = sim(), Held()
         controller = await joined(disk, D)
@@ -114,7 +114,7 @@ def test_requests_that_come_during_a_flush_share_the_next_one() -> None:
     run(story())
 
 
-def test_listeners_hear_every_change_in_order() -> None:
+def test_listeners_receive_changes_in_order() -> None:
     async def story() -> None:
         controller = driver(sim(), D)
         heard: list[tuple[int, Delta]] = []
@@ -144,8 +144,8 @@ def test_a_failed_request_fails_alone() -> None:
     run(story())
 
 
-def test_a_full_disk_refuses_and_heals() -> None:
-    """C2: what was decided and never written is forgotten."""
+def test_full_disk_rejects_requests_until_space_is_freed() -> None:
+    """C2: records that were decided but never written are discarded."""
 
     async def story() -> None:
         disk = sim()
@@ -169,10 +169,10 @@ def test_a_full_disk_refuses_and_heals() -> None:
 @pytest.mark.parametrize(
     ("call", "refused"), [("open", ".index.tmp"), ("write", ".timeindex.tmp"), ("write", ".snapshot.tmp")]
 )
-def test_a_disk_that_is_full_when_a_segment_ends_puts_off_what_can_be_made_anew(
-    call: Literal["open", "write"], refused: str, told: list[tuple[str, dict[str, Any]]]
+def test_full_disk_at_segment_roll_defers_derived_files(
+    call: Literal["open", "write"], refused: str, log_events: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    """The batches are safe, and so is the entry of the new segment: what was asked is done, a crash changes nothing."""
+    """The batches and the entry of the new segment are durable: the requests succeed, and a crash loses nothing."""
 
     async def story() -> None:
         disk, clock = sim(), StillClock()
@@ -183,7 +183,7 @@ def test_a_disk_that_is_full_when_a_segment_ends_puts_off_what_can_be_made_anew(
             answer = await controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),)))
             assert not answer.topics[0].outcome.failed
         assert len(controller.log.partition_log.segments) == 4
-        assert [event for event, _ in told] == ["could not write indexes of the metadata log"], "told once"
+        assert [event for event, _ in log_events] == ["could not write indexes of the metadata log"], "reported once"
         for seed in range(20):
             crashed = copy.deepcopy(disk)
             crashed.rng = Random(seed)
@@ -199,7 +199,7 @@ def test_a_disk_that_is_full_when_a_segment_ends_puts_off_what_can_be_made_anew(
     run(story())
 
 
-def test_a_disk_that_has_no_room_for_a_new_segment_refuses_and_heals(told: list[tuple[str, dict[str, Any]]]) -> None:
+def test_full_disk_at_segment_creation_rejects_requests(log_events: list[tuple[str, dict[str, Any]]]) -> None:
     async def story() -> None:
         disk, clock = sim(), StillClock()
         trouble = StorageTrouble(clock)
@@ -211,20 +211,20 @@ def test_a_disk_that_has_no_room_for_a_new_segment_refuses_and_heals(told: list[
             with pytest.raises(PeerError) as error:
                 await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
             assert error.value.code is ErrorCode.KAFKA_STORAGE_ERROR
-        ((event, fields),) = told
+        ((event, fields),) = log_events
         assert (event, fields["partition"]) == ("records rejected", "__cluster_metadata-0")
         assert "topics, configs and brokers cannot be changed" in fields["advice"]
         disk.heal()
         await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
         trouble.log_recovered(lambda _: controller.log.end_offset)
-        assert told[1:] == [("records accepted again", {"partition": "__cluster_metadata-0", "refused": 3})]
+        assert log_events[1:] == [("records accepted again", {"partition": "__cluster_metadata-0", "refused": 3})]
         await controller.stop()
         assert set(MetadataLog.open(disk, D, now_ms=0).replay().image.topics_by_name) == {"t"}
 
     run(story())
 
 
-def test_a_flush_that_can_not_begin_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_that_cannot_start_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quorum_log_work, "_RETRY_S", 0.0)
 
     async def story() -> None:
@@ -264,7 +264,7 @@ def test_a_failed_flush_stops_the_controller() -> None:
     run(story())
 
 
-def test_every_start_has_its_own_epoch_and_the_same_state() -> None:
+def test_each_start_has_a_new_epoch_and_the_same_state() -> None:
     async def story() -> None:
         disk = sim()
         before = None
@@ -293,7 +293,7 @@ def test_requests_without_records_are_answered_without_a_flush() -> None:
     run(story())
 
 
-def test_stopping_answers_what_was_asked() -> None:
+def test_stop_answers_pending_requests() -> None:
     async def story() -> None:
         controller = await joined(sim(), D)
         answer = controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
@@ -305,7 +305,7 @@ def test_stopping_answers_what_was_asked() -> None:
     run(story())
 
 
-def test_snapshots_stand_for_the_log() -> None:
+def test_snapshots_replace_the_log() -> None:
     async def story() -> None:
         disk = sim()
         overrides = {"metadata.log.max.record.bytes.between.snapshots": "2000"}
@@ -332,8 +332,8 @@ def test_snapshots_stand_for_the_log() -> None:
     run(story())
 
 
-def test_a_snapshot_without_its_end_is_not_loaded() -> None:
-    """G24: Kafka would take it. An older one and the log lead to the same image."""
+def test_truncated_snapshot_is_not_loaded() -> None:
+    """G24: Kafka would load it. An older snapshot and the log give the same image."""
 
     async def story() -> None:
         disk = sim()
@@ -355,8 +355,8 @@ def test_a_snapshot_without_its_end_is_not_loaded() -> None:
     run(story())
 
 
-def test_idle_records_only_where_they_are_asked_for(tmp_path: Path) -> None:
-    """C7; here followers hear of the high watermark at once (K12), and need none."""
+def test_no_op_records_are_written_only_if_configured(tmp_path: Path) -> None:
+    """C7; followers learn the high watermark at once (K12), so none are needed by default."""
 
     async def story(overrides: dict[str, str]) -> int:
         directory = tmp_path / str(len(overrides))
@@ -381,11 +381,11 @@ def test_idle_records_only_where_they_are_asked_for(tmp_path: Path) -> None:
 
 
 class PowerLoss(BaseException):
-    """The machine is off."""
+    """The machine lost power."""
 
 
 class FailingDisk:
-    """Passes everything on until its calls are used up."""
+    """Forwards calls to the disk until the given number is used up."""
 
     def __init__(self, disk: SimDisk, calls: int) -> None:
         self._disk = disk
@@ -413,7 +413,7 @@ _WRITING = {"open_append", "write", "truncate", "fsync", "fsync_dir", "rename", 
 
 
 async def _live(disk: Disk, off: FailingDisk, seed: int, answered: set[str]) -> None:
-    """Start, join, create and delete topics until the power goes; `answered` is what was told to a client."""
+    """Start, join, create and delete topics until the power fails; `answered` has the acknowledged topics."""
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
     overrides = {"metadata.log.max.record.bytes.between.snapshots": "700"}
     controller = driver(disk, D, seed=seed, overrides=overrides)
@@ -462,12 +462,14 @@ def test_a_crash_between_any_two_disk_operations_loses_no_answered_creation() ->
             assert not lost, f"crash after {calls} calls of life {life}: {sorted(lost)}"
             assert not replayed.open_transaction
             election = log.read_election()
-            assert (election.epoch if election is not None else 0) >= log.end.epoch, "an epoch began unpersisted (Q2)"
+            assert (election.epoch if election is not None else 0) >= log.end.epoch, (
+                "an epoch started before it was persisted (Q2)"
+            )
             log.partition_log.close(clean=False)
 
 
-def test_the_clock_is_not_asked_for_the_real_time() -> None:
-    """Sessions end by the node's monotonic clock alone."""
+def test_sessions_expire_by_the_monotonic_clock() -> None:
+    """Sessions expire by the node's monotonic clock alone."""
 
     async def story() -> None:
         clock = StillClock()
@@ -477,13 +479,13 @@ def test_the_clock_is_not_asked_for_the_real_time() -> None:
         clock.ms += 1_000_000
         controller.active.timers.check_sessions()
         await _turns()
-        assert not controller.image.brokers[1].fenced, "the broker of this process lives as long as the driver runs"
+        assert not controller.image.brokers[1].fenced, "the broker of this process is alive while the driver runs"
 
     run(story())
 
 
-def test_a_heartbeat_that_waits_is_a_sign_of_life() -> None:
-    """C18, K24: the disk is slow; who was heard meanwhile is not fenced for it, who was not, is."""
+def test_pending_heartbeat_keeps_the_session_alive() -> None:
+    """C18, K24: on a slow disk, a broker is not fenced if its heartbeat arrived in time."""
 
     async def story() -> None:
         disk, held, clock = sim(), Held(), StillClock()
@@ -518,9 +520,9 @@ def test_a_heartbeat_that_waits_is_a_sign_of_life() -> None:
     run(story())
 
 
-def test_an_earlier_broker_with_the_id_of_this_node_is_as_silent_as_others() -> None:
-    """A killed node comes back, and leads before its broker is registered: that waits until the old one is fenced,
-    where sessions alone count."""
+def test_previous_broker_of_this_node_is_fenced_by_its_session() -> None:
+    """A restarted node leads before its broker is registered: if only sessions count, the registration fails until the
+    old broker is fenced."""
 
     async def story() -> None:
         clock = StillClock()
@@ -538,8 +540,8 @@ def test_an_earlier_broker_with_the_id_of_this_node_is_as_silent_as_others() -> 
     run(story())
 
 
-def test_an_earlier_broker_that_had_the_same_directory_and_address_is_gone() -> None:
-    """Nobody else can have both while it lives, and it is not connected."""
+def test_previous_broker_with_same_directory_and_address_is_replaced() -> None:
+    """No other process can have both while it lives, and it is not connected."""
 
     async def story() -> None:
         controller = driver(sim(), D)

@@ -1,7 +1,7 @@
 """Requests of brokers and controllers to a controller here and to Apache Kafka 4.3.1's: equal answers, field by field.
 
-Both are asked over the controllers' listener. What must differ is taken out: ids and times that a node makes up,
-offsets of its log. Where ours is better on purpose, the case is not here but among the controller's own tests.
+Both are asked over the controller listener. Fields that must differ are removed: generated ids and times, and offsets
+of the log. Deliberate differences are covered by the controller's own tests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LISTENER: Final = {"name": "CONTROLLER", "host": "h", "port": 1, "security_proto
 
 
 class Side:
-    """One of the two controllers, with what it gave out, and a connection to it."""
+    """One of the two controllers, with the ids it assigned, and a connection to it."""
 
     def __init__(self, port: int, cluster_id: str) -> None:
         self.cluster_id = cluster_id
@@ -60,7 +60,7 @@ class Side:
         return self._connection
 
     async def ask(self, key: ApiKey, version: int, fields: dict[str, Any]) -> Any:
-        """A word where the connection is closed instead of answered."""
+        """The answer, or a string if the connection is closed instead."""
         try:
             return await (await self.connect()).call(key, version, fields, WAIT_S)
         except ConnectionLost:
@@ -237,7 +237,7 @@ _OF_ITS_OWN: Final = (
 
 
 def _plain(case: tuple[ApiKey, int, dict[str, Any]], answer: Any) -> str:
-    """The answer with what is in its envelope, less what each controller makes up."""
+    """The answer including the one inside its envelope, without generated values."""
     text = repr(answer)
     if case[0] is ApiKey.ENVELOPE and answer.response_data is not None:
         header = memoryview(case[2]["request_data"])
@@ -260,7 +260,7 @@ async def _prepare(side: Side) -> None:
     side.known["topic"] = created.topics[0].topic_id
 
 
-def test_equal_answers(tmp_path: Path) -> None:
+def test_answers_equal_those_of_kafka(tmp_path: Path) -> None:
     port = free_port()
     config = NodeConfig.load(
         None,

@@ -1,4 +1,4 @@
-"""What a controller shows to Prometheus: its own counters, the state of the cluster, its log and its quorum."""
+"""Metrics of a controller for Prometheus: its counters, the state of the cluster, its log and its quorum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Figures = dict[str, float]
 
 
 async def scrape(port: int) -> Figures:
-    """Name and labels, as Prometheus reads them, to value."""
+    """The scraped values by name and labels."""
 
     def get() -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
@@ -45,7 +45,7 @@ async def scrape(port: int) -> Figures:
     return found
 
 
-def test_a_pure_controller_serves_its_figures(tmp_path: Path) -> None:
+def test_controller_only_node_serves_its_metrics(tmp_path: Path) -> None:
     async def story() -> None:
         cluster = Three(tmp_path)
         cluster.configs = [
@@ -80,7 +80,7 @@ def test_a_pure_controller_serves_its_figures(tmp_path: Path) -> None:
                 assert figures[f'{name}_bucket{{le="+Inf"}}'] == figures[f"{name}_count"]
                 assert figures[f"{name}_sum"] >= 0
             assert figures['fenceline_controller_requests_total{api="fetch"}'] > 0
-            assert "fenceline_produced_bytes_total" not in figures, "it is no broker"
+            assert "fenceline_produced_bytes_total" not in figures, "this node is no broker"
 
             beat = BrokerHeartbeat(7, leader.controller.image.brokers[7].epoch, 1 << 40, want_fence=True)
             await leader.controller.submit(beat)
@@ -96,7 +96,7 @@ def test_a_pure_controller_serves_its_figures(tmp_path: Path) -> None:
     run(story)
 
 
-def test_a_node_of_both_roles_shows_both(tmp_path: Path) -> None:
+def test_combined_node_serves_metrics_of_both_roles(tmp_path: Path) -> None:
     async def story() -> None:
         config = NodeConfig.load(
             None,
@@ -115,20 +115,18 @@ def test_a_node_of_both_roles_shows_both(tmp_path: Path) -> None:
             assert figures["fenceline_controller_active"] == 1
             assert figures["fenceline_connections"] == 0
             assert figures["fenceline_metadata_snapshots_total"] == 0
-            assert figures["fenceline_metadata_snapshot_end_offset"] == 0, (
-                "the one that the directory was formatted with"
-            )
+            assert figures["fenceline_metadata_snapshot_end_offset"] == 0, "the snapshot written by format"
             assert figures["fenceline_metadata_snapshot_bytes"] > 0
             assert figures["fenceline_metadata_snapshot_age_seconds"] >= 0
             lag = figures["fenceline_metadata_snapshot_lag_records"]
             assert lag == figures["fenceline_metadata_high_watermark"] > 0
             assert figures["fenceline_metadata_snapshot_generation_seconds_count"] == 0
-            assert figures["fenceline_metadata_snapshot_load_seconds_count"] == 1, "the one of the start"
+            assert figures["fenceline_metadata_snapshot_load_seconds_count"] == 1, "the load at the start"
             page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
             documented = set(re.findall(r"`(fenceline_\w+)", page))
             kinds = re.compile(r"_(created|bucket|sum|count)$")
             shown = {kinds.sub("", name.partition("{")[0]) for name in figures}
-            # Shown once there are some.
+            # Present once there are snapshots.
             asked = {"fenceline_requests_total", "fenceline_controller_requests_total"}
             asked |= {"fenceline_follower_lag_records", "fenceline_follower_lag_seconds"}
             assert shown | asked == documented
@@ -173,7 +171,7 @@ def test_latency_and_lag_of_snapshots(tmp_path: Path) -> None:
     run(story)
 
 
-def test_an_address_in_use_is_told(tmp_path: Path) -> None:
+def test_address_in_use_is_reported(tmp_path: Path) -> None:
     async def story() -> None:
         cluster = Three(tmp_path)
         taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
@@ -192,7 +190,7 @@ def test_an_address_in_use_is_told(tmp_path: Path) -> None:
 
 
 def test_counts_follow_the_image() -> None:
-    """Whatever happens to a cluster: what its changes add up to is what is in its image."""
+    """After any sequence of changes, the counts equal those of the image."""
     for seed in range(40):
         rng, world = Random(seed), World(elr=seed % 2 == 0)
         weights, actions = zip(*ACTIONS, strict=True)
@@ -214,7 +212,7 @@ def test_counts_follow_the_image() -> None:
 
 
 def _elections(cluster: Cluster, work: list[tuple[str, int]]) -> tuple[int, int]:
-    """(from eligible replicas, unclean) of brokers that are fenced and come back in order."""
+    """(eligible, unclean) election counts, for brokers that are fenced and unfenced in this order."""
     counts = ClusterCounts(cluster.image)
     for what, broker in work:
         before = cluster.image
@@ -227,16 +225,16 @@ def _elections(cluster: Cluster, work: list[tuple[str, int]]) -> tuple[int, int]
     return counts.eligible_elections, counts.unclean_elections
 
 
-def test_elections_are_told_apart() -> None:
+def test_elections_are_counted_by_kind() -> None:
     """recovery.md V15; since_4_0.md K27."""
     one = Cluster(2)
     one.create("t", (1, 2))
     assert _elections(one, [("fence", 1), ("unfence", 1)]) == (0, 0), "from the ISR"
-    assert _elections(one, [("fence", 2), ("unfence", 2)]) == (1, 0), "it was the last one, and left cleanly"
-    assert _elections(one, [("fence", 2), ("crash", 2), ("unfence", 2)]) == (0, 1), "what it had is not certain"
+    assert _elections(one, [("fence", 2), ("unfence", 2)]) == (1, 0), "it was last in the ISR, and stopped cleanly"
+    assert _elections(one, [("fence", 2), ("crash", 2), ("unfence", 2)]) == (0, 1), "its log may lack records"
 
 
-def test_durations_are_counted_by_bound() -> None:
+def test_durations_are_counted_in_buckets() -> None:
     durations = Durations()
     for seconds in (0.0, 0.0001, 0.002, 99.0):
         durations.observe(seconds)

@@ -1,4 +1,4 @@
-"""Controllers in one process, on real sockets: who leads, what is told to whom, what is refused."""
+"""Controllers in one process, on real sockets: leadership, forwarded requests, rejected requests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Three:
                     "controller.listener.names": "CONTROLLER",
                     "controller.quorum.bootstrap.servers": ",".join(f"127.0.0.1:{port}" for port in ports),
                     "log.dirs": str(root / str(number)),
-                    "broker.session.timeout.ms": "600000",  # brokers that are not there do not beat
+                    "broker.session.timeout.ms": "600000",  # the fake brokers send no heartbeats
                 },
                 {},
             )
@@ -108,7 +108,7 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
 
 
 async def join(node: ControllerNode) -> None:
-    """A broker that never was, registered and unfenced."""
+    """Register and unfence a fake broker."""
     controller = node.controller
     request = RegisterBroker(
         7, CLUSTER, UUID(int=7), (Endpoint("PLAINTEXT", "127.0.0.1", 1, 0),), SUPPORTED, log_dirs=(UUID(int=500),)
@@ -117,7 +117,7 @@ async def join(node: ControllerNode) -> None:
     await controller.submit(BrokerHeartbeat(7, answer.broker_epoch, controller.image.offset))
 
 
-def test_every_controller_is_known_to_all(tmp_path: Path) -> None:
+def test_every_controller_knows_all_controllers(tmp_path: Path) -> None:
     async def story() -> None:
         async with three(tmp_path) as cluster:
             await cluster.leader()
@@ -143,8 +143,8 @@ def test_a_request_is_answered_through_any_controller(tmp_path: Path) -> None:
     run(story)
 
 
-def test_who_waits_at_a_leader_that_ends_is_told(tmp_path: Path) -> None:
-    """Without a majority nothing is committed; NOT_CONTROLLER is what a broker asks the next one for."""
+def test_pending_requests_fail_when_the_leader_resigns(tmp_path: Path) -> None:
+    """Without a majority nothing is committed; on NOT_CONTROLLER a broker tries the next controller."""
 
     async def story() -> None:
         async with three(tmp_path) as cluster:
@@ -162,7 +162,7 @@ def test_who_waits_at_a_leader_that_ends_is_told(tmp_path: Path) -> None:
     run(story)
 
 
-def test_a_leader_that_stops_hands_over(tmp_path: Path) -> None:
+def test_stopping_leader_is_replaced(tmp_path: Path) -> None:
     async def story() -> None:
         async with three(tmp_path) as cluster:
             old = await cluster.leader()
@@ -181,8 +181,8 @@ def test_a_leader_that_stops_hands_over(tmp_path: Path) -> None:
     run(story)
 
 
-def test_a_node_of_another_cluster_is_kept_out_and_told(tmp_path: Path) -> None:
-    """Q13: 104; the operator reads what to look at."""
+def test_node_of_another_cluster_is_rejected_and_reported(tmp_path: Path) -> None:
+    """Q13: error 104; the report tells the operator what to check."""
     lines: list[tuple[str, dict[str, Any]]] = []
     before = redirect(lambda level, room, event, fields: lines.append((event, fields)))
 
@@ -202,7 +202,7 @@ def test_a_node_of_another_cluster_is_kept_out_and_told(tmp_path: Path) -> None:
         redirect(before)
 
 
-def test_an_envelope_is_answered_by_the_active_controller_only(tmp_path: Path) -> None:
+def test_only_the_active_controller_accepts_envelopes(tmp_path: Path) -> None:
     async def story() -> None:
         async with three(tmp_path) as cluster:
             leader = await cluster.leader()
@@ -228,8 +228,8 @@ def test_an_envelope_is_answered_by_the_active_controller_only(tmp_path: Path) -
     run(story)
 
 
-def test_a_leader_that_is_removed_says_that_it_is_done(tmp_path: Path) -> None:
-    """It leads until its removal is committed (Q42), and its answer is not lost with its place."""
+def test_removed_leader_answers_the_removal_request(tmp_path: Path) -> None:
+    """It leads until its removal is committed (Q42), and still sends the answer afterwards."""
 
     async def story() -> None:
         async with three(tmp_path) as cluster:
@@ -253,8 +253,8 @@ def test_a_leader_that_is_removed_says_that_it_is_done(tmp_path: Path) -> None:
     run(story)
 
 
-def test_clients_are_sent_to_the_right_listener(tmp_path: Path) -> None:
-    """KIP-919: DescribeCluster of controllers names voters and the leader; of brokers it is refused here."""
+def test_describe_cluster_by_endpoint_type(tmp_path: Path) -> None:
+    """KIP-919: DescribeCluster lists the voters and the leader; for the broker endpoint type it is rejected."""
 
     async def story() -> None:
         async with three(tmp_path) as cluster:
@@ -272,7 +272,7 @@ def test_clients_are_sent_to_the_right_listener(tmp_path: Path) -> None:
     run(story)
 
 
-def test_a_node_needs_its_directory_formatted_for_a_cluster_of_several(tmp_path: Path) -> None:
+def test_node_of_a_cluster_requires_a_formatted_directory(tmp_path: Path) -> None:
     async def story() -> None:
         cluster = Three(tmp_path / "formatted")
         config = NodeConfig.load(

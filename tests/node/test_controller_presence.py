@@ -1,4 +1,4 @@
-"""Looks of an active controller at brokers that are not connected to it: who is reported, and who is not."""
+"""Probes of an active controller for brokers that are not connected to it: which are reported, and which are not."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def key(number: int) -> Key:
     return ("CONTROLLER", f"host:{number}")
 
 
-class Room:
-    """An active controller of node 9, what it is told, and processes that take connections or refuse them."""
+class Scene:
+    """An active controller on node 9, its submitted requests, and processes that accept or refuse connections."""
 
     def __init__(self, *brokers: BrokerImage, grace_ms: int = 0) -> None:
         self.refused_for_s: dict[int, float] = {}
@@ -100,9 +100,9 @@ def play(story: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-def test_a_lost_connection_and_two_refusals() -> None:
+def test_lost_connection_and_two_refusals_report_a_broker() -> None:
     async def story() -> None:
-        room = Room(broker(1), broker(2))
+        room = Scene(broker(1), broker(2))
         room.connect(1, 1)
         room.connect(2, 2)
         room.presence.begin()
@@ -110,33 +110,33 @@ def test_a_lost_connection_and_two_refusals() -> None:
         room.presence.closed(key(1))
         await room.until(lambda: bool(room.told))
         assert room.told == [FenceEndedBroker(1, EPOCH, 100)]
-        assert room.looks == {1: 2}, "the other one is connected, nobody looks"
+        assert room.looks == {1: 2}, "the other one is connected and is not probed"
 
     play(story)
 
 
-def test_the_grace_of_a_controller_begins_with_its_first_refusal() -> None:
-    """Whoever leads next has heard of the old leader's end before its own term began."""
+def test_grace_of_a_controller_starts_at_its_first_refusal() -> None:
+    """The next leader has seen the old leader refuse connections before its own term began."""
 
     async def story() -> None:
-        room = Room(broker(1), broker(2), grace_ms=3_600_000)
+        room = Scene(broker(1), broker(2), grace_ms=3_600_000)
         room.refusing.update((1, 2))
         room.refused_for_s[1] = 3_601.0
         room.presence.begin()
         await room.until(lambda: bool(room.told))
         assert room.told == [FenceEndedBroker(1, EPOCH, 100)]
-        assert room.looks == {1: 2, 2: 1}, "the other one has its grace before it"
+        assert room.looks == {1: 2, 2: 1}, "the grace of the other one has just started"
         room.presence.end()
 
     play(story)
 
 
-def test_who_came_and_left_does_not_wait_for_the_pause_of_an_older_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new leader looks at everybody who has not come, with longer and longer pauses."""
+def test_new_disconnect_replaces_a_paused_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new leader probes every broker that is not connected, with growing pauses."""
     monkeypatch.setattr(controller_presence, "_SOON_S", 3_600.0)
 
     async def story() -> None:
-        room = Room(broker(1))
+        room = Scene(broker(1))
         room.presence.begin()
         await room.until(lambda: room.looks == {1: 1})
         (older,) = room.presence._looks.values()
@@ -151,9 +151,9 @@ def test_who_came_and_left_does_not_wait_for_the_pause_of_an_older_look(monkeypa
     play(story)
 
 
-def test_who_comes_is_told_once_a_connection() -> None:
+def test_connected_broker_is_announced_once_per_connection() -> None:
     async def story() -> None:
-        room = Room(broker(1), broker(2))
+        room = Scene(broker(1), broker(2))
         room.connect(1, 1)
         room.presence.broker_identified(key(1), 1, EPOCH)
         room.connect(2, 2)
@@ -161,14 +161,14 @@ def test_who_comes_is_told_once_a_connection() -> None:
         room.presence.closed(key(2))
         room.presence.broker_identified(key(2), 2, EPOCH)
         room.connect(3, 2)
-        assert room.came == [1, 2, 2], "what comes behind a connection's end says nothing"
+        assert room.came == [1, 2, 2], "requests handled after a disconnect are ignored"
 
     play(story)
 
 
-def test_who_takes_connections_is_looked_at_again() -> None:
+def test_broker_that_accepts_connections_is_probed_again() -> None:
     async def story() -> None:
-        room = Room(broker(1))
+        room = Scene(broker(1))
         room.presence.begin()
         await room.until(lambda: room.looks.get(1, 0) >= 3)
         assert room.told == []
@@ -180,11 +180,11 @@ def test_who_takes_connections_is_looked_at_again() -> None:
 
 
 @pytest.mark.parametrize("way", ["connection", "heartbeat", "port"])
-def test_who_is_back_within_the_grace_is_not_reported(way: str) -> None:
-    """By a connection, by what was heard of it after the look, or by its port."""
+def test_broker_back_within_the_grace_is_not_reported(way: str) -> None:
+    """By a connection, by a heartbeat after the probe, or by its port."""
 
     async def story() -> None:
-        room = Room(broker(1))
+        room = Scene(broker(1))
         room.refusing.add(1)
 
         async def come_back(number: int) -> None:
@@ -211,16 +211,16 @@ def test_who_is_back_within_the_grace_is_not_reported(way: str) -> None:
     play(story)
 
 
-def test_a_term_begins_with_a_look_at_who_has_not_come() -> None:
-    """Not at the broker of this process, not at who came before the term, not at who is fenced and has no session."""
+def test_new_controller_probes_brokers_that_are_not_connected() -> None:
+    """Except the broker of this process, brokers connected before the term, and fenced brokers without a session."""
 
     async def story() -> None:
         asleep = broker(3, fenced=True)
-        room = Room(broker(1), broker(2), asleep, broker(9), broker(4, fenced=True))
+        room = Scene(broker(1), broker(2), asleep, broker(9), broker(4, fenced=True))
         room.sessions.drop(3)
         room.refusing.update((1, 2, 3, 4, 9))
         room.connect(2, 2)
-        assert room.looks == {}, "nobody looks before this controller is active"
+        assert room.looks == {}, "no probes before this controller is active"
         room.presence.begin()
         await room.until(lambda: len(room.told) == 2)
         assert {each.broker_id for each in room.told} == {1, 4}
@@ -230,9 +230,9 @@ def test_a_term_begins_with_a_look_at_who_has_not_come() -> None:
     play(story)
 
 
-def test_an_earlier_life_of_this_node_is_looked_at() -> None:
+def test_previous_process_of_this_node_is_probed() -> None:
     async def story() -> None:
-        room = Room(broker(9))
+        room = Scene(broker(9))
         room.own_broker_epoch = -1
         room.refusing.add(9)
         room.presence.begin()
@@ -241,9 +241,9 @@ def test_an_earlier_life_of_this_node_is_looked_at() -> None:
     play(story)
 
 
-def test_nobody_is_looked_at_after_the_term() -> None:
+def test_no_probes_after_the_controller_resigns() -> None:
     async def story() -> None:
-        room = Room(broker(1))
+        room = Scene(broker(1))
         room.connect(1, 1)
         room.presence.begin()
         room.presence.end()
@@ -254,9 +254,9 @@ def test_nobody_is_looked_at_after_the_term() -> None:
     play(story)
 
 
-def test_the_last_of_several_connections_counts() -> None:
+def test_broker_is_connected_until_its_last_connection_closes() -> None:
     async def story() -> None:
-        room = Room(broker(1))
+        room = Scene(broker(1))
         room.connect(1, 1)
         room.connect(2, 1)
         room.presence.closed(key(1))
@@ -267,11 +267,11 @@ def test_the_last_of_several_connections_counts() -> None:
     play(story)
 
 
-def test_a_connection_that_closed_before_its_answer_is_none() -> None:
+def test_connection_closed_before_identification_is_ignored() -> None:
     """The answer to a registration comes when it is committed; the broker may be dead by then."""
 
     async def story() -> None:
-        room = Room(broker(1))
+        room = Scene(broker(1))
         room.presence.opened(key(1))
         room.presence.closed(key(1))
         room.presence.broker_identified(key(1), 1, EPOCH)
@@ -282,7 +282,7 @@ def test_a_connection_that_closed_before_its_answer_is_none() -> None:
 
 def test_a_new_incarnation_on_the_same_connection_is_another_broker() -> None:
     async def story() -> None:
-        room = Room(broker(1))
+        room = Scene(broker(1))
         room.connect(1, 1)
         room.presence.broker_identified(key(1), 1, EPOCH + 1)
         assert not room.sessions.is_connected(1, EPOCH)
@@ -291,13 +291,13 @@ def test_a_new_incarnation_on_the_same_connection_is_another_broker() -> None:
     play(story)
 
 
-def test_a_report_that_fails_when_this_node_leads_no_longer_is_no_error_of_the_node() -> None:
-    """Looks end with the lead, before the requests that are out are told so."""
+def test_report_failing_after_resignation_is_not_an_error() -> None:
+    """Probes end with the leadership, before pending requests fail."""
     complaints: list[dict[str, Any]] = []
 
     async def story() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        room = Room(broker(1))
+        room = Scene(broker(1))
         room.connect(1, 1)
         room.refusing.add(1)
         answers: list[asyncio.Future[Any]] = []

@@ -1,4 +1,4 @@
-"""Whether somebody listens where a broker is said to be: on sockets of this machine, and where nobody answers."""
+"""Whether a process listens at the address of a broker: on local sockets, and at addresses that do not answer."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ def is_refused(known: BrokerImage, **how: Any) -> bool:
 
 @pytest.fixture
 def bound() -> Iterator[socket.socket]:
-    """A port that is taken and does not listen."""
+    """A port that is bound but does not listen."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken
 
 
-def test_a_port_that_listens(bound: socket.socket) -> None:
-    """Whether anybody takes the connection does not matter: a stopped process does not."""
+def test_listening_port_is_not_refused(bound: socket.socket) -> None:
+    """The connection need not be accepted: a stopped process does not accept."""
     bound.listen()
     assert not is_refused(broker((INNER, "127.0.0.1", bound.getsockname()[1])))
 
 
-def test_a_port_that_does_not(bound: socket.socket) -> None:
+def test_port_without_listener_is_refused(bound: socket.socket) -> None:
     assert is_refused(broker((INNER, "127.0.0.1", bound.getsockname()[1])))
 
 
 class Addresses:
-    """By host: what becomes of a connection there."""
+    """The outcome of a connection by host."""
 
     def __init__(self, **outcomes: type[OSError] | str) -> None:
         self._outcomes = outcomes
@@ -92,7 +92,7 @@ class Addresses:
         ([], False),
     ],
 )
-def test_only_a_refusal_everywhere_is_one(
+def test_broker_is_refused_only_if_every_address_refuses(
     told: list[tuple[str, str, int]], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_probe, "_TIMEOUT_S", 0.05)
@@ -101,4 +101,4 @@ def test_only_a_refusal_everywhere_is_one(
     assert is_refused(broker(*told), connect=net.connect, resolve=net.resolve) is expected
     if any(name == INNER for name, *_ in told):
         hosts = {host for name, address, _ in told if name == INNER for host in address.split("+")}
-        assert set(net.asked) <= hosts, "where brokers reach each other, nobody looks elsewhere"
+        assert set(net.asked) <= hosts, "with an inter-broker listener, only its addresses are tried"

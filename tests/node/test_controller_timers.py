@@ -1,4 +1,4 @@
-"""When an active controller looks at the sessions of brokers (controller.md C17)."""
+"""When an active controller checks the sessions of brokers (controller.md C17)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SETTINGS = {
 _PERIOD_MS = 200
 
 
-def test_a_session_is_looked_at_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_is_checked_when_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not up to an eighth of the session later."""
     clock, sessions = StillClock(), Sessions(1600)
     due: dict[Callable[[], object], int] = {}
@@ -64,7 +64,7 @@ def test_a_session_is_looked_at_when_it_ends(monkeypatch: pytest.MonkeyPatch) ->
         assert submitted == []
         pass_time(began + 1670)
         assert submitted == [(began + 1670, FenceStaleBroker())]
-        # A disk that is slow lets the first wait: the second is looked at in time, and the first again, but not always.
+        # On a slow disk the first request waits: the second session is checked in time, the first again at intervals.
         pass_time(began + 1730)
         assert submitted[1:] == [(began + 1730, FenceStaleBroker())] * 2
         pass_time(began + 1730 + 3 * _PERIOD_MS)

@@ -1,4 +1,4 @@
-"""Metadata transactions (controller.md C6, C8): held back until they end, dropped when their writer has."""
+"""Metadata transactions (controller.md C6, C8): held back until they end, aborted if their writer died."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def _seen(*records: MetadataRecord) -> list[MetadataRecord]:
     return seen
 
 
-def test_what_is_inside_counts_when_it_ends() -> None:
+def test_records_of_a_transaction_apply_at_its_end() -> None:
     assert _seen(FIRST, BEGIN, SECOND) == [FIRST]
     assert _seen(FIRST, BEGIN, SECOND, END, NoOpRecord()) == [FIRST, SECOND, NoOpRecord()]
     assert _seen(BEGIN, FIRST, ABORT, SECOND) == [SECOND]
 
 
 @pytest.mark.parametrize("records", [(BEGIN, FIRST, BEGIN), (END,), (ABORT,), (BEGIN, END, END)])
-def test_what_does_not_fit_is_our_bug(records: tuple[MetadataRecord, ...]) -> None:
+def test_misplaced_markers_are_an_internal_error(records: tuple[MetadataRecord, ...]) -> None:
     with pytest.raises(InternalError):
         _seen(*records)
 
 
 def _write(disk: Disk, *records: MetadataRecord) -> None:
-    """At the end of the log, as an earlier life of the controller."""
+    """Append as an earlier process of the controller."""
     log = MetadataLog.open(disk, D, now_ms=0)
     log.append(record_batch(records, 30, 0), 1, 0)
     assert log.flush() is None
@@ -72,8 +72,8 @@ def _records(disk: Disk) -> list[MetadataRecord]:
     ]
 
 
-def test_a_bootstrap_that_was_cut_short_is_written_again() -> None:
-    """C6: first what began is aborted."""
+def test_interrupted_bootstrap_is_written_again() -> None:
+    """C6: the unfinished transaction is aborted first."""
     disk = SimDisk(0)
     disk.mkdir(D)
     prepare(disk, D)
@@ -91,8 +91,8 @@ def test_a_bootstrap_that_was_cut_short_is_written_again() -> None:
     assert kinds[-1] is EndTransactionRecord
 
 
-def test_a_transaction_without_an_end_is_dropped_by_the_next_controller() -> None:
-    """C6, C8: what the cluster had before stays."""
+def test_unfinished_transaction_is_aborted_by_the_next_controller() -> None:
+    """C6, C8: earlier records are kept."""
     disk = SimDisk(0)
     disk.mkdir(D)
     prepare(disk, D)

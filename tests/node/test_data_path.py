@@ -1,4 +1,4 @@
-"""What a node answers on the data path where it deliberately differs from Kafka (docs/protocol.md)."""
+"""Answers on the data path that deliberately differ from Kafka (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -15,57 +15,58 @@ from tests.support.data_session import DataSession
 
 
 @pytest.fixture
-def told(node: EmbeddedNode) -> Iterator[DataSession]:
+def client(node: EmbeddedNode) -> Iterator[DataSession]:
     with DataSession(node.port) as session:
         session.create("d")
         yield session
 
 
-def _produced(told: DataSession, version: int, records: bytes | None, **more: Any) -> Any:
-    answer = told.ask(ApiKey.PRODUCE, version, told.produce("d", 0, records, **more))
+def _produced(client: DataSession, version: int, records: bytes | None, **more: Any) -> Any:
+    answer = client.ask(ApiKey.PRODUCE, version, client.produce("d", 0, records, **more))
     return answer.responses[0].partition_responses[0]
 
 
 @pytest.mark.parametrize("version", [3, 8, 9, 13])
-def test_null_records_are_refused(told: DataSession, version: int) -> None:
-    assert _produced(told, version, None).error_code == ErrorCode.INVALID_RECORD
-    assert _produced(told, version, told.batch()).error_code == 0
+def test_null_records_are_rejected(client: DataSession, version: int) -> None:
+    assert _produced(client, version, None).error_code == ErrorCode.INVALID_RECORD
+    assert _produced(client, version, client.batch()).error_code == 0
 
 
 @pytest.mark.parametrize("version", [3, 9, 13])
-def test_a_transactional_produce_is_refused(told: DataSession, version: int) -> None:
-    refused = _produced(told, version, told.batch(), transactional_id="t")
+def test_transactional_produce_is_rejected(client: DataSession, version: int) -> None:
+    refused = _produced(client, version, client.batch(), transactional_id="t")
     assert refused.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    answer = told.ask(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": "t", "transaction_timeout": 1000})
+    answer = client.ask(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": "t", "transaction_timeout": 1000})
     assert answer.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
-def test_the_largest_timestamp_can_be_read(told: DataSession) -> None:
+def test_offset_of_the_largest_timestamp(client: DataSession) -> None:
     for _ in range(2):
-        told.produced("d", 0, told.batch(3))
-    rows = [{"name": told.name("d"), "partitions": [{"partition_index": 0, "offset": 3}]}]
+        client.produced("d", 0, client.batch(3))
+    rows = [{"name": client.name("d"), "partitions": [{"partition_index": 0, "offset": 3}]}]
     assert (
-        told.ask(ApiKey.DELETE_RECORDS, 2, {"topics": rows, "timeout": 60_000}).topics[0].partitions[0].error_code == 0
+        client.ask(ApiKey.DELETE_RECORDS, 2, {"topics": rows, "timeout": 60_000}).topics[0].partitions[0].error_code
+        == 0
     )
     asked = [{"partition_index": 0, "timestamp": -3}]
-    topics = [{"name": told.name("d"), "partitions": asked}]
-    found = told.ask(ApiKey.LIST_OFFSETS, 11, {"replica_id": -1, "topics": topics}).topics[0].partitions[0]
+    topics = [{"name": client.name("d"), "partitions": asked}]
+    found = client.ask(ApiKey.LIST_OFFSETS, 11, {"replica_id": -1, "topics": topics}).topics[0].partitions[0]
     assert (found.error_code, found.offset) == (0, 5)
 
 
 @pytest.mark.parametrize("limit", [1, 100, 400, 700, 5000])
-def test_batches_come_whole(told: DataSession, limit: int) -> None:
+def test_fetch_returns_complete_batches(client: DataSession, limit: int) -> None:
     for _ in range(3):
-        told.produced("d", 0, told.batch(1, size_bytes=200))
-    fields = told.fetch([("d", 0, 0, {"partition_max_bytes": limit})])
-    records = told.ask(ApiKey.FETCH, 12, fields).responses[0].partitions[0].records
+        client.produced("d", 0, client.batch(1, size_bytes=200))
+    fields = client.fetch([("d", 0, 0, {"partition_max_bytes": limit})])
+    records = client.ask(ApiKey.FETCH, 12, fields).responses[0].partitions[0].records
     sizes = [header.size_bytes for header in iter_headers(records)]
     assert sum(sizes) == len(records)
     assert sum(sizes) <= limit or len(sizes) == 1
 
 
-def test_records_of_an_internal_topic_that_is_not_there_are_unknown(node: EmbeddedNode) -> None:
-    """Kafka looks the topic up first; 17 only comes once there is one (`DELETE_RECORDS`)."""
+def test_delete_records_of_a_missing_internal_topic(node: EmbeddedNode) -> None:
+    """Kafka looks up the topic first; error 17 requires that it exists (`DELETE_RECORDS`)."""
     rows = [{"name": "__consumer_offsets", "partitions": [{"partition_index": 0, "offset": 0}]}]
     with DataSession(node.port) as session:
         answer = session.ask(ApiKey.DELETE_RECORDS, 2, {"topics": rows, "timeout": 60_000})

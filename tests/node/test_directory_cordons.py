@@ -1,4 +1,4 @@
-"""Directories that take no new replicas: what the setting may say, and who acts upon it (KIP-1066, K25)."""
+"""Directories that accept no new replicas: the values of the setting, and its effect (KIP-1066, K25)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .test_several_directories import lead, mine, takes_all
 DIRS = (Path("/data"), Path("/data2"))
 
 
-def test_what_the_setting_names() -> None:
+def test_parsing_of_cordoned_log_dirs() -> None:
     assert cordoned_dirs("", DIRS) == cordoned_dirs(None, DIRS) == ()
     assert cordoned_dirs("*", DIRS) == DIRS
     assert cordoned_dirs("/data2, /data/", DIRS) == DIRS
@@ -38,12 +38,12 @@ def cordon(desk: Desk, cordons: DirectoryCordons, text: str, version: int = 30) 
     cordons.apply()
 
 
-def test_new_replicas_go_elsewhere_and_the_controller_hears_of_it() -> None:
+def test_new_replicas_avoid_cordoned_directories() -> None:
     async def story(desk: Desk) -> None:
         desk.controller.answer = takes_all
         cordons = DirectoryCordons(desk)  # type: ignore[arg-type]
         cordon(desk, cordons, "/data", version=29)
-        assert desk.lifecycle.cordoned == [], "no controller would understand"
+        assert desk.lifecycle.cordoned == [], "metadata version 29 does not support it"
         cordon(desk, cordons, "/data")
         assert desk.lifecycle.cordoned == [(mine(desk, 0),)]
         for index in range(3):
@@ -52,11 +52,11 @@ def test_new_replicas_go_elsewhere_and_the_controller_hears_of_it() -> None:
         await turns()
         assert {desk.replica(index).log.directory for index in range(3)} == {f"/data2/{TOPIC}-{n}" for n in range(3)}
         cordon(desk, cordons, "/nowhere")
-        assert desk.log_dirs.cordoned == {"/data"}, "what it does not understand changes nothing"
+        assert desk.log_dirs.cordoned == {"/data"}, "an invalid value changes nothing"
         cordon(desk, cordons, "*")
         assert desk.lifecycle.cordoned[-1] == (mine(desk, 0), mine(desk, 1))
         lead(desk, 3, UNASSIGNED_DIRECTORY)
-        assert desk.replica(3).log.directory == f"/data/{TOPIC}-3", "somewhere it has to be"
+        assert desk.replica(3).log.directory == f"/data/{TOPIC}-3", "with every directory cordoned, one is used anyway"
         cordon(desk, cordons, "")
         assert desk.lifecycle.cordoned[-1] == ()
 

@@ -1,4 +1,4 @@
-"""A replica moves between directories of its broker: copied, followed through cuts, told, swapped, given up.
+"""Moves of a replica between directories of its broker: copy, truncations, reports, swap, cancellation.
 
 Real replicas and handlers on a simulated disk; the test is the controller. KIP-113, KIP-858.
 """
@@ -41,7 +41,7 @@ FIRST, SECOND = "/data", "/data2"
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several chunks for a few records, and no waiting."""
+    """Copy a few records in several chunks, without pauses."""
     monkeypatch.setattr(future_log, "CHUNK_BYTES", 200)
     monkeypatch.setattr(directory_move, "REST_BYTES", 400)
     monkeypatch.setattr(directory_move, "_CHECK_S", 0.001)
@@ -51,7 +51,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Controller:
-    """Takes what it is told of directories into the image, unless it is `deaf`."""
+    """Applies reported directories to the image, unless `is_deaf`."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -92,7 +92,7 @@ def values(desk: Desk, index: int = 0) -> bytes:
 
 
 def names(desk: Desk, path: str) -> list[str]:
-    """Of partitions' directories, without what makes them unique."""
+    """Names of the partition directories, without their unique part."""
     found = [name for name in desk.disk.listdir(path) if name.startswith(TOPIC)]
     return sorted(name.partition(".")[0] + name[name.rindex("-") :] if "." in name else name for name in found)
 
@@ -116,19 +116,19 @@ async def moved(desk: Desk, count: int = 1) -> None:
 
 
 async def copied(desk: Desk, controller: Controller) -> None:
-    """The replica is copied to the second directory, and the controller does not take it up."""
+    """Copy the replica to the second directory; the controller does not apply the report."""
     controller.is_deaf = True
     await alter(desk, SECOND)
     await until(lambda: assigned(desk) == {0: mine(desk, 1)})
 
 
-async def agreed(desk: Desk) -> None:
-    """The controller does, and the copy takes over."""
+async def take_over(desk: Desk) -> None:
+    """The controller applies the report, and the copy replaces the log."""
     desk.tell(directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
     await moved(desk)
 
 
-def test_a_leader_moves_with_all_it_has_and_goes_on() -> None:
+def test_leader_moves_with_all_records_and_continues() -> None:
     async def story(desk: Desk, _: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
@@ -139,10 +139,10 @@ def test_a_leader_moves_with_all_it_has_and_goes_on() -> None:
         await moved(desk)
         replica = desk.replica()
         assert replica.log.directory == f"{SECOND}/{TOPIC}-0"
-        assert values(desk) == before[len(before) // 10 :], "what was deleted is not copied"
+        assert values(desk) == before[len(before) // 10 :], "deleted records are not copied"
         assert (replica.log.log_start_offset, replica.log.high_watermark) == (3, 30)
         assert replica.log.epochs.entries == epochs
-        assert replica.log.recovery_point == 30, "it was brought to the disk before it took over"
+        assert replica.log.recovery_point == 30, "the copy was flushed before it replaced the log"
         assert assigned(desk) == {0: mine(desk, 1)}
         assert (names(desk, FIRST), names(desk, SECOND)) == ([f"{TOPIC}-0-delete"], [f"{TOPIC}-0"])
         ((delete, delay_ms),) = desk.deleted
@@ -157,24 +157,24 @@ def test_a_leader_moves_with_all_it_has_and_goes_on() -> None:
     moves_of(1, story)
 
 
-def test_what_is_written_meanwhile_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_appended_during_the_copy_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(desk: Desk, controller: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
         await copied(desk, controller)
-        assert desk.replica().log.directory.startswith(FIRST + "/"), "the controller has not said yes"
+        assert desk.replica().log.directory.startswith(FIRST + "/"), "the controller has not confirmed"
         desk.append(20)
         assert (await described(desk))[SECOND] == [(0, True, 20)]
         controller.is_deaf = False
-        await agreed(desk)
+        await take_over(desk)
         assert desk.replica().log.log_end_offset == 50
         assert await described(desk) == {FIRST: [], SECOND: [(0, False, 0)]}
-        assert assigned(desk) == {0: mine(desk, 1)}, "never told back"
+        assert assigned(desk) == {0: mine(desk, 1)}, "not reported again"
 
     moves_of(1, story)
 
 
-def test_a_follower_that_is_cut_meanwhile_is_not_what_its_copy_was() -> None:
+def test_copy_follows_a_truncation_of_its_replica() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
         desk.follow(1, directories=(mine(desk, 0), ELSEWHERE, ELSEWHERE))
         desk.copied(30, epoch=1)
@@ -186,7 +186,7 @@ def test_a_follower_that_is_cut_meanwhile_is_not_what_its_copy_was() -> None:
         desk.follow(2, leader=3)
         desk.copied(25, epoch=2)
         expected = values(desk)
-        await agreed(desk)
+        await take_over(desk)
         assert values(desk) == expected
         assert replica.log.epochs.entries == ((1, 0), (2, 12))
         assert replica.leader_epoch == 2
@@ -194,13 +194,13 @@ def test_a_follower_that_is_cut_meanwhile_is_not_what_its_copy_was() -> None:
     moves_of(1, story)
 
 
-def test_a_log_that_begins_anew_meanwhile() -> None:
+def test_copy_follows_a_full_truncation() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
         desk.follow(1, directories=(mine(desk, 0), ELSEWHERE, ELSEWHERE))
         desk.copied(30, epoch=1)
         await copied(desk, controller)
         desk.replica().log.truncate_fully_and_start_at(100)
-        await agreed(desk)
+        await take_over(desk)
         log = desk.replica().log
         assert (log.log_start_offset, log.log_end_offset) == (100, 100)
         assert log.directory == f"{SECOND}/{TOPIC}-0"
@@ -222,8 +222,8 @@ def test_a_replica_without_files_moves_at_once() -> None:
     moves_of(1, story)
 
 
-def test_the_rate_holds() -> None:
-    """The clock stands: after what may go at once nothing more does, until it goes on."""
+def test_copy_is_throttled() -> None:
+    """On a stopped clock, nothing is copied after the initial burst."""
 
     async def story(desk: Desk, _: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
@@ -242,10 +242,10 @@ def test_the_rate_holds() -> None:
     moves_of(1, story)
 
 
-# --- errors and ends ------------------------------------------------------------------------------------------------
+# --- errors and ends --------------------------------------------------------------------------------------------------
 
 
-def test_errors_are_kafkas() -> None:
+def test_errors_match_kafka() -> None:
     async def story(desk: Desk, _: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
         lead(desk, 1, mine(desk, 0), isr=(1,))
@@ -255,19 +255,19 @@ def test_errors_are_kafkas() -> None:
         assert await alter(desk, SECOND, topic="t" * 240) == [ErrorCode.INVALID_TOPIC_EXCEPTION]
         desk.partitions.set_offline(where(1), "damaged")
         assert await alter(desk, SECOND, 1, 0) == [ErrorCode.KAFKA_STORAGE_ERROR, 0]
-        assert await alter(desk, FIRST) == [0], "where it is: nothing to do, and the move there ends"
+        assert await alter(desk, FIRST) == [0], "the current directory: nothing to do, and a move there ends"
         assert not len(desk.moves)
         desk.log_dirs.cordoned = frozenset((SECOND,))
         assert await alter(desk, SECOND) == [ErrorCode.INVALID_REPLICA_ASSIGNMENT]
         desk.log_dirs.offline["/data3"] = "broken at start"
         assert await alter(desk, "/data3") == [ErrorCode.KAFKA_STORAGE_ERROR]
         desk.log_dirs.cordoned = frozenset()
-        assert await alter(desk, SECOND) == [ErrorCode.KAFKA_STORAGE_ERROR], "a copy may lie in the one that is offline"
+        assert await alter(desk, SECOND) == [ErrorCode.KAFKA_STORAGE_ERROR], "the offline directory may have a copy"
 
     moves_of(2, story)
 
 
-def test_a_replica_that_is_not_here_yet_is_made_where_it_was_wanted() -> None:
+def test_future_replica_is_created_in_the_requested_directory() -> None:
     async def story(desk: Desk, _: Controller) -> None:
         desk.tell(replicas=OTHERS, leader=2, leader_epoch=1, isr=OTHERS)
         assert await alter(desk, SECOND) == [ErrorCode.REPLICA_NOT_AVAILABLE]
@@ -285,7 +285,7 @@ def test_a_replica_that_is_not_here_yet_is_made_where_it_was_wanted() -> None:
     moves_of(1, story)
 
 
-def test_another_target_ends_the_move_before() -> None:
+def test_new_target_cancels_the_previous_move() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
@@ -300,7 +300,7 @@ def test_another_target_ends_the_move_before() -> None:
     moves_of(1, story, directories=3)
 
 
-def test_who_takes_it_back_has_it_where_it_was() -> None:
+def test_move_back_to_the_source_cancels_the_move() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
@@ -315,7 +315,7 @@ def test_who_takes_it_back_has_it_where_it_was() -> None:
     moves_of(1, story)
 
 
-def test_a_topic_that_is_deleted_takes_the_copy_with_it() -> None:
+def test_deleting_a_topic_deletes_the_copy() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
@@ -327,7 +327,7 @@ def test_a_topic_that_is_deleted_takes_the_copy_with_it() -> None:
     moves_of(1, story)
 
 
-def test_the_target_fails_and_the_replica_stays() -> None:
+def test_failed_target_keeps_the_replica_in_its_source() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
@@ -339,12 +339,12 @@ def test_the_target_fails_and_the_replica_stays() -> None:
         await turns()
         assert desk.lifecycle.failed == [mine(desk, 1)]
         assert produced(desk, 0) == 0
-        assert assigned(desk) == {0: mine(desk, 0)}, "it does not lie in what has failed"
+        assert assigned(desk) == {0: mine(desk, 0)}, "the replica is not in the failed directory"
 
     moves_of(1, story)
 
 
-def test_the_source_fails_and_the_copy_stays_for_later() -> None:
+def test_failed_source_keeps_the_copy() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
         desk.log_dirs.metadata = None
         lead(desk, 0, mine(desk, 0), isr=(1,))
@@ -356,12 +356,12 @@ def test_the_source_fails_and_the_copy_stays_for_later() -> None:
         await until(lambda: desk.lifecycle.failed)
         await until(lambda: not desk.moves._tasks)
         assert names(desk, SECOND) == [f"{TOPIC}-0-future"]
-        assert assigned(desk) == {0: mine(desk, 0)}, "the controller takes it for offline"
+        assert assigned(desk) == {0: mine(desk, 0)}, "the controller treats it as offline"
 
     moves_of(1, story)
 
 
-def test_a_full_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_resumes_after_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory_moves, "_FULL_S", 0.001)
 
     async def story(desk: Desk, _: Controller) -> None:
@@ -377,7 +377,7 @@ def test_a_full_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     moves_of(1, story)
 
 
-def test_a_batch_that_is_read_wrong_ends_the_move_and_not_the_partition() -> None:
+def test_corrupt_batch_cancels_the_move_only() -> None:
     async def story(desk: Desk, _: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
@@ -393,7 +393,7 @@ def test_a_batch_that_is_read_wrong_ends_the_move_and_not_the_partition() -> Non
     moves_of(1, story)
 
 
-def test_flushes_wait_for_the_step_and_are_answered_by_the_new_log() -> None:
+def test_flushes_during_the_swap_use_the_new_log() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(10)
@@ -412,7 +412,7 @@ def test_flushes_wait_for_the_step_and_are_answered_by_the_new_log() -> None:
     moves_of(1, story)
 
 
-def test_a_flush_that_is_held_waits_and_is_not_forgotten() -> None:
+def test_held_flush_runs_after_release() -> None:
     async def story(desk: Desk, _: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(10)
@@ -431,10 +431,10 @@ def test_a_flush_that_is_held_waits_and_is_not_forgotten() -> None:
     moves_of(1, story)
 
 
-# --- what was lost before -------------------------------------------------------------------------------------------
+# --- evidence and receipts --------------------------------------------------------------------------------------------
 
 
-def test_evidence_and_receipts_go_along_and_say_where_they_are() -> None:
+def test_evidence_and_receipts_move_and_name_the_new_path() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
         desk.follow(1, directories=(mine(desk, 0), ELSEWHERE, ELSEWHERE))
         desk.copied(30, epoch=1)
@@ -445,19 +445,19 @@ def test_evidence_and_receipts_go_along_and_say_where_they_are() -> None:
         ReceiptFolder(desk.disk, replica.log.directory).mark_reported(first)
         evidence = {path.rpartition("/")[2]: desk.disk.peek(path) for path in (*first.evidence, *second.evidence)}
         old = replica.log.directory
-        await agreed(desk)
+        await take_over(desk)
         assert replica.log.log_end_offset == 10
         new = f"{SECOND}/{TOPIC}-0/lost+found"
         assert {path.rpartition("/")[2]: desk.disk.peek(path) for path in _evidence(desk, new)} == evidence
         due = {each.id: each for each in ReceiptFolder(desk.disk, f"{SECOND}/{TOPIC}-0").due()}
-        assert set(due) == {first.id, second.id}, "the ledger is to know the new place, also of what it had"
+        assert set(due) == {first.id, second.id}, "the ledger must learn the new path, also of reported receipts"
         assert due[first.id] == replace(
             first, evidence=tuple(p.replace(old, f"{SECOND}/{TOPIC}-0") for p in first.evidence)
         )
         ((log_dir, receipts),) = desk.carried
         assert log_dir is desk.log_dirs.opened[1]
         assert {each.id: each for each in receipts} == due
-        # What is deleted after a crash is no loss of evidence: it is kept where the replica is now.
+        # Deletions after a crash lose no evidence: it is kept with the moved replica.
         (pending_deletions,) = desk.log_dirs.opened[0].pending_deletions()
         keeper = SimpleNamespace(_broker=SimpleNamespace(log_dirs=desk.log_dirs))
         is_kept = partial(LossKeeper._is_kept, keeper)  # type: ignore[arg-type]
@@ -471,10 +471,10 @@ def _evidence(desk: Desk, folder: str) -> list[str]:
     return [f"{folder}/{name}" for name in desk.disk.listdir(folder) if not is_receipt_file(name)]
 
 
-# --- the next start -------------------------------------------------------------------------------------------------
+# --- the next start ---------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_that_is_found_at_the_start_goes_on() -> None:
+def test_copy_found_at_the_start_resumes() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
@@ -497,7 +497,7 @@ def test_a_copy_that_is_found_at_the_start_goes_on() -> None:
     moves_of(1, story)
 
 
-def test_a_copy_of_what_is_not_here_is_deleted() -> None:
+def test_copy_of_an_absent_replica_is_deleted() -> None:
     async def story(desk: Desk, _: Controller) -> None:
         target = desk.log_dirs.opened[1]
         desk.disk.mkdir(f"{SECOND}/{TOPIC}-0.abc-future")
@@ -510,8 +510,8 @@ def test_a_copy_of_what_is_not_here_is_deleted() -> None:
 
 @pytest.mark.parametrize("is_of", ["it", "another topic", "no topic", "no partition", "what is not here"])
 @pytest.mark.parametrize("unique", ["abc", "xyz"])
-def test_a_copy_is_the_log_where_the_log_was_put_away_for_it(is_of: str, unique: str) -> None:
-    """The node was killed between the two renames of a move. A copy of what this node does not have is deleted."""
+def test_copy_replaces_a_log_already_renamed_for_deletion(is_of: str, unique: str) -> None:
+    """The node was killed between the two renames of a move. Copies of replicas that this node lacks are deleted."""
 
     async def story(desk: Desk, _: Controller) -> None:
         name = f"{TOPIC}-{7 if is_of == 'no partition' else 0}"
@@ -538,9 +538,9 @@ def test_a_copy_is_the_log_where_the_log_was_put_away_for_it(is_of: str, unique:
 
 @pytest.mark.parametrize("is_offline", [True, False], ids=["offline", "removed from log.dirs"])
 @pytest.mark.parametrize("isr", [(1,), (2, 3)], ids=["in sync", "out of sync"])
-def test_a_copy_does_not_stand_for_a_log_that_cannot_be_found(is_offline: bool, isr: tuple[int, ...]) -> None:
+def test_copy_does_not_replace_a_missing_log(is_offline: bool, isr: tuple[int, ...]) -> None:
     """The controller knows the directory of a copy before the copy is complete. Then the directory of the log fails,
-    and the node starts with the copy alone (operations, seed 21002976): as a leader it would lose what the log has."""
+    and the node starts with the copy alone (operations, seed 21002976): as a leader it would lose records."""
 
     async def story(desk: Desk, controller: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
@@ -575,7 +575,7 @@ def test_a_copy_does_not_stand_for_a_log_that_cannot_be_found(is_offline: bool, 
     moves_of(1, story)
 
 
-def test_records_of_several_segments_and_epochs() -> None:
+def test_move_of_several_segments_and_epochs() -> None:
     async def story(desk: Desk, _: Controller) -> None:
         desk.topic_settings["segment.bytes"] = "300"
         desk.partitions.reload_config()
@@ -588,7 +588,7 @@ def test_records_of_several_segments_and_epochs() -> None:
         desk.partitions.reload_config()
         desk.lead(9)
         before, epochs = values(desk), desk.replica().log.epochs.entries
-        assert epochs[-1] == (9, 33), "no batch tells of it"
+        assert epochs[-1] == (9, 33), "no batch has this epoch"
         await alter(desk, SECOND)
         await moved(desk)
         log = desk.replica().log

@@ -1,4 +1,4 @@
-"""Elections, stops and moves of replicas on a cluster of real brokers: who leads afterwards, and with which records."""
+"""Elections, shutdowns and reassignments on a cluster of real brokers: the leader afterwards, and its records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNCLEAN_CONFIG = "unclean.leader.election.enable"
 
 
 class Brokers:
-    """Brokers 2, 3 and 4 of a controller, node 1, which never sees an end of a session while the tests last."""
+    """Brokers 2, 3 and 4 of a controller, node 1, where no session expires during the tests."""
 
     def __init__(self, cluster: MixedCluster) -> None:
         self.cluster = cluster
@@ -91,7 +91,7 @@ class Brokers:
             admin.alter_configs({resource: {name: value}})
 
     def reassign(self, topic: str, replicas: Collection[int] | None) -> None:
-        """None cancels."""
+        """Start a reassignment; None cancels it."""
         wanted = None if replicas is None else list(replicas)
         partitions = [{"partition_index": 0, "replicas": wanted}]
         fields = {"timeout": 20_000, "topics": [{"name": topic, "partitions": partitions}]}
@@ -125,7 +125,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 @pytest.fixture
 def brokers(started: Brokers) -> Iterator[Brokers]:
-    """All run; and do so again afterwards."""
+    """All brokers, running; they are started again after each test."""
     yield started
     started.start(*(node.node_id for node in started.cluster.nodes[1:] if not node.is_running))
     eventually(lambda: all(started.serves(node_id) for node_id in (2, 3, 4)), "all brokers serve")
@@ -149,10 +149,10 @@ def by_request(brokers: Brokers, topic: str) -> None:
 
 
 @pytest.mark.parametrize("allow", [by_topic_config, by_cluster_config, by_request])
-def test_an_unclean_election_that_is_allowed_later_is_held_at_once(
+def test_unclean_election_runs_as_soon_as_it_is_enabled(
     brokers: Brokers, allow: Callable[[Brokers, str], None]
 ) -> None:
-    """G45, V11, C29: without anybody's leave nobody leads; the clock would look again in five minutes."""
+    """G45, V11, C29: until it is enabled there is no leader; the periodic check would take five minutes."""
     topic = allow.__name__
     brokers.create(topic, 2, 3)
     brokers.write(topic, "kept")
@@ -175,10 +175,10 @@ def test_an_unclean_election_that_is_allowed_later_is_held_at_once(
     assert b"lost" in evidence(brokers[2], topic)
 
 
-def test_who_stopped_cleanly_may_be_elected_with_too_few_in_sync(brokers: Brokers) -> None:
-    """KIP-966: below min.insync.replicas nothing more is acknowledged to all, so who left then lacks nothing of that.
+def test_cleanly_stopped_broker_is_eligible_below_min_insync(brokers: Brokers) -> None:
+    """KIP-966: below min.insync.replicas no acks=all write succeeds, so a broker that stops then has all of them.
 
-    That it stopped cleanly it proves by its previous broker epoch (G47).
+    Its previous broker epoch proves that it stopped cleanly (G47).
     """
     topic = "eligible"
     brokers.create(topic, 2, 3, 4, min_insync_replicas="2")
@@ -202,8 +202,8 @@ def test_who_stopped_cleanly_may_be_elected_with_too_few_in_sync(brokers: Broker
 # -- stopping ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_stops_costs_an_idempotent_producer_nothing(brokers: Brokers) -> None:
-    """C14: leaders move first, the others know, then it closes. Every record is there once, in order."""
+def test_controlled_shutdown_loses_no_idempotent_records(brokers: Brokers) -> None:
+    """C14: leaders move first, all brokers learn of it, then it stops. Every record is stored once, in order."""
     topic = "stopped"
     brokers.create(topic, 2, 3, 4)
     brokers.are_in_sync(topic, 2, 3, 4)
@@ -233,8 +233,8 @@ def test_a_broker_that_stops_costs_an_idempotent_producer_nothing(brokers: Broke
     assert "in time" not in brokers[2].output
 
 
-def test_leadership_comes_back_by_itself(brokers: Brokers) -> None:
-    """C30: once a second here, to the preferred replica when it is in sync."""
+def test_preferred_leader_is_restored_automatically(brokers: Brokers) -> None:
+    """C30: checked once a second in this test, and moved to the preferred replica when it is in sync."""
     brokers.create("balanced", 4, 2, 3)
     brokers[4].kill()
     eventually(lambda: brokers.partition("balanced").leader in (2, 3), "another leader")
@@ -242,15 +242,15 @@ def test_leadership_comes_back_by_itself(brokers: Brokers) -> None:
     brokers.is_led("balanced", 4)
 
 
-# -- moving replicas ---------------------------------------------------------------------------------------------------
+# -- reassignments -----------------------------------------------------------------------------------------------------
 
 
 def has_replica(node: MixedNode, topic: str) -> bool:
     return (node.log_dir / f"{topic}-0").exists()
 
 
-def test_a_partition_moves_to_another_broker(brokers: Brokers) -> None:
-    """C32, C33, C35: the new replica catches up, the old one goes with its files. Throttles are taken."""
+def test_reassignment_to_another_broker(brokers: Brokers) -> None:
+    """C32, C33, C35: the new replica catches up, the old one is deleted with its files. Throttles are accepted."""
     topic = "moved"
     brokers.create(topic, 2, 3)
     brokers.write(topic, "before")
@@ -269,8 +269,8 @@ def test_a_partition_moves_to_another_broker(brokers: Brokers) -> None:
     assert not brokers.is_moving(topic)
 
 
-def test_a_move_that_waits_for_a_dead_broker_is_cancelled(brokers: Brokers) -> None:
-    """C34: back to what was; the replica that did not come knows nothing of it later."""
+def test_reassignment_to_a_dead_broker_is_cancelled(brokers: Brokers) -> None:
+    """C34: the old assignment is restored; the dead broker has no replica when it returns."""
     topic = "cancelled"
     brokers.create(topic, 2, 3)
     brokers.write(topic, "before")
@@ -289,7 +289,7 @@ def test_a_move_that_waits_for_a_dead_broker_is_cancelled(brokers: Brokers) -> N
     assert not has_replica(brokers[4], topic)
 
 
-def test_a_move_ends_when_its_broker_comes_back_and_more_replicas_are_added(brokers: Brokers) -> None:
+def test_reassignment_completes_when_its_broker_returns(brokers: Brokers) -> None:
     topic = "grown"
     brokers.create(topic, 2)
     brokers.write(topic, "before")

@@ -1,4 +1,4 @@
-"""Followers of partitions that are far behind beside those that are in sync: who is fetched over which connection."""
+"""Partitions far behind are fetched over a connection of their own, apart from those in sync."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.node.socket_leader import LEADER, WAIT_S, SocketLeader, following
 TOPIC_ID, EPOCH = UUID(int=7), 3
 
 
-class Asked(NamedTuple):
-    """One fetch as the leader hears it; `link` is the number of its connection."""
+class ReceivedFetch(NamedTuple):
+    """One fetch as received by the leader; `link` is the number of its connection."""
 
     link: int
     request: FetchRequest
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
         return sorted(index for _, _, indexes in self.request.forgotten for index in indexes)
 
     def answer(self, **found: tuple[int, int]) -> None:
-        """`p0=(records, high watermark)`: so many records of a byte each."""
+        """`p0=(records, high watermark)`: the number of records, of a byte each."""
         fetched = [
             FetchedPartition(None, TOPIC_ID.bytes, int(name[1:]), 0, watermark, watermark, 0, records=b"r" * count)
             for name, (count, watermark) in found.items()
@@ -50,19 +50,19 @@ class Asked(NamedTuple):
 
 
 class ScriptedLeader(SocketLeader):
-    """Its fetches are answered by the test."""
+    """A leader whose fetches the test answers."""
 
-    def heard(self, number: int, header: Any, frame: memoryview, writer: asyncio.StreamWriter) -> Asked:
+    def heard(self, number: int, header: Any, frame: memoryview, writer: asyncio.StreamWriter) -> ReceivedFetch:
         version = header.api_version
 
         def reply(response: FetchResponse) -> None:
             body = encode_response(version, response)
             writer.writelines(encode_response_frame(ApiKey.FETCH, version, header.correlation_id, body))
 
-        return Asked(number, parse_request(version, frame[header.body_position :]), reply)
+        return ReceivedFetch(number, parse_request(version, frame[header.body_position :]), reply)
 
-    async def asked(self) -> Asked:
-        asked: Asked = await self.fetched()
+    async def asked(self) -> ReceivedFetch:
+        asked: ReceivedFetch = await self.fetched()
         return asked
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -111,7 +111,7 @@ def replica(index: int) -> Any:
 
 
 def story(tell: Callable[[ScriptedLeader, ReplicaFetchers, list[Any]], Awaitable[None]]) -> None:
-    """`tell` has the leader, the fetchers, and two replicas: the first answer has made the first one in sync, and shows
+    """`tell` gets the leader, the fetchers, and two replicas: the first answer brings the first one in sync, and shows
     that the second lacks 90 records.
     """
 
@@ -129,20 +129,20 @@ def story(tell: Callable[[ScriptedLeader, ReplicaFetchers, list[Any]], Awaitable
     asyncio.run(run())
 
 
-async def both(leader: ScriptedLeader) -> tuple[Asked, Asked]:
-    """The fetches of what is in sync and of what is far behind, whichever comes first."""
+async def both(leader: ScriptedLeader) -> tuple[ReceivedFetch, ReceivedFetch]:
+    """The fetch of the partition in sync and that of the one far behind, in either order."""
     found = [await leader.asked(), await leader.asked()]
     near, far = sorted(found, key=lambda asked: 1 in asked.offsets)
     return near, far
 
 
-def test_who_is_far_behind_is_fetched_by_itself_and_nobody_in_sync_waits_for_it() -> None:
+def test_lagging_partition_uses_its_own_connection() -> None:
     async def tell(leader: ScriptedLeader, fetchers: ReplicaFetchers, replicas: list[Any]) -> None:
         near, far = await both(leader)
         assert (near.link, near.offsets, near.forgotten) == (1, {0: 4}, [1])
         assert (far.link, far.offsets) == (2, {1: 10})
         assert fetchers.far_behind == 1
-        for offset in range(5, 10):  # while the other answer is out
+        for offset in range(5, 10):  # while the other answer is pending
             near.answer(p0=(1, offset))
             near = await leader.asked()
             assert (near.link, near.offsets) == (1, {0: offset})
@@ -154,11 +154,11 @@ def test_who_is_far_behind_is_fetched_by_itself_and_nobody_in_sync_waits_for_it(
     story(tell)
 
 
-def test_who_has_what_is_committed_goes_back_and_the_second_connection_ends() -> None:
+def test_partition_that_caught_up_rejoins_the_first_connection() -> None:
     async def tell(leader: ScriptedLeader, fetchers: ReplicaFetchers, replicas: list[Any]) -> None:
         _, far = await both(leader)
         far.answer(p1=(90, 100))
-        # The fetch of what is in sync is parked, so the one that comes back does not wait for it.
+        # The fetch of the partition in sync is parked, so the other one rejoins without waiting for it.
         again = await leader.asked()
         assert (again.link, again.request.session_epoch, again.offsets) == (3, 0, {0: 4, 1: 100})
         await leader.until(lambda: leader.open == {3})
@@ -167,21 +167,21 @@ def test_who_has_what_is_committed_goes_back_and_the_second_connection_ends() ->
     story(tell)
 
 
-def test_who_comes_back_joins_the_next_round_where_one_ends_soon() -> None:
+def test_partition_rejoins_with_the_next_fetch() -> None:
     async def tell(leader: ScriptedLeader, fetchers: ReplicaFetchers, replicas: list[Any]) -> None:
         near, far = await both(leader)
         far.answer(p1=(95, 100))
         await leader.until(lambda: replicas[1].log.log_end_offset == 105)
         near.answer(p0=(1, 5))
         seen = await leader.asked()
-        while 1 not in seen.offsets:  # a slow test may be overtaken by what the fetcher does when no round ends
+        while 1 not in seen.offsets:  # in a slow test the fetcher may first handle the case that no fetch completes
             seen = await leader.asked()
         assert seen.offsets[1] == 105
 
     story(tell)
 
 
-def test_who_gets_nothing_because_an_answer_is_full_is_far_behind_too() -> None:
+def test_partition_left_out_of_a_full_answer_counts_as_lagging() -> None:
     async def tell(leader: ScriptedLeader, fetchers: ReplicaFetchers, replicas: list[Any]) -> None:
         near, _ = await both(leader)
         near.answer(p0=(0, 50))
@@ -192,7 +192,7 @@ def test_who_gets_nothing_because_an_answer_is_full_is_far_behind_too() -> None:
     story(tell)
 
 
-def test_two_links_share_what_is_far_behind() -> None:
+def test_two_connections_share_the_lagging_partitions() -> None:
     async def tell(leader: ScriptedLeader, fetchers: ReplicaFetchers, replicas: list[Any]) -> None:
         near, far = await both(leader)
         near.answer(p0=(0, 50))
@@ -217,7 +217,7 @@ def test_two_links_share_what_is_far_behind() -> None:
     story(tell)
 
 
-def test_a_newer_leader_epoch_begins_with_all_others() -> None:
+def test_new_leader_epoch_restarts_on_the_first_connection() -> None:
     async def tell(leader: ScriptedLeader, fetchers: ReplicaFetchers, replicas: list[Any]) -> None:
         await both(leader)
         fetchers.follow(replicas[1], LEADER, EPOCH + 1)
@@ -229,7 +229,7 @@ def test_a_newer_leader_epoch_begins_with_all_others() -> None:
     story(tell)
 
 
-def test_who_is_followed_no_more_leaves_nothing_behind() -> None:
+def test_partition_no_longer_followed_is_removed() -> None:
     async def tell(leader: ScriptedLeader, fetchers: ReplicaFetchers, replicas: list[Any]) -> None:
         await both(leader)
         fetchers.leave(replicas[0])
@@ -241,7 +241,7 @@ def test_who_is_followed_no_more_leaves_nothing_behind() -> None:
     story(tell)
 
 
-def test_what_is_far_behind_leaves_the_memory_as_it_comes_one_piece_at_a_time(
+def test_data_of_a_lagging_partition_leaves_the_cache_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(write_behind, "PIECE_BYTES", 5)
@@ -254,7 +254,7 @@ def test_what_is_far_behind_leaves_the_memory_as_it_comes_one_piece_at_a_time(
             near.answer(p0=(80, offset))
             near = await leader.asked()
             assert near.offsets == {0: offset}
-        for _ in range(3):  # the first shows where it stands, the second begins, the third waits for it
+        for _ in range(3):  # the first answer shows the position, the second starts a write, the third waits for it
             far.answer(p1=(10, 100_000))
             far = await leader.asked()
         log = replicas[1].log

@@ -1,6 +1,6 @@
-"""Brokers that die, stop, freeze or are cut off, as processes whose sessions would last for ten minutes.
+"""Brokers that are killed, stopped, frozen or partitioned, as processes with sessions of ten minutes.
 
-So whatever becomes of a broker here within a test's patience is not the work of its session.
+So no change of a broker during a test comes from the expiry of its session.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ TOPIC = "led"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[MixedCluster]:
-    """Three nodes of both roles, and a fourth that is a broker only."""
+    """Three combined nodes, and a fourth that is a broker only."""
     with MixedCluster(tmp_path / "cluster", [COMBINED, COMBINED, COMBINED, BROKER], settings=LONG) as cluster:
         cluster.wait_ready()
         cluster.wait_complete()
         yield cluster
 
 
-class Others:
-    """The cluster as the nodes see it that answer."""
+class ClusterView:
+    """The cluster as seen by the given nodes."""
 
     def __init__(self, nodes: list[MixedNode]) -> None:
         self.nodes = nodes
@@ -52,7 +52,7 @@ class Others:
         return self.metadata().topics[TOPIC].partitions[0]
 
     def led_instead_of(self, node: MixedNode) -> PartitionMetadata | None:
-        """The partition once somebody else leads it: asked again, another node may still tell of `node`."""
+        """The partition once another node leads it. Another node may still name `node` as the leader afterwards."""
         found = self.partition()
         return None if found.leader in (-1, node.node_id) else found
 
@@ -65,27 +65,27 @@ class Others:
             producer.send(TOPIC, value.encode(), partition=0).result()
 
 
-def all_of(cluster: MixedCluster, *but: MixedNode) -> Others:
-    return Others([node for node in cluster.nodes if node not in but])
+def view_of(cluster: MixedCluster, *but: MixedNode) -> ClusterView:
+    return ClusterView([node for node in cluster.nodes if node not in but])
 
 
 def lead(cluster: MixedCluster, node: MixedNode) -> None:
-    """A topic that `node` leads, with two other replicas."""
+    """Create a topic that `node` leads, with two other replicas."""
     others = [each.node_id for each in cluster.nodes if each is not node][:2]
-    with Admin(all_of(cluster).bootstrap) as admin:
+    with Admin(view_of(cluster).bootstrap) as admin:
         admin.create_topics([NewTopic(TOPIC, assignments={0: [node.node_id, *others]})])
-    eventually(lambda: all_of(cluster).partition().leader == node.node_id)
+    eventually(lambda: view_of(cluster).partition().leader == node.node_id)
 
 
 @pytest.mark.parametrize("was_active", [False, True])
-def test_a_killed_leader_is_replaced_and_comes_back_at_once(cluster: MixedCluster, was_active: bool) -> None:
+def test_killed_leader_is_replaced_and_rejoins_at_once(cluster: MixedCluster, was_active: bool) -> None:
     active = cluster.leader()
     old = active if was_active else next(node for node in cluster.nodes[:3] if node is not active)
     lead(cluster, old)
-    all_of(cluster).write("before")
-    epoch = all_of(cluster).partition().leader_epoch
+    view_of(cluster).write("before")
+    epoch = view_of(cluster).partition().leader_epoch
     old.kill()
-    others = all_of(cluster, old)
+    others = view_of(cluster, old)
     found = eventually(lambda: others.led_instead_of(old), "another leader")
     assert found.leader_epoch == epoch + 1
     assert old.node_id not in found.isr
@@ -97,37 +97,37 @@ def test_a_killed_leader_is_replaced_and_comes_back_at_once(cluster: MixedCluste
 
 
 @pytest.mark.parametrize("was_active", [False, True])
-def test_a_node_that_is_started_again_at_once_need_not_wait(cluster: MixedCluster, was_active: bool) -> None:
-    """Whether the controller looked before the new process was there, or not."""
+def test_restarted_node_registers_without_delay(cluster: MixedCluster, was_active: bool) -> None:
+    """Whether or not the controller probed it before the new process started."""
     active = cluster.leader()
     old = active if was_active else next(node for node in cluster.nodes[:3] if node is not active)
     lead(cluster, old)
-    all_of(cluster).write("before")
+    view_of(cluster).write("before")
     old.kill()
     old.start()
     old.wait_ready()
-    eventually(lambda: len(all_of(cluster).partition().isr) == 3, "in sync again")
-    all_of(cluster).write("after")
-    replicas_are_equal([cluster.node(each) for each in all_of(cluster).partition().replicas], TOPIC)
+    eventually(lambda: len(view_of(cluster).partition().isr) == 3, "in sync again")
+    view_of(cluster).write("after")
+    replicas_are_equal([cluster.node(each) for each in view_of(cluster).partition().replicas], TOPIC)
 
 
-def test_a_frozen_broker_keeps_its_session(cluster: MixedCluster) -> None:
-    """Not even a new controller, which never had a connection of it, takes it for dead: its port takes connections."""
+def test_frozen_broker_keeps_its_session(cluster: MixedCluster) -> None:
+    """Even a new controller without a connection to it does not fence it, because its port accepts connections."""
     frozen, active = cluster.node(4), cluster.leader()
     lead(cluster, frozen)
     frozen.send_signal(signal.SIGSTOP)
     active.kill()
-    others = all_of(cluster, frozen, active)
+    others = view_of(cluster, frozen, active)
     eventually(lambda: not others.has(active), "the new controller has looked")
     assert others.has(frozen)
     assert others.partition().leader == frozen.node_id
     frozen.send_signal(signal.SIGCONT)
-    all_of(cluster, active).write("after")
+    view_of(cluster, active).write("after")
     assert others.partition().leader_epoch == 0
 
 
-def test_a_broker_that_is_cut_off_keeps_its_session(tmp_path: Path) -> None:
-    """Nobody answers there; a killed one, at which the same controller looks, is fenced."""
+def test_partitioned_broker_keeps_its_session(tmp_path: Path) -> None:
+    """Its address does not answer; a killed broker probed by the same controller is fenced."""
     need_cuts()
     with LocalCluster(5, data_dir=tmp_path / "cluster", overrides=LONG) as cluster:
         quorum = eventually(cluster.quorum, "a leader")

@@ -1,4 +1,4 @@
-"""What fetches of a session cost and miss: idle partitions are not read, and nothing that changes goes untold."""
+"""Cost and completeness of session fetches: idle partitions are not read, and every change is reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Session:
         self.id = desk.fetch(*wanted, session_epoch=0, **reader).response.session_id
         self.epoch = 0
 
-    def go_on(self, *wanted: Any, **fields: Any) -> Any:
+    def next_fetch(self, *wanted: Any, **fields: Any) -> Any:
         self.reads.clear()
         self.epoch += 1
         return self.desk.fetch(*wanted, session_id=self.id, session_epoch=self.epoch, **self.reader, **fields)
@@ -42,8 +42,8 @@ def _idle(desk: Desk, reader: dict[str, Any], count: int = MANY) -> Session:
     for index in range(count):
         desk.lead(1, isr=(1, 2), index=index)
     session = Session(desk, count, reader)
-    session.go_on()
-    assert len(session.reads) == count, "the second fetch finds that the first has told all"
+    session.next_fetch()
+    assert len(session.reads) == count, "the second fetch finds every partition reported"
     return session
 
 
@@ -51,9 +51,9 @@ def _idle(desk: Desk, reader: dict[str, Any], count: int = MANY) -> Session:
 def test_idle_partitions_are_not_read(reader: dict[str, Any]) -> None:
     async def story(desk: Desk) -> None:
         session = _idle(desk, reader)
-        assert session.go_on().response.partitions == []
+        assert session.next_fetch().response.partitions == []
         assert session.reads == []
-        parked = session.go_on(max_wait_ms=60_000)
+        parked = session.next_fetch(max_wait_ms=60_000)
         assert parked.is_pending
         desk.append(index=7)
         desk.follower_fetched(2, 1, index=7)
@@ -65,10 +65,10 @@ def test_idle_partitions_are_not_read(reader: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("reader", [CONSUMER, FOLLOWER])
-def test_a_session_without_news_waits(reader: dict[str, Any]) -> None:
+def test_session_without_changes_waits(reader: dict[str, Any]) -> None:
     async def story(desk: Desk) -> None:
         session = _idle(desk, reader, 3)
-        parked = session.go_on(max_wait_ms=60_000)
+        parked = session.next_fetch(max_wait_ms=60_000)
         await turns()
         assert parked.is_pending
         parked.abandon()
@@ -76,10 +76,10 @@ def test_a_session_without_news_waits(reader: dict[str, Any]) -> None:
     told(story, partitions=3)
 
 
-def test_a_reader_that_goes_away_leaves_nothing_at_its_partitions_but_its_session() -> None:
+def test_disconnected_reader_leaves_no_waiters() -> None:
     async def story(desk: Desk) -> None:
         session = _idle(desk, CONSUMER, 3)
-        parked = session.go_on(max_wait_ms=60_000)
+        parked = session.next_fetch(max_wait_ms=60_000)
         assert desk.metrics.parked_fetches == 1
         parked.abandon()
         assert desk.metrics.parked_fetches == 0
@@ -92,12 +92,12 @@ def test_a_reader_that_goes_away_leaves_nothing_at_its_partitions_but_its_sessio
 @pytest.mark.parametrize(
     "news", ["high watermark", "log start", "epoch", "role", "recovering", "offline", "deleted", "moved away"]
 )
-def test_whatever_changes_is_told(news: str) -> None:
-    """To consumers whose partitions had all settled."""
+def test_every_change_is_reported(news: str) -> None:
+    """To consumers whose partitions were all idle."""
 
     async def story(desk: Desk) -> None:
         session = _idle(desk, CONSUMER, 3)
-        session.go_on()
+        session.next_fetch()
         replica = desk.replica(1)
         expected: Any = 0
         match news:
@@ -107,11 +107,11 @@ def test_whatever_changes_is_told(news: str) -> None:
             case "log start":
                 desk.append(2, index=1)
                 desk.follower_fetched(2, 2, index=1)
-                session.go_on(desk.wanted(2, index=1))
-                session.go_on()
+                session.next_fetch(desk.wanted(2, index=1))
+                session.next_fetch()
                 await desk.delete_records(1, index=1, timeout_ms=0)
             case "epoch":
-                expected = None  # asked without an epoch, it does not care
+                expected = None  # the fetch has no epoch, so none is checked
                 desk.lead(2, isr=(1, 2), index=1)
             case "role":
                 expected = None
@@ -128,39 +128,39 @@ def test_whatever_changes_is_told(news: str) -> None:
             case _:
                 expected = ErrorCode.NOT_LEADER_OR_FOLLOWER
                 desk.tell(1, replicas=(2, 3), isr=(2, 3), leader=2, leader_epoch=2)
-        answered = session.go_on().response.partitions
+        answered = session.next_fetch().response.partitions
         assert 1 in session.reads or news in ("offline", "deleted", "moved away", "recovering")
         assert [each.error_code for each in answered if each.index == 1] == ([] if expected is None else [expected])
 
     told(story, partitions=3)
 
 
-def test_a_replica_out_of_sync_is_looked_at_with_every_fetch() -> None:
-    """It may be let in at any time: E35 asks with each fetch."""
+def test_out_of_sync_replica_is_checked_with_every_fetch() -> None:
+    """It may join the ISR at any time: E35 checks with each fetch."""
 
     async def story(desk: Desk) -> None:
         for index in range(3):
             desk.lead(1, isr=(1,) if index == 1 else (1, 2), index=index)
         session = Session(desk, 3, FOLLOWER)
-        session.go_on()
-        session.go_on()
+        session.next_fetch()
+        session.next_fetch()
         assert session.reads == [1]
         desk.tell(1, isr=(1, 2))
-        session.go_on()
-        session.go_on()
+        session.next_fetch()
+        session.next_fetch()
         assert session.reads == []
 
     told(story, partitions=3)
 
 
-def test_an_idle_follower_keeps_its_place_in_sync() -> None:
-    """E34: the first record after an hour finds it caught up, because its session fetched all the time."""
+def test_idle_follower_stays_in_sync() -> None:
+    """E34: when the first record after an hour arrives it is caught up, because its session kept fetching."""
 
     async def story(desk: Desk) -> None:
         session = _idle(desk, FOLLOWER, 1)
         for _ in range(60):
             desk.clock.ms += 60_000
-            session.go_on()
+            session.next_fetch()
         desk.append()
         desk.clock.ms += 20_000
         desk.replication.shrink_isrs()
@@ -174,7 +174,7 @@ def test_an_idle_follower_keeps_its_place_in_sync() -> None:
     told(story)
 
 
-def test_a_follower_that_stopped_to_fetch_was_last_there_when_it_fetched_last() -> None:
+def test_follower_that_stopped_fetching_falls_out_of_sync() -> None:
     async def story(desk: Desk) -> None:
         _idle(desk, FOLLOWER, 1)
         desk.clock.ms += 60_000
@@ -189,8 +189,8 @@ def test_a_follower_that_stopped_to_fetch_was_last_there_when_it_fetched_last() 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("reader", [CONSUMER, FOLLOWER])
-def test_a_session_tells_what_a_full_fetch_would(seed: int, reader: dict[str, Any]) -> None:
-    """Whatever happens in whatever order: after each step the reader of a session knows what one without sees."""
+def test_session_matches_full_fetches(seed: int, reader: dict[str, Any]) -> None:
+    """After each step of a random sequence, a session reader knows the same as a reader without a session."""
 
     async def story(desk: Desk) -> None:
         rng = Random(seed)
@@ -220,10 +220,10 @@ def test_a_session_tells_what_a_full_fetch_would(seed: int, reader: dict[str, An
                 case "in sync" if desk.replica(index).is_leader:
                     desk.tell(index, isr=rng.choice(((1,), (1, 2))))
                 case "wait":
-                    parked = session.go_on(max_wait_ms=60_000)
+                    parked = session.next_fetch(max_wait_ms=60_000)
                     if parked.is_pending:
                         parked.abandon()
-            answer = session.go_on().response
+            answer = session.next_fetch().response
             for each in answer.partitions:
                 known[each.index] = (each.error_code, each.high_watermark, each.log_start_offset)
             for number in range(count):

@@ -1,4 +1,4 @@
-"""min.insync.replicas above the number of replicas is taken for that number, and said once (gaps.md G50)."""
+"""min.insync.replicas above the number of replicas is capped at that number, and reported once (gaps.md G50)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[Line]:
     return written
 
 
-def test_said_once_as_long_as_it_is_so(lines: list[Line]) -> None:
+def test_excessive_min_insync_is_reported_once(lines: list[Line]) -> None:
     async def story(desk: Desk) -> None:
         desk.topic_settings["min.insync.replicas"] = "4"
         for index in (0, 1):
@@ -36,7 +36,7 @@ def test_said_once_as_long_as_it_is_so(lines: list[Line]) -> None:
         assert (more["topics"], more["count"]) == ([f"{TOPIC}: min.insync.replicas 4, replicas 3"], 1)
         leader = desk.replica().leader
         assert leader is not None
-        assert leader.has_enough_replicas(4), "all that are there suffice"
+        assert leader.has_enough_replicas(4), "all existing replicas suffice"
 
         desk.topic_settings["min.insync.replicas"] = "3"
         desk.partitions.reload_config(TOPIC)
@@ -51,7 +51,7 @@ def test_said_once_as_long_as_it_is_so(lines: list[Line]) -> None:
     told(story, partitions=2)
 
 
-def test_who_has_enough_hears_nothing(lines: list[Line]) -> None:
+def test_sufficient_replicas_are_not_reported(lines: list[Line]) -> None:
     async def story(desk: Desk) -> None:
         desk.topic_settings["min.insync.replicas"] = "3"
         desk.lead(5, isr=(1, 2, 3))

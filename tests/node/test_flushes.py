@@ -1,4 +1,4 @@
-"""Group commit: who waits for a log's flush, when they are answered, and that every wait ends."""
+"""Group commit: waiting for a flush of a log, when waiters are answered, and that every wait ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ D = "/data"
 
 
 class Node:
-    """The replicas of one topic `t` on a simulated disk; flushes run when they are let go."""
+    """The replicas of one topic `t` on a simulated disk; flushes run when the test releases them."""
 
     def __init__(self) -> None:
         self.disk = SimDisk(0)
@@ -60,7 +60,7 @@ class Node:
         self.flushes = LogFlushes(self.replicas, StillClock(), self.threads)
 
     def append(self, index: int = 0) -> tuple[Replica, int]:
-        """The replica and its log end behind one more record."""
+        """Append a record; the replica and its new log end offset."""
         replica = self.replicas.leader("t", None, index)
         batch = memoryview(build_batch([(0, None, b"x", ())]))
         replica.log.append_as_leader(batch, leader_epoch=replica.leader_epoch, now_ms=0)
@@ -90,7 +90,7 @@ def run(story: Callable[[Node], Any]) -> None:
         await story(node)
         node.threads.let_go()
         await turns()
-        assert not node.flushes._waiting, "somebody waits for ever"
+        assert not node.flushes._waiting, "a wait never ended"
         assert all(not replica.waiters for replica in node.replicas)
 
     asyncio.run(whole())
@@ -101,14 +101,14 @@ def code_of(outcome: asyncio.Future[PeerError | None]) -> ErrorCode:
     return ErrorCode.NONE if error is None else error.code
 
 
-def test_one_flush_serves_all_who_came_before_it_and_one_more_all_who_came_during_it() -> None:
+def test_requests_during_a_flush_share_one_more_flush() -> None:
     async def story(node: Node) -> None:
         first = node.wait()
         during = [node.wait() for _ in range(10)]
         assert len(node.threads.waiting) == 1
         await node.let_go()
         assert code_of(first) is ErrorCode.NONE
-        assert not any(each.done() for each in during), "their records came after the flush had begun"
+        assert not any(each.done() for each in during), "their records were appended after the flush started"
         assert len(node.threads.waiting) == 1
         replica = node.replicas.leader("t", None, 0)
         assert replica.log.recovery_point == 1
@@ -120,7 +120,7 @@ def test_one_flush_serves_all_who_came_before_it_and_one_more_all_who_came_durin
     run(story)
 
 
-def test_what_is_durable_already_is_answered_at_once() -> None:
+def test_durable_offsets_are_acknowledged_at_once() -> None:
     async def story(node: Node) -> None:
         replica, end_offset = node.append()
         flush = asyncio.ensure_future(node.flushes.flush(replica))
@@ -133,7 +133,7 @@ def test_what_is_durable_already_is_answered_at_once() -> None:
     run(story)
 
 
-def test_partitions_flush_side_by_side() -> None:
+def test_partitions_flush_concurrently() -> None:
     async def story(node: Node) -> None:
         outcomes = [node.wait(0), node.wait(1)]
         assert len(node.threads.waiting) == 2
@@ -143,7 +143,7 @@ def test_partitions_flush_side_by_side() -> None:
     run(story)
 
 
-def test_a_deleted_topic_ends_the_wait_before_the_disk_answers() -> None:
+def test_deleted_topic_ends_the_wait_before_the_flush_completes() -> None:
     async def story(node: Node) -> None:
         outcomes = [node.wait(), node.wait()]
         replica = node.replicas.leader("t", None, 0)
@@ -156,7 +156,7 @@ def test_a_deleted_topic_ends_the_wait_before_the_disk_answers() -> None:
 
 
 def test_deleting_a_topic_does_not_wait_for_the_disk() -> None:
-    """Nor does what the flush finds afterwards count as trouble with the disk."""
+    """An error of the flush afterwards does not count as a disk failure."""
 
     async def story(node: Node) -> None:
         begun, go_on = threading.Event(), threading.Event()
@@ -164,7 +164,7 @@ def test_deleting_a_topic_does_not_wait_for_the_disk() -> None:
 
         def slow(fd: int) -> None:
             begun.set()
-            assert go_on.wait(20), "the loop waits for the disk"
+            assert go_on.wait(20), "the event loop waits for the disk"
             sync(fd)
 
         with ThreadPoolExecutor(1) as threads, pytest.MonkeyPatch.context() as patched:
@@ -182,7 +182,7 @@ def test_deleting_a_topic_does_not_wait_for_the_disk() -> None:
     run(story)
 
 
-def test_a_partition_that_goes_offline_ends_the_wait_with_the_reason() -> None:
+def test_offline_partition_ends_the_wait_with_the_reason() -> None:
     async def story(node: Node) -> None:
         outcome = node.wait()
         node.replicas.set_offline(TopicPartition("t", 0), "the disk is gone")
@@ -194,7 +194,7 @@ def test_a_partition_that_goes_offline_ends_the_wait_with_the_reason() -> None:
     run(story)
 
 
-def test_a_leader_that_moves_away_ends_the_wait() -> None:
+def test_lost_leadership_ends_the_wait() -> None:
     async def story(node: Node) -> None:
         outcome = node.wait()
         node.replicas.leader("t", None, 0).end_leadership()
@@ -219,7 +219,7 @@ def test_a_failed_flush_ends_every_wait_and_takes_the_partition_offline() -> Non
     run(story)
 
 
-def test_a_flush_that_can_not_begin_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_that_cannot_start_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(node: Node) -> None:
         replica, end_offset = node.append()
 
@@ -228,12 +228,12 @@ def test_a_flush_that_can_not_begin_ends_the_wait(monkeypatch: pytest.MonkeyPatc
 
         monkeypatch.setattr(type(replica.log), "flush_work", refuse)
         assert code_of(node.flushes.up_to(replica, end_offset)) is ErrorCode.KAFKA_STORAGE_ERROR
-        assert node.replicas.holds(replica), "that passes without a repair of the disk"
+        assert node.replicas.holds(replica), "the error is transient and needs no repair of the disk"
 
     run(story)
 
 
-def test_records_that_are_cut_off_end_the_wait() -> None:
+def test_truncated_records_end_the_wait() -> None:
     async def story(node: Node) -> None:
         outcome = node.wait()
         replica = node.replicas.leader("t", None, 0)
@@ -256,7 +256,7 @@ def test_a_stop_ends_every_wait() -> None:
     run(story)
 
 
-def test_who_gives_up_waiting_disturbs_nobody() -> None:
+def test_cancelled_wait_does_not_affect_others() -> None:
     async def story(node: Node) -> None:
         gone, stays = node.wait(), node.wait()
         gone.cancel()
@@ -267,7 +267,7 @@ def test_who_gives_up_waiting_disturbs_nobody() -> None:
     run(story)
 
 
-def test_our_bug_reaches_those_who_wait() -> None:
+def test_internal_error_is_raised_to_waiters() -> None:
     async def story(node: Node) -> None:
         outcome = node.wait()
         (_, future), *_ = node.threads.waiting

@@ -1,7 +1,7 @@
-"""What goes wrong with one partition that is followed stays with it: the others of the same leader go on.
+"""A failure of one followed partition stays isolated: the other partitions of the same leader continue.
 
-The cases of Kafka's AbstractFetcherThreadTest that end in a failure. Rules: `epochs.md E26-E28`; gaps.md G3, G11. No
-connection: the test hands over the leader's answers.
+The cases of Kafka's AbstractFetcherThreadTest that end in a failure. Rules: `epochs.md E26-E28`; gaps.md G3, G11.
+There is no connection: the test supplies the leader's answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_m
 
 
 class Host:
-    """A broker whose leader is not registered: nothing is fetched that the test does not hand over."""
+    """A broker whose leader is not registered: it gets only the answers that the test supplies."""
 
     node_id, broker_epoch = 1, 100
 
@@ -104,23 +104,23 @@ class Stage:
         return self.link.fetcher.states[TOPIC_ID.bytes, index]
 
     def ask(self) -> list[tuple[int, int]]:
-        """The next fetch: (partition, offset) of those that are asked for anew."""
+        """The next fetch: (partition, offset) of new or changed partitions."""
         request = self.link.fetcher.next_request(self.clock.ms)
         return [] if request is None else [(each.index, each.fetch_offset) for each in request.partitions]
 
     async def answer(self, *fetched: FetchedPartition) -> list[Any]:
-        """The leader answers the fetch; the questions that follow."""
+        """Answer the fetch; the lookups that follow."""
         questions: list[Any] = []
         for duty in self.link.fetcher.on_answer(FetchResponse(list(fetched), session_id=9), self.clock.ms):
             self.link.duties.execute(duty, questions)
-        await self.cuts()
+        await self.run_truncations()
         return questions
 
-    async def cuts(self) -> None:
+    async def run_truncations(self) -> None:
         await asyncio.gather(*self.link.duties.under_way)
 
 
-def told(story: Callable[[Stage], Awaitable[None]]) -> None:
+def run_story(story: Callable[[Stage], Awaitable[None]]) -> None:
     async def whole() -> None:
         with ThreadPoolExecutor(1) as threads:
             stage = Stage(threads)
@@ -154,9 +154,9 @@ def _spoilt(records: memoryview) -> bytes:
         bytes(batch(base_offset=5, leader_epoch=6)),
         bytes(batch(base_offset=5, leader_epoch=3)),
     ],
-    ids=["damaged", "damaged behind a good one", "of another place", "from the future", "of an older epoch"],
+    ids=["damaged", "damaged after a valid one", "wrong offset", "future epoch", "older epoch"],
 )
-def test_records_that_can_not_be_taken_are_fetched_again(records: bytes) -> None:
+def test_invalid_records_are_fetched_again(records: bytes) -> None:
     """testCorruptMessage, testFetcherThreadHandlingPartitionFailureDuringAppending; E26, G11."""
 
     async def story(stage: Stage) -> None:
@@ -168,7 +168,7 @@ def test_records_that_can_not_be_taken_are_fetched_again(records: bytes) -> None
         assert [each.high_watermark for each in stage.replicas] == [0, 6]
         assert (stage.state(0).phase, stage.state(1).phase) == (Phase.WAITING, Phase.FETCHING)
         assert stage.host.failed == []
-        assert stage.ask() == [(1, 6)], "the one that failed waits, the other goes on"
+        assert stage.ask() == [(1, 6)], "the failed partition waits, the other continues"
         stage.link.fetcher.on_connection_lost()
         stage.clock.ms = stage.state(0).ready_at_ms
         assert stage.ask() == [(0, 5), (1, 6)]
@@ -176,11 +176,11 @@ def test_records_that_can_not_be_taken_are_fetched_again(records: bytes) -> None
         assert stage.replicas[0].log.log_end_offset == 6
         assert stage.state(0).failures == 0
 
-    told(story)
+    run_story(story)
 
 
-def test_a_disk_that_refuses_records_is_told_and_the_others_go_on() -> None:
-    """testFetcherThreadHandlingPartitionFailureDuringAppending: the broker decides about the partition."""
+def test_disk_error_is_reported_and_other_partitions_continue() -> None:
+    """testFetcherThreadHandlingPartitionFailureDuringAppending: the broker handles the partition."""
 
     async def story(stage: Stage) -> None:
         stage.disk.fail("write", "topic-0/00000000000000000000.log")
@@ -190,10 +190,10 @@ def test_a_disk_that_refuses_records_is_told_and_the_others_go_on() -> None:
         assert [index for index, _ in stage.host.failed] == [0]
         assert stage.state(0).phase is Phase.WAITING
 
-    told(story)
+    run_story(story)
 
 
-def test_an_error_of_ours_in_one_partition_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_affects_one_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(stage: Stage) -> None:
         def broken(*_: Any, **__: Any) -> None:
             raise AssertionError("an invariant of the log")
@@ -204,14 +204,14 @@ def test_an_error_of_ours_in_one_partition_leaves_the_others_alone(monkeypatch: 
         assert stage.replicas[1].log.log_end_offset == 6
         assert (stage.state(0).phase, stage.state(1).phase) == (Phase.WAITING, Phase.FETCHING)
 
-    told(story)
+    run_story(story)
 
 
 # -- truncating --------------------------------------------------------------------------------------------------------
 
 
-def test_a_cut_that_fails_is_told_and_comes_again() -> None:
-    """testFetcherThreadHandlingPartitionFailureDuringTruncation: nothing is fetched on top of what should be gone."""
+def test_failed_truncation_is_reported_and_retried() -> None:
+    """testFetcherThreadHandlingPartitionFailureDuringTruncation: nothing is fetched before the truncation."""
 
     async def story(stage: Stage) -> None:
         stage.host.disk_fails = True
@@ -230,12 +230,12 @@ def test_a_cut_that_fails_is_told_and_comes_again() -> None:
         assert stage.replicas[0].log.log_end_offset == 2
         assert stage.state(0).phase is Phase.FETCHING
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(("fails", "divergence"), [(True, (3, 2)), (False, (4, 5))])
-def test_the_link_looks_again_after_a_cut_that_did_nothing(fails: bool, divergence: tuple[int, int]) -> None:
-    """Brokers, seed 1073: the only partition of a leader was not asked for any more."""
+def test_link_retries_after_a_truncation_without_effect(fails: bool, divergence: tuple[int, int]) -> None:
+    """Brokers, seed 1073: the only partition of a leader was not fetched any more."""
 
     async def story(stage: Stage) -> None:
         stage.host.disk_fails = fails
@@ -246,11 +246,11 @@ def test_the_link_looks_again_after_a_cut_that_did_nothing(fails: bool, divergen
         assert (len(stage.host.cut), stage.state(0).phase) == (1, Phase.WAITING)
         await resting
 
-    told(story)
+    run_story(story)
 
 
-def test_what_a_cut_leaves_below_the_leaders_start_goes_before_the_next_fetch() -> None:
-    """That fetch would count for the in-sync set, with records that the leader could not compare."""
+def test_records_below_leader_log_start_are_removed_before_next_fetch() -> None:
+    """The fetch would count for the in-sync set, with records that the leader could not check."""
 
     async def story(stage: Stage) -> None:
         await stage.answer(fetched(0, diverging_epoch=(3, 3), log_start_offset=3))
@@ -260,11 +260,11 @@ def test_what_a_cut_leaves_below_the_leaders_start_goes_before_the_next_fetch() 
         stage.link.fetcher.on_connection_lost()
         assert stage.ask() == [(0, 3), (1, 5)]
 
-    told(story)
+    run_story(story)
 
 
-def test_a_receipt_without_room_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is fetched, and nobody is served, from a log whose loss is not written down."""
+def test_truncation_waits_for_space_for_its_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log whose loss has no receipt yet is neither extended nor served."""
     monkeypatch.setattr(leader_duties, "_ROOM_PAUSE_S", 0.0)
 
     async def story(stage: Stage) -> None:
@@ -275,13 +275,13 @@ def test_a_receipt_without_room_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
         assert (stage.host.ended, stage.replicas[0].is_being_cut) == (1, False)
         assert (stage.state(0).phase, stage.replicas[0].log.log_end_offset) == (Phase.FETCHING, 2)
 
-    told(story)
+    run_story(story)
 
 
-def test_a_receipt_without_room_is_waited_for_no_longer_than_the_replica_is_here(
+def test_removed_replica_does_not_wait_for_space_for_its_receipt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its deletion may be what makes room, and goes on with the receipt."""
+    """Its deletion may free the space, and continues with the receipt."""
     monkeypatch.setattr(leader_duties, "_ROOM_PAUSE_S", 0.0)
 
     async def story(stage: Stage) -> None:
@@ -291,10 +291,10 @@ def test_a_receipt_without_room_is_waited_for_no_longer_than_the_replica_is_here
         assert stage.host.cut == [(0, 2, True)]
         assert (stage.host.ended, stage.replicas[0].is_being_cut) == (1, False)
 
-    told(story)
+    run_story(story)
 
 
-def test_an_answer_that_tells_of_divergence_tells_nothing_else() -> None:
+def test_diverging_answer_only_truncates() -> None:
     """testTruncateOnFetchDoesNotProcessPartitionData, testTruncateOnFetchDoesNotUpdateHighWatermark; E25."""
 
     async def story(stage: Stage) -> None:
@@ -304,11 +304,11 @@ def test_an_answer_that_tells_of_divergence_tells_nothing_else() -> None:
         replica = stage.replicas[0]
         assert (replica.log.log_start_offset, replica.high_watermark, replica.log.log_end_offset) == (0, 1, 2)
 
-    told(story)
+    run_story(story)
 
 
-def test_the_same_epoch_again_cuts_nothing() -> None:
-    """testTruncationSkippedIfNoEpochChange, testTruncateOnFetch...: a log that is the leader's is only appended to."""
+def test_same_epoch_truncates_nothing() -> None:
+    """testTruncationSkippedIfNoEpochChange, testTruncateOnFetch...: a log equal to the leader's is only appended."""
 
     async def story(stage: Stage) -> None:
         for offset in (5, 6):
@@ -317,14 +317,14 @@ def test_the_same_epoch_again_cuts_nothing() -> None:
         assert stage.host.cut == []
         assert stage.replicas[0].log.epochs.entries == ((3, 0), (4, 3), (5, 5))
 
-    told(story)
+    run_story(story)
 
 
 # -- out of range ------------------------------------------------------------------------------------------------------
 
 
 class Leader:
-    """Answers ListOffsets with what the test gives it: an offset, or an error."""
+    """Answers ListOffsets with the given offset or error."""
 
     def __init__(self, *answers: int | ErrorCode, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.answers = list(answers)
@@ -356,7 +356,7 @@ class Leader:
         (9, ErrorCode.UNKNOWN_LEADER_EPOCH),
     ],
 )
-def test_a_look_up_that_is_refused_cuts_nothing_and_comes_again(answers: tuple[int | ErrorCode, ...]) -> None:
+def test_rejected_offset_lookup_truncates_nothing_and_is_retried(answers: tuple[int | ErrorCode, ...]) -> None:
     """testFencedOffsetResetAfterOutOfRange, testRetryAfterUnknownLeaderEpochInLatestOffsetFetch; E27, E28, G3."""
 
     async def story(stage: Stage) -> None:
@@ -371,28 +371,28 @@ def test_a_look_up_that_is_refused_cuts_nothing_and_comes_again(answers: tuple[i
         stage.clock.ms = stage.state(0).ready_at_ms
         assert (0, 5) in stage.ask()
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(("answers", "cut"), [((2,), 2), ((40, 30), 30)])
-def test_a_log_that_is_longer_is_cut_and_one_that_is_too_old_begins_anew(answers: tuple[int, ...], cut: int) -> None:
+def test_log_out_of_range_is_truncated_or_restarted(answers: tuple[int, ...], cut: int) -> None:
     """testFollowerFetchOutOfRangeHigh, testFollowerFetchOutOfRangeLow; E28."""
 
     async def story(stage: Stage) -> None:
         (question,) = await stage.answer(fetched(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
         leader: Any = Leader(*answers)
         await stage.link.duties.ask(leader, question)
-        await stage.cuts()
+        await stage.run_truncations()
         assert stage.host.cut == [(0, cut, True)]
         log = stage.replicas[0].log
         assert (log.log_end_offset, stage.state(0).phase) == (cut, Phase.FETCHING)
         assert log.log_start_offset == (0 if cut < 5 else cut)
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("answer", [2, ErrorCode.FENCED_LEADER_EPOCH])
-def test_what_was_looked_up_in_an_older_epoch_counts_for_nothing(answer: int | ErrorCode) -> None:
+def test_lookup_of_an_older_epoch_is_ignored(answer: int | ErrorCode) -> None:
     """testLeaderEpochChangeDuringSuccessfulFetchEpochsFromLeader; E26."""
 
     async def story(stage: Stage) -> None:
@@ -400,15 +400,15 @@ def test_what_was_looked_up_in_an_older_epoch_counts_for_nothing(answer: int | E
         follow = stage.fetchers.follow
         leader: Any = Leader(answer, meanwhile=lambda: follow(stage.replicas[0], LEADER, EPOCH + 1))
         await stage.link.duties.ask(leader, question)
-        await stage.cuts()
+        await stage.run_truncations()
         assert stage.host.cut == []
         assert (stage.state(0).leader_epoch, stage.state(0).phase) == (EPOCH + 1, Phase.FETCHING)
 
-    told(story)
+    run_story(story)
 
 
-def test_who_gets_no_answer_asks_again() -> None:
-    """The connection is lost meanwhile: it is not told why, and nobody else would wake the partition."""
+def test_unanswered_lookup_is_retried() -> None:
+    """The connection is lost meanwhile, without a reason, and nothing else would wake the partition."""
 
     async def story(stage: Stage) -> None:
         questions = await stage.answer(
@@ -427,14 +427,14 @@ def test_who_gets_no_answer_asks_again() -> None:
         stage.clock.ms = max(stage.state(index).ready_at_ms for index in (0, 1))
         assert stage.ask() == [(0, 5), (1, 5)]
 
-    told(story)
+    run_story(story)
 
 
-# -- behind a gap ------------------------------------------------------------------------------------------------------
+# -- past a gap --------------------------------------------------------------------------------------------------------
 
 
 class EpochsOfLeader:
-    """Answers OffsetForLeaderEpoch with what the test gives it: (epoch, end), or an error."""
+    """Answers OffsetForLeaderEpoch with the given (epoch, end) or error."""
 
     def __init__(self, *answers: tuple[int, int] | ErrorCode) -> None:
         self.answers = list(answers)
@@ -457,8 +457,8 @@ BEHIND = bytes(batch(base_offset=9, leader_epoch=EPOCH))
 """The log ends at 5."""
 
 
-def test_the_leader_is_asked_where_an_epoch_begins_that_lies_behind_a_gap() -> None:
-    """The first batch that compaction left does not tell it; `epochs.md E13`, `E14`."""
+def test_start_of_an_epoch_past_a_gap_is_requested() -> None:
+    """The first batch left by compaction does not show it; `epochs.md E13`, `E14`."""
 
     async def story(stage: Stage) -> None:
         before = bytes(batch(base_offset=5, leader_epoch=4))
@@ -467,7 +467,7 @@ def test_the_leader_is_asked_where_an_epoch_begins_that_lies_behind_a_gap() -> N
             fetched(0, records=before + BEHIND, high_watermark=6), fetched(1, records=other, high_watermark=6)
         )
         log = stage.replicas[0].log
-        assert (questions, log.log_end_offset) == ([], 6), "what lies before the gap is taken"
+        assert (questions, log.log_end_offset) == ([], 6), "the records before the gap are appended"
         assert stage.replicas[1].log.log_end_offset == 6
         stage.ask()
         questions = await stage.answer(fetched(0, records=BEHIND, high_watermark=10))
@@ -482,13 +482,13 @@ def test_the_leader_is_asked_where_an_epoch_begins_that_lies_behind_a_gap() -> N
         assert await stage.answer(fetched(0, records=BEHIND, high_watermark=10)) == []
         assert (log.log_end_offset, log.epochs.entries) == (10, ((3, 0), (4, 3), (EPOCH, 7)))
         assert stage.replicas[0].high_watermark == 10
-        assert log.flush_due(0), "no batch tells it after a crash"
+        assert log.flush_due(0), "no batch would restore it after a crash"
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("answer", [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER])
-def test_where_an_epoch_begins_is_asked_again_when_that_is_refused(answer: ErrorCode) -> None:
+def test_rejected_epoch_lookup_is_retried(answer: ErrorCode) -> None:
     async def story(stage: Stage) -> None:
         questions = await stage.answer(fetched(0, records=BEHIND))
         refusing: Any = EpochsOfLeader(answer)
@@ -505,12 +505,12 @@ def test_where_an_epoch_begins_is_asked_again_when_that_is_refused(answer: Error
         assert await stage.answer(fetched(0, records=BEHIND)) == []
         assert stage.replicas[0].log.epochs.entries == ((3, 0), (4, 3), (EPOCH, 8))
 
-    told(story)
+    run_story(story)
 
 
-def test_an_old_leader_is_cut_where_it_left_the_log_that_compaction_emptied_there() -> None:
-    """The replica that fetched the compacted log leads. What the old leader has alone lies in the gap: it must not call
-    the old epoch longer than it was, or that would stay, and nobody would be told.
+def test_old_leader_is_truncated_inside_a_compacted_gap() -> None:
+    """The replica that fetched the compacted log leads. Records that only the old leader has lie in the gap: if the new
+    leader reported a later end of the old epoch, they would stay, and the loss would not be detected.
     """
 
     async def story(stage: Stage) -> None:
@@ -526,8 +526,8 @@ def test_an_old_leader_is_cut_where_it_left_the_log_that_compaction_emptied_ther
             old.append_as_follower(batch(base_offset=offset, leader_epoch=4))
         fetch_offset, last_epoch = old.log_end_offset, old.latest_epoch
         told_epoch, told_end = new.end_offset_for_epoch(last_epoch)
-        assert told_end < fetch_offset, "the leader says that it diverges (E8)"
+        assert told_end < fetch_offset, "the leader reports the divergence (E8)"
         cut = FollowerState("topic", TOPIC_ID.bytes, 1, EPOCH + 1, old).on_divergence(told_epoch, told_end)
         assert cut.offset == 6
 
-    told(story)
+    run_story(story)

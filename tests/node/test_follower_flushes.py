@@ -1,5 +1,5 @@
 """`flush.messages` of a follower: its next fetch acknowledges only what is durable, as with Kafka, which flushes in the
-append. No connection: the test hands over the leader's answers.
+append. There is no connection: the test supplies the leader's answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .test_follower_failures import EPOCH, LEADER, Host, Stage, fetched
 
 
 class _FlushingHost(Host):
-    """A flush ends when the test says so."""
+    """Flushes end when the test completes them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ async def _turns(number: int = 5) -> None:
 
 
 def run(story: Callable[[Stage, _FlushingHost], Awaitable[None]]) -> None:
-    """Partition 0 has `flush.messages=2`, partition 1 has Kafka's default. All that both have is durable."""
+    """Partition 0 has `flush.messages=2`, partition 1 has Kafka's default. Both logs are fully flushed."""
 
     async def whole() -> None:
         with ThreadPoolExecutor(1) as threads:
@@ -66,7 +66,7 @@ def _take(stage: Stage, offset: int, *partitions: int) -> None:
         stage.link.duties.execute(duty, [])
 
 
-def test_the_next_fetch_waits_for_the_disk_where_so_many_records_are_not_durable() -> None:
+def test_next_fetch_waits_for_the_flush_after_flush_messages() -> None:
     async def story(stage: Stage, host: _FlushingHost) -> None:
         _take(stage, 5, 0, 1)
         assert host.flushes == []
@@ -85,7 +85,7 @@ def test_the_next_fetch_waits_for_the_disk_where_so_many_records_are_not_durable
     run(story)
 
 
-def test_a_flush_that_fails_acknowledges_nothing_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_flush_acknowledges_nothing_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_duties, "_ROOM_PAUSE_S", 0)
 
     async def story(stage: Stage, host: _FlushingHost) -> None:
@@ -103,7 +103,7 @@ def test_a_flush_that_fails_acknowledges_nothing_and_is_tried_again(monkeypatch:
     run(story)
 
 
-def test_what_was_appended_before_is_durable_before_the_first_fetch_from_a_new_leader() -> None:
+def test_log_is_flushed_before_the_first_fetch_from_a_new_leader() -> None:
     async def story(stage: Stage, host: _FlushingHost) -> None:
         stage.replicas[0].config = LogConfig(flush_messages=1)
         _take(stage, 5, 0)
@@ -120,9 +120,9 @@ def test_what_was_appended_before_is_durable_before_the_first_fetch_from_a_new_l
     run(story)
 
 
-def test_no_connection_follows_from_a_flush_that_ends_while_the_fetchers_close() -> None:
-    """The replica is far behind: it was moved to a connection of its own, which nothing closed. What it appended after
-    the logs were closed counted as flushed (operations, seed 21001776)."""
+def test_flush_ending_during_close_opens_no_connection() -> None:
+    """The replica is far behind: it was moved to a connection of its own, which was never closed. Records appended
+    after the logs were closed counted as flushed (operations, seed 21001776)."""
 
     async def story(stage: Stage, host: _FlushingHost) -> None:
         stage.replicas[0].config = LogConfig(flush_messages=1)

@@ -1,4 +1,4 @@
-"""Consumers that read from followers (KIP-392): who is sent where, and how far a follower serves."""
+"""Consumers that read from followers (KIP-392): the preferred replica, and the offsets that a follower serves."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def _replicated(desk: Desk, records: int = 5) -> None:
 @pytest.mark.parametrize(
     ("rack", "preferred"), [("a", NOBODY), ("b", 2), ("c", 3), ("elsewhere", NOBODY), ("", NOBODY)]
 )
-def test_a_consumer_is_sent_to_its_rack(rack: str, preferred: int) -> None:
+def test_consumer_is_directed_to_its_rack(rack: str, preferred: int) -> None:
     async def story(desk: Desk) -> None:
         _replicated(desk)
         fetched = desk.fetched(0, rack_id=rack)
         assert (fetched.error_code, fetched.preferred_read_replica) == (0, preferred)
-        assert (len(fetched.records or b"") == 0) is (preferred != NOBODY), "who is sent away gets no records here"
+        assert (len(fetched.records or b"") == 0) is (preferred != NOBODY), "a redirected consumer gets no records"
         assert (fetched.high_watermark, fetched.log_start_offset) == (5, 0)
 
     told(story, settings=SELECTOR)
 
 
-def test_nobody_is_sent_anywhere_by_default() -> None:
+def test_no_preferred_replica_by_default() -> None:
     async def story(desk: Desk) -> None:
         _replicated(desk)
         assert desk.fetched(0, rack_id="b").preferred_read_replica == NOBODY
@@ -46,7 +46,7 @@ def test_nobody_is_sent_anywhere_by_default() -> None:
     told(story)
 
 
-def test_a_reader_that_is_sent_away_does_not_wait() -> None:
+def test_redirected_fetch_does_not_wait() -> None:
     async def story(desk: Desk) -> None:
         _replicated(desk)
         answer = desk.fetch(desk.wanted(5), rack_id="b", max_wait_ms=60_000)
@@ -55,7 +55,7 @@ def test_a_reader_that_is_sent_away_does_not_wait() -> None:
     told(story, settings=SELECTOR)
 
 
-def test_a_reader_that_waits_is_sent_away_when_a_replica_comes_in_sync() -> None:
+def test_parked_fetch_is_redirected_when_a_replica_joins_the_isr() -> None:
     async def story(desk: Desk) -> None:
         desk.lead(5)
         desk.follower_fetched(2, 0)
@@ -68,7 +68,7 @@ def test_a_reader_that_waits_is_sent_away_when_a_replica_comes_in_sync() -> None
 
 
 @pytest.mark.parametrize("epoch", [4, 6])
-def test_the_epoch_comes_first(epoch: int) -> None:
+def test_epoch_is_checked_before_the_redirect(epoch: int) -> None:
     """`epochs.md E66`."""
 
     async def story(desk: Desk) -> None:
@@ -81,7 +81,7 @@ def test_the_epoch_comes_first(epoch: int) -> None:
 
 
 @pytest.mark.parametrize("reason", ["out of sync", "fenced", "behind", "starts later", "no such listener"])
-def test_only_who_can_serve_is_preferred(reason: str) -> None:
+def test_replica_that_cannot_serve_is_not_preferred(reason: str) -> None:
     async def story(desk: Desk) -> None:
         _replicated(desk)
         more: dict[str, Any] = {}
@@ -105,7 +105,7 @@ def test_only_who_can_serve_is_preferred(reason: str) -> None:
     told(story, settings=SELECTOR)
 
 
-def test_replicas_are_never_sent_away() -> None:
+def test_replicas_are_never_redirected() -> None:
     async def story(desk: Desk) -> None:
         _replicated(desk)
         fetched = desk.follower_fetched(2, 0, rack_id="b")
@@ -127,14 +127,14 @@ def test_a_follower_serves_up_to_its_own_high_watermark(version: int) -> None:
         assert fetched.high_watermark == 4
         for offset in (4, 5, 6):
             ahead = desk.fetched(offset, version=version)
-            assert (ahead.error_code, len(ahead.records or b"")) == (0, 0), "known here, not yet known to be committed"
+            assert (ahead.error_code, len(ahead.records or b"")) == (0, 0), "replicated, but not known to be committed"
         assert desk.fetched(7, version=version).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
         assert desk.fetched(0, version=version, replica_id=3).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     told(story)
 
 
-def test_who_waits_at_a_follower_is_served_when_its_high_watermark_moves() -> None:
+def test_follower_answers_parked_fetch_when_its_high_watermark_advances() -> None:
     async def story(desk: Desk) -> None:
         desk.follow(5)
         opened = desk.fetch(desk.wanted(0, current_leader_epoch=5), session_epoch=0).response
@@ -142,7 +142,7 @@ def test_who_waits_at_a_follower_is_served_when_its_high_watermark_moves() -> No
         parked = desk.fetch(session_id=opened.session_id, session_epoch=2, max_wait_ms=60_000)
         desk.copied(3, epoch=5)
         await turns()
-        assert parked.is_pending, "nothing of it is known to be committed"
+        assert parked.is_pending, "none of it is known to be committed"
         desk.replica().apply_leader_offsets(2, 0)
         fetched = (await parked.later()).partitions[0]
         assert [header.base_offset for header in iter_headers(fetched.records or b"")] == [0, 1]
@@ -150,7 +150,7 @@ def test_who_waits_at_a_follower_is_served_when_its_high_watermark_moves() -> No
     told(story)
 
 
-def test_a_log_that_is_being_cut_serves_nobody() -> None:
+def test_log_being_truncated_is_not_served() -> None:
     async def story(desk: Desk) -> None:
         replica = desk.follow(5)
         replica.is_being_cut = True
@@ -162,7 +162,7 @@ def test_a_log_that_is_being_cut_serves_nobody() -> None:
     told(story)
 
 
-def test_only_kafkas_own_selector_is_known() -> None:
+def test_only_the_selector_of_kafka_is_accepted() -> None:
     with pytest.raises(OperatorError) as refused:
         NodeConfig.load(None, {"replica.selector.class": "com.example.Nearest"}, {})
     assert RACK_AWARE_SELECTOR in refused.value.message

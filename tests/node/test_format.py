@@ -32,7 +32,7 @@ from .controller_helpers import CLUSTER
 ENDPOINT = VoterEndpoint("CONTROLLER", "localhost", 9093)
 
 
-def test_every_directory_gets_its_own_id_and_one_the_voter(tmp_path: Path) -> None:
+def test_each_directory_gets_an_id_and_one_is_the_voter(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
     done = format_directory(paths, cluster_id=CLUSTER, node_id=7, metadata_log_dir=paths[1], voter_endpoint=ENDPOINT)
     assert done.directories == tuple(map(str, paths))
@@ -44,7 +44,7 @@ def test_every_directory_gets_its_own_id_and_one_the_voter(tmp_path: Path) -> No
     replayed = log.replay()
     latest = replayed.voter_history.latest
     assert latest is not None
-    assert (replayed.kraft_version, latest.offset) == (1, -1), "who votes stands in no log yet"
+    assert (replayed.kraft_version, latest.offset) == (1, -1), "no log has the voters yet"
     (voter,) = replayed.voters
     assert (voter.voter_id, voter.voter_directory_id, voter.endpoints) == (7, opened[1].directory_id, (ENDPOINT,))
     assert not (paths[0] / "__cluster_metadata-0").exists()
@@ -52,7 +52,7 @@ def test_every_directory_gets_its_own_id_and_one_the_voter(tmp_path: Path) -> No
         directory.close()
 
 
-def test_a_formatted_directory_is_not_touched(tmp_path: Path) -> None:
+def test_formatted_directory_is_unchanged(tmp_path: Path) -> None:
     format_directory([tmp_path], cluster_id=CLUSTER, node_id=1)
     before = (tmp_path / "meta.properties").read_bytes()
     with pytest.raises(OperatorError):
@@ -65,7 +65,7 @@ def test_a_formatted_directory_is_not_touched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cluster_id", ["", "x", "not a cluster id at all", "AAAA"])
-def test_bad_cluster_ids(tmp_path: Path, cluster_id: str) -> None:
+def test_invalid_cluster_ids_are_rejected(tmp_path: Path, cluster_id: str) -> None:
     with pytest.raises(OperatorError):
         format_directory([tmp_path / "d"], cluster_id=cluster_id, node_id=1)
     assert not (tmp_path / "d").exists()
@@ -85,13 +85,13 @@ def test_a_first_start_formats_and_a_second_does_not(tmp_path: Path) -> None:
     assert format_if_new(config) is None
 
 
-def test_a_new_disk_among_old_ones_is_not_formatted_by_chance(tmp_path: Path) -> None:
+def test_new_disk_is_not_formatted_automatically(tmp_path: Path) -> None:
     format_if_new(_config(tmp_path / "a"))
     with pytest.raises(OperatorError, match="not formatted"):
         format_if_new(_config(tmp_path / "a", tmp_path / "b"))
 
 
-def test_a_directory_with_somebodys_files_is_not_formatted_by_chance(tmp_path: Path) -> None:
+def test_directory_with_other_files_is_not_formatted(tmp_path: Path) -> None:
     (tmp_path / "topic-0").mkdir()
     with pytest.raises(OperatorError, match="topic-0"):
         format_if_new(_config(tmp_path))
@@ -101,7 +101,7 @@ _IDS = ("AAAAAAAAQACAAAAAAAAAAQ", "AAAAAAAAQACAAAAAAAAAAg")
 _FIRST = f"1@one:9093:{_IDS[0]},2@[::1]:9094:{_IDS[1]}"
 
 
-def test_several_first_controllers(tmp_path: Path) -> None:
+def test_several_initial_controllers(tmp_path: Path) -> None:
     voters = parse_initial_controllers(_FIRST, "CONTROLLER")
     assert [(each.voter_id, each.endpoints[0].host, each.endpoints[0].port) for each in voters] == [
         (1, "one", 9093),
@@ -119,7 +119,7 @@ def test_several_first_controllers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "1", "1@one:9093", "1@one:x:" + _IDS[0], "1@one:9093:short", f"{_FIRST},{_FIRST}"]
 )
-def test_first_controllers_that_can_not_be_read(text: str) -> None:
+def test_invalid_initial_controllers_are_rejected(text: str) -> None:
     with pytest.raises(OperatorError, match="--initial-controllers"):
         parse_initial_controllers(text, "CONTROLLER")
 
@@ -129,7 +129,7 @@ def _node(**settings: str) -> NodeConfig:
     return NodeConfig.load(None, {**listeners, **{key.replace("_", "."): text for key, text in settings.items()}}, {})
 
 
-def test_what_format_begins() -> None:
+def test_initial_quorum_by_settings_and_options() -> None:
     """K19."""
     alone, joining = _node(), _node(controller_quorum_bootstrap_servers="one:9093,two:9093")
     static = _node(controller_quorum_voters="1@one:9093,2@two:9093")
@@ -148,7 +148,7 @@ def test_what_format_begins() -> None:
             initial_quorum(config, **options)
 
 
-def test_a_crash_at_any_step_leaves_a_whole_directory_or_one_to_format_again() -> None:
+def test_crash_during_format_leaves_a_usable_or_unformatted_directory() -> None:
     from .test_controller_driver import FailingDisk, PowerLoss
 
     for calls in range(60):

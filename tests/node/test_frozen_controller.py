@@ -1,4 +1,4 @@
-"""A controller that takes requests and answers none, as a frozen one: the next is asked as soon as it leads."""
+"""A controller that accepts requests without answering, as a frozen one: requests are resent to the next leader."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REQUESTS = {
 
 
 class Controller:
-    """`answers`: how many requests of each connection it answers, that about its versions among them."""
+    """`answers`: how many requests it answers per connection, including ApiVersions."""
 
     def __init__(self, answers: int) -> None:
         self.asked: asyncio.Queue[int] = asyncio.Queue()
@@ -78,7 +78,7 @@ class Controller:
 
 
 class Quorum:
-    """What the broker's own node knows of who leads; a controller driver as far as the channel looks at it."""
+    """The leader as known by the broker's node: the parts of a controller driver that the channel uses."""
 
     def __init__(self, leader: Controller) -> None:
         self.is_active = self.has_failed = False
@@ -98,7 +98,7 @@ class Quorum:
 @pytest.mark.parametrize("key", REQUESTS)
 @pytest.mark.parametrize("answers", [0, 1])
 @pytest.mark.parametrize("nobody_between", [False, True])
-def test_the_next_leader_is_asked_at_once(
+def test_request_is_resent_to_the_next_leader_at_once(
     key: ApiKey, answers: int, nobody_between: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No time-out ends the wait: all of them are longer than this test."""
@@ -114,7 +114,7 @@ def test_the_next_leader_is_asked_at_once(
         assert heard == [ApiKey.API_VERSIONS, key][: 1 + answers]
         quorum.learn(frozen)
         await asyncio.sleep(0)
-        assert not asking.done(), "the same one still leads"
+        assert not asking.done(), "the leader is unchanged"
         if nobody_between:
             quorum.learn(None)
             await asyncio.sleep(0)

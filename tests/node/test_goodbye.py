@@ -1,4 +1,4 @@
-"""Nodes that stop: let go by the controller, refused, or left alone because the whole cluster stops."""
+"""Nodes that stop: with the consent of the controller, with an error, or while the whole cluster stops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GONE, SILENT, THERE = "gone", "silent", "there"
 
 
 class OtherController:
-    """A controller elsewhere: `answers` to heartbeats, then silence; `looks` at the majority, the last for good."""
+    """A remote controller: `answers` to heartbeats, then silence; `looks` for a majority (the last one repeats)."""
 
     has_failed = False
     is_done: asyncio.Event
@@ -52,54 +52,54 @@ def heartbeat_answer(*, should_shut_down: bool) -> BrokerHeartbeatAnswer:
     return BrokerHeartbeatAnswer(is_caught_up=True, is_fenced=False, should_shut_down=should_shut_down)
 
 
-async def goodbye(controller: OtherController) -> None:
+async def shut_down(controller: OtherController) -> None:
     lifecycle = BrokerLifecycle(1, controller)  # type: ignore[arg-type]
     async with asyncio.timeout(PATIENCE_S):
         await lifecycle.controlled_shutdown()
 
 
 @pytest.fixture(autouse=True)
-def forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that waiting for it would be seen."""
+def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every wait for a time-out visible."""
     for limit in ("_SHUTDOWN_TIMEOUT_S", "_NO_RESPONSE_S"):
         monkeypatch.setattr(broker_lifecycle, limit, FOREVER_S)
 
 
-def test_the_controller_lets_the_broker_go() -> None:
+def test_broker_stops_when_the_controller_allows_it() -> None:
     keep, go = heartbeat_answer(should_shut_down=False), heartbeat_answer(should_shut_down=True)
     controller = OtherController([keep, keep, go], [False])
-    asyncio.run(goodbye(controller))
+    asyncio.run(shut_down(controller))
     assert not controller.answers
 
 
-def test_nobody_is_left_to_let_it_go() -> None:
-    """No answer ever comes; the second look finds the others gone."""
+def test_broker_stops_without_a_majority_of_controllers() -> None:
+    """No answer arrives; the second check finds the other controllers stopped."""
     controller = OtherController([heartbeat_answer(should_shut_down=False)], [False, True])
-    asyncio.run(goodbye(controller))
+    asyncio.run(shut_down(controller))
     assert controller.looks == [True]
 
 
-def test_what_the_controller_refuses_is_raised() -> None:
+def test_error_of_the_controller_is_raised() -> None:
     with pytest.raises(PeerError) as refused:
-        asyncio.run(goodbye(OtherController([PeerError(ErrorCode.STALE_BROKER_EPOCH, "another")], [False])))
+        asyncio.run(shut_down(OtherController([PeerError(ErrorCode.STALE_BROKER_EPOCH, "another")], [False])))
     assert refused.value.code is ErrorCode.STALE_BROKER_EPOCH
 
 
-def test_an_election_of_controllers_is_waited_for() -> None:
+def test_shutdown_waits_for_a_controller_election() -> None:
     nobody, go = PeerError(ErrorCode.NOT_CONTROLLER, "nobody leads"), heartbeat_answer(should_shut_down=True)
     controller = OtherController([nobody, nobody, go], [False])
-    asyncio.run(goodbye(controller))
+    asyncio.run(shut_down(controller))
     assert not controller.answers
 
 
 @pytest.mark.parametrize("limit", ["_SHUTDOWN_TIMEOUT_S", "_NO_RESPONSE_S"])
-def test_a_majority_that_stays_silent_is_not_waited_for_for_ever(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown_wait_for_a_silent_majority_is_limited(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_lifecycle, limit, 0.0)
-    asyncio.run(goodbye(OtherController([], [False])))
+    asyncio.run(shut_down(OtherController([], [False])))
 
 
-def test_a_controller_that_answers_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes as long as it takes: leaders move, and every other broker must know."""
+def test_responding_controller_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no limit: leaders move, and every other broker must learn of it."""
     monkeypatch.setattr(broker_lifecycle, "_NO_RESPONSE_S", 0.0)
     keep, go = heartbeat_answer(should_shut_down=False), heartbeat_answer(should_shut_down=True)
 
@@ -116,14 +116,14 @@ def test_a_controller_that_answers_is_not_silent(monkeypatch: pytest.MonkeyPatch
 
     controller = Slow([keep, go], [False])
     controller.is_done = asyncio.Event()
-    asyncio.run(goodbye(controller))
+    asyncio.run(shut_down(controller))
     assert not controller.answers
 
 
 # --- a controller that stops --------------------------------------------------------------------------------------
 
 
-def test_work_that_needs_others_ends_when_they_are_gone() -> None:
+def test_quorum_work_ends_without_a_majority() -> None:
     async def stop() -> list[str]:
         gave_up = asyncio.Event()
         done = []
@@ -140,12 +140,12 @@ def test_work_that_needs_others_ends_when_they_are_gone() -> None:
 
 
 @pytest.mark.parametrize("others", [None, OtherController([], [False])])
-def test_work_is_waited_for_while_they_are_there(others: OtherController | None) -> None:
+def test_quorum_work_continues_while_a_majority_is_possible(others: OtherController | None) -> None:
     async def stop() -> None:
         looked = asyncio.Event()
 
         async def work() -> None:
-            # Longer than one look.
+            # Longer than one check.
             await asyncio.wait_for(looked.wait(), PATIENCE_S)
 
         asyncio.get_running_loop().call_later(0.2, looked.set)
@@ -155,7 +155,7 @@ def test_work_is_waited_for_while_they_are_there(others: OtherController | None)
     asyncio.run(stop())
 
 
-def test_what_work_raises_is_raised() -> None:
+def test_error_of_the_work_is_raised() -> None:
     async def work() -> None:
         raise OSError("disk")
 
@@ -163,7 +163,7 @@ def test_what_work_raises_is_raised() -> None:
         asyncio.run(wait_while_quorum_possible(OtherController([], [False]), work(), lambda: None))
 
 
-# --- who is there -------------------------------------------------------------------------------------------------
+# --- reachable controllers ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_what_work_raises_is_raised() -> None:
         (1, (THERE, GONE, GONE, THERE), True),
     ],
 )
-def test_refusals_that_leave_no_majority(
+def test_refused_connections_that_exclude_a_majority(
     own_id: int, states: Sequence[str], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a refused connection tells that a process is gone."""
+    """Only a refused connection shows that a process has stopped."""
     monkeypatch.setattr(controller_channel, "_REFUSAL_S", 0.0 if SILENT in states else FOREVER_S)
 
     async def connect(factory: Any, host: str, port: int) -> tuple[Any, Any]:
-        assert port != own_id, "it asks itself"
+        assert port != own_id, "it connects to itself"
         if states[port - 1] == GONE:
             raise ConnectionRefusedError
         if states[port - 1] == SILENT:

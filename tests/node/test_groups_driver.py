@@ -1,4 +1,4 @@
-"""The driver: duties in order, appends that answer now or later, loading in slices, one timer."""
+"""The driver: duties in order, synchronous and asynchronous appends, loading in slices, one timer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Clock:
 
 
 class _Log:
-    """What a driver writes to and reads from."""
+    """The log that a driver reads and writes."""
 
     def __init__(
         self, append: Callable[[TopicPartition, _Pairs], Awaitable[int] | int], batches: Callable[[], Batches]
@@ -132,7 +132,7 @@ def _pair(offset: int) -> tuple[bytes | None, bytes | None]:
 
 
 @on_loop
-async def test_an_append_that_answers_at_once_answers_the_commit_at_once() -> None:
+async def test_synchronous_append_completes_the_commit_at_once() -> None:
     appended: list[tuple[TopicPartition, _Pairs]] = []
 
     def append(topic_partition: TopicPartition, pairs: _Pairs) -> int:
@@ -149,7 +149,7 @@ async def test_an_append_that_answers_at_once_answers_the_commit_at_once() -> No
 
 
 @on_loop
-async def test_appends_that_take_time_reach_the_log_in_order() -> None:
+async def test_slow_appends_reach_the_log_in_order() -> None:
     order: list[bytes | None] = []
     gate = asyncio.Event()
 
@@ -173,7 +173,7 @@ async def test_appends_that_take_time_reach_the_log_in_order() -> None:
 
 @pytest.mark.parametrize("when", ["at once", "later"])
 @on_loop
-async def test_a_refused_append_is_told(when: str) -> None:
+async def test_rejected_append_fails_the_commit(when: str) -> None:
     def refuse(topic_partition: TopicPartition, pairs: _Pairs) -> int:
         raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
@@ -196,7 +196,7 @@ async def test_a_short_log_is_loaded_before_on_leader_returns() -> None:
 
 
 @on_loop
-async def test_a_long_log_is_loaded_in_slices_and_others_are_told_to_wait() -> None:
+async def test_long_log_is_loaded_in_slices() -> None:
     batches = [_batch([_pair(number)] * LOAD_SLICE_RECORDS) for number in range(4)]
     driver = _driver(lambda where, pairs: 0, lambda: batches)
     driver.on_leader(_partition(driver), 0)
@@ -210,7 +210,7 @@ async def test_a_long_log_is_loaded_in_slices_and_others_are_told_to_wait() -> N
 
 
 @on_loop
-async def test_a_load_that_is_overtaken_is_dropped() -> None:
+async def test_superseded_load_is_dropped() -> None:
     batches = [_batch([_pair(number)] * LOAD_SLICE_RECORDS) for number in range(4)]
     read: list[int] = []
 
@@ -225,7 +225,7 @@ async def test_a_load_that_is_overtaken_is_dropped() -> None:
     driver.on_resigned(partition)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert read == [0], "nothing is read for a load that nobody waits for"
+    assert read == [0], "a dropped load reads nothing more"
     outcome = driver.commit(_commit(1)).outcome
     assert outcome is not None
     assert outcome.errors == (ErrorCode.NOT_COORDINATOR,)
@@ -237,7 +237,7 @@ async def test_a_load_that_is_overtaken_is_dropped() -> None:
 
 
 @on_loop
-async def test_a_log_that_can_not_be_read_leaves_other_groups_alone() -> None:
+async def test_unreadable_log_does_not_affect_other_groups() -> None:
     def batches() -> Batches:
         raise PeerError(ErrorCode.KAFKA_STORAGE_ERROR, "unreadable")
 
@@ -265,7 +265,7 @@ async def test_transactions_of_the_log_are_replayed() -> None:
 
 
 @on_loop
-async def test_batches_that_compaction_has_emptied_are_stepped_over() -> None:
+async def test_batches_emptied_by_compaction_are_skipped() -> None:
     marker = ((b"\x00\x00\x00\x01", b"\x00\x00\x00\x00\x00\x00"),)
     control, _ = _batch(marker, producer_id=9, producer_epoch=0, transactional=True, control=True)
     data, _ = _batch([_pair(3)], producer_id=9, producer_epoch=0, base_sequence=0, transactional=True)
@@ -277,7 +277,7 @@ async def test_batches_that_compaction_has_emptied_are_stepped_over() -> None:
 
 
 @on_loop
-async def test_one_timer_for_all_groups_fires_what_is_due() -> None:
+async def test_one_timer_serves_all_groups() -> None:
     clock = _Clock()
     driver = _driver(lambda where, pairs: 0, clock=clock)
     driver.on_leader(_partition(driver), 0)
@@ -285,7 +285,7 @@ async def test_one_timer_for_all_groups_fires_what_is_due() -> None:
     assert reply.outcome is None
     joined = await asyncio.wait_for(reply.wait(), 60)
     assert joined.generation == 1
-    assert len(asyncio.all_tasks()) == 1, "no task a group"
+    assert len(asyncio.all_tasks()) == 1, "no task per group"
     clock.at_ms += 10_000
     driver._on_timer()
     assert driver.list_groups(frozenset({"empty"}), frozenset()) != []
@@ -293,7 +293,7 @@ async def test_one_timer_for_all_groups_fires_what_is_due() -> None:
 
 
 @on_loop
-async def test_closing_answers_whoever_waits() -> None:
+async def test_close_answers_pending_requests() -> None:
     driver = _driver(lambda where, pairs: 0)
     driver.on_leader(_partition(driver), 0)
     reply = driver.join(_join())
@@ -302,7 +302,7 @@ async def test_closing_answers_whoever_waits() -> None:
 
 
 @on_loop
-async def test_appends_are_made_in_the_epoch_that_was_loaded() -> None:
+async def test_appends_use_the_loaded_epoch() -> None:
     log = _Log(lambda where, pairs: 0, lambda: ())
     driver = _driver_of(log)
     for epoch in (3, 5):
@@ -313,8 +313,8 @@ async def test_appends_are_made_in_the_epoch_that_was_loaded() -> None:
 
 
 @on_loop
-async def test_who_waits_for_replicas_that_do_not_come_is_told_to_try_again() -> None:
-    """The write stays under way: what becomes of it is the log's to say."""
+async def test_commit_timeout_returns_a_retriable_error() -> None:
+    """The write stays pending: the log decides its outcome."""
     told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     driver = _driver(lambda where, pairs: told, commit_timeout_ms=1)
     driver.on_leader(_partition(driver), 0)
@@ -329,7 +329,7 @@ async def test_who_waits_for_replicas_that_do_not_come_is_told_to_try_again() ->
 
 
 @on_loop
-async def test_groups_wait_until_what_the_log_holds_is_committed() -> None:
+async def test_load_waits_until_the_log_is_committed() -> None:
     log = _Log(lambda where, pairs: 0, lambda: [_batch([_pair(7)])])
     log.settling = asyncio.get_running_loop().create_future()
     driver = _driver_of(log)
@@ -342,7 +342,7 @@ async def test_groups_wait_until_what_the_log_holds_is_committed() -> None:
 
 
 @on_loop
-async def test_a_load_that_settles_too_late_is_dropped() -> None:
+async def test_load_committed_after_resignation_is_dropped() -> None:
     log = _Log(lambda where, pairs: 0, lambda: [_batch([_pair(7)])])
     log.settling = asyncio.get_running_loop().create_future()
     driver = _driver_of(log)
@@ -357,8 +357,8 @@ async def test_a_load_that_settles_too_late_is_dropped() -> None:
 
 @pytest.mark.parametrize("how", ["by time", "when told"])
 @on_loop
-async def test_a_log_that_is_not_ready_is_tried_again(how: str) -> None:
-    """As while a thread cuts it, or while its leader recovers: that is no reason to leave its groups alone."""
+async def test_load_of_an_unready_log_is_retried(how: str) -> None:
+    """As while a thread truncates it, or while its leader recovers: the groups must still be loaded later."""
     is_ready = False
 
     def batches() -> Batches:
@@ -381,7 +381,7 @@ async def test_a_log_that_is_not_ready_is_tried_again(how: str) -> None:
 
 
 @on_loop
-async def test_topics_that_are_deleted_while_a_load_is_tried_again_leave_no_offsets() -> None:
+async def test_topic_deleted_during_a_load_retry_leaves_no_offsets() -> None:
     is_ready = False
 
     def batches() -> Batches:
@@ -399,8 +399,8 @@ async def test_topics_that_are_deleted_while_a_load_is_tried_again_leave_no_offs
 
 
 @on_loop
-async def test_told_again_that_it_leads_in_the_same_epoch_it_goes_on() -> None:
-    """Something else about the partition has changed, as its in-sync set: who waits goes on waiting."""
+async def test_repeated_leadership_in_the_same_epoch_changes_nothing() -> None:
+    """Another property of the partition changed, such as its in-sync set: pending requests keep waiting."""
     reads = 0
 
     def batches() -> Batches:
@@ -418,7 +418,7 @@ async def test_told_again_that_it_leads_in_the_same_epoch_it_goes_on() -> None:
 
 
 @on_loop
-async def test_what_is_on_the_disk_only_is_read_in_a_thread() -> None:
+async def test_cold_reads_of_a_load_run_in_a_thread() -> None:
     threads: list[int] = []
 
     class Cold(LogRead):
@@ -442,8 +442,8 @@ async def test_what_is_on_the_disk_only_is_read_in_a_thread() -> None:
 
 
 @on_loop
-async def test_many_loads_leave_the_loop_its_turns() -> None:
-    """One slice a turn, however many partitions come at once."""
+async def test_many_loads_do_not_block_the_event_loop() -> None:
+    """One slice per turn of the loop, however many partitions load at once."""
     batches = [_batch([_pair(number)] * FIRST_SLICE_RECORDS) for number in range(30)]
     driver = _driver(lambda where, pairs: 0, lambda: batches)
     seen: list[int] = []
@@ -458,7 +458,7 @@ async def test_many_loads_leave_the_loop_its_turns() -> None:
 
 
 @on_loop
-async def test_topics_that_are_deleted_during_a_load_leave_no_offsets() -> None:
+async def test_topic_deleted_during_a_load_leaves_no_offsets() -> None:
     appended: list[_Pairs] = []
 
     def append(where: TopicPartition, pairs: _Pairs) -> int:
@@ -482,7 +482,7 @@ def _fetch_error(driver: GroupsDriver) -> ErrorCode:
 
 
 @on_loop
-async def test_a_short_log_with_a_record_that_means_nothing_does_not_stop_who_follows_the_metadata() -> None:
+async def test_invalid_record_in_a_short_log_does_not_raise() -> None:
     told: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(str(about.get("exception"))))
     driver = _driver(lambda where, pairs: 0, lambda: [_batch([_pair(1), (b"\x00\x01", b"")])])
@@ -493,8 +493,8 @@ async def test_a_short_log_with_a_record_that_means_nothing_does_not_stop_who_fo
 
 
 @on_loop
-async def test_a_log_with_a_record_that_means_nothing_leaves_the_others_their_loads() -> None:
-    """Nobody foresaw it: the traceback is told, and this partition's groups have no coordinator."""
+async def test_invalid_record_does_not_affect_other_loads() -> None:
+    """An unexpected error: the traceback is logged, and the groups of this partition have no coordinator."""
     told: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(str(about.get("exception"))))
     reads = 0

@@ -1,4 +1,4 @@
-"""Groups on a running node: it answers as the handlers alone do, and what it acknowledged outlives a kill."""
+"""Groups on a running node: its answers match those of the handlers, and acknowledged offsets survive a kill."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _NO_DELAY = {"group.initial.rebalance.delay.ms": "0"}
 
 @pytest.fixture(scope="module")
 def quick_node() -> Iterator[EmbeddedNode]:
-    """A node whose groups do not wait for more members."""
+    """A node with no initial rebalance delay."""
     with EmbeddedNode(overrides=_NO_DELAY) as running:
         yield running
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "sessions_end"])
-def test_a_node_answers_as_the_handlers_do(quick_node: EmbeddedNode, name: str) -> None:
+def test_node_answers_match_the_handlers(quick_node: EmbeddedNode, name: str) -> None:
     on_node = asyncio.run(told_to_broker(quick_node.port, SCRIPTS[name])).seen
     assert on_node == asyncio.run(told_to_handlers(SCRIPTS[name]))[0].seen
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_acknowledged_offsets_and_members_outlive_the_node(end: str) -> None:
+def test_acknowledged_offsets_and_members_survive_a_restart(end: str) -> None:
     async def before(session: Session) -> tuple[str, str]:
         members = await stable_pair(session, "survivors")
         for offset in range(100):

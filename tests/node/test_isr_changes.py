@@ -1,6 +1,6 @@
-"""In-sync sets between a leader and its controller: what is asked, when, and what an answer does.
+"""In-sync sets between a leader and its controller: the requests, their timing, and the effect of answers.
 
-The cases of Kafka's AlterPartitionManagerTest, and of PartitionTest where it asks the controller. Rules: `epochs.md
+The cases of Kafka's AlterPartitionManagerTest, and those of PartitionTest with controller requests. Rules: `epochs.md
 E31-E39`; controller.md C47.
 """
 
@@ -21,7 +21,7 @@ LAG_MS = 30_000
 
 
 def _taken(change: Any, **other: Any) -> AlteredPartition:
-    """The controller did what was asked for."""
+    """The controller accepted the change."""
     fields = {
         "index": change.index,
         "leader": 1,
@@ -33,7 +33,7 @@ def _taken(change: Any, **other: Any) -> AlteredPartition:
 
 
 def _answering(*outcomes: Callable[[Any], AlteredPartition | None] | ErrorCode) -> Callable[[Any], Any]:
-    """One outcome after the other, for every partition of a request; None leaves it out, and the last one stays."""
+    """Outcomes in turn, for every partition of a request; None leaves a partition out, and the last one repeats."""
     left = list(outcomes)
 
     def answer(request: Any) -> Any:
@@ -82,7 +82,7 @@ def _pending(desk: Desk) -> bool:
 # -- the request -------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_tells_epochs_members_and_that_the_leader_has_recovered() -> None:
+def test_request_has_epochs_members_and_recovery_state() -> None:
     """testBasicSentLeaderRecoveryState; KIP-903: each member with the broker epoch that the leader knows."""
 
     async def story(desk: Desk) -> None:
@@ -99,7 +99,7 @@ def test_a_request_tells_epochs_members_and_that_the_leader_has_recovered() -> N
     told(story)
 
 
-def test_one_request_is_out_and_the_next_has_all_that_came_meanwhile() -> None:
+def test_one_request_in_flight_and_the_next_has_all_changes() -> None:
     """testOneInFlight; E35, C47."""
 
     async def story(desk: Desk) -> None:
@@ -124,8 +124,8 @@ def test_one_request_is_out_and_the_next_has_all_that_came_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("follower", [2, 3])
-def test_what_the_controller_took_counts_at_once(follower: int) -> None:
-    """testIsrExpansion: the answer is enough, whenever the metadata log tells the same."""
+def test_accepted_isr_applies_at_once(follower: int) -> None:
+    """testIsrExpansion: the answer is enough, before the metadata log has the change."""
 
     async def story(desk: Desk) -> None:
         desk.controller.answer = _answering(_taken)
@@ -142,7 +142,7 @@ def test_what_the_controller_took_counts_at_once(follower: int) -> None:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA])
-def test_who_may_not_join_is_asked_for_again_by_its_next_fetch_only(code: ErrorCode) -> None:
+def test_rejected_expansion_is_retried_on_the_next_fetch(code: ErrorCode) -> None:
     """testIsrNotExpandedIfUpdateFails; E39: reverted at once."""
 
     async def story(desk: Desk) -> None:
@@ -171,10 +171,10 @@ def test_who_may_not_join_is_asked_for_again_by_its_next_fetch_only(code: ErrorC
         ErrorCode.NEW_LEADER_ELECTED,
     ],
 )
-def test_who_asked_out_of_date_waits_for_the_metadata_log(code: ErrorCode) -> None:
+def test_outdated_request_waits_for_the_metadata_log(code: ErrorCode) -> None:
     """testAlterIsrNewLeaderElected, ...UnknownTopic, ...InvalidVersion, testInvalidAlterPartitionRequestsAreNotRetried.
 
-    E39: what may have been taken goes on being waited for.
+    E39: a change that may have been accepted stays pending.
     """
 
     async def story(desk: Desk) -> None:
@@ -188,7 +188,7 @@ def test_who_asked_out_of_date_waits_for_the_metadata_log(code: ErrorCode) -> No
         await turns()
         assert len(desk.controller.asked) == 1
         desk.append(1)
-        assert desk.replica().high_watermark == 0, "it may be in sync"
+        assert desk.replica().high_watermark == 0, "the replica may be in sync"
         desk.tell(isr=(1,))
         assert not _pending(desk)
         desk.follower_fetched(3, 1)
@@ -207,12 +207,19 @@ def test_who_asked_out_of_date_waits_for_the_metadata_log(code: ErrorCode) -> No
         _refused(ErrorCode.NOT_CONTROLLER),
         lambda change: None,
     ],
-    ids=["stale broker epoch", "no answer", "no controller", "its bug", "not the active one", "left out"],
+    ids=[
+        "stale broker epoch",
+        "no answer",
+        "no controller",
+        "unknown server error",
+        "not the active controller",
+        "left out",
+    ],
 )
-def test_what_will_pass_is_asked_again_as_it_is(outcome: Callable[[Any], AlteredPartition | None] | ErrorCode) -> None:
+def test_transient_error_resends_the_same_change(outcome: Callable[[Any], AlteredPartition | None] | ErrorCode) -> None:
     """testStaleBrokerEpoch, testPartitionMissingInResponse, testAlterIsrUnexpectedError, testRetryShrinkIsr; C47.
 
-    With the broker epoch of then: a broker may have registered anew.
+    Resent with the current broker epoch: the broker may have registered again.
     """
 
     async def story(desk: Desk) -> None:
@@ -232,8 +239,8 @@ def test_what_will_pass_is_asked_again_as_it_is(outcome: Callable[[Any], Altered
 
 @pytest.mark.parametrize("news", ["newer partition epoch", "newer leader epoch", "another leads"])
 @pytest.mark.parametrize("code", [ErrorCode.NONE, ErrorCode.INELIGIBLE_REPLICA, ErrorCode.UNKNOWN_SERVER_ERROR])
-def test_an_answer_that_the_metadata_log_has_overtaken_changes_nothing(news: str, code: ErrorCode) -> None:
-    """testAlterIsrLeaderAndIsrRace; E39, E33: nor is it asked again."""
+def test_answer_older_than_the_metadata_log_is_ignored(news: str, code: ErrorCode) -> None:
+    """testAlterIsrLeaderAndIsrRace; E39, E33: nor is the request sent again."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5, isr=(1,))
@@ -262,11 +269,11 @@ def test_an_answer_that_the_metadata_log_has_overtaken_changes_nothing(news: str
     told(story)
 
 
-# -- who is let go -----------------------------------------------------------------------------------------------------
+# -- removal from the ISR ----------------------------------------------------------------------------------------------
 
 
 def _lagging(desk: Desk) -> None:
-    """3 is in sync and fetched its last record long ago."""
+    """Replica 3 is in sync and fetched its last record long ago."""
     desk.lead(5, isr=(1, 2, 3))
     desk.append(2)
     for follower in (2, 3):
@@ -276,7 +283,7 @@ def _lagging(desk: Desk) -> None:
     desk.follower_fetched(2, 3)
 
 
-def test_who_lags_is_let_go_and_waited_for_until_the_controller_knows() -> None:
+def test_lagging_replica_counts_until_its_removal_is_committed() -> None:
     """testMaybeShrinkIsr; E37, E38: the high watermark moves when the change is committed."""
 
     async def story(desk: Desk) -> None:
@@ -295,7 +302,7 @@ def test_who_lags_is_let_go_and_waited_for_until_the_controller_knows() -> None:
     told(story)
 
 
-def test_who_may_not_be_let_go_stays_and_the_next_look_asks_again() -> None:
+def test_rejected_shrink_is_retried_by_the_next_check() -> None:
     """testIsrNotShrunkIfUpdateFails."""
 
     async def story(desk: Desk) -> None:
@@ -311,7 +318,7 @@ def test_who_may_not_be_let_go_stays_and_the_next_look_asks_again() -> None:
     told(story)
 
 
-# -- who may join ------------------------------------------------------------------------------------------------------
+# -- eligibility -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -324,11 +331,11 @@ def test_who_may_not_be_let_go_stays_and_the_next_look_asks_again() -> None:
     ],
     ids=["as registered", "fenced", "shutting down", "another incarnation"],
 )
-def test_who_is_eligible(broker: dict[str, Any], joins: bool) -> None:
+def test_eligibility_for_the_isr(broker: dict[str, Any], joins: bool) -> None:
     """testIsrNotExpandedIfReplicaIsFencedOrShutdown, ...InControlledShutdown,
     testIsrCanExpandedIfBrokerEpochsMatchWithKraftMetadataCache, testHighWatermarkIncreasesWithFencedOrShutdownFollower.
 
-    E36, E40: who may not join holds nobody up, either.
+    E36, E40: a replica that may not join does not hold back the high watermark either.
     """
 
     async def story(desk: Desk) -> None:
@@ -348,7 +355,7 @@ def test_who_is_eligible(broker: dict[str, Any], joins: bool) -> None:
 
 
 def _of_the_current_epoch(desk: Desk) -> Callable[[Any], Any]:
-    """As a controller answers that knows the partition as `desk` has been told of it."""
+    """Answers as a controller with the partition state of `desk`."""
 
     def answer(change: Any) -> AlteredPartition:
         leader = desk.replica().leader
@@ -361,9 +368,9 @@ def _of_the_current_epoch(desk: Desk) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("changes", [1, 3])
-def test_recovered_is_proposed_again_when_the_partition_changed_meanwhile(changes: int) -> None:
+def test_recovered_is_proposed_again_after_a_partition_change(changes: int) -> None:
     """V37-V39, E39: a reassignment within the epoch bumps the partition epoch while RECOVERED is out, and the
-    controller refuses what was made from the state before.
+    controller rejects a change based on the old state.
     """
 
     async def story(desk: Desk) -> None:
@@ -384,7 +391,7 @@ def test_recovered_is_proposed_again_when_the_partition_changed_meanwhile(change
 
 
 @pytest.mark.parametrize("code", [ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA])
-def test_recovered_that_was_refused_is_proposed_again_by_the_next_look(code: ErrorCode) -> None:
+def test_rejected_recovered_is_proposed_again_by_the_next_check(code: ErrorCode) -> None:
     async def story(desk: Desk) -> None:
         desk.controller.answer = _answering(_refused(code), _taken)
         desk.lead(4, leader_recovery_state=RECOVERING)
@@ -399,8 +406,8 @@ def test_recovered_that_was_refused_is_proposed_again_by_the_next_look(code: Err
     told(story)
 
 
-def test_recovered_is_not_proposed_before_recovery_is_done() -> None:
-    """Another change of the partition comes while the log is made durable."""
+def test_recovered_is_not_proposed_before_recovery_completes() -> None:
+    """The partition changes while the log is flushed."""
 
     async def story(desk: Desk) -> None:
         flushed = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Raising kraft.version of a running cluster (since_4_0.md K15): by UpdateFeatures, kept over a restart."""
+"""Raising kraft.version of a running cluster (since_4_0.md K15): by UpdateFeatures, kept across a restart."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def _update(connection: RawConnection, level: int, **more: Any) -> Any:
     return connection.call(ApiKey.UPDATE_FEATURES, 2, fields)
 
 
-def test_a_quorum_of_old_form_is_raised_once_and_for_all(tmp_path: Path) -> None:
-    """A directory that names no voters leaves that to the configuration, which is version 0."""
+def test_kraft_version_upgrade_is_permanent(tmp_path: Path) -> None:
+    """A directory without voters takes them from the configuration, which means version 0."""
     format_directory([tmp_path / "data"], cluster_id="AAAAAAAAQACAAAAAAAAAAA", node_id=1)
     voters = {"controller.quorum.voters": f"1@127.0.0.1:{free_port()}", "node.id": "1"}
     with EmbeddedNode(data_dir=tmp_path, overrides=voters) as node, RawConnection(node.port) as connection:
         assert "kraft.version" not in _finalized(connection)
         assert _update(connection, 1, validate_only=True).error_code is ErrorCode.NONE
-        assert "kraft.version" not in _finalized(connection), "it was only asked"
+        assert "kraft.version" not in _finalized(connection), "it was a dry run"
         assert _update(connection, 1).error_code is ErrorCode.NONE
         assert _finalized(connection)["kraft.version"] == 1
         assert _update(connection, 1).error_code is ErrorCode.NONE

@@ -1,4 +1,4 @@
-"""A broker of which handlers see only what the test puts there."""
+"""A fake broker: handlers see only what the test sets up."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def image_of(
 
 
 class FakeTransactionSupport:
-    """What `TransactionSupport` knows, by the test's word."""
+    """A `TransactionSupport` with a fixed answer."""
 
     def __init__(self, exists: bool) -> None:
         self.exists = exists
@@ -87,7 +87,7 @@ class FakeTransactionSupport:
 
 
 class FakeController:
-    """Answers what it is told to, and remembers what it was asked."""
+    """Returns configured answers and records requests."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -115,7 +115,7 @@ class FakeBroker:
         self.config = NodeConfig.load(None, self.settings, {})
 
     async def topics_created(self, names: Collection[str], timeout_s: float) -> None:
-        """No replicas here to wait for."""
+        """There are no replicas to wait for."""
 
     async def auto_create(self, names: Sequence[str]) -> dict[str, Outcome]:
         self.created.append(names)
@@ -131,7 +131,7 @@ def context(broker: FakeBroker, version: int, listener: str = "PLAINTEXT") -> Re
 async def ask(
     handler: Any, broker: FakeBroker, key: ApiKey, version: int, listener: str = "PLAINTEXT", **fields: Any
 ) -> Any:
-    """The entity that a client would read."""
+    """The response entity as a client would decode it."""
     request = read_request(key, version, write_request(key, version, fields))
     answer = handler(context(broker, version, listener), request)
     if not isinstance(answer, (bytes, dict)):

@@ -45,8 +45,8 @@ def describe(broker: FakeBroker, kind: int, name: str, **fields: Any) -> dict[st
 
 
 @pytest.mark.parametrize("legacy", [True, False])
-def test_a_resource_named_twice_is_refused(legacy: bool) -> None:
-    """Kafka 4.3.1 never answers the legacy request."""
+def test_duplicate_resource_is_rejected(legacy: bool) -> None:
+    """Kafka 4.3.1 does not answer the legacy request."""
     broker = FakeBroker(image_of([topic_image("t")]))
     refused = (42, "Each resource must appear at most once.")
     assert alter(broker, resource(TOPIC, "t"), resource(TOPIC, "t"), legacy=legacy) == [refused, refused]
@@ -67,7 +67,7 @@ def test_answers_keep_the_order_of_the_request() -> None:
     assert [code for code, _ in codes] == [0, 42, 0]
 
 
-def test_a_controller_that_is_gone_fails_what_it_was_asked() -> None:
+def test_controller_error_is_returned_per_resource() -> None:
     broker = FakeBroker(image_of([topic_image("a")]))
     broker.controller.answer = PeerError(ErrorCode.NOT_CONTROLLER, "gone")
     assert alter(broker, resource(TOPIC, "a", ("retention.ms", "1"))) == [(ErrorCode.NOT_CONTROLLER, "gone")]
@@ -84,14 +84,14 @@ def test_a_controller_that_is_gone_fails_what_it_was_asked() -> None:
         ("fenceline.validate.compressed.records", "perhaps", "Expected value to be either true or false"),
     ],
 )
-def test_what_a_running_node_does_not_take(name: str, value: str, part: str) -> None:
+def test_invalid_or_static_broker_config_is_rejected(name: str, value: str, part: str) -> None:
     code, message = alter(FakeBroker(image_of()), resource(BROKER, "1", (name, value)))[0]
     assert code == ErrorCode.INVALID_REQUEST
     assert message is not None
     assert part in message
 
 
-def test_a_running_node_takes_the_check_of_compressed_records() -> None:
+def test_record_validation_is_dynamically_configurable() -> None:
     broker = FakeBroker(image_of([topic_image("t")], configs={(BROKER, "1"): {VALIDATE_COMPRESSED: "true"}}))
     told = describe(broker, TOPIC, "t", include_synonyms=True)[VALIDATE_COMPRESSED]
     assert (told.value, told.config_source, [each.source for each in told.synonyms]) == ("true", 2, [2, 5])
@@ -100,7 +100,7 @@ def test_a_running_node_takes_the_check_of_compressed_records() -> None:
     assert alter(broker, resource(BROKER, "1", (VALIDATE_COMPRESSED, "false"))) == [(0, None)]
 
 
-def test_what_is_in_the_metadata_log_only_is_told_where_it_is_set() -> None:
+def test_unregistered_config_is_described_where_it_is_set() -> None:
     name = "leader.replication.throttled.rate"
     broker = FakeBroker(image_of(configs={(BROKER, "1"): {name: "1000"}}))
     row = describe(broker, BROKER, "1", include_documentation=True)[name]
@@ -108,7 +108,7 @@ def test_what_is_in_the_metadata_log_only_is_told_where_it_is_set() -> None:
     assert name not in describe(FakeBroker(image_of()), BROKER, "1")
 
 
-def test_secrets_and_strangers_are_never_told() -> None:
+def test_sensitive_and_unknown_values_are_hidden() -> None:
     broker = FakeBroker(
         image_of(configs={(BROKER, ""): {"who.knows": "x"}}),
         {"ssl.keystore.password": "hush", "some.plugin.password": "hush"},
@@ -121,7 +121,7 @@ def test_secrets_and_strangers_are_never_told() -> None:
     assert "hush" not in repr(told)
 
 
-def test_every_key_has_words_of_its_own() -> None:
+def test_every_config_has_documentation() -> None:
     broker = FakeBroker(image_of([topic_image("t")]))
     for kind, name in ((BROKER, "1"), (TOPIC, "t"), (32, "g"), (16, "m")):
         told = describe(broker, kind, name, include_documentation=True)
@@ -129,7 +129,7 @@ def test_every_key_has_words_of_its_own() -> None:
         assert all(row.documentation is None for row in describe(broker, kind, name).values())
 
 
-def test_internal_keys_show_where_they_are_set() -> None:
+def test_internal_configs_are_described_only_where_set() -> None:
     broker = FakeBroker(
         image_of([topic_image("t"), topic_image("u")], configs={(TOPIC, "t"): {"internal.segment.bytes": "9"}})
     )
@@ -137,7 +137,7 @@ def test_internal_keys_show_where_they_are_set() -> None:
     assert "internal.segment.bytes" not in describe(broker, TOPIC, "u")
 
 
-def test_log_level_changes_what_is_written() -> None:
+def test_log_level_can_be_altered() -> None:
     before = logs.level()
     try:
         assert alter(FakeBroker(image_of()), resource(LOGGER, "1", ("root", "TRACE"))) == [(0, None)]

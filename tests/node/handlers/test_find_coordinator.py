@@ -1,4 +1,4 @@
-"""Who coordinates transactions, as a node tells it that does not itself: brokers of Kafka in its cluster may."""
+"""Transaction coordinators as reported by a node that is none: Kafka brokers of its cluster may be."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .fakes import FakeBroker, FakeTransactionSupport, ask, broker_image, contex
 
 
 def coordinator_of(key: str, *leaders: int) -> Any:
-    """By node 1, where partition i of the topic is led by `leaders[i]`, and node 3 is fenced."""
+    """As found by node 1, if `leaders[i]` leads partition i of the topic and node 3 is fenced."""
     partitions = [partition((max(leader, 1),), leader=leader) for leader in leaders]
     topics = [topic_image(TRANSACTION_STATE_TOPIC, *partitions)] if leaders else []
     brokers = (broker_image(1), broker_image(2), broker_image(3, fenced=True))
@@ -31,7 +31,7 @@ def coordinator_of(key: str, *leaders: int) -> Any:
     return found
 
 
-def test_transactions_are_coordinated_where_their_partition_is_led() -> None:
+def test_transaction_coordinator_is_the_partition_leader() -> None:
     other = partition_for("orders", 2)
     leaders = [1, 1]
     leaders[other] = 2
@@ -42,7 +42,7 @@ def test_transactions_are_coordinated_where_their_partition_is_led() -> None:
     assert coordinator_of("orders", *leaders).error_code is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-def test_nobody_coordinates_transactions_of_a_partition_without_a_leader_that_can() -> None:
+def test_no_transaction_coordinator_without_a_capable_leader() -> None:
     for leaders in ((), (NO_LEADER,), (1,), (3,)):
         found = coordinator_of("orders", *leaders)
         assert (found.error_code, found.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
@@ -58,10 +58,10 @@ def test_nobody_coordinates_transactions_of_a_partition_without_a_leader_that_ca
     ],
 )
 @pytest.mark.parametrize("leaders", [(), (1,), (2,)])
-def test_where_no_broker_coordinates_transactions_the_answer_is_fatal_and_has_words(
+def test_without_any_transaction_coordinator_the_error_is_fatal(
     version: int, code: ErrorCode, leaders: tuple[int, ...]
 ) -> None:
-    """Also where another Fenceline broker leads what Kafka's brokers left behind."""
+    """Also if another Fenceline broker leads partitions that Kafka brokers created."""
     topics = [topic_image(TRANSACTION_STATE_TOPIC, *(partition((each,)) for each in leaders))] if leaders else []
     broker = FakeBroker(image_of(topics, (broker_image(1), broker_image(2))))
     broker.transaction_support = FakeTransactionSupport(False)
@@ -99,8 +99,8 @@ def test_no_producer_id_for_a_transactional_id(elsewhere: bool, transactional_id
         (ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_CONTROLLER),
     ],
 )
-def test_a_controller_that_has_no_producer_ids_now_is_waited_for(of_controller: ErrorCode, code: ErrorCode) -> None:
-    """aiokafka gave up at the start of a producer, for a disk of the controller that was full for a moment."""
+def test_temporary_lack_of_producer_ids_is_retriable(of_controller: ErrorCode, code: ErrorCode) -> None:
+    """A producer of aiokafka failed to start because the controller's disk was full for a moment."""
 
     class NoIds:
         async def next_id(self) -> int:

@@ -42,7 +42,7 @@ def describe(path: Path, version: int = 5, **fields: Any) -> Any:
     return asyncio.run(run()).results[0]
 
 
-def test_partitions_held_here_with_their_sizes(tmp_path: Path) -> None:
+def test_local_partitions_are_described_with_sizes(tmp_path: Path) -> None:
     told = describe(tmp_path, topics=None)
     assert [(t.name, [(p.partition_index, p.partition_size) for p in t.partitions]) for t in told.topics] == [
         ("t", [(0, 10), (1, 11)])
@@ -51,12 +51,12 @@ def test_partitions_held_here_with_their_sizes(tmp_path: Path) -> None:
     assert told.is_cordoned is False
 
 
-def test_only_what_was_asked(tmp_path: Path) -> None:
+def test_only_requested_partitions_are_described(tmp_path: Path) -> None:
     told = describe(tmp_path, topics=[{"topic": "t", "partitions": [1, 2, 9]}, {"topic": "x", "partitions": [0]}])
     assert [[p.partition_index for p in t.partitions] for t in told.topics] == [[1]]
 
 
 @pytest.mark.parametrize("version", range(1, 6))
-def test_a_directory_that_is_gone(tmp_path: Path, version: int) -> None:
+def test_missing_directory_is_described(tmp_path: Path, version: int) -> None:
     told = describe(tmp_path / "gone", version, topics=None)
     assert (told.error_code, told.topics) == (ErrorCode.KAFKA_STORAGE_ERROR, ())

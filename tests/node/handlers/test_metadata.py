@@ -23,8 +23,8 @@ def metadata(broker: FakeBroker, version: int, *names: str, listener: str = "PLA
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_hand_written_bytes_are_those_of_the_schema(version: int) -> None:
-    """The encoder against the generic codec, with every field in use."""
+def test_fast_encoder_matches_the_schema(version: int) -> None:
+    """The encoder compared with the generic codec, with every field set."""
     brokers = (broker_image(1, rack="r"), broker_image(2), broker_image(3, fenced=True))
     topic = topic_image("t", partition((1, 2), leader_epoch=7), partition((2, 1), isr=(2,)), number=99)
     broker = FakeBroker(image_of([topic], brokers))
@@ -74,7 +74,7 @@ def test_hand_written_bytes_are_those_of_the_schema(version: int) -> None:
     assert answer == read_response(ApiKey.METADATA, version, write_response(ApiKey.METADATA, version, expected))
 
 
-def test_fenced_replicas_are_offline_and_hidden_from_the_oldest_clients() -> None:
+def test_fenced_replicas_are_offline_and_omitted_in_version_0() -> None:
     brokers = (broker_image(1), broker_image(2, fenced=True))
     broker = FakeBroker(image_of([topic_image("t", partition((1, 2)))], brokers))
     told = metadata(broker, 9, "t").topics[0].partitions[0]
@@ -85,8 +85,8 @@ def test_fenced_replicas_are_offline_and_hidden_from_the_oldest_clients() -> Non
 
 
 @pytest.mark.parametrize("version", [0, 8, 13])
-def test_a_broker_that_knows_of_no_live_one_names_itself(version: int) -> None:
-    """As in a cluster that starts as a whole. Who is told of no broker at all has nobody left to ask."""
+def test_broker_lists_itself_when_every_broker_is_fenced(version: int) -> None:
+    """As when a whole cluster starts: a client that gets an empty broker list could not ask any broker again."""
     fenced = [broker_image(each, fenced=True) for each in (1, 2)]
     told = metadata(FakeBroker(image_of([topic_image("t", partition((1, 2), leader=-1))], fenced)), version, "t")
     assert [each.node_id for each in told.brokers] == [1]
@@ -104,7 +104,7 @@ def test_a_partition_without_leader() -> None:
 
 
 @pytest.mark.parametrize(("version", "code"), [(5, ErrorCode.LEADER_NOT_AVAILABLE), (6, ErrorCode.LISTENER_NOT_FOUND)])
-def test_a_leader_that_this_listener_does_not_reach(version: int, code: ErrorCode) -> None:
+def test_leader_without_this_listener(version: int, code: ErrorCode) -> None:
     brokers = (
         broker_image(1),
         broker_image(2, endpoints=(Endpoint("PLAINTEXT", "a", 1, 0), Endpoint("INSIDE", "b", 2, 0))),
@@ -117,7 +117,7 @@ def test_a_leader_that_this_listener_does_not_reach(version: int, code: ErrorCod
 
 
 @pytest.mark.parametrize("version", [0, 8, 13])
-def test_a_leader_that_has_left_is_not_told_to_who_works_with_its_topic(version: int) -> None:
+def test_disconnected_leader_is_hidden_from_clients_of_its_topic(version: int) -> None:
     topic = topic_image("t", partition((1, 2), leader=2, leader_epoch=4), partition((1, 2), leader_epoch=5))
     broker = FakeBroker(image_of([topic], (broker_image(1), broker_image(2))))
     before = metadata(broker, version, "t")
@@ -129,13 +129,15 @@ def test_a_leader_that_has_left_is_not_told_to_who_works_with_its_topic(version:
     assert (led.error_code, led.leader_id) == (0, 1)
     assert answer.brokers == before.brokers
     everything = metadata(broker, version, topics=[] if version == 0 else None)
-    assert [each.leader_id for each in everything.topics[0].partitions] == [2, 1], "the cluster as it is"
+    assert [each.leader_id for each in everything.topics[0].partitions] == [2, 1], (
+        "requests for all topics show the metadata unchanged"
+    )
     assert metadata(broker, version, "t") == answer
     broker.absent = NO_ABSENT
     assert metadata(broker, version, "t") == before
 
 
-def test_who_left_is_asked_for_by_id_too() -> None:
+def test_disconnected_leader_is_hidden_in_requests_by_topic_id() -> None:
     topic = topic_image("t", partition((1, 2), leader=2))
     broker = FakeBroker(image_of([topic], (broker_image(1), broker_image(2))))
     broker.absent = Absent(disconnected=frozenset({2}))
@@ -143,7 +145,7 @@ def test_who_left_is_asked_for_by_id_too() -> None:
     assert answer.topics[0].partitions[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
 
 
-def test_who_was_fenced_lately_is_still_named_and_leads_nothing() -> None:
+def test_recently_fenced_broker_is_still_listed() -> None:
     brokers = (broker_image(1), broker_image(2, fenced=True), broker_image(3, fenced=True))
     topic = topic_image("t", partition((1, 2), isr=(1,), leader_epoch=5))
     broker = FakeBroker(image_of([topic], brokers))
@@ -154,7 +156,7 @@ def test_who_was_fenced_lately_is_still_named_and_leads_nothing() -> None:
 
     assert named(topics=[{"name": "t"}]) == [1, 2]
     assert metadata(broker, 12, "t").topics[0].partitions[0].offline_replicas == (2,)
-    assert named(topics=None) == named(topics=[]) == [1], "who looks at the cluster sees who lives"
+    assert named(topics=None) == named(topics=[]) == [1], "requests for all topics list live brokers only"
     broker.absent = Absent(recently_fenced=frozenset({2, 3}))
     assert named(topics=[{"name": "t"}]) == [1, 2, 3]
     broker.absent = NO_ABSENT
@@ -170,7 +172,7 @@ def test_a_lost_directory_is_an_offline_replica() -> None:
     assert [each.offline_replicas for each in told] == [(1,), (1,), ()]
 
 
-def test_a_missing_topic_is_created_and_told_at_once() -> None:
+def test_missing_topic_is_created_and_returned() -> None:
     broker = FakeBroker(image_of([topic_image("t")]))
     answer = metadata(broker, 9, "t", "new", "bad/name", "__cluster_metadata", "__transaction_state")
     assert broker.created == [("new",)]
@@ -183,7 +185,7 @@ def test_a_missing_topic_is_created_and_told_at_once() -> None:
     }
 
 
-def test_a_creation_that_fails_is_an_unknown_topic() -> None:
+def test_failed_auto_creation_returns_unknown_topic() -> None:
     answer = metadata(FakeBroker(image_of()), 9, "refused")
     assert answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -192,13 +194,13 @@ def test_a_creation_that_fails_is_an_unknown_topic() -> None:
     ("version", "flag", "enabled", "created"),
     [(4, True, True, True), (4, False, True, False), (3, False, True, True), (4, True, False, False)],
 )
-def test_who_may_create(version: int, flag: bool, enabled: bool, created: bool) -> None:
+def test_when_topics_are_auto_created(version: int, flag: bool, enabled: bool, created: bool) -> None:
     broker = FakeBroker(image_of(), {"auto.create.topics.enable": str(enabled).lower()})
     metadata(broker, version, "new", allow_auto_topic_creation=flag)
     assert bool(broker.created) is created
 
 
-def test_whole_answers_are_kept_until_the_image_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_responses_are_cached_until_the_image_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     topics = [topic_image(f"t{n}") for n in range(100)]
     broker = FakeBroker(image_of(topics))
     encoded: list[str] = []
@@ -212,7 +214,7 @@ def test_whole_answers_are_kept_until_the_image_says_otherwise(monkeypatch: pyte
     first = metadata(broker, 12, topics=None)
     broker.image = replace(broker.image, offset=11)
     assert metadata(broker, 12, topics=None) == first
-    assert len(encoded) == 100, "an image that only moved its offset keeps the answer"
+    assert len(encoded) == 100, "a new offset alone does not invalidate the cache"
     broker.image = replace(
         broker.image, topics_by_name=broker.image.topics_by_name.set("t5", topic_image("t5", partition(), partition()))
     )
@@ -242,7 +244,7 @@ def describe(broker: FakeBroker, **fields: Any) -> Any:
     return asyncio.run(ask(handle_describe_topic_partitions, broker, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, **fields))
 
 
-def test_cursor_walks_over_everything_once() -> None:
+def test_cursor_returns_every_partition_once() -> None:
     topics = [topic_image(f"t{n}", *([partition()] * n)) for n in range(1, 6)]
     broker = FakeBroker(image_of(topics))
     seen: list[tuple[str, int]] = []
@@ -259,20 +261,20 @@ def test_cursor_walks_over_everything_once() -> None:
     assert seen == [(f"t{n}", index) for n in range(1, 6) for index in range(n)]
 
 
-def test_the_node_limits_an_answer() -> None:
+def test_partition_limit_of_the_node_applies() -> None:
     broker = FakeBroker(image_of([topic_image("t", *([partition()] * 9))]), {"max.request.partition.size.limit": "4"})
     answer = describe(broker, topics=[{"name": "t"}], response_partition_limit=2000)
     assert len(answer.topics[0].partitions) == 4
     assert answer.next_cursor.partition_index == 4
 
 
-def test_eligible_leaders_are_told() -> None:
+def test_eligible_leaders_are_described() -> None:
     broker = FakeBroker(image_of([topic_image("t", partition((1,), isr=(), leader=-1, elr=(1,), last_known_elr=(2,)))]))
     told = describe(broker, topics=[{"name": "t"}], response_partition_limit=1).topics[0].partitions[0]
     assert (told.eligible_leader_replicas, told.last_known_elr, told.leader_id) == ((1,), (2,), -1)
 
 
-def test_a_request_that_needs_no_creation_is_answered_at_once() -> None:
+def test_request_without_creation_is_answered_synchronously() -> None:
     broker = FakeBroker(image_of([topic_image("t")]))
     from fenceline.wire.entities import read_request, write_request
 

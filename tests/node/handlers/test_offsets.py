@@ -1,4 +1,4 @@
-"""ListOffsets and DeleteRecords: order of checks, who sees what, and replicas that are waited for."""
+"""ListOffsets and DeleteRecords: order of checks, visible offsets, and replicas that a deletion waits for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
     ("timestamp", "first_version"), [(-1, 1), (-2, 1), (-3, 7), (-4, 8), (-5, 9), (-6, 11), (-7, 99)]
 )
 @pytest.mark.parametrize("version", range(1, 12))
-def test_negative_timestamps_have_their_versions(timestamp: int, first_version: int, version: int) -> None:
+def test_special_timestamps_need_their_versions(timestamp: int, first_version: int, version: int) -> None:
     """`list_offsets.md L3`."""
 
     async def story(desk: Desk) -> None:
@@ -34,8 +34,8 @@ def test_negative_timestamps_have_their_versions(timestamp: int, first_version: 
     told(story)
 
 
-def test_what_is_named_twice_is_refused_before_anything_else() -> None:
-    """L2, L36: once, whatever else is wrong."""
+def test_duplicate_partition_is_rejected_first() -> None:
+    """L2, L36: answered once, whatever else is invalid."""
 
     async def story(desk: Desk) -> None:
         desk.lead(1)
@@ -46,7 +46,7 @@ def test_what_is_named_twice_is_refused_before_anything_else() -> None:
     told(story)
 
 
-def test_a_wrong_version_comes_before_the_partition_and_the_epoch() -> None:
+def test_version_is_checked_before_partition_and_epoch() -> None:
     """L3 before L4 and L5."""
 
     async def story(desk: Desk) -> None:
@@ -63,7 +63,7 @@ def test_a_wrong_version_comes_before_the_partition_and_the_epoch() -> None:
     [(-1, True, 0), (2, True, 0), (-2, True, 0), (-1, False, NOT_LEADER), (2, False, NOT_LEADER), (-2, False, 0)],
 )
 @pytest.mark.parametrize("timestamp", [-1, -2, -3, 0])
-def test_who_is_served_by_whom(replica_id: int, leads: bool, code: int, timestamp: int) -> None:
+def test_which_readers_a_leader_and_a_follower_serve(replica_id: int, leads: bool, code: int, timestamp: int) -> None:
     """L6; ListOffsetsRequestTest.testListOffsetsErrorCodes: only a debug reader is served by a follower."""
 
     async def story(desk: Desk) -> None:
@@ -76,8 +76,8 @@ def test_who_is_served_by_whom(replica_id: int, leads: bool, code: int, timestam
 @pytest.mark.parametrize(
     ("epoch", "code"), [(-1, 0), (3, 0), (2, ErrorCode.FENCED_LEADER_EPOCH), (4, ErrorCode.UNKNOWN_LEADER_EPOCH)]
 )
-def test_a_debug_reader_of_a_follower_is_fenced(epoch: int, code: int) -> None:
-    """L34: right or no epoch gives the follower's own log."""
+def test_follower_checks_epoch_of_a_debug_reader(epoch: int, code: int) -> None:
+    """L34: with the current epoch or none, the follower answers from its own log."""
 
     async def story(desk: Desk) -> None:
         desk.follow(3)
@@ -88,7 +88,7 @@ def test_a_debug_reader_of_a_follower_is_fenced(epoch: int, code: int) -> None:
     told(story)
 
 
-def test_each_reader_has_its_end() -> None:
+def test_end_offset_depends_on_reader_and_isolation_level() -> None:
     """L8, L17; PartitionTest.testListOffsetIsolationLevels."""
 
     async def story(desk: Desk) -> None:
@@ -118,7 +118,7 @@ def test_each_reader_has_its_end() -> None:
     told(story)
 
 
-def test_a_match_above_the_high_watermark_is_hidden_and_no_lower_one_is_looked_for() -> None:
+def test_timestamp_match_above_high_watermark_is_hidden() -> None:
     """L22-L23, L28."""
 
     async def story(desk: Desk) -> None:
@@ -134,7 +134,7 @@ def test_a_match_above_the_high_watermark_is_hidden_and_no_lower_one_is_looked_f
     told(story)
 
 
-def test_after_everything_was_deleted_start_and_end_are_one() -> None:
+def test_earliest_equals_latest_after_deleting_all_records() -> None:
     """L37, L18."""
 
     async def story(desk: Desk) -> None:
@@ -173,16 +173,16 @@ def _replicated(desk: Desk) -> None:
     assert desk.replica().high_watermark == 5
 
 
-async def _begun(desk: Desk, offset: int, **more: Any) -> asyncio.Task[Any]:
+async def _started_deletion(desk: Desk, offset: int, **more: Any) -> asyncio.Task[Any]:
     deleting = desk.loop.create_task(desk.delete_records(offset, **more))
     await turns(3)
     return deleting
 
 
-def test_a_deletion_is_answered_when_every_live_replica_has_followed() -> None:
+def test_deletion_completes_when_all_live_replicas_follow() -> None:
     async def story(desk: Desk) -> None:
         _replicated(desk)
-        deleting = await _begun(desk, 3)
+        deleting = await _started_deletion(desk, 3)
         assert desk.replica().log.log_start_offset == 3
         assert desk.follower_fetched(2, 5).log_start_offset == 3
         desk.follower_fetched(2, 5, log_start_offset=3)
@@ -197,14 +197,14 @@ def test_a_deletion_is_answered_when_every_live_replica_has_followed() -> None:
     told(story)
 
 
-def test_who_is_not_alive_is_not_waited_for() -> None:
+def test_deletion_does_not_wait_for_fenced_replicas() -> None:
     async def story(desk: Desk) -> None:
         _replicated(desk)
         desk.tell_broker(3, fenced=True)
-        deleting = await _begun(desk, 3)
+        deleting = await _started_deletion(desk, 3)
         desk.follower_fetched(2, 5, log_start_offset=3)
         assert (await deleting).low_watermark == 3
-        deleting = await _begun(desk, 4)
+        deleting = await _started_deletion(desk, 4)
         assert not deleting.done()
         desk.tell_broker(2, fenced=True)
         assert (await deleting).low_watermark == 4
@@ -212,8 +212,8 @@ def test_who_is_not_alive_is_not_waited_for() -> None:
     told(story)
 
 
-def test_time_is_up() -> None:
-    """7, with the low watermark as it was; what is deleted stays deleted."""
+def test_deletion_times_out() -> None:
+    """Error 7 with the low watermark unchanged; the records stay deleted."""
 
     async def story(desk: Desk) -> None:
         _replicated(desk)
@@ -227,10 +227,10 @@ def test_time_is_up() -> None:
 
 
 @pytest.mark.parametrize("change", ["follower", "recovering", "deleted"])
-def test_the_leader_changes_meanwhile(change: str) -> None:
+def test_leader_change_fails_a_pending_deletion(change: str) -> None:
     async def story(desk: Desk) -> None:
         _replicated(desk)
-        deleting = await _begun(desk, 3)
+        deleting = await _started_deletion(desk, 3)
         match change:
             case "follower":
                 desk.follow(6)
@@ -244,10 +244,10 @@ def test_the_leader_changes_meanwhile(change: str) -> None:
     told(story)
 
 
-def test_a_new_epoch_of_the_same_leader_goes_on() -> None:
+def test_pending_deletion_survives_a_new_epoch_of_the_leader() -> None:
     async def story(desk: Desk) -> None:
         _replicated(desk)
-        deleting = await _begun(desk, 3)
+        deleting = await _started_deletion(desk, 3)
         desk.lead(6, isr=(1, 2, 3))
         for follower in (2, 3):
             desk.follower_fetched(follower, 5, log_start_offset=3)
@@ -257,7 +257,7 @@ def test_a_new_epoch_of_the_same_leader_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("offset", "code"), [(6, ErrorCode.OFFSET_OUT_OF_RANGE), (-2, ErrorCode.OFFSET_OUT_OF_RANGE)])
-def test_only_what_is_committed_can_be_deleted(offset: int, code: int) -> None:
+def test_only_committed_records_can_be_deleted(offset: int, code: int) -> None:
     async def story(desk: Desk) -> None:
         _replicated(desk)
         assert (await desk.delete_records(offset)).error_code == code
@@ -266,8 +266,8 @@ def test_only_what_is_committed_can_be_deleted(offset: int, code: int) -> None:
     told(story)
 
 
-def test_followers_delete_what_the_leader_says_and_never_beyond_their_high_watermark() -> None:
-    """E29; who waits at the follower hears of it."""
+def test_follower_advances_log_start_up_to_its_high_watermark() -> None:
+    """E29; waiting readers of the follower are woken."""
 
     async def story(desk: Desk) -> None:
         replica = desk.follow(3)
@@ -286,8 +286,8 @@ def test_followers_delete_what_the_leader_says_and_never_beyond_their_high_water
     told(story)
 
 
-def test_a_follower_hears_of_a_deletion_without_waiting_for_records() -> None:
-    """Somebody waits for it: the parked fetch is answered with the new log start."""
+def test_deletion_completes_a_parked_follower_fetch() -> None:
+    """A client waits for the deletion, so the parked fetch is answered with the new log start offset."""
 
     async def story(desk: Desk) -> None:
         _replicated(desk)
@@ -295,7 +295,7 @@ def test_a_follower_hears_of_a_deletion_without_waiting_for_records() -> None:
         wanted = desk.wanted(5, current_leader_epoch=5, log_start_offset=0)
         session = desk.fetch(wanted, session_epoch=0, **follower).response.session_id
         parked = desk.fetch(session_id=session, session_epoch=1, max_wait_ms=60_000, **follower)
-        deleting = await _begun(desk, 3)
+        deleting = await _started_deletion(desk, 3)
         assert [each.log_start_offset for each in (await parked.later()).partitions] == [3]
         desk.fetch(
             desk.wanted(5, current_leader_epoch=5, log_start_offset=3), session_id=session, session_epoch=2, **follower

@@ -24,7 +24,7 @@ from tests.node.handlers.fakes import FakeBroker, FakeController, ask, image_of
 
 
 class RealController(FakeController):
-    """A cluster's; `down` is what it raises instead of answering."""
+    """The controller of a cluster; raises `down` if it is set."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def node() -> Node:
 
 
 def test_alter_partition_in_both_versions(node: Node) -> None:
-    """Version 2 knows no broker epochs of members, and none is checked (KIP-903)."""
+    """Version 2 carries no broker epochs of members, and none is checked (KIP-903)."""
     told = node.alter(2, new_isr=[1]).topics[0]
     (done,) = told.partitions
     assert told.topic_id == node.topic
@@ -74,13 +74,13 @@ def test_alter_partition_in_both_versions(node: Node) -> None:
 
 
 @pytest.mark.parametrize("state", [7, -1, 127])
-def test_a_byte_that_means_nothing_is_the_peers_fault(node: Node, state: int) -> None:
-    """G22: Kafka's controller falls over it."""
+def test_invalid_recovery_state_is_rejected(node: Node, state: int) -> None:
+    """G22: Kafka's controller fails on it."""
     answer = node.alter(3, new_isr_with_epochs=[{"broker_id": 1, "broker_epoch": -1}], leader_recovery_state=state)
     assert answer.topics[0].partitions[0].error_code is ErrorCode.INVALID_REQUEST
 
 
-def test_assignments_to_directories(node: Node) -> None:
+def test_assign_replicas_to_directories(node: Node) -> None:
     directory = node.cluster.image.brokers[1].log_dirs[0]
     wanted = [
         {
@@ -99,7 +99,7 @@ def test_assignments_to_directories(node: Node) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_elections(node: Node, version: int) -> None:
+def test_elect_leaders(node: Node, version: int) -> None:
     node.cluster.heartbeat(1, want_fence=True)
     named = [{"topic": "t", "partitions": [0, 1]}]
     answer = node.ask(
@@ -115,7 +115,7 @@ def test_elections(node: Node, version: int) -> None:
         assert version == 0 or answer.error_code is ErrorCode.NOT_CONTROLLER
 
 
-def test_a_move_and_what_is_told_of_it(node: Node) -> None:
+def test_reassignment_is_altered_and_listed(node: Node) -> None:
     def move(**more: Any) -> Any:
         partitions = [{"partition_index": 0, "replicas": [3, 2]}, {"partition_index": 1, "replicas": None}]
         topics = [{"name": "t", "partitions": partitions}]
@@ -140,8 +140,8 @@ def test_a_move_and_what_is_told_of_it(node: Node) -> None:
     assert listed(None).error_code is ErrorCode.POLICY_VIOLATION
 
 
-def test_types_of_upgrade(node: Node) -> None:
-    """Version 0 says whether a downgrade is allowed; what no version knows is told so."""
+def test_upgrade_type_of_each_version(node: Node) -> None:
+    """Version 0 has a flag for downgrades; unknown types are passed on as UNKNOWN."""
     update = {"feature": "group.version", "max_version_level": 0}
     for version, more, kind in (
         (0, {"allow_downgrade": True}, UpgradeType.SAFE_DOWNGRADE),
@@ -155,13 +155,13 @@ def test_types_of_upgrade(node: Node) -> None:
         assert node.controller.asked[-1] == UpdateFeatures((FeatureUpdate("group.version", 0, kind),))
 
 
-def test_a_feature_that_is_refused_has_no_results(node: Node) -> None:
+def test_rejected_feature_has_no_results(node: Node) -> None:
     update = {"feature": "nope", "max_version_level": 1}
     answer = node.ask(handle_update_features, ApiKey.UPDATE_FEATURES, 1, feature_updates=[update], timeout=1)
     assert (answer.error_code, answer.results) == (ErrorCode.INVALID_UPDATE_VERSION, ())
 
 
-def test_brokers_are_forgotten_once(node: Node) -> None:
+def test_broker_is_unregistered_once(node: Node) -> None:
     codes = [node.ask(handle_unregister_broker, ApiKey.UNREGISTER_BROKER, 0, broker_id=3).error_code for _ in range(2)]
     assert codes == [ErrorCode.NONE, ErrorCode.BROKER_ID_NOT_REGISTERED]
     assert UUID(int=10_003) not in {d for broker in node.cluster.image.brokers.values() for d in broker.log_dirs}

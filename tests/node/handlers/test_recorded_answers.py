@@ -1,4 +1,4 @@
-"""The admin APIs against what Kafka 4.3.1 was recorded to answer (tests/kafka does it against a live one)."""
+"""The admin APIs against recorded answers of Kafka 4.3.1 (tests/kafka compares with a live one)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def node() -> Iterator[EmbeddedNode]:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_answers_as_kafka_did(name: str, node: EmbeddedNode) -> None:
+def test_answers_match_recorded_answers_of_kafka(name: str, node: EmbeddedNode) -> None:
     with RawConnection(node.port) as connection:
         answers = run_script(connection, SCRIPTS[name])
     for step, theirs, ours in zip(SCRIPTS[name], recorded_answers()[name], answers, strict=True):

@@ -27,7 +27,7 @@ def create(broker: FakeBroker, *topics: dict[str, Any], version: int = 7) -> Any
     return asyncio.run(ask(handle_create_topics, broker, ApiKey.CREATE_TOPICS, version, topics=topics))
 
 
-def test_configs_of_a_new_topic_come_with_their_sources() -> None:
+def test_created_topic_returns_configs_with_sources() -> None:
     broker = FakeBroker(
         image_of(configs={(ConfigResourceType.BROKER, ""): {"message.max.bytes": "7"}}), {"log.roll.hours": "1"}
     )
@@ -41,7 +41,7 @@ def test_configs_of_a_new_topic_come_with_their_sources() -> None:
     assert "internal.segment.bytes" not in told
 
 
-def test_a_refusal_of_the_controller_is_every_topics() -> None:
+def test_controller_error_applies_to_every_topic() -> None:
     broker = FakeBroker(image_of())
     broker.controller.answer = PeerError(ErrorCode.NOT_CONTROLLER, "gone")
     answer = create(broker, {"name": "a"}, {"name": "b"})
@@ -51,7 +51,7 @@ def test_a_refusal_of_the_controller_is_every_topics() -> None:
     ]
 
 
-def test_names_that_come_twice_never_reach_the_controller() -> None:
+def test_duplicate_names_are_not_sent_to_the_controller() -> None:
     broker = FakeBroker(image_of())
     create(broker, {"name": "a"}, {"name": "a"}, {"name": "__cluster_metadata"})
     assert broker.controller.asked == []
@@ -68,7 +68,7 @@ def test_deletion_disabled(version: int, code: int) -> None:
     assert [each.error_code for each in answer.responses] == [code]
 
 
-def test_a_topic_named_and_meant_by_id_is_deleted_by_neither() -> None:
+def test_topic_given_by_name_and_id_is_not_deleted() -> None:
     topic = topic_image("t")
     broker = FakeBroker(image_of([topic]))
     answer = asyncio.run(
@@ -86,7 +86,7 @@ def test_a_topic_named_and_meant_by_id_is_deleted_by_neither() -> None:
     ]
 
 
-def test_unknown_topics_have_no_message_when_partitions_are_added() -> None:
+def test_create_partitions_omits_message_for_unknown_topic() -> None:
     broker = FakeBroker(image_of())
     unknown = Outcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "words")
     broker.controller.answer = CreatePartitionsAnswer((NamedOutcome("t", unknown),))
