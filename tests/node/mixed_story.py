@@ -1,6 +1,6 @@
-"""The story of a voter set of both kinds: a voter comes late, then whoever leads is killed, again and again.
+"""The story of a mixed voter set: a voter starts late, then the leader is killed, again and again.
 
-Owns the order of events and what was seen of them; what must hold afterwards is for the tests to say.
+Owns the order of events and the observations; the tests assert the results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOOK_S = 0.2
 
 @dataclass(slots=True)
 class Lived:
-    """What is left when all nodes have stopped."""
+    """The result, after all nodes have stopped."""
 
     kinds: dict[int, str]
     directories: dict[int, Path]
@@ -87,7 +87,9 @@ def live(root: Path, kinds: list[str], late: int) -> Lived:
 
 
 def leader_after(cluster: MixedCluster, epoch: int, *, but: int = -1) -> tuple[MixedNode, Any]:
-    """Who leads a later epoch than `epoch` and says so itself, with its description of the quorum; waits for it."""
+    """The leader of an epoch later than `epoch` that reports so itself, with its description of the quorum; waits for
+    it.
+    """
 
     def look() -> tuple[MixedNode, Any] | None:
         for node in cluster.nodes:
@@ -105,13 +107,13 @@ def leader_after(cluster: MixedCluster, epoch: int, *, but: int = -1) -> tuple[M
 
 
 def _ends(cluster: MixedCluster, offset: int) -> int:
-    """How many voters have everything before `offset`, as the leader knows."""
+    """How many voters have all records before `offset`, according to the leader."""
     described = leader_after(cluster, 0)[1]
     return sum(each.log_end_offset >= offset for each in described.current_voters)
 
 
 def _come_late(cluster: MixedCluster, late: int) -> Lived:
-    """The voter that never ran comes when the others have snapshots: what it lacks is quicker to get by one."""
+    """The voter that never ran starts when the others have snapshots: it catches up faster by one."""
     node = cluster.node(late)
     leader, _ = leader_after(cluster, 0)
     eventually(lambda: len(snapshots(leader.log_dir)) > 1, "the leader has snapshots")
@@ -129,8 +131,9 @@ def _come_late(cluster: MixedCluster, late: int) -> Lived:
 
 
 def _kill_leader(cluster: MixedCluster, lived: Lived, load: TopicLoad, *, overtake: bool) -> None:
-    """Where it is to `overtake`, and the other two are of different kinds: the one that is of the leader's kind sleeps
-    while topics are created, so only the other can be elected without losing any."""
+    """If it is to `overtake`, and the other two are of different implementations: the one of the leader's
+    implementation is suspended while topics are created, so only the other can be elected without losing any.
+    """
     load.await_more(2)
     old, described = leader_after(cluster, 0)
     others = [each for each in cluster.nodes if each.is_controller and each is not old]
@@ -139,7 +142,7 @@ def _kill_leader(cluster: MixedCluster, lived: Lived, load: TopicLoad, *, overta
         sleeper = None
     if sleeper is not None:
         sleeper.send_signal(signal.SIGSTOP)
-        # One answer to a fetch may lie in its socket already.
+        # One fetch response may be in its socket already.
         load.await_more(4)
     old.kill()
     if sleeper is None:

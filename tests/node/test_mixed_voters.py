@@ -1,4 +1,4 @@
-"""Two voters of one kind and one of the other: they elect each other, mend each other, and hold the same."""
+"""Two voters of one implementation and one of the other: elections, catch-up, and identical logs."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.tim
     ],
 )
 def lived(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lived:
-    """The story of one cluster; the third voter comes late."""
+    """The story of one cluster; the third voter starts late."""
     kinds: tuple[str, ...] = request.param
     return live(tmp_path_factory.mktemp("mixed"), list(kinds), late=3)
 
 
-def test_a_voter_of_the_other_kind_catches_up_by_a_snapshot(lived: Lived) -> None:
+def test_a_voter_of_the_other_implementation_catches_up_by_a_snapshot(lived: Lived) -> None:
     assert {lived.kinds[node_id] for node_id in lived.directories if node_id != lived.late} != {lived.kinds[lived.late]}
     assert lived.late_snapshot.end_offset > 0
     assert lived.late_log_began == lived.late_snapshot.end_offset
     assert has_same_file(lived)
 
 
-def test_nothing_acknowledged_is_lost_however_often_the_leader_is_killed(lived: Lived) -> None:
+def test_no_acknowledged_record_is_lost_when_leaders_are_killed(lived: Lived) -> None:
     assert sum(lived.killed.values()) == KILLS
     assert lived.epochs == sorted(set(lived.epochs))
     assert len(lived.created) > 2 * KILLS
@@ -57,8 +57,8 @@ def test_nothing_acknowledged_is_lost_however_often_the_leader_is_killed(lived: 
     assert not lived.deleted & lived.shown
 
 
-def test_elections_go_both_ways(lived: Lived) -> None:
-    """And whoever lacks a committed record is not elected."""
+def test_each_implementation_elects_the_other(lived: Lived) -> None:
+    """And a node that lacks a committed record is not elected."""
     assert {("kafka", "fenceline"), ("fenceline", "kafka")} <= lived.handed
     assert lived.overtaken
     for killed, behind, leader in lived.overtaken:
@@ -88,7 +88,7 @@ def test_images_are_equal(lived: Lived) -> None:
         assert not lived.deleted & set(image.topics_by_name)
 
 
-def test_every_snapshot_says_what_the_log_of_another_voter_says(lived: Lived) -> None:
+def test_every_snapshot_matches_the_log_of_another_voter(lived: Lived) -> None:
     for node_id, path in lived.directories.items():
         other = lived.directories[2 if node_id == 1 else 1]
         newest = [each for each in snapshots(path) if each.end_offset <= lived.high_watermark][-3:]
@@ -97,7 +97,7 @@ def test_every_snapshot_says_what_the_log_of_another_voter_says(lived: Lived) ->
             assert snapshot_checksum(path, snapshot) == checksum(image_from_records(other, snapshot.end_offset))
 
 
-def test_kafkas_tools_see_the_same_in_all_directories(lived: Lived, tmp_path: Path) -> None:
+def test_kafkas_tools_read_the_same_in_all_directories(lived: Lived, tmp_path: Path) -> None:
     dumps = kafkas_dumps(lived.directories.values(), lived.late_log_began, lived.high_watermark)
     assert len(dumps) == 3
     assert len(dumps[0]) > 10 * KILLS
