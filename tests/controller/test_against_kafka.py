@@ -1,4 +1,4 @@
-"""The same requests to the controller here and to a running Apache Kafka 4.3.1: codes and messages must be equal."""
+"""The same requests to this controller and to a running Apache Kafka 4.3.1: codes and messages must be equal."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _told(item: Any, outcome: Outcome) -> tuple[Any, int, str | None]:
 
 
 def _or_error(items: list[Any], ask: Callable[[], Answer]) -> Answer:
-    """Kafka gives a failure of the whole request to each item."""
+    """Kafka returns a failure of the whole request for each item."""
     try:
         return ask()
     except PeerError as error:

@@ -1,7 +1,7 @@
-"""Rules broken on purpose: each must be seen by some random world, else those worlds prove nothing about it.
+"""Rules broken on purpose: some random world must detect each, otherwise those worlds prove nothing about it.
 
-A row tells the rule, where it stands in the code, and what stands there once it is broken. The texts are those of the
-sources: whoever rewrites one finds the row that goes with it.
+A row has the rule, its place in the code, and the text that replaces it. The texts are those of the sources: a change
+of the source needs a change of its row.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ BREAKS = (
 
 @contextmanager
 def broken(each: Break) -> Iterator[None]:
-    """The functions of the module run the broken text while this lasts."""
+    """The functions of the module run the changed text inside this context."""
     source = inspect.getsource(each.module)
     assert source.count(each.whole) == 1, f"{each.module.__name__} has {source.count(each.whole)} of: {each.whole}"
     namespace: dict[str, Any] = {"__name__": each.module.__name__}
@@ -179,7 +179,7 @@ def broken(each: Break) -> Iterator[None]:
         if real.__code__ != changed.__code__:
             kept.append((real, real.__code__))
             real.__code__ = changed.__code__
-    assert kept, "the broken text changes no function"
+    assert kept, "the changed text changes no function"
     try:
         yield
     finally:
@@ -200,7 +200,7 @@ _SEEDS = 120
 
 
 @pytest.mark.parametrize("each", BREAKS, ids=lambda each: each.rule)
-def test_some_world_sees_it(each: Break) -> None:
+def test_some_world_detects_it(each: Break) -> None:
     with broken(each):
         for seed in range(_SEEDS):
             try:
@@ -210,6 +210,6 @@ def test_some_world_sees_it(each: Break) -> None:
     pytest.fail(f"{_SEEDS} worlds live without this rule")
 
 
-def test_nothing_stays_broken() -> None:
+def test_no_rule_stays_broken() -> None:
     for seed in range(3):
         live(seed)

@@ -1,4 +1,4 @@
-"""Records of a snapshot that were deleted or modified since (KIP-630 "When to Snapshot"; gaps.md G23)."""
+"""Records of a snapshot that were deleted or modified since (KIP-630 \"When to Snapshot\"; gaps.md G23)."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def test_deleted_and_modified_records_count_and_new_ones_do_not(
     assert len(found) == len(set(found)) == count
 
 
-def test_the_steps_of_a_life_are_counted_as_its_whole_difference() -> None:
-    """Whatever a later step makes of a record: what was in the snapshot and changed is counted, and by every way."""
+def test_stepwise_counting_equals_the_whole_difference() -> None:
+    """Whatever a later step does to a record: records of the snapshot that changed are counted, by every way."""
     for seed in range(40):
         life = Life(seed)
         for _ in range(30):
@@ -99,7 +99,7 @@ def test_the_steps_of_a_life_are_counted_as_its_whole_difference() -> None:
         assert whole <= changed.restart(0), seed
 
 
-def test_no_more_is_counted_than_is_needed(image: MetadataImage) -> None:
+def test_counting_stops_at_the_limit(image: MetadataImage) -> None:
     changed = ChangedRecords(image)
     changed.restart(1)
     for value in range(2, 6):
@@ -109,4 +109,4 @@ def test_no_more_is_counted_than_is_needed(image: MetadataImage) -> None:
     assert changed.count == 1
     image, delta = apply(image, [RemoveTopicRecord(TOPIC)], image.offset + 1, 1)
     changed.apply_delta(image, delta)
-    assert changed.count == 1, "enough is known"
+    assert changed.count == 1, "the limit is reached"

@@ -1,4 +1,4 @@
-"""Whatever peers say, a node goes on: no message stops it but a proof that committed records are lost (gaps.md G36)."""
+"""Any messages from peers: none stops a node except a proof that committed records are lost (gaps.md G36)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _CODES = [ErrorCode.NONE] * 6 + [
 
 
 class Babble:
-    """Makes up messages around the state of a machine."""
+    """Generates random messages around the state of a machine."""
 
     def __init__(self, machine: Machine, rng: Random) -> None:
         self.machine = machine
@@ -179,7 +179,7 @@ class Babble:
 
 
 def babble(seed: int, steps: int) -> int:
-    """How many messages were heard; every request got at most one answer, and no epoch fell."""
+    """Returns the number of messages received; every request got at most one response, and no epoch decreased."""
     rng = Random(seed)
     options = {"dynamic": rng.random() < 0.7, "me": rng.choice((1, 1, 4)), "auto_join": rng.random() < 0.5}
     machine = Machine(election=ElectionState(3, leader_id=rng.choice((1, 2))), history=(1, 3), **options)
@@ -227,7 +227,7 @@ def babble(seed: int, steps: int) -> int:
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))
-def test_nothing_that_peers_say_stops_a_node(first: int) -> None:
+def test_no_message_of_a_peer_stops_a_node(first: int) -> None:
     heard = 0
     for seed in range(first, first + 50):
         try:

@@ -1,7 +1,7 @@
-"""Bytes that nobody meant: every parser gives a value or MalformedRequest, and nothing else.
+"""Malformed input: every parser returns a value or raises MalformedRequest, and nothing else.
 
-Random bytes, a valid message with some bytes changed, and a valid message cut off, for each of them.
-Memory is bounded: no count makes a parser reserve more than the message could hold.
+Random bytes, a valid message with some bytes changed, and a valid message cut off, for each of them. Memory is bounded:
+no count makes a parser reserve more than the message could hold.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
 
 
 def survives(parse: Parser, version: int, raw: bytes) -> bool:
-    """Whether `raw` was accepted; any exception but MalformedRequest goes through."""
+    """Whether `raw` was accepted; any exception but MalformedRequest is raised."""
     try:
         parse(version, memoryview(bytearray(raw)))
     except MalformedRequest:
@@ -75,7 +75,7 @@ def test_hand_written_parsers(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", list(HAND_WRITTEN))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_no_part_of_a_message_is_a_message(name: str, data: st.DataObject) -> None:
+def test_no_prefix_of_a_message_is_a_message(name: str, data: st.DataObject) -> None:
     versions, parse, messages, encode = HAND_WRITTEN[name]
     version = data.draw(st.sampled_from(versions))
     encoded = encode(version, data.draw(messages(version)))
@@ -84,7 +84,7 @@ def test_no_part_of_a_message_is_a_message(name: str, data: st.DataObject) -> No
         assert not survives(parse, version, whole[:size]), f"{size} of {len(whole)} bytes were taken for all"
 
 
-def test_no_part_of_a_message_of_kafka_is_a_message() -> None:
+def test_no_prefix_of_a_kafka_message_is_a_message() -> None:
     for key in api_key_map:
         for version in kio_schemas.kio_versions(key):
             for is_request in (True, False):
@@ -96,8 +96,8 @@ def test_no_part_of_a_message_of_kafka_is_a_message() -> None:
                         read(key, version, whole[:size])
 
 
-def test_every_message_of_kafka_damaged() -> None:
-    """Seeded, so that a failure names its message; the property test below looks further."""
+def test_every_damaged_kafka_message() -> None:
+    """Seeded, so that a failure names its message; the property test below searches further."""
     rng = random.Random(7)
     for key in api_key_map:
         for version in kio_schemas.kio_versions(key):
