@@ -176,9 +176,9 @@ def _led(isr: tuple[int, ...], leader: int = 1, **more: Any) -> PartitionImage:
     ids=[
         "shrinks below the minimum",
         "grows to the minimum",
-        "takes in one that was not eligible",
+        "adds one that was not eligible",
         "one crashed",
-        "nobody is left",
+        "no replica is left",
         "an eligible one leads",
         "the last one crashed",
         "the last leader is not back",

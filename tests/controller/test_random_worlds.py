@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from .world import ACTIONS, World, live
+from .world import ACTIONS, World, run_history
 
 
 class AnyWorld(RuleBasedStateMachine):
@@ -50,11 +50,11 @@ TestAnyWorld.settings = settings(max_examples=40, stateful_step_count=40, deadli
 def test_histories_with_brokers_reported_as_gone() -> None:
     """Also: brokers that are reported as ended are fenced, whether they live or not."""
     for seed in range(40):
-        live(seed, more=((6, World.lose),))
+        run_history(seed, more=((6, World.lose),))
 
 
 @pytest.mark.parametrize("first", range(0, 160, 40))
 def test_long_histories(first: int) -> None:
     """Longer than Hypothesis's, and the same each time."""
     for seed in range(first, first + 40):
-        live(seed)
+        run_history(seed)

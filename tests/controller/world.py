@@ -480,7 +480,9 @@ ACTIONS: Final[tuple[tuple[int, Callable[[World, Random], None]], ...]] = (
 """What happens, and how often beside the others."""
 
 
-def live(seed: int, steps: int = 120, more: tuple[tuple[int, Callable[[World, Random], None]], ...] = ()) -> World:
+def run_history(
+    seed: int, steps: int = 120, more: tuple[tuple[int, Callable[[World, Random], None]], ...] = ()
+) -> World:
     """A whole history of one seed, checked: every third without eligible replicas, some of those at old levels. `more`
     are actions in addition to `ACTIONS`.
     """

@@ -28,7 +28,7 @@ from fenceline.metadata.security_records import ClientQuotaRecord, EntityData, R
 from fenceline.metadata.snapshot import image_of, image_records
 
 
-class Life:
+class RandomHistory:
     """Random records that fit each other."""
 
     def __init__(self, seed: int) -> None:
@@ -85,16 +85,16 @@ class Life:
 @pytest.mark.parametrize("seed", range(40))
 def test_random_histories(seed: int) -> None:
     """A delta holds the differences; all records at once lead to the same image; a snapshot holds all of it."""
-    life = Life(seed)
+    history = RandomHistory(seed)
     everything: list[MetadataRecord] = []
     offset = -1
-    pending = life.records
+    pending = history.records
     for _ in range(60):
-        before = life.image
+        before = history.image
         offset += len(pending)
         everything += pending
-        life.image, delta = apply(before, pending, offset, 3)
-        expected = difference(before, life.image)
+        history.image, delta = apply(before, pending, offset, 3)
+        expected = difference(before, history.image)
         assert set(delta.changed_partitions) == set(expected.changed_partitions)
         assert set(delta.created_topics) == set(expected.created_topics)
         assert set(delta.deleted_topics) == set(expected.deleted_topics)
@@ -102,14 +102,14 @@ def test_random_histories(seed: int) -> None:
         assert set(delta.changed_brokers) == set(expected.changed_brokers)
         assert set(delta.changed_features) == set(expected.changed_features)
         assert delta.producer_ids_changed == expected.producer_ids_changed
-        pending = life.step()
-    assert _at_once(everything, offset) == life.image
-    assert image_of(image_records(life.image), offset, 3) == life.image
-    values = [encode_record(record, 30) for record in image_records(life.image)]
+        pending = history.step()
+    assert _at_once(everything, offset) == history.image
+    assert image_of(image_records(history.image), offset, 3) == history.image
+    values = [encode_record(record, 30) for record in image_records(history.image)]
     straight = MetadataDelta(EMPTY_IMAGE)
     for value in values:
         straight.replay_value(value)
-    assert straight.build(offset, 3)[0] == life.image
+    assert straight.build(offset, 3)[0] == history.image
     assert [encode_record(decode_record(value), 30) for value in values] == values
 
 

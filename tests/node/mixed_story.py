@@ -33,7 +33,7 @@ _LOOK_S = 0.2
 
 
 @dataclass(slots=True)
-class Lived:
+class StoryResult:
     """The result, after all nodes have stopped."""
 
     kinds: dict[int, str]
@@ -56,7 +56,7 @@ class Lived:
     epochs: list[int] = field(default_factory=list)
 
 
-def live(root: Path, kinds: list[str], late: int) -> Lived:
+def run_mixed_story(root: Path, kinds: list[str], late: int) -> StoryResult:
     """Three controllers of `kinds` and a broker, from the first start to the last stop."""
     scratch = root / "scratch"
     scratch.mkdir()
@@ -66,24 +66,24 @@ def live(root: Path, kinds: list[str], late: int) -> Lived:
     with cluster:
         cluster.wait_ready()
         with TopicLoad(cluster.node(BROKER_ID).bootstrap) as load:
-            lived = _come_late(cluster, late)
+            result = _start_late_voter(cluster, late)
             for turn in range(KILLS):
-                overtake = turn % 3 == 2 or (turn > KILLS // 2 and not lived.overtaken)
-                _kill_leader(cluster, lived, load, overtake=overtake)
+                overtake = turn % 3 == 2 or (turn > KILLS // 2 and not result.overtaken)
+                _kill_leader(cluster, result, load, overtake=overtake)
         described = leader_after(cluster, 0)[1]
         eventually(lambda: _ends(cluster, described.high_watermark) == 3, "all voters have everything", step_s=_LOOK_S)
-        lived.high_watermark = described.high_watermark
-        lived.created, lived.deleted = load.created, load.deleted
+        result.high_watermark = described.high_watermark
+        result.created, result.deleted = load.created, load.deleted
 
         def shown() -> bool:
             with Admin(cluster.node(BROKER_ID).bootstrap) as admin:
-                lived.shown = set(admin.metadata().topics)
-            return lived.created <= lived.shown and not lived.deleted & lived.shown
+                result.shown = set(admin.metadata().topics)
+            return result.created <= result.shown and not result.deleted & result.shown
 
         eventually(shown, "the broker shows what was acknowledged")
         for node in reversed(cluster.nodes):
             node.stop()
-    return lived
+    return result
 
 
 def leader_after(cluster: MixedCluster, epoch: int, *, but: int = -1) -> tuple[MixedNode, Any]:
@@ -112,7 +112,7 @@ def _ends(cluster: MixedCluster, offset: int) -> int:
     return sum(each.log_end_offset >= offset for each in described.current_voters)
 
 
-def _come_late(cluster: MixedCluster, late: int) -> Lived:
+def _start_late_voter(cluster: MixedCluster, late: int) -> StoryResult:
     """The voter that never ran starts when the others have snapshots: it catches up faster by one."""
     node = cluster.node(late)
     leader, _ = leader_after(cluster, 0)
@@ -121,7 +121,7 @@ def _come_late(cluster: MixedCluster, late: int) -> Lived:
     node.wait_ready()
     offset = leader_after(cluster, 0)[1].high_watermark
     eventually(lambda: _ends(cluster, offset) == 3, "the late voter has everything", step_s=_LOOK_S)
-    return Lived(
+    return StoryResult(
         {each.node_id: each.kind for each in cluster.nodes},
         {each.node_id: each.log_dir for each in cluster.nodes if each.is_controller},
         late,
@@ -130,7 +130,7 @@ def _come_late(cluster: MixedCluster, late: int) -> Lived:
     )
 
 
-def _kill_leader(cluster: MixedCluster, lived: Lived, load: TopicLoad, *, overtake: bool) -> None:
+def _kill_leader(cluster: MixedCluster, result: StoryResult, load: TopicLoad, *, overtake: bool) -> None:
     """If it is to `overtake`, and the other two are of different implementations: the one of the leader's
     implementation is suspended while topics are created, so only the other can be elected without losing any.
     """
@@ -151,19 +151,19 @@ def _kill_leader(cluster: MixedCluster, lived: Lived, load: TopicLoad, *, overta
     else:
         sleeper.send_signal(signal.SIGCONT)
         new, described = leader_after(cluster, described.leader_epoch)
-        lived.overtaken.append((old.node_id, sleeper.node_id, new.node_id))
+        result.overtaken.append((old.node_id, sleeper.node_id, new.node_id))
         old.start()
-    lived.killed[old.node_id] += 1
-    lived.handed.add((old.kind, new.kind))
-    lived.epochs.append(described.leader_epoch)
+    result.killed[old.node_id] += 1
+    result.handed.add((old.kind, new.kind))
+    result.epochs.append(described.leader_epoch)
     offset = described.high_watermark
     eventually(lambda: _ends(cluster, offset) == 3, "the killed one has caught up", wait_s=120, step_s=_LOOK_S)
 
 
-def has_same_file(lived: Lived) -> bool:
+def has_same_file(result: StoryResult) -> bool:
     """Whether the late voter's first snapshot is, byte for byte, that of another voter."""
     mine, *others = (
-        snapshot_path(lived.directories[node_id], lived.late_snapshot)
-        for node_id in sorted(lived.directories, key=lambda node_id: node_id != lived.late)
+        snapshot_path(result.directories[node_id], result.late_snapshot)
+        for node_id in sorted(result.directories, key=lambda node_id: node_id != result.late)
     )
     return any(path.exists() and path.read_bytes() == mine.read_bytes() for path in others)

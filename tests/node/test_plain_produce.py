@@ -50,7 +50,7 @@ class FullDisk(SimDisk):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-class Later:
+class PendingConnection:
     """A connection that waits for its response."""
 
     answer: bytes | None = None
@@ -75,7 +75,7 @@ class Side:
         self.timers: list[Any] = []
         self.soon: list[Any] = []
         self.now_s = 0.0
-        self.later: list[Later] = []
+        self.later: list[PendingConnection] = []
         image: Any = SimpleNamespace(topics_by_id={}, topics_by_name={})
         clock: Any = SimpleNamespace(now_ms=lambda: NOW, monotonic_ms=lambda: NOW)
         self.replicas = Replicas(
@@ -139,7 +139,7 @@ class Side:
         except MalformedRequest as error:
             return str(error)
         if isinstance(outcome, PendingAnswer):
-            self.later.append(Later())
+            self.later.append(PendingConnection())
             outcome.attach(self.later[-1])  # type: ignore[arg-type]
             self.run_soon()
             return "pending"

@@ -81,7 +81,7 @@ def assigned(desk: Desk) -> dict[int, UUID]:
     }
 
 
-def told_of(partitions: int, story: Callable[[Desk], Any], *, directories: int = 2, **given: Any) -> None:
+def run_story(partitions: int, story: Callable[[Desk], Any], *, directories: int = 2, **given: Any) -> None:
     async def whole(desk: Desk) -> None:
         knows_directories(desk)
         desk.controller.answer = takes_all
@@ -111,7 +111,7 @@ def test_new_replicas_go_to_the_emptiest_directory_and_are_reported() -> None:
             names = desk.disk.listdir(desk.log_dirs.opened[number].path)
             assert [name for name in names if name.startswith(TOPIC)] == [f"{TOPIC}-{index}" for index in held]
 
-    told_of(5, story, directories=3)
+    run_story(5, story, directories=3)
 
 
 def test_the_assignment_of_the_controller_decides_for_a_replica_without_files() -> None:
@@ -123,7 +123,7 @@ def test_the_assignment_of_the_controller_decides_for_a_replica_without_files() 
         assert desk.controller.asked == []
         assert desk.disk.stat(f"/data2/{TOPIC}-2") is not None
 
-    told_of(3, story)
+    run_story(3, story)
 
 
 def test_existing_files_override_the_assignment_of_the_controller() -> None:
@@ -136,10 +136,10 @@ def test_existing_files_override_the_assignment_of_the_controller() -> None:
         assert desk.replica().log.directory == f"/data2/{TOPIC}-0"
         assert assigned(desk) == {0: mine(desk, 1)}
 
-    told_of(1, story)
+    run_story(1, story)
 
 
-def twins(desk: Desk, *epochs: tuple[int, ...], safe: bool = False) -> None:
+def two_copies(desk: Desk, *epochs: tuple[int, ...], safe: bool = False) -> None:
     """The partition is in both directories, with a record of each epoch. `safe`: the checkpoints know of them."""
     for log_dir, wanted in zip(desk.log_dirs, epochs, strict=True):
         log = log_dir.partition(where(), desk.topic_id, LogConfig())
@@ -162,7 +162,7 @@ def everything(desk: Desk) -> dict[str, bytes | None]:
 
 def test_a_partition_in_two_directories_is_offline_only_if_they_diverge() -> None:
     async def story(desk: Desk) -> None:
-        twins(desk, (1, 1, 2), (1, 3, 3, 3))
+        two_copies(desk, (1, 1, 2), (1, 3, 3, 3))
         before = everything(desk)
         assert [desk.partitions.directories.scan(log_dir) for log_dir in desk.log_dirs] == [[where()], []]
         desk.partitions.recover([where()])
@@ -170,7 +170,7 @@ def test_a_partition_in_two_directories_is_offline_only_if_they_diverge() -> Non
         assert f"{TOPIC}-0 is in two directories, and each has records that the other lacks: /data and /data2" in reason
         assert everything(desk) == before
 
-    told_of(1, story)
+    run_story(1, story)
 
 
 @pytest.mark.parametrize("damaged", [(0,), (1,), (0, 1)], ids=str)
@@ -180,7 +180,7 @@ def test_a_damaged_copy_of_a_partition_in_two_directories_fails_only_that_partit
     """The comparison raised CorruptLog, which ended the start of the node."""
 
     async def story(desk: Desk) -> None:
-        twins(desk, (1, 2, 2), (1, 2, 2), safe=True)
+        two_copies(desk, (1, 2, 2), (1, 2, 2), safe=True)
         for number in damaged:
             path = f"{desk.log_dirs.opened[number].partition_path(where())}/{0:020d}.log"
             content = bytearray(desk.disk.peek(path) or b"")
@@ -205,7 +205,7 @@ def test_a_damaged_copy_of_a_partition_in_two_directories_fails_only_that_partit
         desk.delete_topic()
         assert [name for path in ("/data", "/data2") for name in desk.disk.listdir(path) if name == f"{TOPIC}-0"] == []
 
-    told_of(2, story)
+    run_story(2, story)
 
 
 @pytest.mark.parametrize("named", [0, 1])
@@ -216,13 +216,13 @@ def test_the_assigned_one_of_two_diverging_directories_is_used(named: int) -> No
 
     async def story(desk: Desk) -> None:
         lead(desk, 0, mine(desk, named))
-        twins(desk, (1, 1, 2), (1, 3, 3, 3))
+        two_copies(desk, (1, 1, 2), (1, 3, 3, 3))
         for log_dir in desk.log_dirs:
             desk.partitions.directories.scan(log_dir)
         assert desk.log_dirs.holder(where()) is desk.log_dirs.opened[named]
         (stray,) = desk.log_dirs.opened[1 - named].strays()
         assert stray.topic_partition == where()
-        (receipt,) = taken_up(desk)
+        (receipt,) = recovered_receipts(desk)
         lost = (1, 3) if named else (1, 4)
         assert (receipt.start_offset, receipt.end_offset_exclusive) == lost, (
             "the records that the assigned directory lacks"
@@ -230,10 +230,10 @@ def test_the_assigned_one_of_two_diverging_directories_is_used(named: int) -> No
         assert (receipt.topic_id, receipt.cause) == (desk.topic_id, Cause.SET_ASIDE)
         assert all(path.startswith(f"{stray.path}/lost+found/") for path in receipt.evidence)
 
-    told_of(1, story)
+    run_story(1, story)
 
 
-def taken_up(desk: Desk) -> list[Receipt]:
+def recovered_receipts(desk: Desk) -> list[Receipt]:
     """What the next step of a start adds to the ledger."""
     keeper = LossKeeper(cast(Broker, desk))
     keeper.recover()
@@ -256,7 +256,7 @@ def test_records_of_a_directory_without_a_topic_id_get_a_receipt(directories: in
         without_id(desk)
         for log_dir in desk.log_dirs:
             assert desk.partitions.directories.scan(log_dir) == []
-        (receipt,) = taken_up(desk)
+        (receipt,) = recovered_receipts(desk)
         assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (0, 3, 3)
         assert (receipt.topic, receipt.topic_id, receipt.cause) == (TOPIC, None, Cause.SET_ASIDE)
         assert receipt.loss_class is LossClass.MAYBE_ACKNOWLEDGED, "no checkpoint is known to cover it"
@@ -264,7 +264,7 @@ def test_records_of_a_directory_without_a_topic_id_get_a_receipt(directories: in
         lead(desk, 0, mine(desk, 0), isr=(1,))
         assert desk.replica().log.log_end_offset == 0
 
-    told_of(1, story, directories=directories)
+    run_story(1, story, directories=directories)
 
 
 def test_a_directory_without_a_topic_id_or_records_has_no_receipt() -> None:
@@ -273,9 +273,9 @@ def test_a_directory_without_a_topic_id_or_records_has_no_receipt() -> None:
         replace_file(desk.disk, f"/data/{TOPIC}-0/partition.metadata", b"")
         assert desk.partitions.directories.scan(desk.log_dirs.first) == []
         assert len(desk.log_dirs.first.strays()) == 1
-        assert taken_up(desk) == []
+        assert recovered_receipts(desk) == []
 
-    told_of(1, story, directories=1)
+    run_story(1, story, directories=1)
 
 
 def test_without_space_for_the_note_the_partition_waits() -> None:
@@ -284,7 +284,7 @@ def test_without_space_for_the_note_the_partition_waits() -> None:
         desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
         assert desk.partitions.directories.scan(desk.log_dirs.first) == []
         assert desk.log_dirs.first.strays() == []
-        assert taken_up(desk) == []
+        assert recovered_receipts(desk) == []
         with pytest.raises(PeerError) as refused:
             lead(desk, 0, mine(desk, 0), isr=(1,))
         assert refused.value.code is STORAGE_ERROR
@@ -293,7 +293,7 @@ def test_without_space_for_the_note_the_partition_waits() -> None:
         desk.delete_topic()
         assert not desk.partitions.directories.pending_notes, "the next topic of this name does not wait"
 
-    told_of(1, story, directories=1)
+    run_story(1, story, directories=1)
 
 
 def test_the_partition_is_served_as_soon_as_there_is_space_for_the_note() -> None:
@@ -318,7 +318,7 @@ def test_the_partition_is_served_as_soon_as_there_is_space_for_the_note() -> Non
         (receipt,) = keeper.next_due(9)
         assert (receipt.start_offset, receipt.end_offset_exclusive) == (0, 3)
 
-    told_of(1, story, directories=1)
+    run_story(1, story, directories=1)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_the_complete_one_of_two_directories_is_used(first: tuple[int], second: 
     """A loss of power during a move leaves two; the other one is not deleted."""
 
     async def story(desk: Desk) -> None:
-        twins(desk, first, second)
+        two_copies(desk, first, second)
         if not first:
             desk.disk.mkdir(f"/data/{TOPIC}-0")
             replace_file(desk.disk, f"/data/{TOPIC}-0/partition.metadata", encode_partition_metadata(desk.topic_id))
@@ -341,7 +341,7 @@ def test_the_complete_one_of_two_directories_is_used(first: tuple[int], second: 
         (dropped,) = (path for path in ("/data", "/data2") if path != desk.log_dirs.opened[kept].path)
         assert [name[-6:] for name in desk.disk.listdir(dropped) if name.startswith(TOPIC)] == ["-stray"]
 
-    told_of(1, story)
+    run_story(1, story)
 
 
 @pytest.mark.parametrize("torn", [0, 1])
@@ -351,7 +351,7 @@ def test_comparing_two_directories_truncates_neither(torn: int) -> None:
     """
 
     async def story(desk: Desk) -> None:
-        twins(desk, (1, 2, 2), (1, 2, 2))
+        two_copies(desk, (1, 2, 2), (1, 2, 2))
         path = f"{desk.log_dirs.opened[torn].partition_path(where())}/{0:020d}.log"
         content = desk.disk.peek(path) or b""
         fd = desk.disk.open_append(path)
@@ -366,7 +366,7 @@ def test_comparing_two_directories_truncates_neither(torn: int) -> None:
         assert desk.disk.folder(f"{stray.path}/lost+found") is None
         assert kept.partition(where(), desk.topic_id, LogConfig()).log_end_offset == 3
 
-    told_of(1, story)
+    run_story(1, story)
 
 
 def test_an_older_topic_of_the_same_name_is_no_second_copy() -> None:
@@ -382,7 +382,7 @@ def test_an_older_topic_of_the_same_name_is_no_second_copy() -> None:
         assert found == [[where()], []]
         assert [name[-6:] for name in desk.disk.listdir("/data2") if name.startswith(TOPIC)] == ["-stray"]
 
-    told_of(1, story)
+    run_story(1, story)
 
 
 def test_a_replica_in_an_offline_directory_is_not_recreated_in_another() -> None:
@@ -397,7 +397,7 @@ def test_a_replica_in_an_offline_directory_is_not_recreated_in_another() -> None
         desk.tell(1, leader=2, leader_epoch=1, isr=(2, 3), directories=(UNASSIGNED_DIRECTORY, ELSEWHERE, ELSEWHERE))
         assert desk.replica(1).log.directory == f"/data/{TOPIC}-1"
 
-    told_of(2, story)
+    run_story(2, story)
 
 
 def test_a_replica_in_a_removed_directory_is_fetched_again_unless_in_sync() -> None:
@@ -415,7 +415,7 @@ def test_a_replica_in_a_removed_directory_is_fetched_again_unless_in_sync() -> N
         await turns()
         assert assigned(desk) == {0: mine(desk, 0)}
 
-    told_of(3, story)
+    run_story(3, story)
 
 
 def test_one_directory_does_not_report_a_replica_that_it_never_had() -> None:
@@ -428,7 +428,7 @@ def test_one_directory_does_not_report_a_replica_that_it_never_had() -> None:
         await turns()
         assert assigned(desk) == {0: mine(desk, 0)}
 
-    told_of(1, story, directories=1)
+    run_story(1, story, directories=1)
 
 
 @pytest.mark.parametrize("directories", [1, 2])
@@ -459,7 +459,7 @@ def test_no_request_creates_an_empty_replica_of_one_that_could_lead(directories:
         await turns()
         assert sorted(assigned(desk)) == [0, 1]
 
-    told_of(2, story, directories=directories)
+    run_story(2, story, directories=directories)
 
 
 # --- reports to the controller --------------------------------------------------------------------------------------
@@ -493,7 +493,7 @@ def test_assignments_are_sent_together_and_retried_until_accepted() -> None:
         assert assigned(desk) == {0: mine(desk, 0), 1: mine(desk, 1), 2: mine(desk, 0), 3: mine(desk, 1)}
         assert third.directories == ((mine(desk, 0), ((desk.topic_id, (0,)),)),), "the others were accepted"
 
-    told_of(4, story)
+    run_story(4, story)
 
 
 def test_an_assignment_rejected_as_unknown_is_not_retried_forever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,7 +511,7 @@ def test_an_assignment_rejected_as_unknown_is_not_retried_forever(monkeypatch: p
         await turns(50)
         assert len(desk.controller.asked) == 1
 
-    told_of(1, story)
+    run_story(1, story)
 
 
 # --- failure --------------------------------------------------------------------------------------------------------
@@ -557,7 +557,7 @@ def test_a_failed_directory_takes_down_all_its_replicas_and_no_others(number: in
         # The directory failed, not the replica: the controller learns it from the heartbeat.
         assert LOST_DIRECTORY not in assigned(desk).values()
 
-    told_of(3, story)
+    run_story(3, story)
 
 
 def test_flush_read_and_checkpoint_detect_the_failure() -> None:
@@ -588,7 +588,7 @@ def test_flush_read_and_checkpoint_detect_the_failure() -> None:
             await until(lambda: desk.lifecycle.failed)
             assert list(desk.log_dirs.offline) == ["/data2"]
 
-        told_of(3, story)
+        run_story(3, story)
 
 
 def test_a_damaged_file_does_not_fail_the_directory() -> None:
@@ -610,7 +610,7 @@ def test_a_damaged_file_does_not_fail_the_directory() -> None:
         await turns()
         assert assigned(desk) == {1: LOST_DIRECTORY}
 
-    told_of(3, story)
+    run_story(3, story)
 
 
 def test_a_full_disk_is_not_a_failed_disk() -> None:
@@ -623,7 +623,7 @@ def test_a_full_disk_is_not_a_failed_disk() -> None:
         desk.disk.heal()
         assert produced(desk, 1) == 0
 
-    told_of(3, story)
+    run_story(3, story)
 
 
 def test_the_node_stops_when_all_directories_have_failed() -> None:
@@ -639,7 +639,7 @@ def test_the_node_stops_when_all_directories_have_failed() -> None:
         with pytest.raises(OperatorError, match="All log directories have failed: /data, /data2"):
             await ended
 
-    told_of(3, story)
+    run_story(3, story)
 
 
 def test_the_node_stops_when_the_directory_of_the_metadata_log_fails() -> None:
@@ -653,7 +653,7 @@ def test_the_node_stops_when_the_directory_of_the_metadata_log_fails() -> None:
         assert produced(desk, 1) == 0, "until it stops"
 
     servers = {"controller.quorum.bootstrap.servers": "a:1", "process.roles": "broker"}
-    told_of(3, story, settings=servers)
+    run_story(3, story, settings=servers)
 
 
 def test_the_node_stops_when_it_cannot_report_the_failure_to_a_controller() -> None:
@@ -666,7 +666,7 @@ def test_the_node_stops_when_it_cannot_report_the_failure_to_a_controller() -> N
         with pytest.raises(OperatorError, match=r"within log\.dir\.failure\.timeout\.ms \(50 ms\)"):
             await ended
 
-    told_of(3, story, settings={"log.dir.failure.timeout.ms": "50"})
+    run_story(3, story, settings={"log.dir.failure.timeout.ms": "50"})
 
 
 def test_a_topic_of_a_failed_directory_is_dropped_and_recreated_elsewhere() -> None:
@@ -682,7 +682,7 @@ def test_a_topic_of_a_failed_directory_is_dropped_and_recreated_elsewhere() -> N
         desk.tell(1, leader=1, leader_epoch=9, directories=(UNASSIGNED_DIRECTORY, ELSEWHERE, ELSEWHERE))
         assert desk.replica(1).log.directory == f"/data/{TOPIC}-1"
 
-    told_of(3, story)
+    run_story(3, story)
 
 
 def test_describe_log_dirs_lists_the_content_of_each_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -700,4 +700,4 @@ def test_describe_log_dirs_lists_the_content_of_each_directory(monkeypatch: pyte
             for each in results
         } == {"/data": [(0, True)], "/data2": [(1, True), (2, False)], "/data3": []}
 
-    told_of(3, story)
+    run_story(3, story)

@@ -126,12 +126,12 @@ class Cluster:
         if options.dynamic:
             self.at(1500, self._admin)
         self.run_until(options.safety_ms)
-        self._mend()
-        if not self.run_until(self.now_ms + options.liveness_ms, self._is_well):
+        self._repair()
+        if not self.run_until(self.now_ms + options.liveness_ms, self._has_converged):
             roles = {node_id: str(node.quorum and node.quorum.role) for node_id, node in self.nodes.items()}
             raise Broken(f"no progress: {roles}, committed {len(self.checker.committed)}")
 
-    def be_calm(self) -> None:
+    def stop_faults(self) -> None:
         """Start all nodes and inject no faults."""
         self._calm = True
         for node in self.nodes.values():
@@ -143,7 +143,7 @@ class Cluster:
         leading = [node for node in self.nodes.values() if node.quorum is not None and node.leads == node.quorum.epoch]
         return max(leading, key=lambda node: node.leads, default=None)
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         self._calm = True
         self._blocked.clear()
         for node in self.nodes.values():
@@ -151,7 +151,7 @@ class Cluster:
                 self.start(node)
         self._goal = len(self.checker.committed) + 5
 
-    def _is_well(self) -> bool:
+    def _has_converged(self) -> bool:
         """All nodes agree, and new records are committed everywhere."""
         quorums = [node.quorum for node in self.nodes.values() if node.quorum is not None]
         epochs = {quorum.epoch for quorum in quorums}

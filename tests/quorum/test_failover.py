@@ -23,7 +23,7 @@ def failover_ms(seed: int) -> int:
         election_timeout_ms=1000,
     )
     cluster = Cluster(options)
-    cluster.be_calm()
+    cluster.stop_faults()
     assert cluster.run_until(15_000, lambda: cluster.leader() is not None)
     cluster.run_until(cluster.now_ms + 1000)
     old = cluster.leader()

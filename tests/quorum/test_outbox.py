@@ -56,7 +56,7 @@ def test_a_long_timeout_counts_as_backoff() -> None:
         now_ms += 2020
 
 
-def _alone(
+def _refused_requests(
     machine: Machine, until_ms: int, done: Callable[[], bool] = lambda: False
 ) -> list[tuple[int, int, RequestMessage]]:
     """The requests of a node that all peers refuse: (time, peer, message). Until then, or until `done` after a
@@ -82,16 +82,16 @@ def _alone(
 
 def test_an_isolated_voter_sends_a_few_requests_per_second() -> None:
     machine = Machine()
-    _alone(machine, 10_000)
-    assert len(_alone(machine, 70_000)) < 60 * 10
+    _refused_requests(machine, 10_000)
+    assert len(_refused_requests(machine, 70_000)) < 60 * 10
 
 
 def test_a_request_of_a_peer_ends_its_backoff() -> None:
     machine = Machine()
-    _alone(machine, 30_000)
+    _refused_requests(machine, 30_000)
     outbox = machine.quorum._core.outbox
     peers = [Peer(voter.voter_id, each.host, each.port) for voter in machine.quorum.voters for each in voter.endpoints]
-    _alone(machine, 90_000, lambda: any(outbox.is_backing_off(machine.now_ms, peer) for peer in peers))
+    _refused_requests(machine, 90_000, lambda: any(outbox.is_backing_off(machine.now_ms, peer) for peer in peers))
     resting = [peer for peer in peers if outbox.is_backing_off(machine.now_ms, peer)]
     assert resting
     peer = resting[0]

@@ -50,7 +50,7 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
     return bytes(raw[: draw(st.integers(0, len(raw)))]) if draw(st.booleans()) else bytes(raw)
 
 
-def survives(parse: Parser, version: int, raw: bytes) -> bool:
+def is_accepted(parse: Parser, version: int, raw: bytes) -> bool:
     """Whether `raw` was accepted; any exception but MalformedRequest is raised."""
     try:
         parse(version, memoryview(bytearray(raw)))
@@ -67,9 +67,9 @@ def test_hand_written_parsers(name: str, data: st.DataObject) -> None:
     version = data.draw(st.sampled_from(versions))
     encoded = encode(version, data.draw(messages(version)))
     whole = encoded if isinstance(encoded, bytes) else b"".join(encoded)
-    assert survives(parse, version, whole)
-    survives(parse, version, data.draw(damaged(whole)))
-    survives(parse, version, data.draw(st.binary(max_size=60)))
+    assert is_accepted(parse, version, whole)
+    is_accepted(parse, version, data.draw(damaged(whole)))
+    is_accepted(parse, version, data.draw(st.binary(max_size=60)))
 
 
 @pytest.mark.parametrize("name", list(HAND_WRITTEN))
@@ -81,7 +81,7 @@ def test_no_prefix_of_a_message_is_a_message(name: str, data: st.DataObject) -> 
     encoded = encode(version, data.draw(messages(version)))
     whole = encoded if isinstance(encoded, bytes) else b"".join(encoded)
     for size in {len(whole) - 1, *range(0, len(whole), 1 + len(whole) // 60)}:
-        assert not survives(parse, version, whole[:size]), f"{size} of {len(whole)} bytes were taken for all"
+        assert not is_accepted(parse, version, whole[:size]), f"{size} of {len(whole)} bytes were taken for all"
 
 
 def test_no_prefix_of_a_kafka_message_is_a_message() -> None:
@@ -109,14 +109,14 @@ def test_every_damaged_kafka_message() -> None:
                     raw = bytearray(whole[: rng.randint(0, len(whole))] if rng.random() < 0.3 else whole)
                     for _ in range(min(3, len(raw))):
                         raw[rng.randrange(len(raw))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-                    survives(lambda v, b, read=read, key=key: read(key, v, b), version, bytes(raw))  # type: ignore[misc]
+                    is_accepted(lambda v, b, read=read, key=key: read(key, v, b), version, bytes(raw))  # type: ignore[misc]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(api_key_map)), st.integers(-1, 20), st.booleans(), st.binary(max_size=80))
 def test_any_bytes_as_any_message(key: int, version: int, is_request: bool, raw: bytes) -> None:
     read = entities.read_request if is_request else entities.read_response
-    survives(lambda v, b: read(key, v, b), version, raw)
+    is_accepted(lambda v, b: read(key, v, b), version, raw)
 
 
 def _counts_everywhere(whole: bytes) -> list[bytes]:
@@ -150,11 +150,11 @@ def test_counts_do_not_reserve_memory_in_entities(key: int) -> None:
 
 
 def _check_memory(parse: Parser, version: int, whole: bytes) -> None:
-    assert survives(parse, version, whole)
+    assert is_accepted(parse, version, whole)
     tracemalloc.start()
     try:
         for raw in _counts_everywhere(whole):
-            survives(parse, version, raw)
+            is_accepted(parse, version, raw)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
