@@ -40,7 +40,7 @@ from .helpers import Cluster
 pytestmark = pytest.mark.kafka
 
 Answer = list[tuple[Any, int, str | None]]
-"""What each item is, its code and message."""
+"""Each item with its code and message."""
 
 
 class Kafka:

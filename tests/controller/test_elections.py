@@ -175,7 +175,7 @@ def test_invariants_of_every_change(
         assert not after.elr
     if after.leader not in (-1, partition.leader):
         clean = after.leader in partition.isr or (not target and after.leader in {*partition.elr, *partition.isr})
-        assert clean or after.leader_recovery_state is RECOVERING, "a loss goes unnoticed"
+        assert clean or after.leader_recovery_state is RECOVERING, "a data loss is not recorded"
     if after.leader == -1 and alive - {leaving}:
         assert not set(after.isr) & (alive - {leaving}), "an in-sync replica is alive and there is no leader"
 

@@ -377,7 +377,7 @@ SCRIPTS = {
     "shutdown": SHUTDOWN,
     "unregistered": UNREGISTERED,
 }
-"""In this order, on the same two controllers: each finds what the ones before left."""
+"""In this order, on the same two controllers: each continues with the state that the previous one left."""
 
 
 class Both(NamedTuple):

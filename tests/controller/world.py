@@ -160,7 +160,7 @@ class World:
             assert stop or stopping
             assert not any(p.leader == broker for _, _, p in self._partitions()), "it still leads (C14)"
             hurried = self.asked.want_fence or set(held) <= set(self.failed.get(broker, ()))
-            assert not led or hurried, "nobody else knows yet who leads now (C14)"
+            assert not led or hurried, "no other broker knows the new leader yet (C14)"
 
     def pass_time(self, rng: Random) -> None:
         self.cluster.now_ms += rng.choice([100, 3000, 9000])
@@ -386,18 +386,18 @@ class World:
         told = self.asked.topics[0][1][0].new_isr if isinstance(self.asked, AlterPartition) else ()
         if new.leader in {*old.isr, *(member.broker_id for member in told)}:
             return
-        assert new.isr == (new.leader,), "who was not in sync leads alone"
+        assert new.isr == (new.leader,), "a replica that was not in sync leads alone"
         if new.leader in old.elr:
             assert not any(self._may_lead(b, new) for b in old.isr), "V10: the ISR comes first"
             return
-        assert new.leader_recovery_state is _RECOVERING, "a loss goes unnoticed (V9)"
+        assert new.leader_recovery_state is _RECOVERING, "a data loss is not recorded (V9)"
         asked = self.asked
         allowed = (
             self.cluster.controller.state.unclean_election(name)
             or (isinstance(asked, ElectLeaders) and asked.election_type == ElectionType.UNCLEAN)
             or old.last_known_elr == (new.leader,)
         )
-        assert allowed, "nobody allowed a loss (V12)"
+        assert allowed, "unclean election was not enabled (V12)"
 
     def _check_sets(self, partition: PartitionImage, name: str) -> None:
         replicas, isr, elr = set(partition.replicas), set(partition.isr), set(partition.elr)
@@ -417,7 +417,7 @@ class World:
         waits_for = set(partition.adding) if len(partition.adding) >= len(partition.removing) else needed
         if (partition.adding or partition.removing) and partition.leader_recovery_state is _RECOVERED:
             assert not waits_for <= isr or not isr - set(partition.removing), (
-                "a reassignment that is done goes on (C33)"
+                "a completed reassignment is not ended (C33)"
             )
 
     def _check_state(self) -> None:
@@ -477,7 +477,7 @@ ACTIONS: Final[tuple[tuple[int, Callable[[World, Random], None]], ...]] = (
     (2, World.tick),
     (1, World.fail_over),
 )
-"""What happens, and how often beside the others."""
+"""Actions, with their relative weights."""
 
 
 def run_history(

@@ -22,7 +22,7 @@ from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import VoterEndpoint
 
 ALONE = {"controller.quorum.bootstrap.servers": "localhost:9093"}
-"""What the configuration of a controller knows of others."""
+"""The other nodes in the configuration of a controller."""
 WITH_OTHERS = {"controller.quorum.bootstrap.servers": "localhost:9093,other:9093"}
 CLUSTER = "AAAAAAAAQACAAAAAAAAAAA"
 ENDPOINTS = (Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),)

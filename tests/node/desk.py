@@ -198,7 +198,7 @@ class Desk:
         self.storage_trouble.on_rejected = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.deleted: list[tuple[Callable[[], None], int]] = []
-        """What is to be deleted, and after how many milliseconds."""
+        """Pending deletions, with their delays in milliseconds."""
         self.carried: list[Any] = []
         self.losses = SimpleNamespace(moved=lambda log_dir, receipts: self.carried.append((log_dir, receipts)))
         self.moves = DirectoryMoves(self)  # type: ignore[arg-type]

@@ -27,9 +27,9 @@ SETTINGS = {
     "metadata.log.max.record.bytes.between.snapshots": "4000",
     "controller.quorum.fetch.snapshot.max.bytes": "1000",
 }
-"""Half of Kafka's patience with a leader. Snapshots come often, and a node that needs one gets it in several pieces."""
+"""Half of Kafka's fetch timeout. Snapshots are frequent, and are fetched in several chunks."""
 _LOOK_S = 0.2
-"""Between two looks at how far voters are."""
+"""Between two checks of the voters' log ends."""
 
 
 @dataclass(slots=True)
@@ -40,19 +40,19 @@ class StoryResult:
     directories: dict[int, Path]
     late: int
     late_snapshot: SnapshotId
-    """The first that the late voter has."""
+    """The first one of the late voter."""
     late_log_began: int
     high_watermark: int = 0
-    """The leader's after everything; every voter has what lies before it."""
+    """The leader's at the end of the story; every voter has all records before it."""
     created: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
     shown: set[str] = field(default_factory=set)
-    """What the broker shows in the end."""
+    """The topics on the broker at the end."""
     killed: Counter[int] = field(default_factory=Counter)
     handed: set[tuple[str, str]] = field(default_factory=set)
-    """From a killed leader's kind to its successor's."""
+    """The implementations of each killed leader and its successor."""
     overtaken: list[tuple[int, int, int]] = field(default_factory=list)
-    """Who was killed, who lacked committed records then, and who leads now."""
+    """The killed leader, the node that lacked committed records then, and the new leader."""
     epochs: list[int] = field(default_factory=list)
 
 

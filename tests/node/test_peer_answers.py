@@ -214,7 +214,7 @@ def test_the_side_that_closed_the_connection_is_known() -> None:
         assert not ours.was_closed_by_peer
         theirs, wire = connected()
         assert not theirs.was_closed_by_peer
-        wire.is_aborted = True  # the transport closes itself at the end of what the peer sends
+        wire.is_aborted = True  # the transport closes itself when the peer closes
         assert theirs.was_closed_by_peer
         theirs.close("it is gone")
         theirs.connection_lost(None)

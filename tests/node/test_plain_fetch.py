@@ -115,7 +115,7 @@ class Story:
         self.failing = False
         self.mend: list[Callable[[], None]] = []
         self.seen: list[Any] = []
-        """The sessions, and who waits for which partition, after each step."""
+        """The sessions, and the listeners of each partition, after each step."""
         read = desk.disk.pread_resident
 
         def pread_resident(fd: int, size_bytes: int, position: int) -> Any:

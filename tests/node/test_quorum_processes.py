@@ -200,7 +200,7 @@ SMALL_SNAPSHOTS = {
     "controller.quorum.auto.join.enable": "true",
     "controller.quorum.fetch.snapshot.max.bytes": "1000",
 }
-"""A node that comes late gets a snapshot, in several pieces, and then what follows it."""
+"""A late node fetches a snapshot, in several chunks, and then the later records."""
 
 
 def check_late_controller(cluster: MixedCluster, broker: MixedNode) -> None:

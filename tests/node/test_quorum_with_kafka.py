@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.tim
 
 
 KAFKA_STOPPED = 143
-"""What a JVM ends with after SIGTERM."""
+"""Exit code of a JVM after SIGTERM."""
 SETTINGS = {
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",

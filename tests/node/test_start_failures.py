@@ -112,7 +112,7 @@ def test_two_nodes_on_one_directory(tmp_path: Path) -> None:
         message = refused("--data-dir", str(node.log_dir), *LISTEN)
         assert f"is in use by node 1, process {node.pid}" in message
     with EmbeddedNode(data_dir=tmp_path):
-        """The lock goes with the process that held it, however it ended."""
+        """The lock ends with the process that held it, even after a crash."""
 
 
 def test_two_nodes_on_one_metadata_directory(tmp_path: Path) -> None:

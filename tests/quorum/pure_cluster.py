@@ -77,7 +77,7 @@ class Cluster:
         self._calm = False
         self._answers: dict[Any, Callable[[ResponseMessage], None]] = {}
         self._dropped: dict[Any, Callable[[], None]] = {}
-        """What a lost connection tells the asker, by token."""
+        """Callbacks that report a lost connection to the sender, by token."""
         self._votes_asked: dict[Any, VoteRequest] = {}
         self._value = 0
         self.steps = 0

@@ -35,7 +35,7 @@ class Leader:
         self.epoch = epoch
         self.sessions = FetchSessions()
         self.read: list[int] = []
-        """How many partitions were asked for anew in each request."""
+        """How many partitions were requested again in each request."""
 
     def serve(self, request: FetchRequest, *, at_most: int = 100) -> FetchResponse:
         self.read.append(len(request.partitions))

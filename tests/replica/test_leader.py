@@ -10,7 +10,7 @@ from fenceline.replica.leader import InSyncRules, LeaderState, Member, Rejection
 
 LAG_MS = 30_000
 BROKER_EPOCHS = {1: 101, 2: 102, 3: 103}
-"""Who is registered, unfenced and not shutting down."""
+"""Brokers that are registered, unfenced and not shutting down."""
 
 
 def leader(

@@ -71,7 +71,7 @@ def shape_of(field: dataclasses.Field[Any]) -> Shape:
 
 
 def default_of(field: dataclasses.Field[Any], is_nullable: bool) -> str | None:
-    """As the schema text writes it; None where it is what the type implies."""
+    """In the form of the schema text; None where it is the default of the type."""
     value = field.default
     if value is dataclasses.MISSING:
         return None
