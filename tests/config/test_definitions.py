@@ -21,7 +21,7 @@ from fenceline.errors import ErrorCode
         (ConfigType.STRING, " x ", "x"),
     ],
 )
-def test_text_is_read_as_kafka_reads_it(kind: ConfigType, text: str, value: object) -> None:
+def test_text_is_parsed_as_in_kafka(kind: ConfigType, text: str, value: object) -> None:
     assert parse_type("k", kind, text) == value
 
 
@@ -37,7 +37,7 @@ def test_text_is_read_as_kafka_reads_it(kind: ConfigType, text: str, value: obje
         (ConfigType.BOOLEAN, "yes", "Expected value to be either true or false"),
     ],
 )
-def test_what_is_no_value_is_refused_in_kafkas_words(kind: ConfigType, text: str, reason: str) -> None:
+def test_invalid_values_are_rejected_with_kafkas_messages(kind: ConfigType, text: str, reason: str) -> None:
     with pytest.raises(InvalidConfig) as refused:
         parse_type("k", kind, text)
     assert refused.value.message == f"Invalid value {text} for configuration k: {reason}"
@@ -57,16 +57,16 @@ def test_what_is_no_value_is_refused_in_kafkas_words(kind: ConfigType, text: str
         (None, None),
     ],
 )
-def test_values_are_told_as_the_jvm_prints_them(value: float | bool | tuple[str, ...] | None, text: str | None) -> None:
+def test_values_are_printed_as_by_the_jvm(value: float | bool | tuple[str, ...] | None, text: str | None) -> None:
     assert render(value) == text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_doubles_survive_being_told(value: float) -> None:
+def test_doubles_survive_a_round_trip(value: float) -> None:
     assert parse_type("k", ConfigType.DOUBLE, render(value)) == value
 
 
-def test_lists_with_rules_keep_one_of_each() -> None:
+def test_lists_with_rules_drop_duplicates() -> None:
     key = ConfigKey("k", ConfigType.LIST, "", "", validator=ListRules(("a", "b")))
     assert key.parse("a,a, b") == ("a", "b")
     with pytest.raises(InvalidConfig, match="values must not be empty"):

@@ -15,7 +15,7 @@ def load(tmp_path: Path, text: str, **overrides: str) -> NodeConfig:
     return NodeConfig.load(path, {key.replace("_", "."): value for key, value in overrides.items()}, {"HOME": "/h"})
 
 
-def test_without_anything() -> None:
+def test_without_any_settings() -> None:
     config = NodeConfig.load(None, {}, {"HOME": "/home/me"})
     assert config.node_id == 1
     assert config.process_roles == {"broker", "controller"}
@@ -100,14 +100,14 @@ def test_unknown_keys_warn() -> None:
         ({"group.consumer.assignors": "org.example.Mine"}, "must be one of: uniform, range"),
     ],
 )
-def test_refusals_say_why(settings: dict[str, str], part: str) -> None:
+def test_rejections_give_the_reason(settings: dict[str, str], part: str) -> None:
     with pytest.raises(OperatorError) as refused:
         NodeConfig.load(None, settings, {"HOME": "/h"})
     assert part in str(refused.value)
     assert "hush" not in str(refused.value)
 
 
-def test_keys_without_effect_are_named() -> None:
+def test_keys_without_effect_are_reported() -> None:
     config = NodeConfig.load(None, {"num.io.threads": "4", "num.partitions": "2"}, {})
     assert config.without_effect == ("num.io.threads",)
 
@@ -127,8 +127,8 @@ def test_controller_listeners_are_not_for_clients() -> None:
     assert config.advertised_listeners == config.listeners
 
 
-def test_the_first_controller_listener_that_is_named_comes_first() -> None:
-    """It is the one that other voters know this one by."""
+def test_the_first_listed_controller_listener_comes_first() -> None:
+    """Other voters know this node by it."""
     config = NodeConfig.load(
         None,
         {
@@ -144,7 +144,7 @@ def test_the_first_controller_listener_that_is_named_comes_first() -> None:
     assert [one.name for one in config.advertised_controller_listeners] == ["OLD", "NEW"]
 
 
-def test_a_controller_alone() -> None:
+def test_a_controller_only_node() -> None:
     config = NodeConfig.load(
         None,
         {
@@ -162,7 +162,7 @@ def test_a_controller_alone() -> None:
     assert config.quorum_voters == ((1, "one.example", 9093), (2, "::1", 9094))
 
 
-def test_a_broker_alone() -> None:
+def test_a_broker_only_node() -> None:
     settings = {"process.roles": "broker", "controller.quorum.bootstrap.servers": "one:9093, two:9093"}
     config = NodeConfig.load(None, settings, {})
     assert (config.is_broker, config.is_controller, config.can_reach_others) == (True, False, True)

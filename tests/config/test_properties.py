@@ -32,14 +32,14 @@ def test_java_properties(text: str, properties: dict[str, str]) -> None:
 
 
 @given(st.dictionaries(_texts.filter(bool), _texts))
-def test_what_is_written_is_read_back(properties: dict[str, str]) -> None:
+def test_written_properties_are_read_back(properties: dict[str, str]) -> None:
     written = format_properties(properties, comment="first\nsecond")
     assert written.isascii()
     assert parse_properties(written) == properties
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     try:
         parse_properties(text)
     except PropertiesSyntaxError:
@@ -53,7 +53,7 @@ def test_a_bad_escape_names_its_line(tmp_path: Path) -> None:
         read_properties(path)
 
 
-def test_a_missing_file_is_the_operators(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_operator_error(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="cannot be read"):
         read_properties(tmp_path / "none")
 

@@ -32,7 +32,7 @@ from fenceline.config.topic import TOPIC_CONFIGS, TOPIC_SYNONYMS, validate_topic
         ),
     ],
 )
-def test_refusals_in_kafkas_words(configs: dict[str, str | None], message: str) -> None:
+def test_rejections_have_kafkas_messages(configs: dict[str, str | None], message: str) -> None:
     with pytest.raises(InvalidConfig) as refused:
         validate_topic_configs(configs)
     assert refused.value.message == message
@@ -49,23 +49,23 @@ def test_refusals_in_kafkas_words(configs: dict[str, str | None], message: str) 
         {"internal.segment.bytes": "10"},
     ],
 )
-def test_what_kafka_takes(configs: dict[str, str | None]) -> None:
+def test_configs_accepted_by_kafka(configs: dict[str, str | None]) -> None:
     validate_topic_configs(configs)
 
 
-def test_broker_defaults_take_part() -> None:
+def test_broker_defaults_are_checked_too() -> None:
     with pytest.raises(InvalidConfig, match="conflict"):
         validate_topic_configs({"min.compaction.lag.ms": "10"}, {"max.compaction.lag.ms": "5"})
     validate_topic_configs({"max.compaction.lag.ms": "50"}, {"max.compaction.lag.ms": "5"})
 
 
-def test_synonyms_name_keys_that_exist() -> None:
+def test_synonyms_name_existing_keys() -> None:
     for name, synonyms in TOPIC_SYNONYMS.items():
         assert name in TOPIC_CONFIGS
         assert all(synonym.name in ALL_CONFIGS for synonym in synonyms)
 
 
-def test_defaults_pass_their_own_bounds() -> None:
+def test_defaults_are_within_their_bounds() -> None:
     for key in (*TOPIC_CONFIGS.values(), *ALL_CONFIGS.values()):
         if isinstance(key.default, str):
             key.parse(key.default)

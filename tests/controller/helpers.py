@@ -1,4 +1,4 @@
-"""A controller with brokers, driven by hand: decide, replay, look."""
+"""A controller with brokers, driven by the test: decide, replay, inspect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLUSTER = "AAAAAAAAQACAAAAAAAAAAA"
 
 
 class Cluster:
-    """Time stands still unless it is moved. Every record passes through its encoded form."""
+    """Time moves only when the test moves it. Every record is encoded and decoded."""
 
     def __init__(self, brokers: int = 1, *, features: dict[str, int] | None = None, **settings: Any) -> None:
         self.controller = Controller(ControllerSettings(CLUSTER, **settings))
@@ -46,7 +46,7 @@ class Cluster:
         return self.controller.image
 
     def ask(self, request: Request) -> Any:
-        """Decide, take the records into memory, answer. `records` are those of the last request."""
+        """Decide, apply the records, return the response. `records` are those of the last request."""
         decision = self.controller.decide(request, self.now_ms, self.rng)
         version = self.image.metadata_version or 30
         self.records = [decode_record(encode_record(record, version)) for record in decision.records]
@@ -84,7 +84,7 @@ class Cluster:
         return self.ask(BrokerHeartbeat(broker, epoch, offset, **more))
 
     def create(self, name: str, *replicas: tuple[int, ...], configs: dict[str, str] | None = None) -> UUID:
-        """A topic with these assignments; all must be possible."""
+        """A topic with these assignments; the request must succeed."""
         answer = self.ask(
             CreateTopics(
                 (NewTopic(name, assignments=tuple(enumerate(replicas)), configs=tuple((configs or {}).items())),)

@@ -1,4 +1,4 @@
-"""The same requests to the controller here and to a running Apache Kafka 4.3.1: codes and messages must be equal."""
+"""The same requests to this controller and to a running Apache Kafka 4.3.1: codes and messages must be equal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from .helpers import Cluster
 pytestmark = pytest.mark.kafka
 
 Answer = list[tuple[Any, int, str | None]]
-"""What each item is, its code and message."""
+"""Each item with its code and message."""
 
 
 class Kafka:
@@ -77,12 +77,12 @@ class Case(NamedTuple):
     name: str
 
 
-def _told(item: Any, outcome: Outcome) -> tuple[Any, int, str | None]:
+def _flattened(item: Any, outcome: Outcome) -> tuple[Any, int, str | None]:
     return item, int(outcome.code), outcome.message
 
 
 def _or_error(items: list[Any], ask: Callable[[], Answer]) -> Answer:
-    """Kafka gives a failure of the whole request to each item."""
+    """Kafka returns a failure of the whole request for each item."""
     try:
         return ask()
     except PeerError as error:
@@ -93,7 +93,7 @@ def create(*topics: NewTopic, validate_only: bool = False) -> Case:
     def here(cluster: Cluster) -> Answer:
         return _or_error(
             [topic.name for topic in topics],
-            lambda: [_told(t.name, t.outcome) for t in cluster.ask(CreateTopics(topics, validate_only)).topics],
+            lambda: [_flattened(t.name, t.outcome) for t in cluster.ask(CreateTopics(topics, validate_only)).topics],
         )
 
     def there(kafka: Kafka) -> Answer:
@@ -117,7 +117,7 @@ def create(*topics: NewTopic, validate_only: bool = False) -> Case:
 
 def delete(*topics: TopicReference) -> Case:
     def here(cluster: Cluster) -> Answer:
-        return [_told((t.name, t.id), t.outcome) for t in cluster.ask(DeleteTopics(topics)).topics]
+        return [_flattened((t.name, t.id), t.outcome) for t in cluster.ask(DeleteTopics(topics)).topics]
 
     def there(kafka: Kafka) -> Answer:
         wanted = [{"name": name, "topic_id": None if topic_id == ZERO_UUID else topic_id} for name, topic_id in topics]
@@ -132,7 +132,7 @@ def delete(*topics: TopicReference) -> Case:
 
 def grow(*topics: NewPartitions) -> Case:
     def here(cluster: Cluster) -> Answer:
-        return [_told(topic.name, topic.outcome) for topic in cluster.ask(CreatePartitions(topics)).topics]
+        return [_flattened(topic.name, topic.outcome) for topic in cluster.ask(CreatePartitions(topics)).topics]
 
     def there(kafka: Kafka) -> Answer:
         wanted = [
@@ -156,7 +156,7 @@ def change(kind: int, name: str, *changes: tuple[str, int, str | None]) -> Case:
         resource = ConfigResource(ConfigResourceType(kind), name)
         wanted = tuple(ConfigChange(key, ConfigOperation(operation), value) for key, operation, value in changes)
         answer = cluster.ask(IncrementalAlterConfigs(((resource, wanted),)))
-        return [_told(each.resource.name, each.outcome) for each in answer.resources]
+        return [_flattened(each.resource.name, each.outcome) for each in answer.resources]
 
     def there(kafka: Kafka) -> Answer:
         configs = [{"name": key, "config_operation": operation, "value": value} for key, operation, value in changes]
@@ -176,7 +176,7 @@ def change(kind: int, name: str, *changes: tuple[str, int, str | None]) -> Case:
 def replace(kind: int, name: str, *configs: tuple[str, str]) -> Case:
     def here(cluster: Cluster) -> Answer:
         answer = cluster.ask(AlterConfigs(((ConfigResource(ConfigResourceType(kind), name), configs),)))
-        return [_told(each.resource.name, each.outcome) for each in answer.resources]
+        return [_flattened(each.resource.name, each.outcome) for each in answer.resources]
 
     def there(kafka: Kafka) -> Answer:
         wanted = [{"name": key, "value": value} for key, value in configs]
@@ -193,7 +193,7 @@ def replace(kind: int, name: str, *configs: tuple[str, str]) -> Case:
 def elect(kind: int, *topics: tuple[str, tuple[int, ...]]) -> Case:
     def here(cluster: Cluster) -> Answer:
         answer = cluster.ask(ElectLeaders(kind, topics))
-        return [_told((name, each.index), each.outcome) for name, parts in answer.topics for each in parts]
+        return [_flattened((name, each.index), each.outcome) for name, parts in answer.topics for each in parts]
 
     def there(kafka: Kafka) -> Answer:
         wanted = [{"topic": name, "partitions": list(indexes)} for name, indexes in topics]
@@ -212,7 +212,7 @@ def elect(kind: int, *topics: tuple[str, tuple[int, ...]]) -> Case:
 def feature(*updates: tuple[str, int, int]) -> Case:
     def here(cluster: Cluster) -> Answer:
         wanted = tuple(FeatureUpdate(name, level, UpgradeType(kind)) for name, level, kind in updates)
-        return [_told("all", cluster.ask(UpdateFeatures(wanted)).outcome)]
+        return [_flattened("all", cluster.ask(UpdateFeatures(wanted)).outcome)]
 
     def there(kafka: Kafka) -> Answer:
         wanted = [{"feature": name, "max_version_level": level, "upgrade_type": kind} for name, level, kind in updates]

@@ -1,7 +1,7 @@
-"""Rules broken on purpose: each must be seen by some random world, else those worlds prove nothing about it.
+"""Rules broken on purpose: some random world must detect each, otherwise those worlds prove nothing about it.
 
-A row tells the rule, where it stands in the code, and what stands there once it is broken. The texts are those of the
-sources: whoever rewrites one finds the row that goes with it.
+A row has the rule, its place in the code, and the text that replaces it. The texts are those of the sources: a change
+of the source needs a change of its row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fenceline.controller import (
 from fenceline.errors import InternalError
 from fenceline.metadata import topics_delta
 
-from .world import live
+from .world import run_history
 
 
 class Break(NamedTuple):
@@ -40,7 +40,7 @@ class Break(NamedTuple):
 
 BREAKS = (
     Break(
-        "C16: who is fenced leaves every ISR",
+        "C16: a fenced broker leaves every ISR",
         partition_changes,
         "tuple(member for member in partition.isr if member != broker)",
         "partition.isr",
@@ -64,15 +64,15 @@ BREAKS = (
         "pass\n        elif",
     ),
     Break(
-        "V10: nobody outside the ISR while one of it lives",
+        "V10: no leader outside the ISR while a member is alive",
         elections,
         "(replica in isr if isr else replica in elr)",
         "replica in (*isr, *elr)",
     ),
-    Break("V12: no unclean election where nobody allows it", elections, "if election is Election.UNCLEAN:", "if True:"),
-    Break("K21: enough in sync clears the eligible ones", elections, "if len(isr) >= min_isr:", "if False:"),
+    Break("V12: no unclean election unless it is enabled", elections, "if election is Election.UNCLEAN:", "if True:"),
+    Break("K21: enough in-sync replicas clear the eligible ones", elections, "if len(isr) >= min_isr:", "if False:"),
     Break(
-        "K21: who is in sync is not also eligible",
+        "K21: an in-sync replica is not also eligible",
         elections,
         "candidates = {*partition.elr, *partition.isr}.intersection(replicas) - set(isr) - {unclean_shutdown}",
         "candidates = {*partition.elr, *partition.isr}.intersection(replicas) - {unclean_shutdown}",
@@ -102,28 +102,31 @@ BREAKS = (
         "    if False:\n        isr, replicas",
     ),
     Break(
-        "C9: what changes nothing is not written",
+        "C9: a change without effect is not written",
         elections,
         "        return None\n    return PartitionChangeRecord(",
         "        pass\n    return PartitionChangeRecord(",
     ),
     Break(
-        "C9: every change raises the partition epoch", topics_delta, "old.partition_epoch + 1,", "old.partition_epoch,"
+        "C9: every change increments the partition epoch",
+        topics_delta,
+        "old.partition_epoch + 1,",
+        "old.partition_epoch,",
     ),
     Break(
-        "C14: nobody goes who leads",
+        "C14: a leader does not shut down",
         brokers,
         "return BrokerState.CONTROLLED_SHUTDOWN if state.index.leads_any(broker.id) else BrokerState.SHUTDOWN_NOW",
         "return BrokerState.SHUTDOWN_NOW if request.want_shut_down else BrokerState.UNFENCED",
     ),
     Break(
-        "C16: an unfenced broker leads what nobody led",
+        "C16: an unfenced broker leads partitions without a leader",
         brokers,
         "changes.elect(partitions, arriving=broker.id, failed_directories=failed)",
         "pass",
     ),
     Break(
-        "C19: who is unregistered leaves the ISR",
+        "C19: an unregistered broker leaves the ISR",
         registrations,
         "in_isr(broker.id), broker.id, unclean=True",
         "in_elr(broker.id), broker.id, unclean=True",
@@ -141,14 +144,12 @@ BREAKS = (
         "isr = partition.isr",
     ),
     Break(
-        "V17: only for the partition as it is",
+        "V17: only for the current partition epoch",
         alter_partition,
         "if requested.partition_epoch < partition.partition_epoch:",
         "if False:",
     ),
-    Break(
-        "V18: only the leader says who is in sync", alter_partition, "if broker_id != partition.leader:", "if False:"
-    ),
+    Break("V18: only the leader changes the ISR", alter_partition, "if broker_id != partition.leader:", "if False:"),
     Break("V20: a recovering leader is alone", alter_partition, "len(members) > 1 or partition", "partition"),
     Break(
         "V22: only active brokers are in sync",
@@ -158,7 +159,7 @@ BREAKS = (
     ),
     Break("V22, E36: replicas only", alter_partition, "or not members <= set(partition.replicas) ", ""),
     Break(
-        "G45: a config that allows a loss is heard",
+        "G45: enabling unclean elections takes effect",
         partitions,
         "    if not changed:\n        return []",
         "    return [*changed, *changed]",
@@ -169,7 +170,7 @@ BREAKS = (
 
 @contextmanager
 def broken(each: Break) -> Iterator[None]:
-    """The functions of the module run the broken text while this lasts."""
+    """The functions of the module run the changed text inside this context."""
     source = inspect.getsource(each.module)
     assert source.count(each.whole) == 1, f"{each.module.__name__} has {source.count(each.whole)} of: {each.whole}"
     namespace: dict[str, Any] = {"__name__": each.module.__name__}
@@ -179,7 +180,7 @@ def broken(each: Break) -> Iterator[None]:
         if real.__code__ != changed.__code__:
             kept.append((real, real.__code__))
             real.__code__ = changed.__code__
-    assert kept, "the broken text changes no function"
+    assert kept, "the changed text changes no function"
     try:
         yield
     finally:
@@ -200,16 +201,16 @@ _SEEDS = 120
 
 
 @pytest.mark.parametrize("each", BREAKS, ids=lambda each: each.rule)
-def test_some_world_sees_it(each: Break) -> None:
+def test_some_world_detects_the_broken_rule(each: Break) -> None:
     with broken(each):
         for seed in range(_SEEDS):
             try:
-                live(seed)
+                run_history(seed)
             except (AssertionError, InternalError, ValueError, KeyError):
                 return
     pytest.fail(f"{_SEEDS} worlds live without this rule")
 
 
-def test_nothing_stays_broken() -> None:
+def test_no_rule_stays_broken() -> None:
     for seed in range(3):
-        live(seed)
+        run_history(seed)

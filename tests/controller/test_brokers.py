@@ -69,8 +69,8 @@ def test_want_fence_keeps_it_fenced() -> None:
         ),
     ],
 )
-def test_registrations_that_are_refused(change: dict[str, object], code: ErrorCode) -> None:
-    """C11; C4: Kafka fails over what no record may hold, and takes a negative id."""
+def test_rejected_registrations(change: dict[str, object], code: ErrorCode) -> None:
+    """C11; C4: Kafka fails on values that no record may hold, and accepts a negative id."""
     cluster = Cluster(1)
     good: dict[str, object] = {
         "broker_id": 2,
@@ -95,7 +95,7 @@ def test_another_incarnation_waits_until_the_session_ends() -> None:
     cluster.register(1, incarnation=2)
 
 
-def test_the_broker_of_this_process_need_not_wait_at_its_start() -> None:
+def test_the_broker_of_this_process_does_not_wait_at_its_start() -> None:
     cluster = Cluster(2)
     begin_sessions(cluster.controller.state, cluster.now_ms, dead=frozenset({1}))
     cluster.register(1, incarnation=2)
@@ -138,7 +138,7 @@ def test_a_silent_broker_is_fenced_after_the_session_timeout_one_at_a_time() -> 
     assert cluster.records == []
 
 
-def test_the_only_replica_killed_as_kafka_writes_it() -> None:
+def test_a_killed_only_replica_gives_kafkas_records() -> None:
     """K22, record by record."""
     cluster = Cluster(2)
     topic = cluster.create("t", (2,))
@@ -161,7 +161,7 @@ def test_the_only_replica_killed_as_kafka_writes_it() -> None:
     assert cluster.partition("t").leader_recovery_state is LeaderRecoveryState.RECOVERING
 
 
-def test_a_clean_stop_and_start_is_a_clean_election() -> None:
+def test_a_clean_restart_is_a_clean_election() -> None:
     cluster = Cluster(1)
     cluster.create("t", (1,))
     going = cluster.heartbeat(1, want_shut_down=True)
@@ -197,7 +197,7 @@ def test_a_broker_that_leads_nothing_may_stop_at_once() -> None:
     assert cluster.records == [BrokerRegistrationChangeRecord(1, cluster.epochs[1], fenced=1)]
 
 
-def test_controlled_shutdown_waits_for_the_others_to_know() -> None:
+def test_controlled_shutdown_waits_until_the_others_applied_the_change() -> None:
     cluster = Cluster(2)
     cluster.create("t", (1, 2))
     assert not cluster.heartbeat(1, want_shut_down=True).should_shut_down
@@ -221,7 +221,7 @@ def test_unregistering_empties_isr_and_elr() -> None:
     assert error.value.message == "Broker ID 2 is not currently registered"
 
 
-def test_cordoned_directories_are_told_once() -> None:
+def test_cordoned_directories_are_recorded_once() -> None:
     cluster = Cluster(1)
     cluster.heartbeat(1, cordoned_log_dirs=())
     assert cluster.records == [BrokerRegistrationChangeRecord(1, cluster.epochs[1], cordoned_log_dirs=())]
@@ -229,7 +229,7 @@ def test_cordoned_directories_are_told_once() -> None:
     assert cluster.records == []
 
 
-def test_offline_directories_take_their_replicas_out() -> None:
+def test_offline_directories_take_their_replicas_offline() -> None:
     cluster = Cluster(1)
     first, second = UUID(int=501), UUID(int=502)
     cluster.register(2, log_dirs=(first, second))
@@ -240,8 +240,8 @@ def test_offline_directories_take_their_replicas_out() -> None:
     assert cluster.partition("t").leader == 2, "its directory was never assigned: it is in none that went offline"
 
 
-def test_a_registration_alone_is_no_session() -> None:
-    """K24: a heartbeat begins it."""
+def test_a_registration_does_not_start_a_session() -> None:
+    """K24: a heartbeat starts it."""
     cluster = Cluster(0)
     cluster.register(1)
     cluster.register(1, incarnation=2)
@@ -252,20 +252,20 @@ def test_a_registration_alone_is_no_session() -> None:
 
 
 def test_a_failover_during_a_controlled_shutdown_waits_for_the_others() -> None:
-    """G44: Kafka forgets when it began, and lets the broker go at once."""
+    """G44: Kafka forgets when it began, and lets the broker stop at once."""
     cluster = Cluster(2)
     cluster.create("t", (1, 2))
     cluster.heartbeat(1, want_shut_down=True)
     begin_sessions(cluster.controller.state, cluster.now_ms)
-    assert not cluster.heartbeat(1, want_shut_down=True).should_shut_down, "broker 2 has not been heard of yet"
+    assert not cluster.heartbeat(1, want_shut_down=True).should_shut_down, "broker 2 has sent no heartbeat yet"
     cluster.heartbeat(2, offset=0)
     assert not cluster.heartbeat(1, want_shut_down=True).should_shut_down
     cluster.heartbeat(2)
     assert cluster.heartbeat(1, want_shut_down=True).should_shut_down
 
 
-def test_who_began_to_shut_down_comes_back_as_another_incarnation_only() -> None:
-    """Its registration says so until it registers anew; as a leader it would be one that nobody counts as alive."""
+def test_a_broker_in_shutdown_returns_only_as_another_incarnation() -> None:
+    """Its registration stays in shutdown until it registers again; as a leader it would not count as alive."""
     cluster = Cluster(2)
     cluster.create("t", (1, 2))
     cluster.heartbeat(1, want_shut_down=True)
@@ -277,8 +277,8 @@ def test_who_began_to_shut_down_comes_back_as_another_incarnation_only() -> None
     assert cluster.records == []
 
 
-def test_what_was_not_committed_does_not_stop_the_clock_of_a_session() -> None:
-    """C2: the fencing is taken back; the broker is fenced all the same, a session later."""
+def test_an_uncommitted_fencing_does_not_extend_the_session() -> None:
+    """C2: the fencing is reverted; the broker is fenced all the same, a session later."""
     cluster = Cluster(2)
     image, offset = cluster.image, cluster.controller.next_offset
     cluster.now_ms = 9000
@@ -293,15 +293,15 @@ def test_what_was_not_committed_does_not_stop_the_clock_of_a_session() -> None:
     assert cluster.image.brokers[2].fenced
 
 
-def test_who_is_unregistered_is_not_eligible() -> None:
-    """C19; Kafka lets it enter the eligible replicas on its way out."""
+def test_an_unregistered_broker_is_not_eligible() -> None:
+    """C19; Kafka lets it become an eligible replica when it is unregistered."""
     cluster = Cluster(2)
     cluster.create("t", (2, 1), configs={"min.insync.replicas": "2"})
     cluster.ask(UnregisterBroker(2))
     assert (cluster.partition("t").isr, cluster.partition("t").elr) == ((1,), ())
 
 
-def test_below_3_6_a_shrinking_isr_begins_a_leader_epoch() -> None:
+def test_below_3_6_a_shrinking_isr_starts_a_leader_epoch() -> None:
     """C27, C40."""
     for version, epoch in ((11, 1), (12, 0)):
         cluster = Cluster(2, features={"metadata.version": version})
@@ -311,7 +311,7 @@ def test_below_3_6_a_shrinking_isr_begins_a_leader_epoch() -> None:
 
 
 @pytest.mark.parametrize(("clean", "state"), [(True, 0), (False, 1)])
-def test_without_eligible_replicas_a_crash_of_the_last_in_sync_is_told(clean: bool, state: int) -> None:
+def test_without_elr_a_crash_of_the_last_in_sync_replica_is_recorded(clean: bool, state: int) -> None:
     """G47: Kafka elects it as if it had lost nothing."""
     cluster = Cluster(2, features={"metadata.version": 30})
     cluster.create("t", (2,))
@@ -324,9 +324,10 @@ def test_without_eligible_replicas_a_crash_of_the_last_in_sync_is_told(clean: bo
     assert (partition.leader, partition.isr, partition.leader_recovery_state) == (2, (2,), state)
 
 
-def test_what_happens_during_a_controlled_shutdown_is_not_waited_for() -> None:
+def test_later_changes_do_not_delay_a_controlled_shutdown() -> None:
     """C14; BrokerHeartbeatManagerTest.testControlledShutdownOffsetIsOnlyUpdatedOnce: later heartbeats, and records that
-    come meanwhile, put nothing off."""
+    arrive meanwhile, do not delay it.
+    """
     cluster = Cluster(3)
     cluster.create("t", (1, 2))
     cluster.heartbeat(1, want_shut_down=True)

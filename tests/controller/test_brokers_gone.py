@@ -1,6 +1,8 @@
-"""Brokers whose process has ended, as somebody saw who looked: fenced before their session ends, and back where not so.
+"""Brokers whose process has ended, as a probe found: fenced before their session expires, and unfenced after a false
+alarm.
 
-What is believed, and that a live broker loses nothing by a false alarm. The looks are `node.controller_presence`'s.
+Which reports are accepted, and that a live broker loses nothing by a false alarm. The probes are in
+`node.controller_presence`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ LOOKED_MS = 50
 
 @pytest.fixture
 def cluster() -> Cluster:
-    """Two brokers, heard of at 0; somebody looks at `LOOKED_MS`."""
+    """Two brokers, with heartbeats at 0; a probe runs at `LOOKED_MS`."""
     cluster = Cluster(2, knows_connections=True)
     cluster.create("t", (1, 2))
     cluster.now_ms = 150
@@ -40,7 +42,7 @@ def sessions(cluster: Cluster) -> Sessions:
     return cluster.controller.state.sessions
 
 
-def test_it_is_fenced_at_once_and_others_lead(cluster: Cluster) -> None:
+def test_a_gone_broker_is_fenced_at_once_and_others_lead(cluster: Cluster) -> None:
     """C16: out of every ISR and leaders elsewhere first, then fenced."""
     before = cluster.partition("t")
     gone(cluster)
@@ -53,19 +55,19 @@ def test_it_is_fenced_at_once_and_others_lead(cluster: Cluster) -> None:
     cluster.heartbeat(2)
     cluster.now_ms += 2_000
     cluster.ask(FenceStaleBroker())
-    assert cluster.records == [], "it has no session that could end"
+    assert cluster.records == [], "it has no session that could expire"
 
 
-def test_who_was_heard_of_since_lives(cluster: Cluster) -> None:
+def test_a_broker_with_a_later_heartbeat_is_alive(cluster: Cluster) -> None:
     sessions(cluster).contact(1, cluster.epochs[1], LOOKED_MS + 1)
     gone(cluster)
     assert cluster.records == []
     assert sessions(cluster).has(1, cluster.epochs[1])
     gone(cluster, since_ms=LOOKED_MS + 1)
-    assert cluster.image.brokers[1].fenced, "nothing came after the later look"
+    assert cluster.image.brokers[1].fenced, "no heartbeat arrived after the later probe"
 
 
-def test_who_is_connected_lives(cluster: Cluster) -> None:
+def test_a_connected_broker_is_alive(cluster: Cluster) -> None:
     sessions(cluster).set_connected(1, cluster.epochs[1], connected=True)
     gone(cluster)
     assert cluster.records == []
@@ -75,14 +77,14 @@ def test_who_is_connected_lives(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("broker", "epoch"), [(1, 99_999), (7, 1)])
-def test_another_incarnation_is_nobody(cluster: Cluster, broker: int, epoch: int) -> None:
+def test_a_report_about_another_incarnation_is_ignored(cluster: Cluster, broker: int, epoch: int) -> None:
     gone(cluster, broker, epoch=epoch)
     assert cluster.records == []
     assert all(not each.fenced for each in cluster.image.brokers.values())
 
 
-def test_a_live_broker_comes_back_by_its_next_heartbeat(cluster: Cluster) -> None:
-    """A false alarm: same broker epoch, in sync again once the leader says so, and the next alarm is not believed."""
+def test_a_live_broker_returns_by_its_next_heartbeat(cluster: Cluster) -> None:
+    """A false alarm: same broker epoch, in sync again once the leader reports so, and the next alarm is ignored."""
     gone(cluster)
     answer = cluster.heartbeat(1)
     assert not answer.is_fenced
@@ -96,15 +98,15 @@ def test_a_live_broker_comes_back_by_its_next_heartbeat(cluster: Cluster) -> Non
     assert altered.code is ErrorCode.NONE
     assert set(cluster.partition("t").isr) == {1, 2}
     gone(cluster, since_ms=cluster.now_ms + 1)
-    assert cluster.records == [], "its session counts alone from here on"
+    assert cluster.records == [], "only its session counts from here on"
     cluster.now_ms += 9_000
     cluster.heartbeat(2)
     cluster.ask(FenceStaleBroker())
     assert cluster.image.brokers[1].fenced
 
 
-def test_the_last_in_sync_stays_on_record_and_leads_again(cluster: Cluster) -> None:
-    """C28: nothing is lost where nobody else has the records."""
+def test_the_last_in_sync_replica_stays_in_the_isr_and_leads_again(cluster: Cluster) -> None:
+    """C28: nothing is lost if no other replica has the records."""
     gone(cluster, 2)
     before = cluster.partition("t")
     gone(cluster, 1)
@@ -115,15 +117,15 @@ def test_the_last_in_sync_stays_on_record_and_leads_again(cluster: Cluster) -> N
     assert after.leader_epoch == before.leader_epoch + 2
 
 
-def test_in_controlled_shutdown(cluster: Cluster) -> None:
+def test_gone_in_controlled_shutdown(cluster: Cluster) -> None:
     cluster.heartbeat(1, want_shut_down=True)
     assert state_of(cluster.image.brokers[1]) is BrokerState.CONTROLLED_SHUTDOWN
     gone(cluster, since_ms=cluster.now_ms)
     assert state_of(cluster.image.brokers[1]) is BrokerState.FENCED
 
 
-def test_what_was_not_committed_may_be_said_again(cluster: Cluster) -> None:
-    """C2: the append failed, the broker is as it was."""
+def test_an_uncommitted_report_may_be_repeated(cluster: Cluster) -> None:
+    """C2: the append failed, the broker is unchanged."""
     before, offset = cluster.image, cluster.controller.next_offset
     gone(cluster)
     cluster.controller.reset(before, offset)
@@ -132,7 +134,7 @@ def test_what_was_not_committed_may_be_said_again(cluster: Cluster) -> None:
     assert cluster.image.brokers[1].fenced
 
 
-def test_another_term_believes_again(cluster: Cluster) -> None:
+def test_another_controller_epoch_accepts_reports_again(cluster: Cluster) -> None:
     gone(cluster)
     cluster.heartbeat(1)
     begin_sessions(cluster.controller.state, cluster.now_ms)
@@ -143,24 +145,24 @@ def test_another_term_believes_again(cluster: Cluster) -> None:
 # -- the next incarnation ----------------------------------------------------------------------------------------------
 
 
-def test_who_is_gone_need_not_be_waited_for(cluster: Cluster) -> None:
+def test_a_new_incarnation_does_not_wait_for_a_gone_broker(cluster: Cluster) -> None:
     gone(cluster)
     assert cluster.register(1, incarnation=2, log_dirs=(UUID(int=777),)) > 0
 
 
-def test_a_fenced_broker_that_is_gone_need_not_be_waited_for(cluster: Cluster) -> None:
+def test_a_new_incarnation_does_not_wait_for_a_fenced_gone_broker(cluster: Cluster) -> None:
     cluster.heartbeat(1, want_fence=True)
     gone(cluster, since_ms=cluster.now_ms)
     assert cluster.records == []
     cluster.heartbeat(1)
     assert sessions(cluster).false_alarm_count == 0, "nothing was written for it"
     gone(cluster, since_ms=cluster.now_ms)
-    assert cluster.image.brokers[1].fenced, "so it is believed once more"
+    assert cluster.image.brokers[1].fenced, "so a report is accepted once more"
     cluster.register(1, incarnation=2, log_dirs=(UUID(int=777),))
 
 
-def test_who_has_directory_and_address_takes_the_place(cluster: Cluster) -> None:
-    """A process that is killed and started again at once: a look could only find the new one."""
+def test_an_incarnation_with_the_same_directory_and_address_replaces_the_broker(cluster: Cluster) -> None:
+    """A process that is killed and restarted at once: a probe could only find the new one."""
     before = cluster.partition("t")
     cluster.register(1, incarnation=2)
     assert cluster.image.brokers[1].fenced
@@ -170,14 +172,14 @@ def test_who_has_directory_and_address_takes_the_place(cluster: Cluster) -> None
         cluster.heartbeat(1, epoch=1)
 
 
-def test_below_directory_ids_the_session_is_waited_for() -> None:
+def test_without_directory_ids_the_session_must_expire() -> None:
     cluster = Cluster(1, knows_connections=True, features={"metadata.version": 16})
     with pytest.raises(PeerError, match="Another broker"):
         cluster.register(1, incarnation=2)
 
 
 @pytest.mark.parametrize("changed", ["connected", "directory", "address", "kafka"])
-def test_who_lacks_a_proof_waits(changed: str) -> None:
+def test_an_incarnation_without_proof_waits(changed: str) -> None:
     cluster = Cluster(1, knows_connections=changed != "kafka")
     if changed == "connected":
         sessions(cluster).set_connected(1, cluster.epochs[1], connected=True)

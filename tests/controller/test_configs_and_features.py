@@ -59,7 +59,7 @@ def test_set_append_subtract_delete(cluster: Cluster) -> None:
     assert dict(cluster.image.config(T, "t")) == {"cleanup.policy": "compact"}
 
 
-def test_an_unchanged_topic_config_is_no_record_but_a_brokers_is(cluster: Cluster) -> None:
+def test_an_unchanged_topic_config_writes_no_record_but_a_broker_config_does(cluster: Cluster) -> None:
     _change(cluster, TOPIC, ("retention.ms", SET, "5"))
     _change(cluster, TOPIC, ("retention.ms", SET, "5"))
     assert cluster.records == []
@@ -76,7 +76,7 @@ def test_the_legacy_request_replaces_everything(cluster: Cluster) -> None:
     assert TOPIC not in cluster.image.configs
 
 
-def test_one_bad_resource_leaves_the_others(cluster: Cluster) -> None:
+def test_one_bad_resource_does_not_affect_the_others(cluster: Cluster) -> None:
     bad = (ConfigResource(T, "none"), (ConfigChange("retention.ms", SET, "1"),))
     good = (TOPIC, (ConfigChange("retention.ms", SET, "1"),))
     answer = cluster.ask(IncrementalAlterConfigs((bad, good)))
@@ -117,14 +117,14 @@ def test_clearing_empties_elr_and_moves_only_the_partition_epoch(cluster: Cluste
         (TOPIC, ("retention.ms", SET, "x")),
     ],
 )
-def test_refused_configs(
+def test_rejected_configs(
     cluster: Cluster, resource: ConfigResource, change: tuple[str, ConfigOperation, str | None]
 ) -> None:
     assert _change(cluster, resource, change).code is ErrorCode.INVALID_CONFIG
     assert cluster.records == []
 
 
-def test_a_fresh_cluster_has_the_levels_of_4_3_and_its_min_isr() -> None:
+def test_a_new_cluster_has_the_levels_of_4_3_and_their_min_isr() -> None:
     cluster = Cluster(0)
     assert (
         dict(cluster.image.features)
@@ -147,7 +147,7 @@ def _update(cluster: Cluster, *updates: tuple[str, int, int]) -> Outcome:
     return outcome
 
 
-def test_features_go_down_and_up_again(cluster: Cluster) -> None:
+def test_features_can_be_lowered_and_raised_again(cluster: Cluster) -> None:
     assert not _update(cluster, ("group.version", 0, 2)).failed
     assert cluster.records == [FeatureLevelRecord("group.version", 0)]
     assert "group.version" not in cluster.image.features
@@ -183,8 +183,8 @@ def test_producer_ids_come_in_blocks_and_never_twice(cluster: Cluster) -> None:
     assert error.value.code is ErrorCode.STALE_BROKER_EPOCH
 
 
-def test_producer_ids_end(cluster: Cluster) -> None:
-    """C41; ProducerIdControlManagerTest.testMaxValue: the last block is given, and no id comes again."""
+def test_producer_ids_are_exhausted(cluster: Cluster) -> None:
+    """C41; ProducerIdControlManagerTest.testMaxValue: the last block is assigned, and no id is assigned again."""
     epoch = cluster.epochs[1]
     last = 2**63 - 1 - 1000
     cluster.controller.replay([ProducerIdsRecord(1, epoch, last)], cluster.controller.next_offset, 1)
@@ -195,7 +195,7 @@ def test_producer_ids_end(cluster: Cluster) -> None:
 
 
 def test_a_feature_waits_for_every_voter_to_register(cluster: Cluster) -> None:
-    """K27; taking a feature away waits for nobody."""
+    """K27; removing a feature waits for no voter."""
     _update(cluster, ("group.version", 0, 2))
     state = cluster.controller.state
     state.voter_ids = frozenset((state.settings.node_id, 8, 9))
@@ -208,7 +208,7 @@ def test_a_feature_waits_for_every_voter_to_register(cluster: Cluster) -> None:
     assert not _update(cluster, ("group.version", 1, 1)).failed
 
 
-def test_a_level_that_a_registered_controller_lacks(cluster: Cluster) -> None:
+def test_a_level_unsupported_by_a_registered_controller(cluster: Cluster) -> None:
     """C38."""
     _update(cluster, ("group.version", 0, 2))
     cluster.ask(RegisterController(8, UUID(int=8), (), {"metadata.version": Levels(7, 30)}))
@@ -225,7 +225,7 @@ def test_eligible_leader_replicas_need_their_records() -> None:
     assert not _update(cluster, ("metadata.version", 23, 1), (elr, 1, 1)).failed
 
 
-def test_kraft_version_is_asked_of_the_quorum(cluster: Cluster) -> None:
+def test_kraft_version_is_requested_from_the_quorum(cluster: Cluster) -> None:
     """K15: it is no record of this log."""
     controller = cluster.controller
     wanted = FeatureUpdate("kraft.version", 1, UpgradeType.UPGRADE)
@@ -239,7 +239,7 @@ def test_kraft_version_is_asked_of_the_quorum(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("version", "is_wrapped"), [(12, False), (13, True)])
-def test_a_new_cluster_of_an_old_level_knows_no_transactions(version: int, is_wrapped: bool) -> None:
+def test_a_new_cluster_at_an_old_level_has_no_transactions(version: int, is_wrapped: bool) -> None:
     """C6, C40: one batch in any case."""
     cluster = Cluster(0, features={"metadata.version": version})
     level = FeatureLevelRecord("metadata.version", version)
@@ -270,7 +270,7 @@ def test_levels_of_metadata_version(cluster: Cluster, level: int, kind: int, mes
     assert not _update(between, ("metadata.version", 28, 2)).failed, "no new records in between"
 
 
-def test_more_configs_than_one_request_may_change(cluster: Cluster) -> None:
+def test_too_many_config_changes_in_one_request(cluster: Cluster) -> None:
     """C3: all of it is one batch."""
     changes = tuple(ConfigChange(f"key-{number}", SET, "1") for number in range(10_001))
     before = cluster.image
@@ -297,7 +297,7 @@ def test_controllers_register_from_3_7_on() -> None:
         {"features": {"metadata.version": Levels(30, 7)}},
     ],
 )
-def test_controllers_tell_what_a_record_may_hold(change: dict[str, Any]) -> None:
+def test_a_controller_registration_must_fit_its_record(change: dict[str, Any]) -> None:
     """C4: Kafka's controller fails over it."""
     cluster = Cluster(0)
     good = {"controller_id": 8, "incarnation_id": UUID(int=8), "endpoints": (), "features": SUPPORTED}
@@ -307,7 +307,7 @@ def test_controllers_tell_what_a_record_may_hold(change: dict[str, Any]) -> None
     assert not cluster.image.controllers
 
 
-def test_this_nodes_dynamic_configs_count_for_topics() -> None:
+def test_dynamic_configs_of_this_node_apply_to_topics() -> None:
     """C37: topic, this node's, the cluster's."""
     cluster = Cluster(1, features={"metadata.version": 30}, node_id=1)
     cluster.create("t", (1,))

@@ -1,7 +1,9 @@
-"""What a decision costs: what it changes, never what the cluster holds (docs/how-it-works.md "Cost").
+"""The cost of a decision: proportional to its changes, never to the size of the cluster (docs/how-it-works.md
+\"Cost\").
 
-Cost is counted, not timed: lines of this package that run while a request is decided and taken into memory. A cluster
-of ten times as many partitions, none of which the request is about, must not run one line more for each of them.
+Cost is counted, not timed: lines of this package that run while a request is decided and its records are applied. A
+cluster of ten times as many partitions, none of which the request is about, must not run one line more for each of
+them.
 """
 
 from __future__ import annotations
@@ -72,12 +74,12 @@ def _lines_of(cluster: Cluster, request: Request) -> int:
 
 
 def _cluster(others: int) -> Cluster:
-    """Brokers 1 and 2 have three partitions; 3, 4 and 5 have as many as there are."""
+    """Brokers 1 and 2 have three partitions; 3, 4 and 5 have all others."""
     cluster = Cluster(5)
     cluster.create("mine", (1, 2), (2, 1), (1, 2))
     for number in range(others):
         cluster.create(f"other-{number}", (3, 4, 5), (4, 5, 3))
-    cluster.ask(BalanceLeaders())  # an index is built once, by the first who needs it
+    cluster.ask(BalanceLeaders())  # an index is built once, at its first use
     cluster.ask(CreateTopics((NewTopic("warm_up", 1, 1),), validate_only=True))
     return cluster
 
@@ -138,7 +140,7 @@ REQUESTS: Final[dict[str, Callable[[Cluster], Request]]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_what_the_others_hold_costs_nothing(name: str) -> None:
+def test_other_partitions_cost_nothing(name: str) -> None:
     few, many = _cluster(FEW), _cluster(MANY)
     lines = [_lines_of(cluster, REQUESTS[name](cluster)) for cluster in (few, many)]
     assert abs(lines[1] - lines[0]) <= SLACK, lines

@@ -1,4 +1,4 @@
-"""Who leads and who is in sync after a change (controller.md C27-C30, C33; since_4_0.md K21)."""
+"""Leader and ISR after a change (controller.md C27-C30, C33; since_4_0.md K21)."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def _change(partition: PartitionImage, alive: set[int], **more: object) -> Parti
     return _after(partition, record)
 
 
-def test_a_leader_that_stays_keeps_its_epoch_when_the_isr_shrinks() -> None:
+def test_an_unchanged_leader_keeps_its_epoch_when_the_isr_shrinks() -> None:
     after = _change(PartitionImage((1, 2, 3), (1, 2, 3), 1), {1, 2}, target_isr=(1, 2))
     assert (after.leader, after.leader_epoch, after.partition_epoch) == (1, 0, 1)
 
 
-def test_below_min_isr_those_who_left_become_eligible() -> None:
+def test_below_min_isr_removed_members_become_eligible() -> None:
     """C31 as K21 has it."""
     after = _change(PartitionImage((1, 2, 3), (1, 2), 1), {1}, target_isr=(1,), min_isr=2)
     assert (after.isr, after.elr) == ((1,), (2,))
@@ -84,7 +84,7 @@ def test_an_eligible_replica_is_elected_cleanly_and_becomes_the_isr() -> None:
     assert after.leader_epoch == 4
 
 
-def test_the_last_known_leader_is_elected_uncleanly_only_when_nobody_is_eligible() -> None:
+def test_the_last_known_leader_is_elected_uncleanly_without_eligible_replicas() -> None:
     """K21, C31; gaps.md G42: only while it is alive."""
     lost = PartitionImage((1, 2), (), -1, elr=(1,), last_known_elr=(2,))
     assert _change(lost, {2}).leader == -1
@@ -95,7 +95,7 @@ def test_the_last_known_leader_is_elected_uncleanly_only_when_nobody_is_eligible
 
 
 @pytest.mark.parametrize("elr", [True, False])
-def test_a_preferred_election_never_loses_anything(elr: bool) -> None:
+def test_a_preferred_election_never_loses_records(elr: bool) -> None:
     """recovery.md V13."""
     lost = PartitionImage((1, 2), (2,), -1)
     for election, leader in ((Election.PREFERRED, -1), (Election.UNCLEAN, 1)):
@@ -107,14 +107,14 @@ def test_without_elr_the_last_member_stays_in_the_isr() -> None:
     assert (after.leader, after.isr, after.elr) == (-1, (1,), ())
 
 
-def test_unclean_election_takes_any_live_replica_and_says_so() -> None:
+def test_unclean_election_elects_any_live_replica_and_records_it() -> None:
     lost = PartitionImage((1, 2), (1,), -1)
     assert _change(lost, {2}, elr_enabled=False).leader == -1
     after = _change(lost, {2}, elr_enabled=False, election=Election.UNCLEAN)
     assert (after.leader, after.isr, after.leader_recovery_state) == (2, (2,), RECOVERING)
 
 
-def test_nothing_to_change_is_no_record() -> None:
+def test_no_change_writes_no_record() -> None:
     partition = PartitionImage((1, 2), (1, 2), 1)
     assert change_partition(partition, TOPIC, 0, may_lead=lambda b: True, min_isr=1, elr_enabled=True) is None
 
@@ -147,7 +147,7 @@ def _partitions() -> st.SearchStrategy[PartitionImage]:
     elr=st.booleans(),
     leaving=st.integers(0, 4),
 )
-def test_what_holds_for_every_change(
+def test_invariants_of_every_change(
     partition: PartitionImage, alive: set[int], election: Election, min_isr: int, elr: bool, leaving: int
 ) -> None:
     if not elr:
@@ -175,9 +175,9 @@ def test_what_holds_for_every_change(
         assert not after.elr
     if after.leader not in (-1, partition.leader):
         clean = after.leader in partition.isr or (not target and after.leader in {*partition.elr, *partition.isr})
-        assert clean or after.leader_recovery_state is RECOVERING, "a loss goes unnoticed"
+        assert clean or after.leader_recovery_state is RECOVERING, "a data loss is not recorded"
     if after.leader == -1 and alive - {leaving}:
-        assert not set(after.isr) & (alive - {leaving}), "somebody in sync is alive and nobody leads"
+        assert not set(after.isr) & (alive - {leaving}), "an in-sync replica is alive and there is no leader"
 
 
 def test_elect_leaders_answers() -> None:
@@ -210,7 +210,7 @@ def test_leadership_goes_back_to_the_preferred_replica() -> None:
 
 
 @pytest.mark.parametrize(("percentage", "leaders"), [(0, 1), (49, 1), (50, 2), (100, 2)])
-def test_a_few_leaders_elsewhere_are_left_where_they_are(percentage: int, leaders: int) -> None:
+def test_a_small_leader_imbalance_is_left_unchanged(percentage: int, leaders: int) -> None:
     """G45: broker 1 should lead two partitions, and leads one of them."""
     cluster = Cluster(2, leader_imbalance_percentage=percentage)
     cluster.create("t", (1, 2), (1, 2), (2, 1))
@@ -228,7 +228,7 @@ def test_a_few_leaders_elsewhere_are_left_where_they_are(percentage: int, leader
     assert cluster.partition("t", 0).leader == leaders
 
 
-def test_every_alive_set_and_every_replica_order_leads_when_somebody_in_sync_lives() -> None:
+def test_some_replica_leads_while_an_in_sync_replica_lives() -> None:
     for replicas in permutations((1, 2, 3)):
         for size in range(4):
             for alive in map(set, combinations((1, 2, 3), size)):

@@ -1,7 +1,7 @@
-"""What one change makes of one partition, cell by cell: the cases of Kafka's PartitionChangeBuilderTest.
+"""The effect of one change on one partition, cell by cell: the cases of Kafka's PartitionChangeBuilderTest.
 
-Rules: controller.md C9, C27, C28, C31-C34; since_4_0.md K21-K23, K27; recovery.md V10-V14. What Kafka of 4.0 and later
-does otherwise than its tests of before (more than one last known leader) is in `since_4_0.md K21`.
+Rules: controller.md C9, C27, C28, C31-C34; since_4_0.md K21-K23, K27; recovery.md V10-V14. Differences of Kafka 4.0 and
+later to its earlier tests (more than one last known leader) are in `since_4_0.md K21`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _expected(changed: dict[str, Any] | None) -> PartitionChangeRecord | None:
 @pytest.mark.parametrize(
     ("partition", "asked", "changed"),
     [
-        # who leads: testElectLeader, testNoChange, testUncleanLeaderElection
+        # leaders: testElectLeader, testNoChange, testUncleanLeaderElection
         (FOO, PREFERRED, {"leader": 2}),
         (FOO, UNCLEAN, None),
         (FOO, {"target_isr": (1, 3)}, {"isr": (1, 3)}),
@@ -64,7 +64,7 @@ def _expected(changed: dict[str, Any] | None) -> PartitionChangeRecord | None:
         (OFFLINE, PREFERRED, None),
         (OFFLINE, UNCLEAN, {"isr": (1,), "leader": 1, "leader_recovery_state": RECOVERING}),
         (OFFLINE, {"target_isr": (2,), **UNCLEAN}, {"isr": (1,), "leader": 1, "leader_recovery_state": RECOVERING}),
-        # when a leader epoch begins: testNoLeaderEpochBumpOn..., testLeaderEpochBumpOn...
+        # new leader epochs: testNoLeaderEpochBumpOn..., testLeaderEpochBumpOn...
         (FOO, {"target_isr": (2, 1)}, {"isr": (2, 1)}),
         (FOO, {"target_isr": (2, 1), "shrinking_starts_an_epoch": True}, {"isr": (2, 1), "leader": 1}),
         (FOO, {"target_isr": (2, 1, 3, 4), "shrinking_starts_an_epoch": True}, {"isr": (2, 1, 3, 4)}),
@@ -176,9 +176,9 @@ def _led(isr: tuple[int, ...], leader: int = 1, **more: Any) -> PartitionImage:
     ids=[
         "shrinks below the minimum",
         "grows to the minimum",
-        "takes in one that was not eligible",
+        "adds one that was not eligible",
         "one crashed",
-        "nobody is left",
+        "no replica is left",
         "an eligible one leads",
         "the last one crashed",
         "the last leader is not back",
@@ -200,7 +200,7 @@ def test_with_eligible_replicas(
 
 
 def test_directories_stay_with_their_replicas() -> None:
-    """testKeepsDirectoriesAfterReassignment; C20: a replica that is new has none yet."""
+    """testKeepsDirectoriesAfterReassignment; C20: a new replica has none yet."""
     first, second, third, fresh = (UUID(int=number) for number in (71, 72, 73, 0))
     partition = PartitionImage((2, 1, 3), (2, 1, 3), 1, 100, 200, directories=(first, second, third))
     record = _record(partition, {1, 2, 3, 4}, target_replicas=(3, 1, 4), directory_of=lambda broker: fresh)
@@ -208,7 +208,7 @@ def test_directories_stay_with_their_replicas() -> None:
     assert (record.replicas, record.directories, record.leader) == ((3, 1, 4), (third, second, fresh), 1)
 
 
-def test_recovering_outlives_every_election_of_its_leader() -> None:
+def test_recovering_survives_every_election_of_its_leader() -> None:
     """testChangeInLeadershipDoesNotChangeRecoveryState, testUncleanSetsLeaderRecoveringState: V8, V11, V14."""
     led = PartitionImage((1, 2, 3), (1,), 1, 100, 200, leader_recovery_state=RECOVERING)
     gone = _record(led, set(), target_isr=())

@@ -53,7 +53,7 @@ UNCLEAN = "unclean.leader.election.enable"
 def alter(
     cluster: Cluster, topic: str, isr: tuple[int, ...], *, sender: int | None = None, **more: Any
 ) -> AlteredPartition:
-    """What the leader of partition 0 asks for, unless `more` says otherwise."""
+    """The request of the leader of partition 0, unless `more` says otherwise."""
     partition = cluster.partition(topic)
     sender = partition.leader if sender is None else sender
     members = more.get("members") or tuple(IsrMember(b, cluster.epochs[b]) for b in isr)
@@ -111,7 +111,7 @@ def configure(cluster: Cluster, topic: str, key: str, value: str | None) -> None
         ({"state": 7, "members": (IsrMember(1), IsrMember(2, 1))}, ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_what_a_leader_may_not_ask(change: dict[str, Any], code: ErrorCode) -> None:
+def test_rejected_isr_changes(change: dict[str, Any], code: ErrorCode) -> None:
     """recovery.md V16, V17, V18, V19, V25, V20, V21, V22: in Kafka's order."""
     cluster = Cluster(4)
     cluster.create("t", (1, 2, 3))
@@ -154,8 +154,8 @@ def test_another_broker_epoch_fails_the_whole_request(request_of: Callable[[int,
         assert cluster.image is before
 
 
-def test_each_partition_of_a_request_is_judged_alone() -> None:
-    """gaps.md G46, G22: whatever a late one asks for, the others are done."""
+def test_each_partition_of_a_request_is_checked_alone() -> None:
+    """gaps.md G46, G22: a rejected partition does not affect the others."""
     cluster = Cluster(2)
     topic = cluster.create("t", *(((1, 2),) * 4))
     one, both = (IsrMember(1),), (IsrMember(1), IsrMember(1))
@@ -181,8 +181,8 @@ def test_each_partition_of_a_request_is_judged_alone() -> None:
     assert [cluster.partition("t", index).isr for index in range(4)] == [(1,), (1, 2), (1, 2), (1,)]
 
 
-def test_each_partition_has_a_minimum_of_its_own() -> None:
-    """gaps.md G43: Kafka takes the replicas of partition 0 for all, and forgets who was in sync in the others."""
+def test_each_partition_has_its_own_min_isr() -> None:
+    """gaps.md G43: Kafka uses the replicas of partition 0 for all, and forgets the ISR of the others."""
     cluster = Cluster(3)
     cluster.create("t", (1, 2, 3), (1, 2, 3), configs={"min.insync.replicas": "2"})
     move(cluster, "t", (1,))
@@ -195,7 +195,7 @@ def test_each_partition_has_a_minimum_of_its_own() -> None:
     assert cluster.partition("t", 1).leader_recovery_state is RECOVERED
 
 
-def test_what_changes_nothing_is_answered_and_not_written() -> None:
+def test_no_change_is_answered_and_not_written() -> None:
     """V23."""
     cluster = Cluster(2)
     cluster.create("t", (1, 2))
@@ -219,7 +219,7 @@ def _recovering(cluster: Cluster) -> None:
 
 
 def test_the_leader_ends_its_recovery() -> None:
-    """V23, V42: alone or with a larger ISR; no leader epoch begins."""
+    """V23, V42: alone or with a larger ISR; no leader epoch starts."""
     for isr in ((2,), (2, 3)):
         cluster = Cluster(3)
         cluster.create("t", (1, 2, 3), configs={UNCLEAN: "true"})
@@ -235,7 +235,7 @@ def test_the_leader_ends_its_recovery() -> None:
         assert (after.leader_epoch, after.isr, after.leader_recovery_state) == (before.leader_epoch, isr, RECOVERED)
 
 
-def test_recovering_is_kept_through_elections_and_failovers() -> None:
+def test_recovering_survives_elections_and_failovers() -> None:
     """V8, V14."""
     cluster = Cluster(2)
     _recovering(cluster)
@@ -251,8 +251,8 @@ def test_recovering_is_kept_through_elections_and_failovers() -> None:
 # -- reassignments (C32-C34, K27) --------------------------------------------------------------------------------------
 
 
-def test_a_move_from_begin_to_end() -> None:
-    """C32, C33; C35: the leader that goes is told 108 (recovery.md V24)."""
+def test_a_reassignment_from_start_to_end() -> None:
+    """C32, C33; C35: the leader that is removed gets 108 (recovery.md V24)."""
     cluster = Cluster(4)
     cluster.create("t", (1, 2))
     assert not move(cluster, "t", (3, 4)).failed
@@ -270,7 +270,7 @@ def test_a_move_from_begin_to_end() -> None:
     assert cluster.ask(ListPartitionReassignments()).topics == ()
 
 
-def test_a_reordering_is_done_at_once() -> None:
+def test_a_reordering_completes_at_once() -> None:
     """C33."""
     cluster = Cluster(2)
     cluster.create("t", (1, 2))
@@ -279,8 +279,8 @@ def test_a_reordering_is_done_at_once() -> None:
     assert (partition.replicas, partition.leader, partition.leader_epoch, partition.adding) == ((2, 1), 1, 0, ())
 
 
-def test_the_replication_factor_may_be_held() -> None:
-    """K27: what counts is the size that the partition will have."""
+def test_the_replication_factor_may_be_fixed() -> None:
+    """K27: the size that the partition will have is checked."""
     cluster = Cluster(4)
     cluster.create("t", (1, 2))
     for target in ((1,), (1, 2, 3)):
@@ -290,8 +290,8 @@ def test_the_replication_factor_may_be_held() -> None:
     assert not move(cluster, "t", (3, 1), allow_replication_factor_change=False).failed
 
 
-def test_a_changed_move_forgets_no_replica() -> None:
-    """Kafka keeps 4 on both lists, and waits for ever."""
+def test_a_changed_reassignment_forgets_no_replica() -> None:
+    """Kafka keeps 4 on both lists, and waits forever."""
     cluster = Cluster(4)
     cluster.create("t", (1, 2))
     move(cluster, "t", (3, 4))
@@ -299,12 +299,12 @@ def test_a_changed_move_forgets_no_replica() -> None:
     partition = cluster.partition("t")
     assert (partition.adding, partition.removing) == ((3,), (1, 4))
     move(cluster, "t", (3, 2))
-    assert cluster.records == [], "the same wish again changes nothing"
+    assert cluster.records == [], "the same request again changes nothing"
     alter(cluster, "t", (1, 2, 3))
     assert (cluster.partition("t").replicas, cluster.partition("t").adding) == ((3, 2), ())
 
 
-def test_cancelling() -> None:
+def test_cancelling_a_reassignment() -> None:
     """C34."""
     cluster = Cluster(3)
     cluster.create("t", (1, 2))
@@ -316,7 +316,7 @@ def test_cancelling() -> None:
 
 
 def test_cancelling_never_hides_a_loss() -> None:
-    """V35, V9, gaps.md G20: only the new replica is in sync; its place is taken by one that lacks what it has."""
+    """V35, V9, gaps.md G20: only the new replica is in sync; it is replaced by one that lacks its records."""
     for allowed in ("false", "true"):
         cluster = Cluster(4)
         cluster.create("t", (1, 2), configs={UNCLEAN: allowed})
@@ -335,8 +335,8 @@ def test_cancelling_never_hides_a_loss() -> None:
             assert after.leader_recovery_state is RECOVERING
 
 
-def test_a_move_that_ends_in_an_unclean_election_is_recovering() -> None:
-    """V36, gaps.md G21: whatever the leader asked for in the same request."""
+def test_a_reassignment_that_ends_in_an_unclean_election_is_recovering() -> None:
+    """V36, gaps.md G21: whatever the leader requested in the same request."""
     cluster = Cluster(3, features={"metadata.version": 30})
     cluster.create("t", (1, 2), configs={UNCLEAN: "true"})
     state = cluster.controller.state
@@ -378,7 +378,7 @@ def _with_two_directories() -> tuple[Cluster, UUID]:
     return cluster, topic
 
 
-def test_a_failed_directory_takes_its_leaders_away() -> None:
+def test_a_failed_directory_loses_its_leaders() -> None:
     cluster, _ = _with_two_directories()
     other = cluster.create("other", (2, 1))
     assert _assign(cluster, 2, SECOND, other) is ErrorCode.NONE
@@ -389,11 +389,13 @@ def test_a_failed_directory_takes_its_leaders_away() -> None:
     cluster.heartbeat(2, offline_log_dirs=(FIRST,))
     assert cluster.records == []
     assert _assign(cluster, 2, FIRST, other) is ErrorCode.NONE
-    assert cluster.partition("other").leader == 1, "that directory is not there any more"
+    assert cluster.partition("other").leader == 1, "that directory no longer exists"
 
 
-def test_a_replica_that_is_in_no_directory_is_online() -> None:
-    """C20: a broker may say that it holds a replica nowhere yet; one that it has lost is offline."""
+def test_a_replica_without_a_directory_is_online() -> None:
+    """C20: a broker may report that it holds a replica in no directory yet; a replica in a lost directory is
+    offline.
+    """
     cluster, topic = _with_two_directories()
     assert _assign(cluster, 2, UNASSIGNED_DIRECTORY, topic) is ErrorCode.NONE
     assert (cluster.partition("t").leader, cluster.partition("t").isr) == (2, (2, 1))
@@ -409,7 +411,7 @@ def test_a_broker_without_a_directory_is_fenced() -> None:
     assert cluster.records == []
 
 
-def test_assignments_that_are_refused() -> None:
+def test_rejected_assignments() -> None:
     cluster, topic = _with_two_directories()
     alone = cluster.create("alone", (1,))
     assert _assign(cluster, 2, FIRST, UUID(int=404)) is ErrorCode.UNKNOWN_TOPIC_ID
@@ -424,7 +426,7 @@ def test_assignments_that_are_refused() -> None:
     assert unsupported.value.code is ErrorCode.UNSUPPORTED_VERSION
 
 
-# -- elections by config and by the clock (V12, G45, C30) --------------------------------------------------------------
+# -- elections by config and by timer (V12, G45, C30) ------------------------------------------------------------------
 
 
 def _lost(cluster: Cluster, name: str = "t") -> None:
@@ -433,7 +435,7 @@ def _lost(cluster: Cluster, name: str = "t") -> None:
 
 
 @pytest.mark.parametrize("where", ["t", ""])
-def test_allowing_unclean_elections_acts_at_once(where: str) -> None:
+def test_allowing_unclean_elections_takes_effect_at_once(where: str) -> None:
     """G45: Kafka waits for its next pass, up to five minutes."""
     cluster = Cluster(2)
     _lost(cluster)
@@ -447,7 +449,7 @@ def test_allowing_unclean_elections_acts_at_once(where: str) -> None:
     assert (partition.leader, partition.isr, partition.leader_recovery_state) == (2, (2,), RECOVERING)
 
 
-def test_a_topic_that_forbids_it_is_left_alone() -> None:
+def test_a_topic_that_forbids_unclean_elections_is_unchanged() -> None:
     cluster = Cluster(2)
     _lost(cluster)
     configure(cluster, "t", UNCLEAN, "false")
@@ -458,7 +460,7 @@ def test_a_topic_that_forbids_it_is_left_alone() -> None:
     assert cluster.partition("t").leader == 2
 
 
-def test_new_replicas_are_led_by_the_next_pass() -> None:
+def test_new_replicas_become_leaders_in_the_next_pass() -> None:
     """V12."""
     cluster = Cluster(3)
     cluster.create("t", (1,), configs={UNCLEAN: "true"})
@@ -469,7 +471,7 @@ def test_new_replicas_are_led_by_the_next_pass() -> None:
     assert (cluster.partition("t").leader, cluster.partition("t").leader_recovery_state) == (2, RECOVERING)
 
 
-def test_a_pass_moves_a_thousand_leaders_and_says_that_more_wait() -> None:
+def test_a_pass_moves_a_thousand_leaders_and_reports_that_more_wait() -> None:
     """C30."""
     cluster = Cluster(2)
     cluster.create("t", *(((1, 2),) * 1500))
@@ -485,7 +487,7 @@ def test_a_pass_moves_a_thousand_leaders_and_says_that_more_wait() -> None:
     assert len(cluster.records) == 500
 
 
-def test_an_answer_for_all_names_what_needed_an_election() -> None:
+def test_a_response_for_all_lists_partitions_that_needed_an_election() -> None:
     """C29."""
     cluster = Cluster(2)
     cluster.create("a", (1, 2), (2, 1))
@@ -499,7 +501,7 @@ def test_an_answer_for_all_names_what_needed_an_election() -> None:
     assert dict(cluster.ask(ElectLeaders(1)).topics) == {"a": (), "b": ()}
 
 
-def test_more_changes_than_one_request_may_make() -> None:
+def test_too_many_changes_in_one_request() -> None:
     """C3."""
     cluster = Cluster(2)
     cluster.create("t", *(((1, 2),) * 6000))

@@ -28,7 +28,7 @@ def _broker(
     factor=st.integers(1, 9),
     seed=st.integers(0, 1000),
 )
-def test_what_holds_for_every_placement(
+def test_invariants_of_every_placement(
     brokers: list[tuple[str | None, bool]], count: int, factor: int, seed: int
 ) -> None:
     images = {number: _broker(number, rack, fenced) for number, (rack, fenced) in enumerate(brokers)}
@@ -46,20 +46,20 @@ def test_what_holds_for_every_placement(
         assert len({images[replica].rack for replica in replicas}) == min(factor, len(racks)), "racks come first"
 
 
-def test_leaders_take_turns() -> None:
+def test_leaders_rotate() -> None:
     placed = place_replicas([_broker(number) for number in range(5)], 50, 3, Random(1))
     assert set(Counter(replicas[0] for replicas in placed).values()) == {10}
 
 
-def test_a_broker_with_all_directories_cordoned_gets_nothing() -> None:
+def test_a_broker_with_all_directories_cordoned_gets_no_replicas() -> None:
     full = _broker(1, cordoned=(UUID(int=201),))
     assert set(place_replicas([full, _broker(2)], 20, 1, Random(1))) == {(2,)}
     with pytest.raises(PeerError):
         place_replicas([full, _broker(2)], 1, 2, Random(1))
 
 
-def test_a_broker_that_shuts_down_takes_nothing_new() -> None:
-    """Fenced it counts as any fenced one: it may come back."""
+def test_a_broker_in_shutdown_gets_no_new_replicas() -> None:
+    """When fenced it counts as any fenced broker: it may return."""
     leaving = replace(_broker(2), in_controlled_shutdown=True)
     assert place_replicas([_broker(1), leaving], 4, 1, Random(0)) == [(1,)] * 4
     with pytest.raises(PeerError):
@@ -67,7 +67,7 @@ def test_a_broker_that_shuts_down_takes_nothing_new() -> None:
     assert place_replicas([_broker(1), replace(leaving, fenced=True)], 1, 2, Random(0)) == [(1, 2)]
 
 
-def test_leaders_take_turns_also_where_every_broker_holds_every_partition() -> None:
+def test_leaders_rotate_also_if_every_broker_holds_every_partition() -> None:
     """Three replicas on three brokers: each leads a third of the partitions."""
     found = place_replicas([_broker(number) for number in (1, 2, 3)], 6, 3, Random(4))
     assert sorted(Counter(replicas[0] for replicas in found).values()) == [2, 2, 2]

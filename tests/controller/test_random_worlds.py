@@ -1,4 +1,4 @@
-"""Anything asked of the controller in any order: what must hold, holds after each answer (`world`)."""
+"""Any requests to the controller in any order: the invariants hold after each response (`world`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from .world import ACTIONS, World, live
+from .world import ACTIONS, World, run_history
 
 
 class AnyWorld(RuleBasedStateMachine):
-    """The actions of a world as rules; each one's choices are Hypothesis's to shrink."""
+    """The actions of a world as rules; Hypothesis can shrink the choices of each."""
 
     @initialize(
         level=st.sampled_from([30, 30, 23, 22, 16, 11]), elr=st.booleans(), rng=st.randoms(use_true_random=False)
@@ -47,14 +47,14 @@ TestAnyWorld = AnyWorld.TestCase
 TestAnyWorld.settings = settings(max_examples=40, stateful_step_count=40, deadline=None, derandomize=True)
 
 
-def test_lives_with_brokers_that_seem_gone() -> None:
-    """Besides: who is said to have ended is fenced, whether it lives or not."""
+def test_histories_with_brokers_reported_as_gone() -> None:
+    """Also: brokers that are reported as ended are fenced, whether they live or not."""
     for seed in range(40):
-        live(seed, more=((6, World.lose),))
+        run_history(seed, more=((6, World.lose),))
 
 
 @pytest.mark.parametrize("first", range(0, 160, 40))
-def test_long_lives(first: int) -> None:
+def test_long_histories(first: int) -> None:
     """Longer than Hypothesis's, and the same each time."""
     for seed in range(first, first + 40):
-        live(seed)
+        run_history(seed)

@@ -1,7 +1,7 @@
-"""Whole scripts for the controller here and for Apache Kafka 4.3.1's: equal answers, equal records.
+"""Whole scripts for this controller and for Apache Kafka 4.3.1's: equal responses, equal records.
 
-The brokers of a script are not there: both controllers hear of them only what the script says (`two_controllers`).
-Where the controller here writes something better on purpose, the step says why (`gaps.md`), and only the answer counts.
+The brokers of a script do not exist: both controllers know them only from the script (`two_controllers`). Where this
+controller deviates on purpose, the step gives the reason (`gaps.md`), and only the response is compared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MIN_ISR, UNCLEAN = "min.insync.replicas", "unclean.leader.election.enable"
 
 
 class Step(NamedTuple):
-    """`request` makes the request for one side. `differs`: why the records are not compared."""
+    """`request` builds the request for one side. `differs`: why the records are not compared."""
 
     name: str
     request: Callable[[Side], Any]
@@ -103,7 +103,7 @@ def isr(
     differs: str = "",
     stale: tuple[int, ...] = (),
 ) -> Step:
-    """`epochs`: leader and partition epoch; `known`: member epochs are told, wrong ones of `stale`."""
+    """`epochs`: leader and partition epoch; `known`: member epochs are sent, wrong ones of `stale`."""
 
     def request(side: Side) -> AlterPartition:
         told = tuple(IsrMember(b, side.epoch(b) + (b in stale) if known and b in side.epochs else -1) for b in members)
@@ -377,7 +377,7 @@ SCRIPTS = {
     "shutdown": SHUTDOWN,
     "unregistered": UNREGISTERED,
 }
-"""In this order, on the same two controllers: each finds what the ones before left."""
+"""In this order, on the same two controllers: each continues with the state that the previous one left."""
 
 
 class Both(NamedTuple):
@@ -396,7 +396,7 @@ def both() -> Iterator[Both]:
     [(name, number) for name, script in SCRIPTS.items() for number in range(len(script))],
     ids=[f"{name} {number}: {step.name}" for name, script in SCRIPTS.items() for number, step in enumerate(script)],
 )
-def test_the_same_answer_and_the_same_records(script: str, number: int, both: Both) -> None:
+def test_the_same_response_and_the_same_records(script: str, number: int, both: Both) -> None:
     """The steps build on each other, in order."""
     step = SCRIPTS[script][number]
     answers = [side.ask(step.request(side)) for side in both]
@@ -448,7 +448,7 @@ def _same(both: Both, step: Step) -> None:
 
 
 def _let_expire(both: Both, session_ms: int) -> None:
-    """Only broker 1 goes on; what the end of broker 2's session writes is the same, or nothing where it is fenced."""
+    """Only broker 1 sends heartbeats; the expiry of broker 2's session writes the same, or nothing if it is fenced."""
     here, there = both
     was_fenced = here.cluster.image.brokers[2].fenced
     here.cluster.now_ms += session_ms
@@ -457,7 +457,7 @@ def _let_expire(both: Both, session_ms: int) -> None:
     deadline = time.monotonic() + 60
     written: list[Any] = []
     while not any(record["record"] == "BrokerRegistrationChangeRecord" for record in written):
-        assert time.monotonic() < deadline, "Kafka's session does not end"
+        assert time.monotonic() < deadline, "Kafka's session does not expire"
         assert there.ask(beat(1).request(there)) == (0, True, False, False)
         written += there.records()
         time.sleep(0.2)

@@ -1,6 +1,6 @@
 """Creating and deleting topics, adding partitions (controller.md C21-C25, since_4_0.md K27).
 
-The codes and messages here were read off a running Apache Kafka 4.3.1; `test_against_kafka.py` asks it again.
+The codes and messages here come from a running Apache Kafka 4.3.1; `test_against_kafka.py` checks them again.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def test_validate_only_checks_and_writes_nothing() -> None:
     assert [topic.outcome.code for topic in answer.topics] == [ErrorCode.NONE, ErrorCode.INVALID_TOPIC_EXCEPTION]
 
 
-def test_one_bad_topic_leaves_the_others() -> None:
+def test_one_bad_topic_does_not_affect_the_others() -> None:
     cluster = Cluster(1)
     cluster.ask(CreateTopics((NewTopic("good", 1, 1), NewTopic("a b", 1, 1))))
     assert list(cluster.image.topics_by_name) == ["good"]
 
 
-def test_names_that_differ_in_a_dot_only_are_one() -> None:
-    """C21; ReplicationControlManagerTest.testTopicNameCollision: until the other is gone."""
+def test_names_that_differ_only_in_a_dot_collide() -> None:
+    """C21; ReplicationControlManagerTest.testTopicNameCollision: until the other is deleted."""
     cluster = Cluster(1)
     invalid, exists = ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_ALREADY_EXISTS
 
@@ -64,7 +64,7 @@ def test_names_that_differ_in_a_dot_only_are_one() -> None:
     assert codes("a_b.c") == [ErrorCode.NONE]
 
 
-def test_the_default_counts() -> None:
+def test_defaults_apply() -> None:
     cluster = Cluster(2, default_partition_count=3, default_replication_factor=2)
     answer = cluster.ask(CreateTopics((NewTopic("t"),))).topics[0]
     assert (answer.num_partitions, answer.replication_factor) == (3, 2)
@@ -118,14 +118,14 @@ def test_deletion_can_be_disabled() -> None:
     assert cluster.records == []
 
 
-def test_name_and_id_of_one_topic() -> None:
+def test_name_and_id_of_the_same_topic() -> None:
     cluster = Cluster(1)
     topic_id = cluster.create("t", (1,))
     answer = cluster.ask(DeleteTopics((TopicReference("t"), TopicReference(id=topic_id))))
     assert [topic.outcome.code for topic in answer.topics] == [ErrorCode.NONE, ErrorCode.INVALID_REQUEST]
 
 
-def test_partitions_are_added_behind_the_others() -> None:
+def test_new_partitions_are_appended() -> None:
     cluster = Cluster(2)
     cluster.create("t", (1, 2))
     cluster.ask(CreatePartitions((NewPartitions("t", 3, ((2, 1), (1, 2))),)))
@@ -147,7 +147,7 @@ def test_partitions_are_added_behind_the_others() -> None:
         (NewPartitions("t", 3, ((1, 9),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
     ],
 )
-def test_partitions_that_are_refused(wanted: NewPartitions, code: ErrorCode) -> None:
+def test_rejected_partitions(wanted: NewPartitions, code: ErrorCode) -> None:
     """C24; the others of the request are added."""
     cluster = Cluster(2)
     cluster.create("t", (1, 2), (1, 2))
@@ -159,7 +159,7 @@ def test_partitions_that_are_refused(wanted: NewPartitions, code: ErrorCode) -> 
 
 
 def test_creating_one_topic_shares_all_others() -> None:
-    """The cost of a change is what changed (docs/how-it-works.md "Cost")."""
+    """A change costs only what it changes (docs/how-it-works.md \"Cost\")."""
     cluster = Cluster(1)
     for number in range(50):
         cluster.create(f"t{number}", (1,))

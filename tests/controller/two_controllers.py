@@ -1,8 +1,8 @@
-"""One script for two controllers: the one here, and a running Apache Kafka one, fed by brokers that are not there.
+"""One script for two controllers, this one and a running Apache Kafka one, fed by brokers that do not exist.
 
-Both sides take the same requests, tell their answers in one form, and show the records that they wrote. What must
-differ is taken out: topic ids become names, broker epochs the broker's number, records that only keep a log moving go,
-and changes that follow each other come by topic.
+Both sides get the same requests, return their responses in one form, and show the records that they wrote. Necessary
+differences are removed: topic ids become names, broker epochs the broker's number, records without an effect are
+dropped, and consecutive changes are sorted by topic.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Step = Callable[["Side"], Any]
 
 
 class Side:
-    """What both controllers have: epochs as they gave them out, topic ids as they chose them."""
+    """The common part of both controllers: epochs as they assigned them, topic ids as they chose them."""
 
     def __init__(self) -> None:
         self.epochs: dict[int, int] = {}
@@ -71,7 +71,7 @@ class Side:
 
     @property
     def end(self) -> int:
-        """An offset that no record lies behind."""
+        """An offset behind all records."""
         return 1 << 40
 
     def send(self, request: Any) -> Any:
@@ -89,7 +89,7 @@ class Side:
         return answer
 
     def records(self) -> list[Any]:
-        """Those written since the last call, in the form that both sides share."""
+        """The records since the last call, in the form that both sides share."""
         told = [self._plain(record) for record in self.new_records() if not isinstance(record, _SILENT)]
         return [
             record
@@ -142,7 +142,7 @@ class Here(Side):
 
 
 class There(Side):
-    """A controller of Apache Kafka, and nothing else, in a process of its own. Use as a context manager."""
+    """A controller-only Apache Kafka node in its own process. Use as a context manager."""
 
     def __init__(self, *, session_timeout_ms: int = 3_600_000) -> None:
         super().__init__()
@@ -388,7 +388,7 @@ _TO_WIRE: Final[dict[type[Any], Callable[[Any], tuple[ApiKey, int, dict[str, Any
     UpdateFeatures: _features,
 }
 
-# -- answers: error code first, then what the answer says ------------------------------------------------------------
+# -- responses: error code first, then the content --------------------------------------------------------------------
 
 _OF_ANSWERS: Final[dict[type[Any], Callable[[Side, Any], Any]]] = {
     RegisterBroker: lambda side, a: (0, a.broker_epoch),

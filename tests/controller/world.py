@@ -1,7 +1,7 @@
-"""A cluster in which anything may be asked of the controller, and what must hold after every answer.
+"""A cluster in which any request may reach the controller, and the invariants after every response.
 
-`World` knows brokers only as they know themselves: by the answers that they got. Each action draws what it does from
-the generator it is given, and is checked record by record. Sources of the checks stand beside them.
+`World` knows brokers only as they know themselves: by the responses that they got. Each action draws its choices from
+the given generator, and is checked record by record. Sources of the checks are beside them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def directories(broker: int) -> tuple[UUID, UUID]:
 
 
 class World:
-    """See the module."""
+    """See the module docstring."""
 
     def __init__(self, *, elr: bool = True, metadata_version: int = 30) -> None:
         levels = {"metadata.version": metadata_version, **({"eligible.leader.replicas.version": 1} if elr else {})}
@@ -89,7 +89,7 @@ class World:
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def ask(self, request: Any) -> Any:
-        """Ask, then check all that must hold. None when the request is refused as a whole."""
+        """Ask, then check all invariants. None when the request is rejected as a whole."""
         before = self.image
         self.asked = request
         self.cluster.records = []
@@ -160,7 +160,7 @@ class World:
             assert stop or stopping
             assert not any(p.leader == broker for _, _, p in self._partitions()), "it still leads (C14)"
             hurried = self.asked.want_fence or set(held) <= set(self.failed.get(broker, ()))
-            assert not led or hurried, "nobody else knows yet who leads now (C14)"
+            assert not led or hurried, "no other broker knows the new leader yet (C14)"
 
     def pass_time(self, rng: Random) -> None:
         self.cluster.now_ms += rng.choice([100, 3000, 9000])
@@ -172,7 +172,7 @@ class World:
         self.ask(FenceStaleBroker())
 
     def lose(self, rng: Random) -> None:
-        """Somebody looked at a broker, and its process was gone; or so it seemed."""
+        """A probe found that the process of a broker has ended, rightly or wrongly."""
         if self.image.brokers:
             broker = self.image.brokers[rng.choice(list(self.image.brokers))]
             before = broker.fenced
@@ -211,7 +211,7 @@ class World:
             assert answer.topics[0].outcome.failed == (not self.cluster.records)
 
     def alter_partition(self, rng: Random) -> None:
-        """Mostly what an honest leader would ask for; sometimes anything."""
+        """Mostly requests of a correct leader; sometimes any request."""
         if not self.image.topics_by_name:
             return
         topic = self._topic(rng)
@@ -345,12 +345,12 @@ class World:
         self.ask(rng.choice([BalanceLeaders(), ElectUncleanLeaders()]))
 
     def fail_over(self, rng: Random) -> None:
-        """Another controller takes over with what is in the log (C2, C15)."""
+        """Another controller takes over with the records in the log (C2, C15)."""
         if rng.random() < 0.3:
             controller = self.cluster.controller
             controller.activate(self.image, controller.next_offset, self.cluster.now_ms)
 
-    # -- what must hold ------------------------------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------------------------------
 
     def _check_records(self, before: Any) -> None:
         """Each partition change by itself, in order."""
@@ -375,7 +375,7 @@ class World:
         if new.leader not in (-1, old.leader):
             self._check_election(old, new, name)
         if (old.leader_recovery_state, new.leader_recovery_state) == (_RECOVERED, _RECOVERING):
-            told_later = not self.image.elr_enabled and new.leader == -1  # who leads next may lack records: G47, V35
+            told_later = not self.image.elr_enabled and new.leader == -1  # the next leader may lack records: G47, V35
             assert len(new.isr) == 1, "V7"
             assert new.isr == (new.leader,) or told_later, "V7"
         if (old.leader_recovery_state, new.leader_recovery_state) == (_RECOVERING, _RECOVERED):
@@ -386,18 +386,18 @@ class World:
         told = self.asked.topics[0][1][0].new_isr if isinstance(self.asked, AlterPartition) else ()
         if new.leader in {*old.isr, *(member.broker_id for member in told)}:
             return
-        assert new.isr == (new.leader,), "who was not in sync leads alone"
+        assert new.isr == (new.leader,), "a replica that was not in sync leads alone"
         if new.leader in old.elr:
             assert not any(self._may_lead(b, new) for b in old.isr), "V10: the ISR comes first"
             return
-        assert new.leader_recovery_state is _RECOVERING, "a loss goes unnoticed (V9)"
+        assert new.leader_recovery_state is _RECOVERING, "a data loss is not recorded (V9)"
         asked = self.asked
         allowed = (
             self.cluster.controller.state.unclean_election(name)
             or (isinstance(asked, ElectLeaders) and asked.election_type == ElectionType.UNCLEAN)
             or old.last_known_elr == (new.leader,)
         )
-        assert allowed, "nobody allowed a loss (V12)"
+        assert allowed, "unclean election was not enabled (V12)"
 
     def _check_sets(self, partition: PartitionImage, name: str) -> None:
         replicas, isr, elr = set(partition.replicas), set(partition.isr), set(partition.elr)
@@ -417,11 +417,11 @@ class World:
         waits_for = set(partition.adding) if len(partition.adding) >= len(partition.removing) else needed
         if (partition.adding or partition.removing) and partition.leader_recovery_state is _RECOVERED:
             assert not waits_for <= isr or not isr - set(partition.removing), (
-                "a reassignment that is done goes on (C33)"
+                "a completed reassignment is not ended (C33)"
             )
 
     def _check_state(self) -> None:
-        """The image, and what is derived from it."""
+        """The image, and the state derived from it."""
         state = self.cluster.controller.state
         for name, index, partition in self._partitions():
             where = f"{name}-{index} {partition}"
@@ -477,12 +477,15 @@ ACTIONS: Final[tuple[tuple[int, Callable[[World, Random], None]], ...]] = (
     (2, World.tick),
     (1, World.fail_over),
 )
-"""What happens, and how often beside the others."""
+"""Actions, with their relative weights."""
 
 
-def live(seed: int, steps: int = 120, more: tuple[tuple[int, Callable[[World, Random], None]], ...] = ()) -> World:
-    """A whole life by one seed, history checked: every third without eligible replicas, some of those at old levels.
-    `more` happens besides `ACTIONS`."""
+def run_history(
+    seed: int, steps: int = 120, more: tuple[tuple[int, Callable[[World, Random], None]], ...] = ()
+) -> World:
+    """A whole history of one seed, checked: every third without eligible replicas, some of those at old levels. `more`
+    are actions in addition to `ACTIONS`.
+    """
     rng = Random(seed)
     world = World(elr=True) if seed % 3 else World(elr=False, metadata_version=(30, 22, 16, 11)[seed // 3 % 4])
     weights, actions = zip(*ACTIONS, *more, strict=True)

@@ -1,4 +1,4 @@
-"""Records made at random, and a metadata log's values read from its files."""
+"""Random records, and a metadata log's values read from its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of a snapshot that were deleted or modified since (KIP-630 "When to Snapshot"; gaps.md G23)."""
+"""Records of a snapshot that were deleted or modified since (KIP-630 \"When to Snapshot\"; gaps.md G23)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fenceline.metadata.records import (
 from fenceline.metadata.security_records import ClientQuotaRecord, EntityData
 from fenceline.metadata.snapshot import image_records
 
-from .test_delta_and_snapshot import Life
+from .test_delta_and_snapshot import RandomHistory
 
 TOPIC = UUID(int=1)
 DIRECTORY = UUID(int=7)
@@ -82,24 +82,24 @@ def test_deleted_and_modified_records_count_and_new_ones_do_not(
     assert len(found) == len(set(found)) == count
 
 
-def test_the_steps_of_a_life_are_counted_as_its_whole_difference() -> None:
-    """Whatever a later step makes of a record: what was in the snapshot and changed is counted, and by every way."""
+def test_stepwise_counting_equals_the_whole_difference() -> None:
+    """Whatever a later step does to a record: records of the snapshot that changed are counted, by every way."""
     for seed in range(40):
-        life = Life(seed)
+        history = RandomHistory(seed)
         for _ in range(30):
-            life.image, _ = apply(life.image, life.step(), life.image.offset + 1, 1)
-        before = life.image
+            history.image, _ = apply(history.image, history.step(), history.image.offset + 1, 1)
+        before = history.image
         assert record_count(before) == len(list(image_records(before)))
         changed = ChangedRecords(before)
         changed.restart(1 << 30)
         for _ in range(30):
-            life.image, delta = apply(life.image, life.step(), life.image.offset + 1, 1)
-            changed.apply_delta(life.image, delta)
-        whole = set(changed_records(before, life.image, difference(before, life.image)))
+            history.image, delta = apply(history.image, history.step(), history.image.offset + 1, 1)
+            changed.apply_delta(history.image, delta)
+        whole = set(changed_records(before, history.image, difference(before, history.image)))
         assert whole <= changed.restart(0), seed
 
 
-def test_no_more_is_counted_than_is_needed(image: MetadataImage) -> None:
+def test_counting_stops_at_the_limit(image: MetadataImage) -> None:
     changed = ChangedRecords(image)
     changed.restart(1)
     for value in range(2, 6):
@@ -109,4 +109,4 @@ def test_no_more_is_counted_than_is_needed(image: MetadataImage) -> None:
     assert changed.count == 1
     image, delta = apply(image, [RemoveTopicRecord(TOPIC)], image.offset + 1, 1)
     changed.apply_delta(image, delta)
-    assert changed.count == 1, "enough is known"
+    assert changed.count == 1, "the limit is reached"

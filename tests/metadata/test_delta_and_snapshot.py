@@ -28,7 +28,7 @@ from fenceline.metadata.security_records import ClientQuotaRecord, EntityData, R
 from fenceline.metadata.snapshot import image_of, image_records
 
 
-class Life:
+class RandomHistory:
     """Random records that fit each other."""
 
     def __init__(self, seed: int) -> None:
@@ -83,18 +83,18 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_lives(seed: int) -> None:
-    """A delta says what differs; all records at once lead to the same image; a snapshot holds all of it."""
-    life = Life(seed)
+def test_random_histories(seed: int) -> None:
+    """A delta holds the differences; all records at once lead to the same image; a snapshot holds all of it."""
+    history = RandomHistory(seed)
     everything: list[MetadataRecord] = []
     offset = -1
-    pending = life.records
+    pending = history.records
     for _ in range(60):
-        before = life.image
+        before = history.image
         offset += len(pending)
         everything += pending
-        life.image, delta = apply(before, pending, offset, 3)
-        expected = difference(before, life.image)
+        history.image, delta = apply(before, pending, offset, 3)
+        expected = difference(before, history.image)
         assert set(delta.changed_partitions) == set(expected.changed_partitions)
         assert set(delta.created_topics) == set(expected.created_topics)
         assert set(delta.deleted_topics) == set(expected.deleted_topics)
@@ -102,14 +102,14 @@ def test_random_lives(seed: int) -> None:
         assert set(delta.changed_brokers) == set(expected.changed_brokers)
         assert set(delta.changed_features) == set(expected.changed_features)
         assert delta.producer_ids_changed == expected.producer_ids_changed
-        pending = life.step()
-    assert _at_once(everything, offset) == life.image
-    assert image_of(image_records(life.image), offset, 3) == life.image
-    values = [encode_record(record, 30) for record in image_records(life.image)]
+        pending = history.step()
+    assert _at_once(everything, offset) == history.image
+    assert image_of(image_records(history.image), offset, 3) == history.image
+    values = [encode_record(record, 30) for record in image_records(history.image)]
     straight = MetadataDelta(EMPTY_IMAGE)
     for value in values:
         straight.replay_value(value)
-    assert straight.build(offset, 3)[0] == life.image
+    assert straight.build(offset, 3)[0] == history.image
     assert [encode_record(decode_record(value), 30) for value in values] == values
 
 
@@ -117,14 +117,14 @@ def _at_once(records: list[MetadataRecord], offset: int) -> MetadataImage:
     return apply(EMPTY_IMAGE, records, offset, 3)[0]
 
 
-def test_a_topic_created_and_deleted_in_one_delta_was_never_there() -> None:
+def test_a_topic_created_and_deleted_in_one_delta_never_existed() -> None:
     topic = UUID(int=1)
     image, delta = apply(EMPTY_IMAGE, [TopicRecord("t", topic), RemoveTopicRecord(topic)], 1, 1)
     assert image.topics_by_name == EMPTY_IMAGE.topics_by_name
     assert delta.is_empty
 
 
-def test_a_name_taken_again_in_one_delta() -> None:
+def test_a_name_reused_in_one_delta() -> None:
     first, second = UUID(int=1), UUID(int=2)
     before, _ = apply(EMPTY_IMAGE, [TopicRecord("t", first)], 0, 1)
     after, delta = apply(before, [RemoveTopicRecord(first), TopicRecord("t", second)], 2, 1)
@@ -162,14 +162,14 @@ def test_a_name_taken_again_in_one_delta() -> None:
         ),
     ],
 )
-def test_records_that_do_not_fit_are_our_bug(records: list[MetadataRecord]) -> None:
-    """controller.md C10, C41, C42 (an ACL that is not there); recovery.md V1 (no state but the two there are)."""
+def test_inconsistent_records_are_an_internal_error(records: list[MetadataRecord]) -> None:
+    """controller.md C10, C41, C42 (an ACL that does not exist); recovery.md V1 (no state but the two that exist)."""
     with pytest.raises(InternalError):
         apply(EMPTY_IMAGE, records, len(records), 1)
 
 
 def test_leader_epochs() -> None:
-    """C9: the leader named, even the same one, begins an epoch; every change moves the partition epoch."""
+    """C9: a named leader, even the same one, starts an epoch; every change increments the partition epoch."""
     topic = UUID(int=1)
     start = [
         TopicRecord("t", topic),

@@ -1,4 +1,4 @@
-"""The short way between partitions and their encoded records gives what the ordinary codec gives."""
+"""The fast path between partitions and their encoded records gives the same results as the ordinary codec."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _partition(rng: Random) -> PartitionImage:
 
 @pytest.mark.parametrize("metadata_version", [7, 17, 22, 23, 30])
 def test_encoding(metadata_version: int) -> None:
-    """K3: at every record version, at first sight and again."""
+    """K3: at every record version, on first use and again."""
     rng = Random(metadata_version)
     encoder = PartitionEncoder(metadata_version)
     for _ in range(3000):
@@ -77,15 +77,15 @@ def test_any_record(record: PartitionRecord) -> None:
 
 
 def test_equal_tuples_are_one_object() -> None:
-    """Images stay small."""
+    """Keeps images small."""
     decoder = PartitionDecoder()
     first = decoder.decode(encode_record(PartitionRecord(0, TOPIC, (1, 2), (1, 2)), 30))
     other = decoder.decode(encode_record(PartitionRecord(1, TOPIC, (1, 2), (2,)), 30))
     assert first.replicas is first.isr is other.replicas
 
 
-def test_bytes_that_are_no_record() -> None:
-    """What the ordinary codec refuses is refused, whatever was seen before."""
+def test_malformed_bytes_are_rejected() -> None:
+    """What the ordinary codec rejects is rejected, whatever was decoded before."""
     decoder = PartitionDecoder()
     value = encode_record(PartitionRecord(0, TOPIC, (1, 2), (1, 2), directories=(UUID(int=1), UUID(int=2))), 30)
     decoder.decode(value)

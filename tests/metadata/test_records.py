@@ -28,7 +28,7 @@ from .helpers import values_of
 
 
 @given(st.sampled_from(sorted(API_KEYS, key=lambda cls: cls.__name__)).flatmap(values_of))
-def test_every_record_survives_its_encoding(record: MetadataRecord) -> None:
+def test_every_record_survives_a_round_trip(record: MetadataRecord) -> None:
     value = encode_record(record, 30)
     assert api_key_of(value) == API_KEYS[type(record)]
     assert decode_record(value) == record
@@ -44,7 +44,7 @@ def test_every_record_survives_its_encoding(record: MetadataRecord) -> None:
         (BrokerRegistrationChangeRecord(1, 13, cordoned_log_dirs=()), "01110300000001000000000000000d01030101"),
     ],
 )
-def test_bytes_as_apache_kafka_writes_them(record: MetadataRecord, value: str) -> None:
+def test_bytes_in_the_format_of_apache_kafka(record: MetadataRecord, value: str) -> None:
     """controller.md C5: frame version, api key and record version before the fields."""
     assert encode_record(record, 30).hex() == value
     assert decode_record(bytes.fromhex(value)) == record
@@ -81,8 +81,8 @@ def test_record_versions_follow_the_metadata_version(
         (PartitionChangeRecord(leader_recovery_state=0), "01050100"),
     ],
 )
-def test_the_leaders_recovery_is_a_tag(record: MetadataRecord, tag: str) -> None:
-    """recovery.md V2, V3: in every version of the record, and nothing at its default."""
+def test_the_leader_recovery_state_is_a_tagged_field(record: MetadataRecord, tag: str) -> None:
+    """recovery.md V2, V3: in every version of the record, and absent at its default."""
     for metadata_version in (7, 17, 30):
         default = encode_record(type(record)(), metadata_version)
         assert default[-1] == 0, "no tag"
@@ -90,7 +90,7 @@ def test_the_leaders_recovery_is_a_tag(record: MetadataRecord, tag: str) -> None
 
 
 @pytest.mark.parametrize("value", ["", "01", "011400", "02140000", "01630000", "01140100"])
-def test_unknown_and_cut_records_are_refused(value: str) -> None:
+def test_unknown_and_truncated_records_are_rejected(value: str) -> None:
     with pytest.raises((UnknownRecord, MalformedRequest)):
         decode_record(bytes.fromhex(value))
 
@@ -104,7 +104,7 @@ def test_unknown_and_cut_records_are_refused(value: str) -> None:
         ("", "an invalid record that starts with nothing"),
     ],
 )
-def test_a_record_of_a_newer_release_is_named(value: str, told: str) -> None:
+def test_a_record_of_a_newer_release_is_named_in_the_error(value: str, told: str) -> None:
     with pytest.raises(UnknownRecord, match=told) as caught:
         decode_record(bytes.fromhex(value))
     assert "newer release" in caught.value.advice

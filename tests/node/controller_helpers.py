@@ -1,4 +1,4 @@
-"""A controller on any disk: what its start finds; its driver, with a still clock and flushes that run at once."""
+"""A controller on any disk: what its start finds; its driver, with a stopped clock and immediate flushes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import VoterEndpoint
 
 ALONE = {"controller.quorum.bootstrap.servers": "localhost:9093"}
-"""What the configuration of a controller knows of others."""
+"""The other nodes in the configuration of a controller."""
 WITH_OTHERS = {"controller.quorum.bootstrap.servers": "localhost:9093,other:9093"}
 CLUSTER = "AAAAAAAAQACAAAAAAAAAAA"
 ENDPOINTS = (Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),)
 
 
 class StillClock:
-    """Stands where it is put; both clocks are one."""
+    """Changes only when the test sets it; both clocks are one."""
 
     def __init__(self) -> None:
         self.ms = 1_000_000
@@ -42,7 +42,7 @@ class StillClock:
 
 
 class AtOnce(Executor):
-    """Runs what it is given before `submit` returns."""
+    """Runs each job before `submit` returns."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -54,7 +54,7 @@ class AtOnce(Executor):
 
 
 class Held(AtOnce):
-    """Flushes wait until they are let go."""
+    """Flushes wait until they are released."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Any, Future[Any]]] = []
@@ -121,7 +121,7 @@ def driver(
 def open_voter(
     disk: Disk, directory: str, node_id: int, settings: Mapping[str, str], *, directory_id: int = 900
 ) -> OpenedController:
-    """What a start of a node with the role of a controller alone finds in its formatted directory."""
+    """What a start of a controller-only node finds in its formatted directory."""
     config = NodeConfig.load(
         None,
         {
@@ -153,7 +153,7 @@ async def join(
     previous: int = -1,
     log_dir: UUID = UUID(int=500),  # noqa: B008
 ) -> int:
-    """Register controller and broker 1 and unfence it; the broker epoch."""
+    """Register controller and broker 1 and unfence it; returns the broker epoch."""
     incarnation_id = UUID(int=incarnation)
     await controller.submit(RegisterController(1, incarnation_id, ENDPOINTS, SUPPORTED))
     answer = await controller.submit(
@@ -168,7 +168,7 @@ async def join(
 
 
 async def joined(disk: Disk, directory: str, **options: Any) -> ControllerDriver:
-    """A `driver` that runs, with its controller and broker registered."""
+    """A running `driver`, with its controller and broker registered."""
     controller = driver(disk, directory, **options)
     await controller.start()
     await join(controller)

@@ -1,7 +1,7 @@
-"""One broker without sockets: real replicas on a simulated disk, real handlers; the test is the controller and the
+"""One broker without sockets: real replicas on a simulated disk, real handlers; the test acts as the controller and the
 other brokers.
 
-Partitions of the topic `rain` are what `lead`, `follow` and `tell` say; requests go through the real handlers as bytes.
+`lead`, `follow` and `tell` define the partitions of the topic `rain`; requests go through the real handlers as bytes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _HANDLERS: Final = {api.key: api.handler for module in (log_dirs, offsets, produ
 
 
 class _Controller:
-    """Takes requests and answers none, until `answer` is set."""
+    """Receives requests and answers none, until `answer` is set."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -76,7 +76,7 @@ class _Controller:
         self._out: list[asyncio.Future[Any]] = []
 
     def lose(self) -> None:
-        """No answer will come to what was asked so far."""
+        """The requests so far get no response."""
         out, self._out = self._out, []
         for each in out:
             if not each.done():
@@ -94,7 +94,7 @@ class _Controller:
 
 
 class _Lifecycle:
-    """Takes what is told of directories; `answers` says whether a controller does."""
+    """Receives reports about directories; `answers` says whether a controller responds."""
 
     def __init__(self) -> None:
         self.failed: list[UUID] = []
@@ -111,7 +111,7 @@ class _Lifecycle:
 
 
 class _Roles:
-    """Leaders recover; followers do not fetch, the test does what they would have fetched."""
+    """Leaders recover; followers do not fetch, the test appends what they would have fetched."""
 
     def __init__(self, replication: Replication) -> None:
         self._replication = replication
@@ -130,7 +130,7 @@ class _Roles:
 
 
 class Desk:
-    """Broker 1 of three. Build it inside of a running loop, `close` it at the end."""
+    """Broker 1 of three. Create it inside a running loop, `close` it at the end."""
 
     checkpoint = Broker.checkpoint
     leader_hint = Broker.leader_hint
@@ -177,7 +177,7 @@ class Desk:
         for each in opened:
             each.begin()  # as `recover_logs` does
         if directories == 1:
-            opened[0].directory_id = DIRECTORY  # where the image says that all replicas are
+            opened[0].directory_id = DIRECTORY  # according to the image, the directory of all replicas
         self.log_dirs = LogDirs(opened, metadata=opened[0])
         self.lifecycle = _Lifecycle()
         self.directory_failures = DirectoryFailures(self)  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ class Desk:
         self.storage_trouble.on_rejected = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.deleted: list[tuple[Callable[[], None], int]] = []
-        """What is to be deleted, and after how many milliseconds."""
+        """Pending deletions, with their delays in milliseconds."""
         self.carried: list[Any] = []
         self.losses = SimpleNamespace(moved=lambda log_dir, receipts: self.carried.append((log_dir, receipts)))
         self.moves = DirectoryMoves(self)  # type: ignore[arg-type]
@@ -229,7 +229,7 @@ class Desk:
     async def flush_up_to(self, replica: Replica, end_offset: int) -> PeerError | None:
         return await self.flushes.up_to(replica, end_offset)
 
-    # --- what the controller says -----------------------------------------------------------------------------------
+    # --- metadata from the controller -------------------------------------------------------------------------------
 
     def tell(self, index: int = 0, **changes: Any) -> None:
         """Change the partition in the image, with the next partition epoch."""
@@ -280,7 +280,7 @@ class Desk:
         replica.appended()
 
     def copied(self, records: int, *, epoch: int, index: int = 0, high_watermark: int = 0) -> None:
-        """What a fetch as a follower brings."""
+        """Append what a follower would fetch."""
         replica = self.replica(index)
         for _ in range(records):
             batch = bytearray(build_batch([(0, b"k", b"v", ())]))
@@ -319,13 +319,13 @@ class Desk:
         return FetchPartition(topic, topic_id, index, offset, 1 << 20, **fields)
 
     def fetched(self, offset: int = 0, *, version: int = 17, index: int = 0, **fields: Any) -> FetchedPartition:
-        """The answer for one partition, asked for by a consumer (or who `fields` say) that does not wait."""
+        """The response for one partition, to a consumer (or the reader that `fields` name) that does not wait."""
         own = {name: fields.pop(name) for name in tuple(fields) if name in FetchPartition._fields}
         answer = self.fetch(self.wanted(offset, index=index, version=version, **own), version=version, **fields)
         return answer.response.partitions[0]
 
     def follower_fetched(self, replica_id: int, offset: int, *, index: int = 0, **fields: Any) -> FetchedPartition:
-        """As broker `replica_id` fetches from here, with the right epochs."""
+        """A fetch of broker `replica_id` from here, with the right epochs."""
         fields.setdefault("current_leader_epoch", self.replica(index).leader_epoch)
         fields.setdefault("replica_epoch", 100 + replica_id)
         fields.setdefault("log_start_offset", 0)
@@ -349,7 +349,7 @@ class Desk:
         index: int = 0,
         **more: Any,
     ) -> Any:
-        """The answer for one partition."""
+        """The response for one partition."""
         asked = {"partition_index": index, "timestamp": timestamp, "current_leader_epoch": epoch}
         topics = [{"name": TOPIC, "partitions": [asked]}]
         answer = await self.ask(ApiKey.LIST_OFFSETS, version, replica_id=replica_id, topics=topics, **more)
@@ -367,7 +367,7 @@ class Desk:
         return answer.topics[0].partitions[0]
 
     def produced(self, *, version: int = 12, acks: int = 1, index: int = 0, listener: str = "PLAINTEXT") -> Any:
-        """The whole answer to a produce request of one record."""
+        """The whole response to a produce request of one record."""
         batch = bytes(build_batch([(0, b"k", b"v", ())]))
         data = [{"name": TOPIC, "topic_id": self.topic_id, "partition_data": [{"index": index, "records": batch}]}]
         fields = {"transactional_id": None, "acks": acks, "timeout": 1_000, "topic_data": data}
@@ -392,12 +392,12 @@ def _body(key: ApiKey, version: int, parts: Any) -> bytes:
 
 
 def _read(part: Any) -> Any:
-    assert not isinstance(part, FileSlice), "this disk knows no files"
+    assert not isinstance(part, FileSlice), "this disk does not use files"
     return part
 
 
 class Answer:
-    """A fetch's answer, at once or later. Stands in for the connection."""
+    """A fetch's response, at once or later. Stands in for the connection."""
 
     def __init__(self, version: int, outcome: Any) -> None:
         self._version = version
@@ -424,7 +424,7 @@ class Answer:
         pass
 
     def abandon(self) -> None:
-        """The reader goes away."""
+        """The reader disconnects."""
         self._pending.abandon()
 
     @property
@@ -443,7 +443,7 @@ async def turns(count: int = 10) -> None:
 
 
 def told(story: Callable[..., Coroutine[Any, Any, None]], **given: Any) -> None:
-    """Play `story(desk)`."""
+    """Run `story(desk)`."""
 
     async def whole() -> None:
         desk = Desk(**given)

@@ -1,6 +1,6 @@
-"""The story of a voter set of both kinds: a voter comes late, then whoever leads is killed, again and again.
+"""The story of a mixed voter set: a voter starts late, then the leader is killed, again and again.
 
-Owns the order of events and what was seen of them; what must hold afterwards is for the tests to say.
+Owns the order of events and the observations; the tests assert the results.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ SETTINGS = {
     "metadata.log.max.record.bytes.between.snapshots": "4000",
     "controller.quorum.fetch.snapshot.max.bytes": "1000",
 }
-"""Half of Kafka's patience with a leader. Snapshots come often, and a node that needs one gets it in several pieces."""
+"""Half of Kafka's fetch timeout. Snapshots are frequent, and are fetched in several chunks."""
 _LOOK_S = 0.2
-"""Between two looks at how far voters are."""
+"""Between two checks of the voters' log ends."""
 
 
 @dataclass(slots=True)
-class Lived:
-    """What is left when all nodes have stopped."""
+class StoryResult:
+    """The result, after all nodes have stopped."""
 
     kinds: dict[int, str]
     directories: dict[int, Path]
     late: int
     late_snapshot: SnapshotId
-    """The first that the late voter has."""
+    """The first one of the late voter."""
     late_log_began: int
     high_watermark: int = 0
-    """The leader's after everything; every voter has what lies before it."""
+    """The leader's at the end of the story; every voter has all records before it."""
     created: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
     shown: set[str] = field(default_factory=set)
-    """What the broker shows in the end."""
+    """The topics on the broker at the end."""
     killed: Counter[int] = field(default_factory=Counter)
     handed: set[tuple[str, str]] = field(default_factory=set)
-    """From a killed leader's kind to its successor's."""
+    """The implementations of each killed leader and its successor."""
     overtaken: list[tuple[int, int, int]] = field(default_factory=list)
-    """Who was killed, who lacked committed records then, and who leads now."""
+    """The killed leader, the node that lacked committed records then, and the new leader."""
     epochs: list[int] = field(default_factory=list)
 
 
-def live(root: Path, kinds: list[str], late: int) -> Lived:
+def run_mixed_story(root: Path, kinds: list[str], late: int) -> StoryResult:
     """Three controllers of `kinds` and a broker, from the first start to the last stop."""
     scratch = root / "scratch"
     scratch.mkdir()
@@ -66,28 +66,30 @@ def live(root: Path, kinds: list[str], late: int) -> Lived:
     with cluster:
         cluster.wait_ready()
         with TopicLoad(cluster.node(BROKER_ID).bootstrap) as load:
-            lived = _come_late(cluster, late)
+            result = _start_late_voter(cluster, late)
             for turn in range(KILLS):
-                overtake = turn % 3 == 2 or (turn > KILLS // 2 and not lived.overtaken)
-                _kill_leader(cluster, lived, load, overtake=overtake)
+                overtake = turn % 3 == 2 or (turn > KILLS // 2 and not result.overtaken)
+                _kill_leader(cluster, result, load, overtake=overtake)
         described = leader_after(cluster, 0)[1]
         eventually(lambda: _ends(cluster, described.high_watermark) == 3, "all voters have everything", step_s=_LOOK_S)
-        lived.high_watermark = described.high_watermark
-        lived.created, lived.deleted = load.created, load.deleted
+        result.high_watermark = described.high_watermark
+        result.created, result.deleted = load.created, load.deleted
 
         def shown() -> bool:
             with Admin(cluster.node(BROKER_ID).bootstrap) as admin:
-                lived.shown = set(admin.metadata().topics)
-            return lived.created <= lived.shown and not lived.deleted & lived.shown
+                result.shown = set(admin.metadata().topics)
+            return result.created <= result.shown and not result.deleted & result.shown
 
         eventually(shown, "the broker shows what was acknowledged")
         for node in reversed(cluster.nodes):
             node.stop()
-    return lived
+    return result
 
 
 def leader_after(cluster: MixedCluster, epoch: int, *, but: int = -1) -> tuple[MixedNode, Any]:
-    """Who leads a later epoch than `epoch` and says so itself, with its description of the quorum; waits for it."""
+    """The leader of an epoch later than `epoch` that reports so itself, with its description of the quorum; waits for
+    it.
+    """
 
     def look() -> tuple[MixedNode, Any] | None:
         for node in cluster.nodes:
@@ -105,13 +107,13 @@ def leader_after(cluster: MixedCluster, epoch: int, *, but: int = -1) -> tuple[M
 
 
 def _ends(cluster: MixedCluster, offset: int) -> int:
-    """How many voters have everything before `offset`, as the leader knows."""
+    """How many voters have all records before `offset`, according to the leader."""
     described = leader_after(cluster, 0)[1]
     return sum(each.log_end_offset >= offset for each in described.current_voters)
 
 
-def _come_late(cluster: MixedCluster, late: int) -> Lived:
-    """The voter that never ran comes when the others have snapshots: what it lacks is quicker to get by one."""
+def _start_late_voter(cluster: MixedCluster, late: int) -> StoryResult:
+    """The voter that never ran starts when the others have snapshots: it catches up faster by one."""
     node = cluster.node(late)
     leader, _ = leader_after(cluster, 0)
     eventually(lambda: len(snapshots(leader.log_dir)) > 1, "the leader has snapshots")
@@ -119,7 +121,7 @@ def _come_late(cluster: MixedCluster, late: int) -> Lived:
     node.wait_ready()
     offset = leader_after(cluster, 0)[1].high_watermark
     eventually(lambda: _ends(cluster, offset) == 3, "the late voter has everything", step_s=_LOOK_S)
-    return Lived(
+    return StoryResult(
         {each.node_id: each.kind for each in cluster.nodes},
         {each.node_id: each.log_dir for each in cluster.nodes if each.is_controller},
         late,
@@ -128,9 +130,10 @@ def _come_late(cluster: MixedCluster, late: int) -> Lived:
     )
 
 
-def _kill_leader(cluster: MixedCluster, lived: Lived, load: TopicLoad, *, overtake: bool) -> None:
-    """Where it is to `overtake`, and the other two are of different kinds: the one that is of the leader's kind sleeps
-    while topics are created, so only the other can be elected without losing any."""
+def _kill_leader(cluster: MixedCluster, result: StoryResult, load: TopicLoad, *, overtake: bool) -> None:
+    """If it is to `overtake`, and the other two are of different implementations: the one of the leader's
+    implementation is suspended while topics are created, so only the other can be elected without losing any.
+    """
     load.await_more(2)
     old, described = leader_after(cluster, 0)
     others = [each for each in cluster.nodes if each.is_controller and each is not old]
@@ -139,7 +142,7 @@ def _kill_leader(cluster: MixedCluster, lived: Lived, load: TopicLoad, *, overta
         sleeper = None
     if sleeper is not None:
         sleeper.send_signal(signal.SIGSTOP)
-        # One answer to a fetch may lie in its socket already.
+        # One fetch response may be in its socket already.
         load.await_more(4)
     old.kill()
     if sleeper is None:
@@ -148,19 +151,19 @@ def _kill_leader(cluster: MixedCluster, lived: Lived, load: TopicLoad, *, overta
     else:
         sleeper.send_signal(signal.SIGCONT)
         new, described = leader_after(cluster, described.leader_epoch)
-        lived.overtaken.append((old.node_id, sleeper.node_id, new.node_id))
+        result.overtaken.append((old.node_id, sleeper.node_id, new.node_id))
         old.start()
-    lived.killed[old.node_id] += 1
-    lived.handed.add((old.kind, new.kind))
-    lived.epochs.append(described.leader_epoch)
+    result.killed[old.node_id] += 1
+    result.handed.add((old.kind, new.kind))
+    result.epochs.append(described.leader_epoch)
     offset = described.high_watermark
     eventually(lambda: _ends(cluster, offset) == 3, "the killed one has caught up", wait_s=120, step_s=_LOOK_S)
 
 
-def has_same_file(lived: Lived) -> bool:
+def has_same_file(result: StoryResult) -> bool:
     """Whether the late voter's first snapshot is, byte for byte, that of another voter."""
     mine, *others = (
-        snapshot_path(lived.directories[node_id], lived.late_snapshot)
-        for node_id in sorted(lived.directories, key=lambda node_id: node_id != lived.late)
+        snapshot_path(result.directories[node_id], result.late_snapshot)
+        for node_id in sorted(result.directories, key=lambda node_id: node_id != result.late)
     )
     return any(path.exists() and path.read_bytes() == mine.read_bytes() for path in others)

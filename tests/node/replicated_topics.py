@@ -1,4 +1,4 @@
-"""Topics with several replicas on a cluster of processes: made, written, looked at from outside."""
+"""Topics with several replicas on a cluster of processes: creation, writes, and inspection from outside."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def partition(cluster: MixedCluster, topic: str, index: int = 0) -> PartitionMet
 
 
 def leader(cluster: MixedCluster, topic: str, index: int = 0) -> MixedNode:
-    """The node that leads; waits for it to be one that runs."""
+    """The leading node; waits until it is one that runs."""
 
     def look() -> MixedNode | None:
         found = partition(cluster, topic, index).leader
@@ -48,7 +48,7 @@ def in_sync(cluster: MixedCluster, topic: str, wanted: Collection[int], index: i
 
 
 def write(cluster: MixedCluster, topic: str, values: Collection[str], *, index: int = 0, **config: object) -> None:
-    """All acknowledged, in their order, whatever happens meanwhile. Raises PeerError."""
+    """All acknowledged, in their order, despite failovers. Raises PeerError."""
     with Producer(bootstrap(cluster), **config) as producer:
         sent = [producer.send(topic, value.encode(), partition=index) for value in values]
         producer.flush()
@@ -57,19 +57,19 @@ def write(cluster: MixedCluster, topic: str, values: Collection[str], *, index: 
 
 
 def log_bytes(node: MixedNode, topic: str, index: int = 0) -> bytes:
-    """The records of a replica as its disk has them."""
+    """The records of a replica on its disk."""
     folder: Path = node.log_dir / f"{topic}-{index}"
     return b"".join(each.read_bytes() for each in sorted(folder.glob("*.log")))
 
 
 def evidence(node: MixedNode, topic: str, index: int = 0) -> bytes:
-    """What the replica has cut off."""
+    """What the replica has truncated."""
     folder: Path = node.log_dir / f"{topic}-{index}" / "lost+found"
     return b"".join(each.read_bytes() for each in sorted(folder.glob("*.log*")))
 
 
 def replicas_are_equal(nodes: Collection[MixedNode], topic: str, index: int = 0) -> None:
-    """Wait until the replicas of these nodes have the same bytes, and some."""
+    """Wait until the replicas of these nodes have the same bytes, and at least one record."""
 
     def look() -> bool:
         logs = {log_bytes(node, topic, index) for node in nodes}

@@ -1,4 +1,4 @@
-"""Stand-ins for what `Replicas` tells of roles."""
+"""Stand-ins for the role listener of `Replicas`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALONE: Final = InSyncRules(lambda broker_id: NO_EPOCH, 30_000)
 
 
 class NoRoles:
-    """Nobody hears of roles."""
+    """Ignores all roles."""
 
     def leads(self, replica: Replica) -> None:
         pass

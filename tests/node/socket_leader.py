@@ -1,6 +1,6 @@
-"""A leader on a real socket that says which versions of Fetch it speaks, and a broker that follows it.
+"""A leader on a real socket that announces its versions of Fetch, and a broker that follows it.
 
-What becomes of the fetches is the test's.
+The test decides what happens to the fetches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ LIMITS: Final = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=1 << 20, par
 
 
 class SocketLeader:
-    """Connections have numbers, from 1 on; `open` are those that are open. What `heard` gives is put into `fetches`."""
+    """Connections have numbers, from 1 on; `open` are those that are open. Results of `heard` are put into
+    `fetches`.
+    """
 
     def __init__(self) -> None:
         self.fetches: asyncio.Queue[Any] = asyncio.Queue()
@@ -39,12 +41,12 @@ class SocketLeader:
         self._server: asyncio.Server | None = None
 
     async def serve(self) -> None:
-        """Take connections, on another port each time."""
+        """Accept connections, on another port each time."""
         self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def refuse(self) -> None:
-        """Take no more connections; those that are open stay."""
+        """Accept no more connections; those that are open stay."""
         if self._server is not None:
             self._server.close()
 
@@ -53,7 +55,7 @@ class SocketLeader:
         return await asyncio.wait_for(self.fetches.get(), WAIT_S)
 
     def heard(self, number: int, header: Any, frame: memoryview, writer: asyncio.StreamWriter) -> Any:
-        """What a test sees of a fetch on connection `number`."""
+        """The test's view of a fetch on connection `number`."""
         raise AssertionError("said by who tests with it")
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,7 +112,7 @@ async def following(
 
 
 def empty_log() -> Any:
-    """What a follower looks at of a log without records."""
+    """A follower's view of a log without records."""
     return SimpleNamespace(
         log_start_offset=0,
         log_end_offset=0,

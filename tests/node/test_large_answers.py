@@ -1,4 +1,4 @@
-"""Large answers on real sockets: in order, to slow peers, and to peers that go away."""
+"""Large responses on real sockets: in order, to slow clients, and to clients that disconnect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALL: dict[str, int] = {"partition_max_bytes": 50 << 20}
 
 
 @pytest.fixture
-def told(node: EmbeddedNode) -> Iterator[DataSession]:
+def session_with_data(node: EmbeddedNode) -> Iterator[DataSession]:
     with DataSession(node.port) as session:
         session.create("large")
         for _ in range(BATCHES):
@@ -35,7 +35,9 @@ def _frame(key: ApiKey, version: int, correlation_id: int, fields: dict[str, obj
 
 
 def _make_cold(node: EmbeddedNode) -> None:
-    """Drop the records from the page cache (where the file system can): they leave as pieces of the file then."""
+    """Drop the records from the page cache (where the file system supports it), so that they are sent in pieces of the
+    file.
+    """
     for path in node.log_dir.rglob("*.log"):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -59,8 +61,8 @@ def _answer(connection: socket.socket, key: ApiKey, version: int) -> tuple[int, 
     return correlation_id, read_response(key, version, answer[position:])
 
 
-def _fetch(told: DataSession, correlation_id: int) -> bytes:
-    return _frame(ApiKey.FETCH, 12, correlation_id, told.fetch([("large", 0, 0, _ALL)]))
+def _fetch(session_with_data: DataSession, correlation_id: int) -> bytes:
+    return _frame(ApiKey.FETCH, 12, correlation_id, session_with_data.fetch([("large", 0, 0, _ALL)]))
 
 
 def _assert_whole(fetched: object) -> None:
@@ -68,17 +70,17 @@ def _assert_whole(fetched: object) -> None:
     assert [header.base_offset for header in iter_headers(memoryview(records))] == list(range(BATCHES))
 
 
-def test_answers_stay_in_order_around_large_ones(node: EmbeddedNode, told: DataSession) -> None:
-    """Requests that came in one piece; the peer begins to read when all of them are there."""
+def test_responses_stay_in_order_around_large_ones(node: EmbeddedNode, session_with_data: DataSession) -> None:
+    """All requests arrive at once; the client starts to read after it has sent all of them."""
     _make_cold(node)
     metadata = {"topics": []}
     with socket.create_connection(("127.0.0.1", node.port), timeout=60) as connection:
         requests = [
             _frame(ApiKey.METADATA, 12, 1, metadata),
-            _fetch(told, 2),
+            _fetch(session_with_data, 2),
             _frame(ApiKey.METADATA, 12, 3, metadata),
-            _fetch(told, 4),
-            _fetch(told, 5),
+            _fetch(session_with_data, 4),
+            _fetch(session_with_data, 5),
             _frame(ApiKey.METADATA, 12, 6, metadata),
         ]
         connection.sendall(b"".join(requests))
@@ -90,19 +92,21 @@ def test_answers_stay_in_order_around_large_ones(node: EmbeddedNode, told: DataS
                 _assert_whole(answer)
 
 
-def test_peers_that_do_not_read_hold_up_nobody_and_leave_nothing(node: EmbeddedNode, told: DataSession) -> None:
+def test_clients_that_do_not_read_block_no_other_client_and_leak_nothing(
+    node: EmbeddedNode, session_with_data: DataSession
+) -> None:
     descriptors = f"/proc/{node.pid}/fd"
     _make_cold(node)
     before = len(os.listdir(descriptors))
     stuck = [socket.create_connection(("127.0.0.1", node.port), timeout=60) for _ in range(5)]
     for connection in stuck:
-        connection.sendall(_fetch(told, 1))
-    _assert_whole(told.ask(ApiKey.FETCH, 12, told.fetch([("large", 0, 0, _ALL)])))
-    assert len(os.listdir(descriptors)) >= before + 5, "they are there"
+        connection.sendall(_fetch(session_with_data, 1))
+    _assert_whole(session_with_data.ask(ApiKey.FETCH, 12, session_with_data.fetch([("large", 0, 0, _ALL)])))
+    assert len(os.listdir(descriptors)) >= before + 5, "the responses are held open"
     _assert_whole(_answer(stuck[0], ApiKey.FETCH, 12)[1])
     for connection in stuck:
         connection.close()
-    for _ in told.until(60):
-        told.ask(ApiKey.METADATA, 12, {"topics": []})
-        if len(os.listdir(descriptors)) <= before + 1:  # the session that stays was sent files, too
+    for _ in session_with_data.until(60):
+        session_with_data.ask(ApiKey.METADATA, 12, {"topics": []})
+        if len(os.listdir(descriptors)) <= before + 1:  # the session that stays open was sent files, too
             break

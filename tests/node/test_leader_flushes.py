@@ -1,4 +1,4 @@
-"""`flush.messages` of a leader: an acknowledgement waits for the disk, also that of a batch which is there already."""
+"""`flush.messages` of a leader: an acknowledgement waits for the flush, also for a batch that was appended before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _sent(desk: Desk) -> object:
     return desk.producing.handle(desk.context(12), memoryview(write_request(ApiKey.PRODUCE, 12, fields)))
 
 
-def test_a_batch_that_is_sent_again_waits_for_the_flush_of_the_first() -> None:
+def test_retried_batch_waits_for_the_flush_of_the_first_attempt() -> None:
     """It was acknowledged at once, before the flush that the first attempt waits for had ended."""
 
     async def story(desk: Desk) -> None:

@@ -1,4 +1,4 @@
-"""Who produces to the wrong broker is told the right one, with its address (KIP-951)."""
+"""A producer that writes to the wrong broker gets the id and the address of the leader (KIP-951)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_follower_names_its_leader(version: int, listener: str, host: str, por
 
 
 @pytest.mark.parametrize("version", [3, 8, 9])
-def test_older_versions_have_no_place_for_it(version: int) -> None:
+def test_older_versions_have_no_field_for_the_leader(version: int) -> None:
     async def story(desk: Desk) -> None:
         desk.follow(5, leader=3)
         assert desk.produced(version=version).responses[0].partition_responses[0].error_code == NOT_LEADER
@@ -51,8 +51,8 @@ def test_older_versions_have_no_place_for_it(version: int) -> None:
     told(story)
 
 
-def test_what_is_known_is_told() -> None:
-    """A leader that recovers names itself; where nobody leads, or nobody is registered, there is no address."""
+def test_known_leader_and_address_are_returned() -> None:
+    """A recovering leader names itself; without a leader, or for an unregistered leader, there is no address."""
 
     async def story(desk: Desk) -> None:
         desk.tell(leader=-1, leader_epoch=6, isr=(2,))
@@ -66,7 +66,7 @@ def test_what_is_known_is_told() -> None:
     told(story)
 
 
-def test_other_answers_have_none() -> None:
+def test_other_errors_carry_no_leader() -> None:
     async def story(desk: Desk) -> None:
         desk.lead(5)
         assert hint(desk.produced()) == (0, -1, -1, [])
@@ -75,8 +75,10 @@ def test_other_answers_have_none() -> None:
     told(story)
 
 
-def test_a_leader_that_loses_it_while_followers_are_waited_for() -> None:
-    """acks=all: the answer was out, and the records may be cut; the producer goes to the new leader at once."""
+def test_leadership_lost_while_waiting_for_followers_names_the_new_leader() -> None:
+    """acks=all: the request was waiting, and its records may be truncated; the producer turns to the new leader at
+    once.
+    """
 
     async def story(desk: Desk) -> None:
         desk.lead(5, isr=(1, 2), index=0)

@@ -1,4 +1,4 @@
-"""The memory of cold reads, of all connections together."""
+"""The memory for cold reads, shared by all connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fenceline.node.load_budget import Lease, LoadBudget
 Story = Callable[[LoadBudget], Awaitable[None]]
 
 
-def told(story: Story, limit_bytes: int = 100) -> None:
+def run_story(story: Story, limit_bytes: int = 100) -> None:
     async def run() -> None:
         await story(LoadBudget(limit_bytes))
 
@@ -32,23 +32,23 @@ async def waits(budget: LoadBudget, size_bytes: int) -> asyncio.Task[Lease]:
     return task
 
 
-def test_the_sum_is_bounded_and_who_came_first_is_served_first() -> None:
+def test_the_total_is_bounded_and_requests_are_granted_in_order() -> None:
     async def story(budget: LoadBudget) -> None:
         first, second = await budget.acquire(60), await budget.acquire(40)
         large, small = await waits(budget, 90), await waits(budget, 1)
         assert budget.used_bytes == 100
         second.release()
         await turns()
-        assert not small.done(), "a small one does not overtake for ever"
+        assert not small.done(), "a small request does not overtake forever"
         first.release()
         assert (await large).size_bytes == 90
         assert (await small).size_bytes == 1
         assert budget.used_bytes == 91
 
-    told(story)
+    run_story(story)
 
 
-def test_one_that_is_larger_than_all_gets_it_alone() -> None:
+def test_a_request_larger_than_the_budget_is_granted_alone() -> None:
     async def story(budget: LoadBudget) -> None:
         huge = await budget.acquire(1000)
         other = await waits(budget, 1)
@@ -56,26 +56,26 @@ def test_one_that_is_larger_than_all_gets_it_alone() -> None:
         (await other).release()
         assert budget.used_bytes == 0
 
-    told(story)
+    run_story(story)
 
 
-def test_nothing_is_given_back_twice() -> None:
+def test_releasing_twice_returns_the_bytes_once() -> None:
     async def story(budget: LoadBudget) -> None:
         lease = await budget.acquire(70)
         lease.release()
         lease.release()
         assert budget.used_bytes == 0
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("granted_first", [False, True])
-def test_who_goes_away_holds_nobody_up(granted_first: bool) -> None:
+def test_a_cancelled_request_does_not_block_others(granted_first: bool) -> None:
     async def story(budget: LoadBudget) -> None:
         lease = await budget.acquire(100)
         gone, behind = await waits(budget, 100), await waits(budget, 50)
         if granted_first:
-            lease.release()  # it is granted, and has not heard of it yet
+            lease.release()  # granted, but its task has not run yet
         gone.cancel()
         if not granted_first:
             await turns()
@@ -84,10 +84,10 @@ def test_who_goes_away_holds_nobody_up(granted_first: bool) -> None:
         assert (await behind).size_bytes == 50
         assert budget.used_bytes == 50
 
-    told(story)
+    run_story(story)
 
 
-def test_a_peer_that_does_not_read_loses_its_connection_when_others_wait() -> None:
+def test_a_client_that_does_not_read_is_disconnected_when_others_wait() -> None:
     async def story(budget: LoadBudget) -> None:
         dropped: list[str] = []
         old, fresh = await budget.acquire(50), await budget.acquire(50)
@@ -96,11 +96,11 @@ def test_a_peer_that_does_not_read_loses_its_connection_when_others_wait() -> No
         assert old.sending_since_s is not None
         old.sending_since_s -= load_budget.STALL_S
         budget._drop_stalled()
-        assert not dropped, "nobody waits"
+        assert not dropped, "no request waits"
         waiting = await waits(budget, 10)
         budget._drop_stalled()
         assert dropped == ["old"]
         old.release()
         await waiting
 
-    told(story)
+    run_story(story)

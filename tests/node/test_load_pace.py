@@ -1,4 +1,4 @@
-"""Records from the disk give way to who is in a hurry, and never starve."""
+"""Disk reads give way to urgent requests, but never starve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER = 100_000
 
 
 class _Node:
-    """What the pace looks at: signs of hurry, and how the system counts waits for a core."""
+    """What the pace observes: urgent requests, and how the system counts waits for a core."""
 
     def __init__(self) -> None:
         self.urgent_requests = 0
@@ -33,7 +33,7 @@ class _Node:
         return CoreWaits(self._waited_ns, self._turns)
 
     async def serve(self) -> None:
-        """Producers, as long as `is_busy`."""
+        """Producers, while `is_busy`."""
         self.is_busy = True
         while self.is_busy:
             self.urgent_requests += 1
@@ -46,14 +46,14 @@ class _Node:
         return answers * ANSWER / (asyncio.get_running_loop().time() - began_s)
 
 
-def told(story: Callable[[_Node], Awaitable[None]]) -> None:
+def run_story(story: Callable[[_Node], Awaitable[None]]) -> None:
     async def whole() -> None:
         await story(_Node())
 
     run(whole())
 
 
-def test_nobody_waits_while_nobody_is_in_a_hurry() -> None:
+def test_reads_are_not_limited_without_urgent_requests() -> None:
     async def story(node: _Node) -> None:
         began_s = asyncio.get_running_loop().time()
         for _ in range(1000):
@@ -62,12 +62,12 @@ def test_nobody_waits_while_nobody_is_in_a_hurry() -> None:
         assert node.pace.rate() == math.inf
         assert node.pace.held_s == 0
 
-    told(story)
+    run_story(story)
 
 
-@pytest.mark.parametrize("wait_ns", [SHORT_NS + 1, None], ids=["cores are short", "nobody counts"])
-def test_beside_who_is_in_a_hurry_the_floor_holds(wait_ns: int | None) -> None:
-    """Neither more, nor ever less."""
+@pytest.mark.parametrize("wait_ns", [SHORT_NS + 1, None], ids=["cores are short", "waits are not counted"])
+def test_reads_get_the_floor_rate_beside_urgent_requests(wait_ns: int | None) -> None:
+    """No more, and never less."""
 
     async def story(node: _Node) -> None:
         node.wait_ns = wait_ns
@@ -79,10 +79,10 @@ def test_beside_who_is_in_a_hurry_the_floor_holds(wait_ns: int | None) -> None:
         node.is_busy = False
         await serving
 
-    told(story)
+    run_story(story)
 
 
-def test_all_readers_together_have_one_rate_and_their_turns_in_order() -> None:
+def test_all_readers_share_one_rate_in_order() -> None:
     async def story(node: _Node) -> None:
         node.wait_ns = None
         serving = asyncio.ensure_future(node.serve())
@@ -100,10 +100,10 @@ def test_all_readers_together_have_one_rate_and_their_turns_in_order() -> None:
         node.is_busy = False
         await serving
 
-    told(story)
+    run_story(story)
 
 
-def test_where_cores_are_free_the_rate_grows() -> None:
+def test_the_rate_grows_while_cores_are_free() -> None:
     async def story(node: _Node) -> None:
         serving = asyncio.ensure_future(node.serve())
         await asyncio.sleep(0)
@@ -121,10 +121,10 @@ def test_where_cores_are_free_the_rate_grows() -> None:
         node.is_busy = False
         await serving
 
-    told(story)
+    run_story(story)
 
 
-def test_the_limit_ends_with_the_hurry_also_for_those_who_wait() -> None:
+def test_the_limit_ends_with_the_urgent_requests_also_for_waiting_readers() -> None:
     async def story(node: _Node) -> None:
         node.wait_ns = None
         node.urgent_requests += 1
@@ -134,15 +134,15 @@ def test_the_limit_ends_with_the_hurry_also_for_those_who_wait() -> None:
         assert asyncio.get_running_loop().time() - began_s <= URGENT_S + ADAPT_INTERVAL_S
         serving = asyncio.ensure_future(node.serve())
         await asyncio.sleep(0)
-        assert node.pace.rate() == FLOOR, "the next hurry begins at the floor"
-        assert await node.byte_rate_of(100) == pytest.approx(FLOOR, rel=0.05), "the debt of the last one is forgiven"
+        assert node.pace.rate() == FLOOR, "the next urgent period starts at the floor"
+        assert await node.byte_rate_of(100) == pytest.approx(FLOOR, rel=0.05), "the debt of the last period is dropped"
         node.is_busy = False
         await serving
 
-    told(story)
+    run_story(story)
 
 
-def test_who_goes_away_holds_nobody_up() -> None:
+def test_a_cancelled_reader_does_not_block_others() -> None:
     async def story(node: _Node) -> None:
         node.wait_ns = None
         serving = asyncio.ensure_future(node.serve())
@@ -158,22 +158,22 @@ def test_who_goes_away_holds_nobody_up() -> None:
         node.is_busy = False
         await serving
 
-    told(story)
+    run_story(story)
 
 
-def test_a_floor_of_nothing_holds_nobody_back() -> None:
+def test_a_floor_of_zero_disables_the_limit() -> None:
     async def story(node: _Node) -> None:
         pace = LoadPace(0, lambda: node.urgent_requests)
         node.urgent_requests += 1
         assert pace.rate() == math.inf
-        assert pace.has_urgent_requests(), "which is another question"
+        assert pace.has_urgent_requests(), "urgency is still reported"
         await asyncio.sleep(URGENT_S)
         assert not pace.has_urgent_requests()
 
-    told(story)
+    run_story(story)
 
 
-def test_linux_counts_waits_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linux_reports_waits_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = core_waits()
     assert counted is None or counted.turns >= 0
     monkeypatch.setattr("builtins.open", _refused)

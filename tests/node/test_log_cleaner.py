@@ -1,6 +1,6 @@
-"""The node's cleaner: what it compacts and when, who comes before it, what errors mean.
+"""The log cleaner of a node: what it compacts and when, which operations interrupt it, and how it handles errors.
 
-Real replicas and handlers on a simulated disk; the test is the controller.
+Real replicas and handlers on a simulated disk; the test acts as the controller.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class CleaningDesk(Desk):
         replica.appended()
 
     async def save(self) -> None:
-        """All of it is safe on the disk, and the disk says so."""
+        """Flush everything and write the checkpoints."""
         await self.flushes.flush(self.replica())
         self.log_dirs.first.checkpoint_work()()
 
     async def grow(self, rounds: int = 40) -> Replica:
-        """Three keys again and again, all of it committed and safe on the disk."""
+        """Write three keys repeatedly, all of it committed and flushed."""
         replica = self.replica()
         for number in range(rounds):
             for key in (b"a", b"b", b"c"):
@@ -98,14 +98,14 @@ def cleaned(story: Callable[[CleaningDesk], Coroutine[Any, Any, None]], **settin
 
 
 async def until(desk: CleaningDesk, condition: Callable[[], Any]) -> None:
-    """Time passes, and threads have something to do."""
+    """Let time pass, and run the threads."""
     while not condition():
         desk.clock.ms += 20
         await turns(1)
 
 
 async def looked_at(desk: CleaningDesk, replica: Replica) -> None:
-    """The cleaner has seen the log as it is now and left it alone; or it has compacted it."""
+    """The cleaner has examined the log in its current state: it compacted it or left it unchanged."""
     cleaner, after_ms = desk.cleaner, desk.clock.ms + 20
     await until(
         desk,
@@ -113,7 +113,7 @@ async def looked_at(desk: CleaningDesk, replica: Replica) -> None:
     )
 
 
-def test_old_records_of_a_key_go_and_offsets_stay() -> None:
+def test_old_records_of_a_key_are_removed_and_offsets_stay() -> None:
     async def story(desk: CleaningDesk) -> None:
         replica = await desk.grow()
         log = replica.log
@@ -137,7 +137,7 @@ def test_old_records_of_a_key_go_and_offsets_stay() -> None:
     cleaned(story)
 
 
-def test_a_follower_that_was_within_what_has_gone_reads_on_and_does_not_part() -> None:
+def test_a_follower_at_a_removed_offset_continues_without_divergence() -> None:
     async def story(desk: CleaningDesk) -> None:
         replica = await desk.grow()
         desk.lead(5, isr=(1,))
@@ -158,7 +158,7 @@ def test_a_follower_that_was_within_what_has_gone_reads_on_and_does_not_part() -
     cleaned(story)
 
 
-def test_a_log_in_which_nothing_happens_costs_no_timer() -> None:
+def test_an_idle_log_schedules_no_timer() -> None:
     async def story(desk: CleaningDesk) -> None:
         replica = desk.replica()
         desk.write(b"a", b"1")
@@ -176,7 +176,7 @@ def test_a_log_in_which_nothing_happens_costs_no_timer() -> None:
     cleaned(story)
 
 
-def test_what_a_loss_of_power_may_take_is_not_compacted() -> None:
+def test_unflushed_records_are_not_compacted() -> None:
     async def story(desk: CleaningDesk) -> None:
         replica = desk.replica()
         for number in range(100):
@@ -189,7 +189,7 @@ def test_what_a_loss_of_power_may_take_is_not_compacted() -> None:
     cleaned(story)
 
 
-def test_a_segment_whose_indexes_are_not_on_the_disk_yet_is_not_compacted() -> None:
+def test_a_segment_with_unflushed_indexes_is_not_compacted() -> None:
     async def story(desk: CleaningDesk) -> None:
         desk.topic_settings["min.cleanable.dirty.ratio"] = "0.0"
         desk.partitions.reload_config()
@@ -207,7 +207,7 @@ def test_a_segment_whose_indexes_are_not_on_the_disk_yet_is_not_compacted() -> N
     cleaned(story)
 
 
-def test_what_is_not_committed_is_not_compacted() -> None:
+def test_uncommitted_records_are_not_compacted() -> None:
     async def story(desk: CleaningDesk) -> None:
         replica = desk.lead(2, isr=(1, 2))
         for number in range(100):
@@ -222,7 +222,7 @@ def test_what_is_not_committed_is_not_compacted() -> None:
     cleaned(story)
 
 
-def test_what_is_not_decided_is_not_compacted() -> None:
+def test_records_of_open_transactions_are_not_compacted() -> None:
     async def story(desk: CleaningDesk) -> None:
         replica = desk.replica()
         row = (desk.clock.ms, b"a", b"open", ())
@@ -245,7 +245,7 @@ def test_what_is_not_decided_is_not_compacted() -> None:
     cleaned(story)
 
 
-def test_a_log_that_was_cut_after_it_was_judged_is_not_compacted() -> None:
+def test_a_log_truncated_after_it_was_selected_is_not_compacted() -> None:
     async def story(desk: CleaningDesk) -> None:
         replica = await desk.grow()
         cleaner = desk.cleaner
@@ -268,7 +268,7 @@ def test_a_log_that_was_cut_after_it_was_judged_is_not_compacted() -> None:
     cleaned(story, log_cleaner_backoff_ms="1000000")
 
 
-def test_a_segment_that_is_sealed_while_its_log_is_judged_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_sealed_during_the_selection_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(desk: CleaningDesk) -> None:
         grown = sealed = False
 
@@ -291,7 +291,7 @@ def test_a_segment_that_is_sealed_while_its_log_is_judged_is_not_forgotten(monke
     cleaned(story)
 
 
-def test_compaction_is_switched_on_for_a_topic_that_is_there() -> None:
+def test_compaction_can_be_enabled_for_an_existing_topic() -> None:
     async def story(desk: CleaningDesk) -> None:
         desk.topic_settings["cleanup.policy"] = "delete"
         desk.partitions.reload_config()
@@ -304,7 +304,7 @@ def test_compaction_is_switched_on_for_a_topic_that_is_there() -> None:
     cleaned(story)
 
 
-def test_log_cleaner_enable_false_leaves_all_as_it_is() -> None:
+def test_log_cleaner_enable_false_disables_compaction() -> None:
     async def story(desk: CleaningDesk) -> None:
         await desk.grow()
         assert desk.cleaner._timer is None
@@ -322,7 +322,7 @@ def small_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def slow(story: Callable[[CleaningDesk, Replica], Coroutine[Any, Any, None]]) -> None:
-    """While a compaction is under way: the clock stands still, so that its rate is used up for ever."""
+    """Run the story while a compaction is in progress: the clock stands still, so its rate stays exhausted."""
 
     async def whole(desk: CleaningDesk) -> None:
         replica = await desk.grow()
@@ -335,7 +335,7 @@ def slow(story: Callable[[CleaningDesk, Replica], Coroutine[Any, Any, None]]) ->
 
 
 @pytest.mark.usefixtures("small_pause")
-def test_whoever_cuts_the_log_stops_it_and_waits() -> None:
+def test_truncation_cancels_the_compaction_and_waits_for_it() -> None:
     async def story(desk: CleaningDesk, replica: Replica) -> None:
         assert replica.cleaning is not None
         replica.is_being_cut = True
@@ -353,7 +353,7 @@ def test_whoever_cuts_the_log_stops_it_and_waits() -> None:
 
 
 @pytest.mark.usefixtures("small_pause")
-def test_a_topic_that_is_deleted_meanwhile_goes_once_no_thread_is_there() -> None:
+def test_a_topic_deleted_during_compaction_is_removed_after_the_thread_ends() -> None:
     async def story(desk: CleaningDesk, replica: Replica) -> None:
         desk.delete_topic()
         assert desk.disk.stat(DIRECTORY) is not None
@@ -366,7 +366,7 @@ def test_a_topic_that_is_deleted_meanwhile_goes_once_no_thread_is_there() -> Non
 
 
 @pytest.mark.usefixtures("small_pause")
-def test_a_node_that_stops_leaves_nothing_half_done() -> None:
+def test_a_stopping_node_leaves_no_partial_compaction() -> None:
     async def story(desk: CleaningDesk, replica: Replica) -> None:
         await desk.cleaner.close()
         assert replica.cleaning is None
@@ -375,7 +375,7 @@ def test_a_node_that_stops_leaves_nothing_half_done() -> None:
     slow(story)
 
 
-def test_a_damaged_log_is_left_alone_and_told() -> None:
+def test_a_damaged_log_is_skipped_and_reported() -> None:
     async def story(desk: CleaningDesk) -> None:
         replica = desk.replica()
         for number in range(60):
@@ -398,7 +398,7 @@ def test_a_damaged_log_is_left_alone_and_told() -> None:
     cleaned(story)
 
 
-def test_a_full_disk_puts_it_off() -> None:
+def test_a_full_disk_postpones_the_compaction() -> None:
     async def story(desk: CleaningDesk) -> None:
         desk.disk.fail("write", ".cleaned", errno.ENOSPC)
         replica = await desk.grow()
@@ -411,7 +411,7 @@ def test_a_full_disk_puts_it_off() -> None:
     cleaned(story)
 
 
-def test_a_map_that_is_too_small_takes_several_passes() -> None:
+def test_a_small_offset_map_needs_several_passes() -> None:
     async def story(desk: CleaningDesk) -> None:
         replica = await desk.grow()
         active = replica.log.segments[-1].base_offset
@@ -422,7 +422,7 @@ def test_a_map_that_is_too_small_takes_several_passes() -> None:
     cleaned(story, log_cleaner_dedupe_buffer_size=str(3 * SLOT_BYTES))
 
 
-def test_a_record_without_a_key_is_refused() -> None:
+def test_a_record_without_a_key_is_rejected() -> None:
     async def story(desk: CleaningDesk) -> None:
         with pytest.raises(Exception, match="key") as refused:
             desk.write(None, b"x")  # type: ignore[arg-type]
@@ -432,7 +432,7 @@ def test_a_record_without_a_key_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("small_pause")
-def test_no_more_bytes_pass_than_the_rate_allows() -> None:
+def test_compaction_stays_within_its_rate() -> None:
     rate = 2_000
 
     async def story(desk: CleaningDesk) -> None:
@@ -443,14 +443,14 @@ def test_no_more_bytes_pass_than_the_rate_allows() -> None:
             await turns(1)
         needed_ms = 1_000 * desk.cleaner.stats.bytes_read / rate
         assert needed_ms > 5_000
-        # What was read first is paid for afterwards, a second's worth at the most.
+        # Bytes that were read first count against the next seconds, one second's worth at most.
         assert desk.clock.ms - began_ms >= needed_ms - 1_000
 
     cleaned(story, log_cleaner_io_max_bytes_per_second=f"{rate}.0", log_cleaner_io_buffer_size="61")
 
 
-def test_all_but_the_names_of_files_is_done_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop never reads, writes or syncs for a compaction; all that it does is to give ready files their names."""
+def test_threads_do_all_work_except_renames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop never reads, writes or syncs for a compaction; it only renames finished files."""
     at_loop: list[str] = []
 
     async def story(desk: CleaningDesk) -> None:

@@ -1,4 +1,4 @@
-"""Logs are checked after a crash by as many threads for each directory as the operator says."""
+"""After a crash, the configured number of threads per directory checks the logs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.node.handlers.fakes import image_of
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_each_directory_has_its_threads_and_each_log_one_of_them(threads: int) -> None:
+def test_each_directory_has_its_threads_and_each_log_uses_one(threads: int) -> None:
     directories = 2
     held = [[TopicPartition(f"t{directory}", index) for index in range(50)] for directory in range(directories)]
     checked: list[TopicPartition] = []
     meeting = threading.Barrier(threads * directories, timeout=20)
 
     def recover(found: Iterable[TopicPartition]) -> None:
-        meeting.wait()  # all of them run, or none goes on
+        meeting.wait()  # all of them run, or none continues
         checked.extend(found)
 
     async def whole() -> None:

@@ -1,4 +1,4 @@
-"""What a broker's settings make of its logs (`Broker.log_config`, `controller.md C37`)."""
+"""How a broker's settings configure its logs (`Broker.log_config`, `controller.md C37`)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _BROKER, _TOPIC = 4, 2
         ({"producer.id.expiration.ms": "5000"}, {(_BROKER, ""): {"producer.id.expiration.ms": "6000"}}, 6000),
     ],
 )
-def test_brokers_say_how_long_producers_are_known(file: dict[str, str], dynamic: Any, wanted_ms: int) -> None:
-    """No topic has such a setting: a state that expires too early lets a record in twice."""
+def test_producer_id_expiration_is_a_broker_setting(file: dict[str, str], dynamic: Any, wanted_ms: int) -> None:
+    """No topic has such a setting: a state that expires too early accepts a duplicate."""
     broker: Any = SimpleNamespace(
         image=SimpleNamespace(configs={**dynamic, (_TOPIC, "rain"): {"retention.ms": "7"}}),
         config=NodeConfig.load(None, file, {}),

@@ -1,4 +1,4 @@
-"""Lines of logs: their form, and that the first one does not stop the node that writes it."""
+"""Log lines: their format, and that the first line does not block the node that writes it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_levels(capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["level"] for each in lines(capsys)] == ["warning", "error"]
 
 
-def test_an_exception_is_told_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_is_logged_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(log_format="json")
     try:
         raise ValueError("wet")
@@ -70,8 +70,8 @@ def test_an_exception_is_told_with_its_traceback(capsys: pytest.CaptureFixture[s
     assert "exc_info" not in line
 
 
-def test_an_exception_of_something_else_is_told_with_its_own_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    """As of a task that nobody awaited: nothing is being handled when it is told."""
+def test_an_exception_not_being_handled_is_logged_with_its_own_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """As for a task that was never awaited: no exception is being handled when it is logged."""
     logs.configure(log_format="json")
     failed: list[Exception] = []
     try:
@@ -96,7 +96,7 @@ def test_text_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert not told.startswith("{")
 
 
-def test_a_first_line_of_json_imports_nothing() -> None:
+def test_the_first_json_line_imports_nothing() -> None:
     """A controller writes it before it fences a broker that died."""
     program = """
 import asyncio, sys

@@ -1,4 +1,4 @@
-"""A start of a voter whose metadata log is damaged before whole batches (gaps.md G24, `docs/decisions/010`)."""
+"""Start of a voter whose metadata log is damaged before intact batches (gaps.md G24, `docs/decisions/010`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATIC = {"controller.quorum.voters": "7@localhost:9093,8@other:9093,9@third:909
 
 
 def _history(*, segment_bytes: int = 1 << 20, voters: tuple[int, ...] = ()) -> History:
-    """A log of which offset 12 on is written once more by a new epoch, and the voters change at the end."""
+    """A log whose records from offset 12 on were rewritten by a new epoch, and whose voters change at the end."""
     disk = SimDisk()
     disk.mkdir(DATA)
     history = History(disk, segment_bytes=segment_bytes)
@@ -41,7 +41,7 @@ def _history(*, segment_bytes: int = 1 << 20, voters: tuple[int, ...] = ()) -> H
 
 
 def _tear(history: History, offset: int) -> int:
-    """Zeros in the place of the batch that begins there; its position in its file."""
+    """Zero the batch that begins at this offset; returns its position in its file."""
     log = history.log.partition_log
     segment = max((each for each in log.segments if each.base_offset <= offset), key=lambda each: each.base_offset)
     disk = history.disk
@@ -65,7 +65,7 @@ def _open(history: History, node_id: int, settings: dict[str, str], directory_id
 
 @pytest.mark.parametrize("settings", [pytest.param(WITH_OTHERS, id="dynamic"), pytest.param(STATIC, id="static")])
 @pytest.mark.parametrize("segment_bytes", [1 << 20, 300])
-def test_a_voter_starts_before_the_hole_and_owes_what_lay_behind_it(
+def test_a_voter_starts_before_the_hole_and_keeps_its_promised_end(
     segment_bytes: int, settings: dict[str, str]
 ) -> None:
     history = _history(segment_bytes=segment_bytes)
@@ -79,10 +79,10 @@ def test_a_voter_starts_before_the_hole_and_owes_what_lay_behind_it(
     opened.quorum.start(0, None)
     duties = opened.quorum.tick(10_000)
     assert not [duty for duty in duties if isinstance(duty, Send) and isinstance(duty.message, VoteRequest)]
-    assert _open(history, 7, settings).log.promised == end, "also after another start"
+    assert _open(history, 7, settings).log.promised == end, "also after another restart"
 
 
-def test_a_hole_in_the_first_flush_after_a_snapshot_was_fetched() -> None:
+def test_a_hole_in_the_first_flush_after_a_fetched_snapshot() -> None:
     history = _history()
     snapshot = history.snapshot()
     log = history.log
@@ -97,9 +97,10 @@ def test_a_hole_in_the_first_flush_after_a_snapshot_was_fetched() -> None:
 
 
 @pytest.mark.parametrize("torn", [True, False], ids=["torn", "hole"])
-def test_unflushed_log_of_a_broker_is_replaced_by_the_snapshot_that_it_fetched(torn: bool) -> None:
-    """A broker flushes nothing of its log: a loss of power between the new snapshot and the cut of the log may leave
-    the log damaged below the snapshot's end (operations, seed 21000399)."""
+def test_unflushed_log_of_a_broker_is_replaced_by_the_fetched_snapshot(torn: bool) -> None:
+    """A broker never flushes its log: a loss of power between the new snapshot and the truncation of the log may leave
+    the log damaged below the snapshot's end (operations, seed 21000399).
+    """
     history = _history()
     disk = history.disk
     assert isinstance(disk, SimDisk)
@@ -117,7 +118,7 @@ def test_unflushed_log_of_a_broker_is_replaced_by_the_snapshot_that_it_fetched(t
     assert opened.replay().image == image
 
 
-def test_what_lay_behind_is_kept_as_it_was() -> None:
+def test_batches_behind_the_hole_are_kept_unchanged() -> None:
     history = _history()
     disk = history.disk
     assert isinstance(disk, SimDisk)
@@ -129,8 +130,8 @@ def test_what_lay_behind_is_kept_as_it_was() -> None:
     assert [disk.peek(f"{folder}/{name}") for name in disk.listdir(folder)] == [tail]
 
 
-def test_the_promise_is_durable_before_anything_is_cut() -> None:
-    """A disk that refuses the promise, or the evidence, leaves the log as it was."""
+def test_the_promise_is_durable_before_truncation() -> None:
+    """A disk that rejects the promise, or the evidence, leaves the log unchanged."""
     history = _history()
     disk = history.disk
     assert isinstance(disk, SimDisk)
@@ -152,8 +153,8 @@ def test_the_promise_is_durable_before_anything_is_cut() -> None:
     assert _open(history, 7, WITH_OTHERS).log.promised == end
 
 
-def test_a_promise_that_is_there_already_is_not_lowered() -> None:
-    """Power is lost again after what lay behind has moved away: nothing behind the next hole tells of it."""
+def test_an_existing_promise_is_not_lowered() -> None:
+    """Power is lost again after the batches behind the hole were moved away: the next hole has no batches behind it."""
     history = _history()
     _tear(history, 13)
     first = _open(history, 7, WITH_OTHERS).log
@@ -166,14 +167,12 @@ def test_a_promise_that_is_there_already_is_not_lowered() -> None:
 @pytest.mark.parametrize(
     ("node_id", "settings", "voters"),
     [
-        pytest.param(7, ALONE, (), id="nobody else is known"),
-        pytest.param(VOTER.voter_id, WITH_OTHERS, (), id="it votes alone by what lies before"),
-        pytest.param(7, WITH_OTHERS, (7,), id="it votes alone by what lies behind"),
+        pytest.param(7, ALONE, (), id="no other voter is known"),
+        pytest.param(VOTER.voter_id, WITH_OTHERS, (), id="only voter according to the records before the hole"),
+        pytest.param(7, WITH_OTHERS, (7,), id="only voter according to the records behind the hole"),
     ],
 )
-def test_a_start_is_refused_where_nobody_else_has_it(
-    node_id: int, settings: dict[str, str], voters: tuple[int, ...]
-) -> None:
+def test_start_is_refused_without_another_copy(node_id: int, settings: dict[str, str], voters: tuple[int, ...]) -> None:
     history = _history(voters=voters)
     disk = history.disk
     assert isinstance(disk, SimDisk)
@@ -187,7 +186,7 @@ def test_a_start_is_refused_where_nobody_else_has_it(
 
 
 def test_voters_behind_the_hole_count() -> None:
-    """Alone by what lies before, one of three by what lies behind."""
+    """The only voter according to the records before the hole, one of three according to those behind it."""
     history = _history(voters=(1, 2, 3))
     end = history.log.end
     _tear(history, 9)
@@ -199,8 +198,8 @@ def test_voters_behind_the_hole_count() -> None:
     assert not opened.quorum.is_leader
 
 
-def test_zeros_at_the_end_owe_nothing() -> None:
-    """The torn end of a write was acknowledged to nobody."""
+def test_zeros_at_the_end_require_no_promise() -> None:
+    """The torn end of a write was never acknowledged."""
     history = _history()
     _tear(history, 17)
     assert history.log.end.offset == 21
@@ -208,8 +207,10 @@ def test_zeros_at_the_end_owe_nothing() -> None:
     assert (opened.log.end.offset, opened.log.promised) == (17, NO_PROMISED_END)
 
 
-def test_a_disk_that_reads_other_bytes_each_time_is_not_believed() -> None:
-    """No checksum covers the offset of a batch: one that is read too high would be a promise that nobody can keep."""
+def test_a_disk_that_returns_different_bytes_on_each_read_is_rejected() -> None:
+    """No checksum covers the offset of a batch: an offset that is read too high would be a promise that cannot
+    be kept.
+    """
     history = _history()
     disk = history.disk
     assert isinstance(disk, SimDisk)
@@ -232,7 +233,7 @@ def test_a_disk_that_reads_other_bytes_each_time_is_not_believed() -> None:
     assert disk.peek(f"{DIRECTORY}/promised-end") is None
 
 
-def test_what_is_whole_is_found_across_every_damage() -> None:
+def test_intact_batches_are_found_behind_every_damage() -> None:
     history = _history(voters=(1, 2, 3))
     end = history.log.end
     for offset in (13, 5, 0):

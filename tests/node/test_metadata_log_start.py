@@ -1,5 +1,6 @@
-"""Where the metadata logs of several nodes begin, and how a snapshot gets to a node that is behind (KIP-630 "When to
-Increase the LogStartOffset", "Fetch Snapshot"; gaps.md G28, G30)."""
+"""The start offsets of the metadata logs of several nodes, and how a snapshot reaches a node that is behind (KIP-630
+\"When to Increase the LogStartOffset\", \"Fetch Snapshot\"; gaps.md G28, G30).
+"""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ def test_a_torn_topic_id_is_written_again(content: bytes | None) -> None:
     assert read_partition_metadata(disk, path) == METADATA_TOPIC_ID
 
 
-def test_a_follower_begins_no_later_than_its_leader_and_comes_after_it(tmp_path: Path) -> None:
-    """Over the wire: LogStartOffset of the leader's Fetch answers."""
+def test_a_follower_log_start_never_passes_its_leaders_and_follows_it(tmp_path: Path) -> None:
+    """Over the wire: LogStartOffset of the leader's Fetch responses."""
 
     async def story() -> None:
         cluster = await _three(tmp_path, **DUE_AT_ONCE)
@@ -84,8 +85,8 @@ def test_a_follower_begins_no_later_than_its_leader_and_comes_after_it(tmp_path:
 
 
 @pytest.mark.parametrize(("lag_ms", "waits"), [("604800000", True), ("0", False)])
-def test_a_leader_waits_for_a_live_replica_as_long_as_it_may(tmp_path: Path, lag_ms: str, waits: bool) -> None:
-    """One that fetches from 1 on holds the log's start where it is; 0 ms lets it go."""
+def test_a_leader_waits_for_a_live_replica_up_to_the_limit(tmp_path: Path, lag_ms: str, waits: bool) -> None:
+    """A replica that fetches from 1 on holds the log start; with 0 ms it does not."""
 
     async def story() -> None:
         settings = {**DUE_AT_ONCE, "metadata.start.offset.lag.time.max.ms": lag_ms}
@@ -113,10 +114,8 @@ def test_a_leader_waits_for_a_live_replica_as_long_as_it_may(tmp_path: Path, lag
     run(story)
 
 
-def test_a_snapshot_arrives_in_pieces_of_what_the_configuration_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`replica.fetch.response.max.bytes` of the leader, whatever the follower asks for."""
+def test_snapshot_chunks_respect_the_configured_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`replica.fetch.response.max.bytes` of the leader, whatever size the follower requests."""
     asked: list[int] = []
     serve = QuorumServing.piece
 

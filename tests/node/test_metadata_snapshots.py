@@ -38,7 +38,7 @@ async def _turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def test_by_time_when_something_is_committed() -> None:
+def test_a_snapshot_is_written_by_time_when_something_was_committed() -> None:
     async def story() -> None:
         clock = StillClock()
         controller = await joined(_disk(), "/data", clock=clock)
@@ -51,8 +51,8 @@ def test_by_time_when_something_is_committed() -> None:
     asyncio.run(story())
 
 
-def test_a_running_controller_counts_what_is_modified_or_deleted() -> None:
-    """KIP-630 changed ratio: new topics and settings do not count, settings that change do; G23."""
+def test_a_running_controller_counts_modified_and_deleted_records() -> None:
+    """KIP-630 changed ratio: new topics and settings do not count, changed settings do; G23."""
     overrides = {
         "metadata.log.max.record.bytes.between.snapshots": "1",
         "metadata.log.max.snapshot.interval.ms": "0",
@@ -87,7 +87,7 @@ def test_a_running_controller_counts_what_is_modified_or_deleted() -> None:
         newest = controller.log.newest_snapshot
         assert newest != small
         await create(controller, "u")
-        assert controller.log.newest_snapshot == newest, "40 new records, none of the others changed"
+        assert controller.log.newest_snapshot == newest, "40 new records, no other record changed"
         await alter_all(controller, "7")
         assert controller.log.newest_snapshot == newest, "20 of more than 40"
         for number in range(10):
@@ -99,7 +99,7 @@ def test_a_running_controller_counts_what_is_modified_or_deleted() -> None:
     asyncio.run(story())
 
 
-def test_after_a_start_that_read_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_is_written_after_a_start_that_replayed_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_snapshots, "_REPLAYED_RECORDS", 10)
     monkeypatch.setattr(metadata_snapshots, "_QUIET_S", 0.0)
 
@@ -118,8 +118,8 @@ def test_after_a_start_that_read_much(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(story())
 
 
-def test_a_failed_snapshot_leaves_no_file_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """G32: counted, and never the last attempt; N54."""
+def test_a_failed_snapshot_leaves_no_file_and_is_reported_and_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G32: counted, and always retried; N54."""
     told: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: told.append((event, fields)))
 
@@ -146,7 +146,7 @@ def test_a_failed_snapshot_leaves_no_file_is_told_and_tried_again(monkeypatch: p
     asyncio.run(story())
 
 
-def test_the_oldest_go_when_log_and_snapshots_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_snapshots_are_deleted_above_the_retention_size(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: told.append(event))
 
@@ -176,7 +176,7 @@ def test_the_oldest_go_when_log_and_snapshots_are_too_large(monkeypatch: pytest.
     assert not told
 
 
-def test_what_can_not_be_deleted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_deletion_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: told.append((event, fields)))
 

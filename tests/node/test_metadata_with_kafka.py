@@ -1,4 +1,4 @@
-"""The metadata log side by side with Apache Kafka 4.3.1: its logs here, ours in its tools (K20-K22, N10, F3-F5)."""
+"""The metadata log beside Apache Kafka 4.3.1: its logs read here, ours read by its tools (K20-K22, N10, F3-F5)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture(scope="module")
 def kafka_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data directory of an Apache Kafka that lived: topics, configs, features, quotas, producer ids, two starts."""
+    """The data directory of an Apache Kafka node after some use: topics, configs, features, quotas, producer ids, two
+    starts.
+    """
     from confluent_kafka import Producer
     from confluent_kafka.admin import (
         AdminClient,
@@ -96,7 +98,7 @@ def _values(image: MetadataImage) -> set[bytes]:
     return {encode_record(record, image.metadata_version) for record in image_records(image)}
 
 
-def test_every_record_of_kafka_encodes_back_to_its_bytes(kafka_dir: Path) -> None:
+def test_every_kafka_record_encodes_back_to_its_bytes(kafka_dir: Path) -> None:
     seen = set()
     for header, records in batches_in(kafka_dir / DIRECTORY_NAME):
         for record in [] if header.is_control else records:
@@ -107,7 +109,7 @@ def test_every_record_of_kafka_encodes_back_to_its_bytes(kafka_dir: Path) -> Non
     assert len(seen) >= 12, seen
 
 
-def test_our_snapshot_of_kafkas_log_holds_the_records_of_kafkas_own_snapshots(kafka_dir: Path) -> None:
+def test_our_snapshot_of_a_kafka_log_equals_kafkas_own_snapshots(kafka_dir: Path) -> None:
     directory = kafka_dir / DIRECTORY_NAME
     compared = 0
     for path in sorted(directory.glob("*.checkpoint")):
@@ -135,7 +137,7 @@ def _without_feature_order(value: bytes) -> object:
     return dataclasses.replace(record, features=tuple(sorted(features, key=lambda feature: feature.name)))  # type: ignore[type-var,call-arg]
 
 
-def test_the_snapshot_and_the_rest_lead_to_the_same_image_as_the_whole_log(kafka_dir: Path, tmp_path: Path) -> None:
+def test_snapshot_and_later_records_give_the_same_image_as_the_whole_log(kafka_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(kafka_dir / DIRECTORY_NAME, tmp_path / DIRECTORY_NAME)
     log = MetadataLog.open(OsDisk(), str(tmp_path), now_ms=0)
     replayed = log.replay()
@@ -150,8 +152,8 @@ def test_the_snapshot_and_the_rest_lead_to_the_same_image_as_the_whole_log(kafka
     log.close()
 
 
-def test_a_directory_of_kafka_goes_on_here(kafka_dir: Path, tmp_path: Path) -> None:
-    """Epoch 3 begins, and everything is still there."""
+def test_a_kafka_directory_can_be_used_here(kafka_dir: Path, tmp_path: Path) -> None:
+    """Epoch 3 begins, and all data is still there."""
     shutil.copytree(kafka_dir, tmp_path / "data")
     whole = _image_up_to(kafka_dir / DIRECTORY_NAME)
 
@@ -189,8 +191,10 @@ def _kinds(dump: str) -> list[str]:
     ]
 
 
-def test_the_first_log_of_a_cluster_is_kafkas_record_by_record(tmp_path: Path) -> None:
-    """K20: the same kinds and versions in the same order, the same bytes where nothing depends on the machine."""
+def test_the_first_log_of_a_cluster_equals_kafkas_record_by_record(tmp_path: Path) -> None:
+    """K20: the same types and versions in the same order, and the same bytes where they do not depend on the
+    machine.
+    """
     ours_dir = tmp_path / "ours"
     ours_dir.mkdir()
     prepare(OsDisk(), str(ours_dir))
@@ -249,7 +253,7 @@ def test_kafkas_tools_read_our_log_and_our_snapshots(tmp_path: Path) -> None:
     assert dump.count("PARTITION_CHANGE_RECORD") >= 240
 
 
-def test_kafka_starts_on_a_directory_that_lived_here(tmp_path: Path) -> None:
+def test_kafka_starts_on_a_directory_of_this_project(tmp_path: Path) -> None:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
 
@@ -284,5 +288,5 @@ def test_kafka_starts_on_a_directory_that_lived_here(tmp_path: Path) -> None:
     there = _image_up_to(data / DIRECTORY_NAME)
     partition = there.partition("t7", 1)
     assert partition is not None
-    assert partition.leader_recovery_state == 0, "the stop was clean: Kafka elects without a loss"
+    assert partition.leader_recovery_state == 0, "the shutdown was clean: Kafka elects without data loss"
     assert there.topics_by_name["t7"].id == image.topics_by_name["t7"].id

@@ -1,4 +1,6 @@
-"""Voter sets of both kinds that change: Kafka's tool adds and removes, and kraft.version is raised, whoever leads."""
+"""Changes of mixed voter sets: Kafka's tool adds and removes voters, and kraft.version is raised, under
+either leader.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def _cluster(root: Path, kinds: list[str], **how: object) -> MixedCluster:
 
 
 def _quorum(asked: MixedNode, *arguments: str) -> None:
-    """kafka-metadata-quorum, until it succeeds: the node may not be caught up, or the last change not committed."""
+    """kafka-metadata-quorum, retried until it succeeds: the node may not be caught up, or the last change not
+    committed.
+    """
 
     def attempt() -> bool:
         try:
@@ -45,7 +49,7 @@ def _quorum(asked: MixedNode, *arguments: str) -> None:
 
 
 def _voters(node: MixedNode) -> dict[int, str]:
-    """Ids and directory ids, as the leader tells them."""
+    """Ids and directory ids, as the leader reports them."""
     voters = node.describe_quorum().current_voters
     return {each.replica_id: encode_uuid(each.replica_directory_id or ZERO_UUID) for each in voters}
 
@@ -58,15 +62,15 @@ def _directory_id(node: MixedNode) -> str:
 
 
 def _check_same(nodes: list[MixedNode], high_watermark: int) -> None:
-    """They have stopped."""
+    """The nodes have stopped."""
     for node in nodes:
         assert batches_before(node.log_dir, high_watermark) == batches_before(nodes[0].log_dir, high_watermark)
     assert len({checksum(image_before(node.log_dir, high_watermark).image) for node in nodes}) == 1
 
 
 @pytest.mark.parametrize("kinds", [[OURS, KAFKAS], [KAFKAS, OURS]], ids=["kafka joins", "fenceline joins"])
-def test_a_quorum_is_handed_to_the_other_kind(tmp_path: Path, kinds: list[str]) -> None:
-    """Q41, Q42, by kafka-metadata-quorum: the second is added, the first, which leads, is removed."""
+def test_a_quorum_moves_to_the_other_implementation(tmp_path: Path, kinds: list[str]) -> None:
+    """Q41, Q42, by kafka-metadata-quorum: the second node is added, then the first, the leader, is removed."""
     with _cluster(tmp_path, kinds, voters=1) as cluster:
         cluster.wait_ready()
         first, second, broker = cluster.nodes
@@ -97,8 +101,10 @@ def test_a_quorum_is_handed_to_the_other_kind(tmp_path: Path, kinds: list[str]) 
 
 
 @pytest.mark.parametrize("kinds", [[OURS, OURS, KAFKAS], [KAFKAS, KAFKAS, OURS]], ids=["2+1", "1+2"])
-def test_static_voters_get_directories_whoever_leads(tmp_path: Path, kinds: list[str]) -> None:
-    """Q39, K15: elections with kraft.version 0, then all voters tell the leader of themselves, and version 1 holds."""
+def test_static_voters_get_directory_ids_under_either_leader(tmp_path: Path, kinds: list[str]) -> None:
+    """Q39, K15: elections with kraft.version 0, then all voters send UpdateRaftVoter to the leader, and version 1
+    applies.
+    """
     with _cluster(tmp_path, kinds, static=True) as cluster:
         cluster.wait_ready()
         broker = cluster.node(4)
@@ -124,7 +130,7 @@ def test_static_voters_get_directories_whoever_leads(tmp_path: Path, kinds: list
         expected = {each.node_id: _directory_id(each) for each in cluster.nodes[:3]}
         eventually(lambda: _voters(leader_after(cluster, 0)[0]) == expected)
         old, described = leader_after(cluster, 0)
-        old.stop()  # EndQuorumEpoch, which names voters of both kinds
+        old.stop()  # EndQuorumEpoch, which names voters of both implementations
         create(broker, "dynamic")
         old.start()
         leader, described = leader_after(cluster, described.leader_epoch)

@@ -1,4 +1,4 @@
-"""Two voters of one kind and one of the other: they elect each other, mend each other, and hold the same."""
+"""Two voters of one implementation and one of the other: elections, catch-up, and identical logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.same_metadata import (
     write_snapshot,
 )
 
-from .mixed_story import KILLS, Lived, has_same_file, live
+from .mixed_story import KILLS, StoryResult, has_same_file, run_mixed_story
 
 OURS, KAFKAS = "controller", "kafka:controller"
 pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(900)]
@@ -35,41 +35,43 @@ pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.tim
         pytest.param((KAFKAS, KAFKAS, OURS), id="1+2"),
     ],
 )
-def lived(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lived:
-    """The story of one cluster; the third voter comes late."""
+def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StoryResult:
+    """The story of one cluster; the third voter starts late."""
     kinds: tuple[str, ...] = request.param
-    return live(tmp_path_factory.mktemp("mixed"), list(kinds), late=3)
+    return run_mixed_story(tmp_path_factory.mktemp("mixed"), list(kinds), late=3)
 
 
-def test_a_voter_of_the_other_kind_catches_up_by_a_snapshot(lived: Lived) -> None:
-    assert {lived.kinds[node_id] for node_id in lived.directories if node_id != lived.late} != {lived.kinds[lived.late]}
-    assert lived.late_snapshot.end_offset > 0
-    assert lived.late_log_began == lived.late_snapshot.end_offset
-    assert has_same_file(lived)
+def test_a_voter_of_the_other_implementation_catches_up_by_a_snapshot(result: StoryResult) -> None:
+    assert {result.kinds[node_id] for node_id in result.directories if node_id != result.late} != {
+        result.kinds[result.late]
+    }
+    assert result.late_snapshot.end_offset > 0
+    assert result.late_log_began == result.late_snapshot.end_offset
+    assert has_same_file(result)
 
 
-def test_nothing_acknowledged_is_lost_however_often_the_leader_is_killed(lived: Lived) -> None:
-    assert sum(lived.killed.values()) == KILLS
-    assert lived.epochs == sorted(set(lived.epochs))
-    assert len(lived.created) > 2 * KILLS
-    assert lived.deleted
-    assert lived.created <= lived.shown
-    assert not lived.deleted & lived.shown
+def test_no_acknowledged_record_is_lost_when_leaders_are_killed(result: StoryResult) -> None:
+    assert sum(result.killed.values()) == KILLS
+    assert result.epochs == sorted(set(result.epochs))
+    assert len(result.created) > 2 * KILLS
+    assert result.deleted
+    assert result.created <= result.shown
+    assert not result.deleted & result.shown
 
 
-def test_elections_go_both_ways(lived: Lived) -> None:
-    """And whoever lacks a committed record is not elected."""
-    assert {("kafka", "fenceline"), ("fenceline", "kafka")} <= lived.handed
-    assert lived.overtaken
-    for killed, behind, leader in lived.overtaken:
+def test_each_implementation_elects_the_other(result: StoryResult) -> None:
+    """And a node that lacks a committed record is not elected."""
+    assert {("kafka", "fenceline"), ("fenceline", "kafka")} <= result.handed
+    assert result.overtaken
+    for killed, behind, leader in result.overtaken:
         assert leader not in (killed, behind)
 
 
-def test_committed_records_are_equal_byte_for_byte(lived: Lived) -> None:
-    contents = {node_id: batches_before(path, lived.high_watermark) for node_id, path in lived.directories.items()}
+def test_committed_records_are_equal_byte_for_byte(result: StoryResult) -> None:
+    contents = {node_id: batches_before(path, result.high_watermark) for node_id, path in result.directories.items()}
     starts = {node_id: min(content) for node_id, content in contents.items()}
     assert starts[1] == starts[2] == 0
-    assert starts[3] == lived.late_log_began
+    assert starts[3] == result.late_log_began
     whole = contents[1]
     assert len(whole) > 10 * KILLS
     for node_id, content in contents.items():
@@ -78,36 +80,36 @@ def test_committed_records_are_equal_byte_for_byte(lived: Lived) -> None:
         assert content == expected
 
 
-def test_images_are_equal(lived: Lived) -> None:
-    end_offset = lived.high_watermark
-    images = {node_id: image_before(path, end_offset).image for node_id, path in lived.directories.items()}
+def test_images_are_equal(result: StoryResult) -> None:
+    end_offset = result.high_watermark
+    images = {node_id: image_before(path, end_offset).image for node_id, path in result.directories.items()}
     assert len({checksum(image) for image in images.values()}) == 1
-    assert checksum(image_from_records(lived.directories[1], end_offset)) == checksum(images[1])
+    assert checksum(image_from_records(result.directories[1], end_offset)) == checksum(images[1])
     for image in images.values():
-        assert lived.created <= set(image.topics_by_name)
-        assert not lived.deleted & set(image.topics_by_name)
+        assert result.created <= set(image.topics_by_name)
+        assert not result.deleted & set(image.topics_by_name)
 
 
-def test_every_snapshot_says_what_the_log_of_another_voter_says(lived: Lived) -> None:
-    for node_id, path in lived.directories.items():
-        other = lived.directories[2 if node_id == 1 else 1]
-        newest = [each for each in snapshots(path) if each.end_offset <= lived.high_watermark][-3:]
+def test_every_snapshot_matches_the_log_of_another_voter(result: StoryResult) -> None:
+    for node_id, path in result.directories.items():
+        other = result.directories[2 if node_id == 1 else 1]
+        newest = [each for each in snapshots(path) if each.end_offset <= result.high_watermark][-3:]
         assert newest
         for snapshot in newest:
             assert snapshot_checksum(path, snapshot) == checksum(image_from_records(other, snapshot.end_offset))
 
 
-def test_kafkas_tools_see_the_same_in_all_directories(lived: Lived, tmp_path: Path) -> None:
-    dumps = kafkas_dumps(lived.directories.values(), lived.late_log_began, lived.high_watermark)
+def test_kafkas_tools_read_the_same_in_all_directories(result: StoryResult, tmp_path: Path) -> None:
+    dumps = kafkas_dumps(result.directories.values(), result.late_log_began, result.high_watermark)
     assert len(dumps) == 3
     assert len(dumps[0]) > 10 * KILLS
     assert dumps[1] == dumps[0]
     assert dumps[2] == dumps[0]
     (ours, *_), (kafkas, *_) = (
-        [path for node_id, path in lived.directories.items() if lived.kinds[node_id] == kind]
+        [path for node_id, path in result.directories.items() if result.kinds[node_id] == kind]
         for kind in ("fenceline", "kafka")
     )
-    newest = [each for each in snapshots(kafkas) if each.end_offset <= lived.high_watermark][-1]
+    newest = [each for each in snapshots(kafkas) if each.end_offset <= result.high_watermark][-1]
     folders = [tmp_path / "written", tmp_path / "ours", tmp_path / "theirs"]
     for folder in folders:
         folder.mkdir()

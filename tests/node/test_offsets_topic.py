@@ -1,4 +1,4 @@
-"""What group coordinators write is told to be done when every replica that is waited for has it."""
+"""Writes of group coordinators complete when every replica that must acknowledge them has them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORDS: list[tuple[bytes | None, bytes | None]] = [(b"key", b"value")]
 
 
 class Stage:
-    """A partition that broker 1 leads, with the in-sync set that is asked for."""
+    """A partition led by broker 1, with the given in-sync set."""
 
     def __init__(self, root: Path, isr: set[int], min_insync_replicas: int = 1) -> None:
         clock: Any = SimpleNamespace(now_ms=lambda: 0, monotonic_ms=lambda: 0)
@@ -69,7 +69,7 @@ def run(scenario: Callable[[], None]) -> None:
     asyncio.run(inside())
 
 
-def test_told_when_all_in_sync_have_it(tmp_path: Path) -> None:
+def test_a_write_completes_when_all_in_sync_replicas_have_it(tmp_path: Path) -> None:
     def scenario() -> None:
         stage = Stage(tmp_path, {1, 2, 3})
         told = stage.topic.append(WHERE, 5, RECORDS)
@@ -82,7 +82,7 @@ def test_told_when_all_in_sync_have_it(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_at_once_where_nobody_is_waited_for(tmp_path: Path) -> None:
+def test_a_write_completes_at_once_without_other_replicas(tmp_path: Path) -> None:
     run(lambda: _assert_equal(Stage(tmp_path, {1}).topic.append(WHERE, 5, RECORDS), 0))
 
 
@@ -90,7 +90,7 @@ def _assert_equal(one: object, other: object) -> None:
     assert one == other
 
 
-def test_another_leader_before_it_is_committed(tmp_path: Path) -> None:
+def test_leadership_lost_before_the_commit_fails_the_write(tmp_path: Path) -> None:
     def scenario() -> None:
         stage = Stage(tmp_path, {1, 2})
         told = stage.topic.append(WHERE, 5, RECORDS)
@@ -103,7 +103,7 @@ def test_another_leader_before_it_is_committed(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_too_few_in_sync(tmp_path: Path) -> None:
+def test_too_few_in_sync_replicas_fail_the_write(tmp_path: Path) -> None:
     def scenario() -> None:
         stage = Stage(tmp_path, {1}, min_insync_replicas=2)
         with pytest.raises(PeerError) as caught:
@@ -114,7 +114,7 @@ def test_too_few_in_sync(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_nothing_is_written_in_another_epoch(tmp_path: Path) -> None:
+def test_nothing_is_appended_in_another_epoch(tmp_path: Path) -> None:
     def scenario() -> None:
         stage = Stage(tmp_path, {1})
         with pytest.raises(PeerError) as caught:
@@ -127,10 +127,10 @@ def test_nothing_is_written_in_another_epoch(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_settled_when_all_in_sync_have_what_is_in_the_log(tmp_path: Path) -> None:
+def test_the_log_is_committed_when_all_in_sync_replicas_have_it(tmp_path: Path) -> None:
     async def inside() -> None:
         stage = Stage(tmp_path, {1, 2, 3})
-        assert stage.topic.when_committed(WHERE, 5) is None, "nothing is in it"
+        assert stage.topic.when_committed(WHERE, 5) is None, "the log is empty"
         stage.topic.append(WHERE, 5, RECORDS)
         settled = stage.topic.when_committed(WHERE, 5)
         assert settled is not None
@@ -145,8 +145,8 @@ def test_settled_when_all_in_sync_have_what_is_in_the_log(tmp_path: Path) -> Non
     asyncio.run(inside())
 
 
-def test_not_waited_for_where_too_few_are_in_sync(tmp_path: Path) -> None:
-    """It would take until they come back; what was acknowledged is among what is in the log in any case."""
+def test_loading_does_not_wait_when_too_few_replicas_are_in_sync(tmp_path: Path) -> None:
+    """It would wait until they return; acknowledged writes are in the log in any case."""
 
     async def inside() -> None:
         stage = Stage(tmp_path, {1, 2}, min_insync_replicas=2)
@@ -162,8 +162,8 @@ def test_not_waited_for_where_too_few_are_in_sync(tmp_path: Path) -> None:
     asyncio.run(inside())
 
 
-def test_a_log_that_holds_nothing_up_to_its_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As compaction may leave it."""
+def test_a_log_without_records_before_its_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compaction may leave such a log."""
     stage = Stage(tmp_path, {1})
     run(lambda: _assert_equal([stage.topic.append(WHERE, 5, RECORDS) for _ in range(2)], [0, 1]))
     real = PartitionLog.read
@@ -176,7 +176,7 @@ def test_a_log_that_holds_nothing_up_to_its_end_is_read(tmp_path: Path, monkeypa
     assert batches == [0]
 
 
-def test_nobody_settles_it_once_another_leads(tmp_path: Path) -> None:
+def test_waiting_ends_when_another_broker_leads(tmp_path: Path) -> None:
     async def inside() -> None:
         stage = Stage(tmp_path, {1, 2})
         stage.topic.append(WHERE, 5, RECORDS)
@@ -189,8 +189,10 @@ def test_nobody_settles_it_once_another_leads(tmp_path: Path) -> None:
     asyncio.run(inside())
 
 
-def test_coordinators_follow_the_leaders_also_of_what_recovers() -> None:
-    """KIP-704: until it has recovered its log is not read; then it is told again, and so are those who wait for it."""
+def test_coordinators_follow_leader_changes_including_recovery() -> None:
+    """KIP-704: the log is not read until it has recovered; then the leader is reported again, also to waiting
+    requests.
+    """
     calls: list[tuple[str, int]] = []
     groups: Any = SimpleNamespace(
         on_leader=lambda index, epoch: calls.append(("leader", epoch)),
@@ -217,8 +219,8 @@ def test_coordinators_follow_the_leaders_also_of_what_recovers() -> None:
     assert calls == [("resigned", -1)]
 
 
-def test_a_new_topic_knows_nothing_of_the_groups_of_the_old_one() -> None:
-    """It begins with the epochs with which the old one began."""
+def test_a_recreated_topic_has_no_groups_of_the_old_one() -> None:
+    """It starts with the same epochs as the old one."""
     calls: list[str] = []
     groups: Any = SimpleNamespace(
         on_leader=lambda index, epoch: calls.append(f"leader of {index}"),
@@ -234,7 +236,7 @@ def test_a_new_topic_knows_nothing_of_the_groups_of_the_old_one() -> None:
     assert calls == ["resigned 0", "resigned 1", "leader of 0", "leader of 1"]
 
 
-def test_many_who_look_for_a_coordinator_wait_for_one_creation() -> None:
+def test_concurrent_lookups_share_one_topic_creation() -> None:
     async def inside() -> None:
         tries = 0
         went_on = asyncio.Event()
@@ -254,7 +256,7 @@ def test_many_who_look_for_a_coordinator_wait_for_one_creation() -> None:
         went_on.set()
         await asyncio.wait(asking)
         assert tries == 1
-        assert [each.exception() for each in asking[1:]] == [None] * 4, "they find no coordinator, and ask again"
+        assert [each.exception() for each in asking[1:]] == [None] * 4, "they find no coordinator, and retry"
         await creation.create()
         assert tries == 2
 

@@ -1,4 +1,4 @@
-"""Which directories a node starts with, and which mixtures it refuses."""
+"""The directories with which a node starts, and the combinations that it rejects."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def paths(tmp_path: Path) -> tuple[Path, Path, Path]:
     return found[0], found[1], found[2]
 
 
-def test_each_has_an_id_of_its_own_and_keeps_it(tmp_path: Path) -> None:
+def test_each_directory_has_its_own_id_and_keeps_it(tmp_path: Path) -> None:
     first = ids(opened(tmp_path / "a", tmp_path / "b"))
     assert len(set(first)) == 2
     with pytest.raises(OperatorError, match="c is not formatted or not mounted"):
@@ -58,7 +58,7 @@ def test_each_has_an_id_of_its_own_and_keeps_it(tmp_path: Path) -> None:
     assert ids(opened(*everything))[:2] == first
 
 
-def test_the_metadata_log_lies_in_the_first_or_where_it_was_said(paths: tuple[Path, Path, Path]) -> None:
+def test_the_metadata_log_is_in_the_first_or_the_configured_directory(paths: tuple[Path, Path, Path]) -> None:
     directories = opened(*paths)
     assert directories.metadata.path == str(paths[0])
     give_back(directories)
@@ -71,7 +71,7 @@ def test_the_metadata_log_lies_in_the_first_or_where_it_was_said(paths: tuple[Pa
     give_back(directories)
 
 
-def test_one_of_another_cluster_or_node(paths: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_a_directory_of_another_cluster_or_node_is_rejected(paths: tuple[Path, Path, Path], tmp_path: Path) -> None:
     format_directory([tmp_path / "d"], cluster_id=OTHER_CLUSTER, node_id=1)
     with pytest.raises(OperatorError, match=f"d belongs to cluster {OTHER_CLUSTER}, this node to cluster {CLUSTER}"):
         opened(*paths, tmp_path / "d")
@@ -80,7 +80,7 @@ def test_one_of_another_cluster_or_node(paths: tuple[Path, Path, Path], tmp_path
         opened(*paths, tmp_path / "e")
 
 
-def test_a_copy(paths: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_a_copied_directory_is_rejected(paths: tuple[Path, Path, Path], tmp_path: Path) -> None:
     shutil.copytree(paths[1], tmp_path / "copy")
     with pytest.raises(OperatorError, match=r"b and \S+copy have the same directory\.id"):
         opened(*paths, tmp_path / "copy")
@@ -95,10 +95,10 @@ def test_a_copy(paths: tuple[Path, Path, Path], tmp_path: Path) -> None:
         "replication-offset-checkpoint",
     ],
 )
-def test_a_checkpoint_that_says_nothing_is_told_and_one_that_is_empty_is_not(
+def test_an_unreadable_checkpoint_is_reported_and_an_empty_one_is_not(
     paths: tuple[Path, Path, Path], name: str
 ) -> None:
-    """Apache Kafka makes them before it has something to say."""
+    """Apache Kafka creates empty checkpoints."""
     told: list[tuple[str, str]] = []
     before = redirect(lambda level, room, event, fields: told.append((event, str(fields))))
     try:
@@ -113,13 +113,13 @@ def test_a_checkpoint_that_says_nothing_is_told_and_one_that_is_empty_is_not(
     assert name in told[0][1]
 
 
-def test_a_metadata_log_elsewhere(paths: tuple[Path, Path, Path]) -> None:
+def test_a_metadata_log_in_another_directory_is_rejected(paths: tuple[Path, Path, Path]) -> None:
     (paths[1] / DIRECTORY_NAME).mkdir()
     with pytest.raises(OperatorError, match="b contains a metadata log"):
         opened(*paths)
 
 
-def test_all_of_them_are_locked(paths: tuple[Path, Path, Path]) -> None:
+def test_all_directories_are_locked(paths: tuple[Path, Path, Path]) -> None:
     directories = opened(*paths)
     with pytest.raises(OperatorError, match="c is in use by"):
         opened(paths[2])
@@ -127,8 +127,8 @@ def test_all_of_them_are_locked(paths: tuple[Path, Path, Path]) -> None:
     give_back(opened(paths[2]))
 
 
-def test_who_is_refused_leaves_the_others_as_they_were(paths: tuple[Path, Path, Path]) -> None:
-    """A clean stop still counts, and nothing stays locked."""
+def test_a_rejected_start_leaves_the_other_directories_unchanged(paths: tuple[Path, Path, Path]) -> None:
+    """A clean shutdown still counts, and no lock is left."""
     mark = '{"version": 0, "brokerEpoch": 12}'
     for path in paths:
         (path / CLEAN_FILE).write_text(mark)
@@ -141,7 +141,7 @@ def test_who_is_refused_leaves_the_others_as_they_were(paths: tuple[Path, Path, 
     give_back(directories)
 
 
-def test_what_the_system_refuses_is_left_out(paths: tuple[Path, Path, Path]) -> None:
+def test_an_inaccessible_directory_is_left_out(paths: tuple[Path, Path, Path]) -> None:
     shutil.rmtree(paths[1])
     paths[1].write_text("a file where the disk was mounted")
     directories = opened(*paths)
@@ -150,7 +150,7 @@ def test_what_the_system_refuses_is_left_out(paths: tuple[Path, Path, Path]) -> 
     give_back(directories)
 
 
-def test_a_disk_that_is_not_mounted_is_no_new_disk(paths: tuple[Path, Path, Path]) -> None:
+def test_an_unmounted_disk_is_not_formatted(paths: tuple[Path, Path, Path]) -> None:
     shutil.rmtree(paths[1])
     paths[1].mkdir()
     with pytest.raises(OperatorError, match="b is not formatted or not mounted") as refused:
@@ -158,14 +158,14 @@ def test_a_disk_that_is_not_mounted_is_no_new_disk(paths: tuple[Path, Path, Path
     assert "remove it from log.dirs" in refused.value.advice
 
 
-def test_the_metadata_log_must_be_there(paths: tuple[Path, Path, Path]) -> None:
+def test_the_metadata_log_directory_is_required(paths: tuple[Path, Path, Path]) -> None:
     shutil.rmtree(paths[0])
     paths[0].write_text("a file")
     with pytest.raises(OperatorError, match=r"a: it is a file"):
         opened(*paths)
 
 
-def test_at_least_one_for_partitions_must_be_there(paths: tuple[Path, Path, Path]) -> None:
+def test_at_least_one_partition_directory_is_required(paths: tuple[Path, Path, Path]) -> None:
     for path in paths[:2]:
         shutil.rmtree(path)
         path.write_text("a file")

@@ -1,4 +1,4 @@
-"""Answers of another node, however the network cuts them, and whose memory they are in."""
+"""Responses of another node, in any fragments, and the buffers that hold them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUFFER_BYTES = 64 << 10
 
 
 class Wire:
-    """What a transport is asked for."""
+    """The part of a transport that is used."""
 
     def __init__(self) -> None:
         self.is_aborted = False
@@ -49,11 +49,11 @@ def frame(correlation_id: int, body: bytes) -> bytes:
 
 
 def receive(connection: PeerConnection, content: bytes, most: int) -> None:
-    """As a transport does: into the buffer that it is given, as much as there is."""
+    """As a transport does: into the buffer that it gets, as much as is available."""
     rest = memoryview(content)
     while rest:
         room = connection.get_buffer(-1)
-        assert len(room) > 0, "nowhere to go"
+        assert len(room) > 0, "the buffer is empty"
         size = min(len(room), len(rest), most)
         room[:size] = rest[:size]
         rest = rest[size:]
@@ -62,7 +62,7 @@ def receive(connection: PeerConnection, content: bytes, most: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("lends_answers", [False, True])
-def test_answers_arrive_whole_however_they_are_cut(seed: int, lends_answers: bool) -> None:
+def test_responses_arrive_complete_in_any_fragments(seed: int, lends_answers: bool) -> None:
     async def story() -> None:
         rng = Random(seed)
         connection, wire = connected(lends_answers=lends_answers)
@@ -83,13 +83,13 @@ def test_answers_arrive_whole_however_they_are_cut(seed: int, lends_answers: boo
                 kept.append((body, answer.result()))
             assert not connection.is_busy
         if not lends_answers:
-            assert all(view == body for body, view in kept), "what was handed out stays"
+            assert all(view == body for body, view in kept), "a returned response does not change"
         assert not wire.is_aborted
 
     asyncio.run(story())
 
 
-def test_large_answers_that_are_lent_share_memory_and_a_small_one_gives_it_back() -> None:
+def test_large_borrowed_responses_share_memory_and_a_small_one_releases_it() -> None:
     async def story() -> None:
         connection, _ = connected(lends_answers=True)
         views = []
@@ -97,7 +97,7 @@ def test_large_answers_that_are_lent_share_memory_and_a_small_one_gives_it_back(
             answer = connection.post(FETCH, VERSION, b"")
             receive(connection, frame(number, bytes([number]) * (2 << 20)), 1 << 30)
             views.append(answer.result())
-        assert views[0] == views[1], "the second one lies where the first one was"
+        assert views[0] == views[1], "the second one uses the memory of the first"
         answer = connection.post(FETCH, VERSION, b"")
         receive(connection, frame(2, b"small"), 1 << 30)
         assert bytes(answer.result()) == b"small"
@@ -117,7 +117,7 @@ def test_large_answers_that_are_lent_share_memory_and_a_small_one_gives_it_back(
         frame(7, b"of another request, large" * 9_000),
     ],
 )
-def test_nonsense_ends_the_connection_and_what_is_waited_for(content: bytes) -> None:
+def test_malformed_input_closes_the_connection_and_fails_pending_requests(content: bytes) -> None:
     async def story() -> None:
         connection, wire = connected()
         answers = [connection.post(FETCH, VERSION, b"") for _ in range(2)]
@@ -131,7 +131,7 @@ def test_nonsense_ends_the_connection_and_what_is_waited_for(content: bytes) -> 
     asyncio.run(story())
 
 
-def test_an_answer_that_nobody_asked_for_ends_the_connection() -> None:
+def test_an_unexpected_response_closes_the_connection() -> None:
     async def story() -> None:
         connection, wire = connected()
         receive(connection, frame(0, b""), 1 << 30)
@@ -140,7 +140,7 @@ def test_an_answer_that_nobody_asked_for_ends_the_connection() -> None:
     asyncio.run(story())
 
 
-def test_a_reason_for_closing_is_told_to_who_waits() -> None:
+def test_the_reason_for_closing_reaches_pending_requests() -> None:
     async def story() -> None:
         connection, _ = connected()
         answer = connection.post(FETCH, VERSION, b"")
@@ -154,10 +154,10 @@ def test_a_reason_for_closing_is_told_to_who_waits() -> None:
 @pytest.mark.parametrize("size", [(100 << 20) + 1, 2**31 - 1])
 @pytest.mark.parametrize("lends_answers", [False, True])
 @pytest.mark.parametrize("most", [1, 40_000, 1 << 30])
-def test_an_answer_that_is_too_large_ends_the_connection_with_its_first_bytes(
+def test_a_response_that_is_too_large_closes_the_connection_at_its_first_bytes(
     size: int, lends_answers: bool, most: int
 ) -> None:
-    """Not one byte more than these is kept, and the peer has not left: this node closed the connection."""
+    """No further byte is kept, and the peer did not disconnect: this node closed the connection."""
 
     async def story() -> None:
         connection, wire = connected(lends_answers=lends_answers)
@@ -176,7 +176,7 @@ def test_an_answer_that_is_too_large_ends_the_connection_with_its_first_bytes(
     asyncio.run(story())
 
 
-def test_what_an_answer_may_have_is_asked_anew_where_one_is_larger() -> None:
+def test_the_size_limit_is_read_again_for_a_larger_response() -> None:
     """A topic may allow larger batches since the connection was opened."""
 
     async def story() -> None:
@@ -206,7 +206,7 @@ def test_what_an_answer_may_have_is_asked_anew_where_one_is_larger() -> None:
     asyncio.run(story())
 
 
-def test_who_ended_a_connection_is_known() -> None:
+def test_the_side_that_closed_the_connection_is_known() -> None:
     async def story() -> None:
         ours, _ = connected()
         ours.close()
@@ -214,7 +214,7 @@ def test_who_ended_a_connection_is_known() -> None:
         assert not ours.was_closed_by_peer
         theirs, wire = connected()
         assert not theirs.was_closed_by_peer
-        wire.is_aborted = True  # the transport closes itself at the end of what the peer sends
+        wire.is_aborted = True  # the transport closes itself when the peer closes
         assert theirs.was_closed_by_peer
         theirs.close("it is gone")
         theirs.connection_lost(None)

@@ -1,4 +1,4 @@
-"""Connections to other nodes that break while somebody waits, or nobody any more."""
+"""Connections to other nodes that break, with and without pending requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def _connected() -> tuple[socket.socket, PeerConnection]:
     return listener, connection
 
 
-def test_who_waits_is_told() -> None:
+def test_pending_request_fails_when_the_connection_breaks() -> None:
     async def scenario() -> None:
         listener, connection = await _connected()
         answer = connection.post(ApiKey.FETCH, 17, b"")
@@ -35,8 +35,8 @@ def test_who_waits_is_told() -> None:
     asyncio.run(scenario())
 
 
-def test_an_answer_that_nobody_waits_for_is_no_error_of_the_node() -> None:
-    """A fetch is out when a node stops: its task is gone before its connection."""
+def test_an_abandoned_response_is_no_error_of_the_node() -> None:
+    """A fetch is pending when a node stops: its task ends before its connection."""
     complaints: list[dict[str, Any]] = []
 
     async def scenario() -> None:

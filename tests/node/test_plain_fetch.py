@@ -30,7 +30,7 @@ FIELDS: Final[dict[str, Any]] = {
 
 
 class Follower:
-    """Another broker, with as much of each log as it was answered; now and then it asks what it should not."""
+    """Another broker, which appends what it is sent; sometimes its requests are invalid."""
 
     def __init__(self, desk: Desk, number: int) -> None:
         self.desk, self.number = desk, number
@@ -53,7 +53,7 @@ class Follower:
         return FetchPartition(None, self.desk.topic_id.bytes, index, **given | fields)
 
     def ask(self, version: int, indexes: list[int], mangle: Callable[[bytes], bytes] = bytes, **fields: Any) -> None:
-        """`fields` of a partition go to all of `indexes`, others into the request."""
+        """`fields` of a partition apply to all of `indexes`, other fields to the request."""
         own = {
             name: fields.pop(name) for name in tuple(fields) if name in FetchPartition._fields and name != "max_bytes"
         }
@@ -80,7 +80,7 @@ class Follower:
         return self.answer is not None and self.answer.is_pending
 
     def listen(self) -> None:
-        """Take what was answered meanwhile."""
+        """Process the responses since the last call."""
         if self.answer is None or self.answer.is_pending:
             return
         parts, response = self.answer._parts, self.answer.response
@@ -104,7 +104,7 @@ class Follower:
 
 
 class Story:
-    """What happens to one leader. The same seed makes the same, as long as the answers are the same."""
+    """The events of one leader. The same seed gives the same events, as long as the responses are equal."""
 
     def __init__(self, desk: Desk, seed: int) -> None:
         self.desk, self.rng = desk, Random(seed)
@@ -115,7 +115,7 @@ class Story:
         self.failing = False
         self.mend: list[Callable[[], None]] = []
         self.seen: list[Any] = []
-        """The sessions, and who waits for which partition, after each step."""
+        """The sessions, and the listeners of each partition, after each step."""
         read = desk.disk.pread_resident
 
         def pread_resident(fd: int, size_bytes: int, position: int) -> Any:
@@ -185,7 +185,7 @@ class Story:
             follower.ask(17, indexes, **rng.choice(strange))
 
     def step(self, is_late: bool) -> None:
-        """Mostly a few records for some of the partitions; what goes wrong is mended soon, but for a disk."""
+        """Mostly a few records for some partitions; faults are repaired soon, except failed disks."""
         desk, rng = self.desk, self.rng
         index = rng.randrange(PARTITIONS) if rng.random() < 0.3 else 0
         desk.clock.ms += rng.choice([0, 1, 10])
@@ -290,7 +290,7 @@ def _plays(seed: int, steps: int = 160) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_fetches_are_answered_alike(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_fetches_are_answered_equally(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = _plays(seed)
     monkeypatch.setattr(fetching, "_handle_plain", None)
     monkeypatch.setattr(fetching, "_answer_plain", None)
@@ -300,7 +300,7 @@ def test_any_fetches_are_answered_alike(seed: int, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("count", [1, 2, PARTITIONS])
-def test_who_keeps_up_goes_the_quick_way(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caught_up_follower_uses_the_fast_path(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(desk: Desk) -> None:
         for index in range(count):
             desk.lead(1, isr=(1, 2, 3), index=index)
@@ -316,7 +316,7 @@ def test_who_keeps_up_goes_the_quick_way(count: int, monkeypatch: pytest.MonkeyP
             raise AssertionError("left to the slow way")
 
         async def comes(batches: int) -> None:
-            """For all partitions, while both followers wait; then for the first one again, before they ask."""
+            """For all partitions, while both followers wait; then for the first one again, before they fetch."""
             for index in range(count):
                 desk.append(batches, index=index)
             await turns()
@@ -324,7 +324,7 @@ def test_who_keeps_up_goes_the_quick_way(count: int, monkeypatch: pytest.MonkeyP
             for follower in followers:
                 follower.listen()
                 follower.ask(17, sorted(follower.changed))
-                assert not follower.is_waiting, "there was something to read"
+                assert not follower.is_waiting, "there were records to read"
                 follower.listen()
                 follower.ask(17, sorted(follower.changed))
                 assert follower.is_waiting

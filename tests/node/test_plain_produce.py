@@ -37,7 +37,7 @@ NAMES = {RAIN: "rain", SNOW: "snow", HIDDEN: "__consumer_offsets"}
 
 
 class FullDisk(SimDisk):
-    """Takes a part of the next write and then has no room, when told so."""
+    """Writes a part of the next write and then has no space left, when armed."""
 
     room: int | None = None
 
@@ -50,8 +50,8 @@ class FullDisk(SimDisk):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-class Later:
-    """A connection that waits for its answer."""
+class PendingConnection:
+    """A connection that waits for its response."""
 
     answer: bytes | None = None
 
@@ -75,7 +75,7 @@ class Side:
         self.timers: list[Any] = []
         self.soon: list[Any] = []
         self.now_s = 0.0
-        self.later: list[Later] = []
+        self.later: list[PendingConnection] = []
         image: Any = SimpleNamespace(topics_by_id={}, topics_by_name={})
         clock: Any = SimpleNamespace(now_ms=lambda: NOW, monotonic_ms=lambda: NOW)
         self.replicas = Replicas(
@@ -139,27 +139,27 @@ class Side:
         except MalformedRequest as error:
             return str(error)
         if isinstance(outcome, PendingAnswer):
-            self.later.append(Later())
+            self.later.append(PendingConnection())
             outcome.attach(self.later[-1])  # type: ignore[arg-type]
             self.run_soon()
             return "pending"
         return outcome if outcome is None else b"".join(outcome)
 
     def run_soon(self) -> None:
-        """A turn of the loop."""
+        """One iteration of the loop."""
         soon, self.soon = self.soon, []
         for work, args in soon:
             work(*args)
 
     def time_out(self, now_s: float, number: int = -1) -> None:
-        """A timer ends."""
+        """A timer expires."""
         self.now_s = now_s
         _, work, args = self.timers[number]
         work(*args)
         self.run_soon()
 
     def replicate(self, topic: UUID, index: int, follower: int, offset: int) -> None:
-        """A follower has everything below the offset."""
+        """A follower has all records below the offset."""
         replica = self.replicas.open_by_id[topic.bytes, index]
         leader = replica.leader
         assert leader is not None
@@ -235,7 +235,7 @@ def body(version: int, records: list[tuple[UUID, int, memoryview | None]], acks:
 
 
 @pytest.mark.compiled
-def test_the_plain_case_goes_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ordinary_request_uses_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     both = Both(monkeypatch)
     for version in range(9, 14):
         for acks in (-1, 1):
@@ -252,7 +252,7 @@ def test_the_plain_case_goes_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_requests_are_answered_alike(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_requests_are_answered_equally(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = Random(seed)
     both = Both(
         monkeypatch,
@@ -323,7 +323,7 @@ def test_a_partition_named_twice_counts_once(monkeypatch: pytest.MonkeyPatch) ->
     both.check()
 
 
-def test_a_full_disk_is_told_and_the_other_partitions_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_the_other_partitions_are_appended(monkeypatch: pytest.MonkeyPatch) -> None:
     both = Both(monkeypatch)
     both.handle(13, body(13, [(RAIN, 0, batch()), (RAIN, 1, batch())]))
     for side in both.sides:
@@ -337,7 +337,7 @@ def test_a_full_disk_is_told_and_the_other_partitions_are_taken(monkeypatch: pyt
 
 
 @pytest.mark.compiled
-def test_who_waits_for_followers_went_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_waits_for_followers_used_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     both = Both(monkeypatch, isr={1, 2, 3})
     for version in range(9, 14):
         assert (
@@ -366,7 +366,7 @@ def test_who_waits_for_followers_went_the_quick_way(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_one_partition_that_times_out_is_told_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_timed_out_partition_is_reported_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     both = Both(monkeypatch, isr={1, 2, 3})
     assert both.handle(12, body(12, [(RAIN, 0, batch()), (RAIN, 2, batch()), (SNOW, 2, batch())])) == "pending"
     for side in both.sides:
@@ -381,7 +381,7 @@ def test_one_partition_that_times_out_is_told_beside_the_others(monkeypatch: pyt
     both.check()
 
 
-def test_answers_of_one_time_out_share_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_with_one_timeout_share_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     both = Both(monkeypatch, isr={1, 2, 3})
     for side in both.sides:
         for number in range(3):
@@ -396,10 +396,10 @@ def test_answers_of_one_time_out_share_a_timer(monkeypatch: pytest.MonkeyPatch) 
         assert side.later[2].answer is not None
         assert len(side.timers) == 2
         side.handle(13, body(13, [(RAIN, 2, batch())]))
-        assert len(side.timers) == 3, "after a rest it begins anew"
+        assert len(side.timers) == 3, "after a pause it starts again"
 
 
-def test_a_leader_that_recovers_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recovering_leader_rejects_records(monkeypatch: pytest.MonkeyPatch) -> None:
     both = Both(monkeypatch)
     for side in both.sides:
         leader = side.replicas.open_by_name["rain", 0].leader
@@ -412,8 +412,10 @@ def test_a_leader_that_recovers_takes_nothing(monkeypatch: pytest.MonkeyPatch) -
     both.check()
 
 
-def test_an_answer_does_not_leave_while_a_fetch_is_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connection would go on at once, and append to what the fetch has read as empty: nobody would wake it."""
+def test_no_response_is_sent_while_a_fetch_is_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection would continue at once, and append to a partition that the fetch has read as empty: the fetch
+    would not be woken.
+    """
     both = Both(monkeypatch, isr={1, 2})
     for side in both.sides:
         assert side.handle(13, body(13, [(RAIN, 2, batch())])) == "pending"

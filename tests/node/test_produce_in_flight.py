@@ -1,4 +1,4 @@
-"""Several Produce requests of one connection under way: who may follow whom, and the order in which answers leave."""
+"""Several Produce requests of one connection in flight: which requests may overlap, and the order of the responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRODUCE, METADATA = int(ApiKey.PRODUCE), int(ApiKey.METADATA)
 
 
 class Wire:
-    """The peer's end: what was sent to it, and whether the node closed."""
+    """The client's end: what was sent to it, and whether the node closed the connection."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -73,7 +73,7 @@ class Node:
                 return self._later(number, lets_follow=True)
             case "w":  # waits for something else
                 return self._later(number, lets_follow=False)
-            case "n":  # needs no answer
+            case "n":  # needs no response
                 return None
             case "m":
                 raise MalformedRequest("cut short")
@@ -99,7 +99,7 @@ class Node:
         self.waiting[number].complete([b"%d" % number])
 
 
-def test_produce_requests_follow_each_other_and_their_answers_keep_the_order() -> None:
+def test_produce_requests_overlap_and_their_responses_keep_the_order() -> None:
     node = Node()
     node.receive((PRODUCE, 1, "a"), (PRODUCE, 2, "a"), (PRODUCE, 3, "a"))
     assert node.handled == [1, 2, 3]
@@ -111,8 +111,8 @@ def test_produce_requests_follow_each_other_and_their_answers_keep_the_order() -
     assert not node.connection.is_busy
 
 
-def test_an_answer_that_is_ready_at_once_does_not_overtake() -> None:
-    """A refusal, for one. A request without an answer (acks=0) holds nobody up."""
+def test_a_response_that_is_ready_at_once_does_not_overtake() -> None:
+    """For example a rejection. A request without a response (acks=0) blocks no other."""
     node = Node()
     node.receive((PRODUCE, 1, "a"), (PRODUCE, 2, "r"), (PRODUCE, 3, "n"), (PRODUCE, 4, "a"))
     assert node.handled == [1, 2, 3, 4]
@@ -130,7 +130,9 @@ def test_an_answer_that_is_ready_at_once_does_not_overtake() -> None:
         ((PRODUCE, 1, "w"), (PRODUCE, 2, "a")),
     ],
 )
-def test_everything_else_is_handled_one_at_a_time(first: tuple[int, int, str], second: tuple[int, int, str]) -> None:
+def test_all_other_requests_are_handled_one_at_a_time(
+    first: tuple[int, int, str], second: tuple[int, int, str]
+) -> None:
     node = Node()
     node.receive(first, second)
     assert node.handled == [1]
@@ -138,7 +140,7 @@ def test_everything_else_is_handled_one_at_a_time(first: tuple[int, int, str], s
     assert node.handled == [1, 2]
 
 
-def test_a_request_of_which_only_the_size_came_waits() -> None:
+def test_a_request_of_which_only_the_size_arrived_waits() -> None:
     node = Node()
     node.receive((PRODUCE, 1, "a"))
     whole = (8).to_bytes(4, "big") + (0).to_bytes(2, "big") + b"....\2r"
@@ -148,7 +150,7 @@ def test_a_request_of_which_only_the_size_came_waits() -> None:
     assert node.handled == [1, 2]
 
 
-def test_so_many_wait_and_no_more() -> None:
+def test_the_number_of_requests_in_flight_is_limited() -> None:
     node = Node()
     count = MAX_PIPELINED + 3
     node.receive(*((PRODUCE, number, "a") for number in range(count)))
@@ -160,7 +162,7 @@ def test_so_many_wait_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("how", ["m", "b"])
-def test_what_ends_the_connection_comes_after_the_answers_before_it(how: str) -> None:
+def test_an_error_closes_the_connection_after_the_earlier_responses(how: str) -> None:
     node = Node()
     node.receive((PRODUCE, 1, "a"), (PRODUCE, 2, "a"), (PRODUCE, 3, how), (PRODUCE, 4, "a"))
     assert node.handled == [1, 2, 3]
@@ -172,8 +174,8 @@ def test_what_ends_the_connection_comes_after_the_answers_before_it(how: str) ->
     assert node.handled == [1, 2, 3]
 
 
-def test_one_that_can_not_be_answered_closes_after_those_before_it() -> None:
-    """acks=0 that fails, for one."""
+def test_a_request_without_response_closes_after_the_earlier_responses() -> None:
+    """For example a failed request with acks=0."""
     node = Node()
     node.receive((PRODUCE, 1, "a"), (PRODUCE, 2, "w"), (PRODUCE, 3, "a"))
     node.waiting[2].fail("refused")
@@ -184,7 +186,7 @@ def test_one_that_can_not_be_answered_closes_after_those_before_it() -> None:
     assert node.handled == [1, 2]
 
 
-def test_the_first_of_them_fails() -> None:
+def test_the_first_request_fails() -> None:
     node = Node()
     node.receive((PRODUCE, 1, "a"), (PRODUCE, 2, "a"))
     node.answer(2)
@@ -193,7 +195,7 @@ def test_the_first_of_them_fails() -> None:
     assert node.wire.is_closed
 
 
-def test_a_peer_that_goes_away_is_owed_nothing() -> None:
+def test_a_disconnected_client_gets_no_responses() -> None:
     node = Node()
     node.receive((PRODUCE, 1, "a"), (PRODUCE, 2, "a"), (PRODUCE, 3, "a"))
     node.answer(2)

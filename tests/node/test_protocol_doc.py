@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the dispatch table says."""
+"""docs/protocol.md matches the dispatch table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _title(key: ApiKey) -> str:
     return "".join(word.capitalize() for word in key.name.split("_"))
 
 
-def test_the_table_is_true() -> None:
+def test_the_table_matches_the_dispatch_table() -> None:
     told = {int(key): (name, int(low), int(high)) for key, name, low, high in _ROW.findall(_DOC.read_text())}
     assert told == _spoken()
     assert list(told) == sorted(told)

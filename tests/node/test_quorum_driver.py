@@ -1,4 +1,4 @@
-"""The driver of a quorum: what waits for the disk, and what a disk that fails or lies leads to."""
+"""The driver of a quorum: which steps wait for the disk, and how it handles a disk that fails or returns wrong data."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Peers:
 
 
 class Node:
-    """Voter 1 of three, with the history of `tests/kip` and threads that the test lets go."""
+    """Voter 1 of three, with the history of `tests/kip` and threads that the test releases."""
 
     def __init__(self, batches: int = 3) -> None:
         self.disk = SimDisk(7)
@@ -99,7 +99,7 @@ class Node:
         self.driver.started()
 
     async def work(self) -> None:
-        """Threads and loop, until nothing is left to do."""
+        """Run threads and loop until both are idle."""
         for _ in range(20):
             await asyncio.sleep(0)
             self.threads.let_go()
@@ -141,8 +141,8 @@ def _written(node: Node) -> dict[str, Any]:
     return {} if content is None else json.loads(content)
 
 
-def test_a_vote_is_durable_before_it_is_told_and_the_loop_does_not_wait_for_it() -> None:
-    """Q2, Q17: neither the answer nor anything that came later is told before."""
+def test_a_vote_is_durable_before_it_is_sent_and_the_loop_does_not_wait() -> None:
+    """Q2, Q17: neither the response nor any later one is sent before."""
 
     async def story() -> None:
         node = Node()
@@ -168,7 +168,7 @@ def test_a_vote_is_durable_before_it_is_told_and_the_loop_does_not_wait_for_it()
     asyncio.run(story())
 
 
-def test_a_vote_that_can_not_be_written_ends_the_node_and_is_not_told() -> None:
+def test_a_vote_that_cannot_be_written_stops_the_node_and_is_not_sent() -> None:
     """Q2, Q12."""
 
     async def story() -> None:
@@ -186,7 +186,7 @@ def test_a_vote_that_can_not_be_written_ends_the_node_and_is_not_told() -> None:
 
 
 async def _voting_on_a_full_disk() -> tuple[Node, asyncio.Future[ResponseMessage]]:
-    """A node that was asked for its vote, and can not write it down."""
+    """A node that was asked for its vote, and cannot write it."""
     node = Node()
     node.start()
     node.disk.fail("write", f"{FILE_NAME}.tmp", errno.ENOSPC)
@@ -195,8 +195,8 @@ async def _voting_on_a_full_disk() -> tuple[Node, asyncio.Future[ResponseMessage
     return node, vote
 
 
-def test_a_vote_waits_for_room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Q2: until it can be written nobody hears of it, and nothing ends."""
+def test_a_vote_waits_for_space_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q2: until it is written it is not sent, and the node continues."""
     monkeypatch.setattr(quorum_driver, "_ROOM_PAUSE_S", 0.0)
 
     async def story() -> None:
@@ -211,7 +211,7 @@ def test_a_vote_waits_for_room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(story())
 
 
-def test_a_node_that_waits_for_room_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_waits_for_disk_space_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quorum_driver, "_ROOM_PAUSE_S", 0.0)
 
     async def story() -> None:
@@ -226,7 +226,7 @@ def test_a_node_that_waits_for_room_can_be_stopped(monkeypatch: pytest.MonkeyPat
     asyncio.run(story())
 
 
-def test_a_cut_waits_for_the_disk_and_nobody_reads_meanwhile() -> None:
+def test_a_truncation_waits_for_the_disk_and_blocks_reads() -> None:
     """Q29."""
 
     async def story() -> None:
@@ -253,7 +253,7 @@ def test_a_cut_waits_for_the_disk_and_nobody_reads_meanwhile() -> None:
     asyncio.run(story())
 
 
-def test_a_stop_waits_for_what_the_disk_is_at() -> None:
+def test_a_stop_waits_for_the_disk_operation_in_progress() -> None:
     async def story() -> None:
         node = Node()
         node.start()
@@ -280,7 +280,7 @@ def _content() -> bytes:
 
 
 def _freeze(node: Node, content: bytes) -> None:
-    """A download was frozen, and the node then looked for another leader before it was loaded."""
+    """A download was completed, and the node then looked for another leader before it was loaded."""
     fd = node.disk.open_append(f"{DIRECTORY}/{THEIRS.file_name}")
     node.disk.write(fd, content)
     node.disk.fsync(fd)
@@ -288,7 +288,7 @@ def _freeze(node: Node, content: bytes) -> None:
     assert node.log.snapshot_written(THEIRS)
 
 
-def test_a_snapshot_that_is_here_already_is_loaded_in_a_thread() -> None:
+def test_a_local_snapshot_is_loaded_in_a_thread() -> None:
     """N33, N35, N36."""
 
     async def story() -> None:
@@ -312,8 +312,8 @@ def test_a_snapshot_that_is_here_already_is_loaded_in_a_thread() -> None:
 
 
 @pytest.mark.parametrize("damage", ["a bit", "the end", "all of it"])
-def test_a_snapshot_that_is_found_damaged_when_it_is_loaded_is_fetched_again(damage: str) -> None:
-    """G24: never loaded, never fatal; the log is as it was until the whole one is here."""
+def test_a_snapshot_found_damaged_at_loading_is_fetched_again(damage: str) -> None:
+    """G24: never loaded, never fatal; the log is unchanged until the intact snapshot is here."""
 
     async def story() -> None:
         node = Node()

@@ -1,4 +1,6 @@
-"""The timer of a quorum's driver, on a loop that gives a handle without a time, as uvloop does for what is due."""
+"""The timer of a quorum's driver, on a loop that returns a handle without a time, as uvloop does for timers that are
+due.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import pytest
 from tests.node.test_quorum_driver import Node
 
 
-def test_a_timer_that_is_due_by_the_time_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process was held between looking at the clock and setting the timer."""
+def test_a_timer_that_is_due_when_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process was suspended between reading the clock and setting the timer."""
     set_at: list[float] = []
 
     async def play() -> None:

@@ -1,4 +1,4 @@
-"""Several nodes as processes on one machine: they elect, create, hand on, agree, and survive who is killed."""
+"""Several nodes as processes on one machine: elections, topics, replication, agreement, and survival of kills."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MixedCluster]:
 
 
 def create(node: MixedNode, topic: str) -> None:
-    """Through `node`, with the patience of a client that meets an election."""
+    """Through `node`, retried as a client does during an election."""
 
     def attempt() -> bool:
         with Admin(node.bootstrap) as admin:
@@ -56,7 +56,7 @@ def test_topics_are_created_through_any_node_and_all_agree(three: MixedCluster) 
         eventually(lambda node=node: wanted <= topics(node))
 
 
-def test_what_the_controller_refuses_is_refused_through_any_node(three: MixedCluster) -> None:
+def test_a_rejection_of_the_controller_is_returned_by_any_node(three: MixedCluster) -> None:
     create(three.nodes[0], "there")
     for node in three.nodes:
         with Admin(node.bootstrap) as admin, pytest.raises(PeerError) as refused:
@@ -65,7 +65,7 @@ def test_what_the_controller_refuses_is_refused_through_any_node(three: MixedClu
 
 
 def test_groups_work_on_any_node(three: MixedCluster) -> None:
-    """The offsets topic is created on first use, handed on like any other."""
+    """The offsets topic is created on first use and replicated like any other."""
     create(three.nodes[0], "read")
     with Producer(three.nodes[0].bootstrap) as producer:
         for number in range(30):
@@ -98,8 +98,8 @@ def test_configs_are_altered_through_any_node(three: MixedCluster) -> None:
             eventually(told)
 
 
-def test_every_log_ends_up_the_same(three: MixedCluster) -> None:
-    """DescribeQuorum: all voters have everything."""
+def test_all_logs_become_equal(three: MixedCluster) -> None:
+    """DescribeQuorum: all voters have all records."""
 
     def look() -> bool:
         described = three.leader().describe_quorum()
@@ -109,7 +109,7 @@ def test_every_log_ends_up_the_same(three: MixedCluster) -> None:
     eventually(look)
 
 
-def test_a_killed_leader_is_followed_by_another_and_comes_back(three: MixedCluster) -> None:
+def test_a_killed_leader_is_replaced_and_rejoins(three: MixedCluster) -> None:
     for turn in range(2):
         old = three.leader()
         epoch = old.describe_quorum().leader_epoch
@@ -125,8 +125,8 @@ def test_a_killed_leader_is_followed_by_another_and_comes_back(three: MixedClust
         eventually(lambda old=old, wanted=wanted: wanted <= topics(old))
 
 
-def test_a_frozen_leader_is_followed_by_another_and_follows_it(three: MixedCluster) -> None:
-    """It is silent, so its followers wait for the fetch timeout; who asked it is not kept waiting longer."""
+def test_a_frozen_leader_is_replaced_and_then_follows(three: MixedCluster) -> None:
+    """It is silent, so its followers wait for the fetch timeout; requests sent to it do not wait longer."""
     old = three.leader()
     os.kill(old.pid, signal.SIGSTOP)
     try:
@@ -145,7 +145,7 @@ def old_end(leader: MixedNode, node: MixedNode) -> int:
     return found
 
 
-def test_without_a_majority_topics_can_not_be_changed_but_records_are_served(tmp_path: Path) -> None:
+def test_without_a_majority_topics_cannot_change_but_records_are_served(tmp_path: Path) -> None:
     with MixedCluster(tmp_path, ["broker,controller"] * 3) as cluster:
         cluster.wait_ready()
         node = cluster.node(1)
@@ -166,7 +166,7 @@ def test_without_a_majority_topics_can_not_be_changed_but_records_are_served(tmp
         assert node.is_running
 
 
-def test_controllers_and_brokers_apart(tmp_path: Path) -> None:
+def test_separate_controllers_and_brokers(tmp_path: Path) -> None:
     kinds = ["controller", "controller", "controller", "broker"]
     with MixedCluster(tmp_path, kinds) as cluster:
         cluster.wait_ready()
@@ -180,8 +180,8 @@ def test_controllers_and_brokers_apart(tmp_path: Path) -> None:
         assert broker.stop() == 0
 
 
-def test_a_controller_joins_by_itself(tmp_path: Path) -> None:
-    """K16, K39: one that was formatted without initial controllers is caught up, then a voter."""
+def test_a_controller_joins_automatically(tmp_path: Path) -> None:
+    """K16, K39: a controller formatted without initial controllers catches up, then becomes a voter."""
     settings = {"controller.quorum.auto.join.enable": "true"}
     with MixedCluster(tmp_path, ["broker,controller"] * 3, voters=1, settings=settings) as cluster:
         cluster.wait_ready()
@@ -200,11 +200,11 @@ SMALL_SNAPSHOTS = {
     "controller.quorum.auto.join.enable": "true",
     "controller.quorum.fetch.snapshot.max.bytes": "1000",
 }
-"""A node that comes late gets a snapshot, in several pieces, and then what follows it."""
+"""A late node fetches a snapshot, in several chunks, and then the later records."""
 
 
 def check_late_controller(cluster: MixedCluster, broker: MixedNode) -> None:
-    """Node 2 comes when there is a snapshot: it catches up by it and becomes a voter, and leads when it is alone."""
+    """Node 2 starts when there is a snapshot: it catches up by it, becomes a voter, and leads when it is alone."""
     leader = cluster.node(1)
 
     def snapshots(node: MixedNode) -> list[int]:
@@ -230,7 +230,7 @@ def check_late_controller(cluster: MixedCluster, broker: MixedNode) -> None:
     create(broker, "after")
 
 
-def test_a_controller_that_comes_late_catches_up_by_a_snapshot(tmp_path: Path) -> None:
+def test_a_late_controller_catches_up_by_a_snapshot(tmp_path: Path) -> None:
     kinds = ["controller", "controller", "broker"]
     with MixedCluster(tmp_path, kinds, voters=1, late=[2], settings=SMALL_SNAPSHOTS) as cluster:
         cluster.wait_ready()

@@ -1,4 +1,4 @@
-"""Messages of the quorum as Kafka's requests and responses, in every version."""
+"""Quorum messages as Kafka's requests and responses, in every version."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ RESPONSES: list[tuple[ApiKey, ResponseMessage]] = [
 
 
 @pytest.mark.parametrize("message", REQUESTS, ids=lambda message: type(message).__name__)
-def test_requests_come_back_as_they_were(message: RequestMessage) -> None:
+def test_requests_survive_a_round_trip(message: RequestMessage) -> None:
     key = wire.API_OF[type(message)]
     version = wire.VERSIONS[key][1]
     fields = wire.request_fields(message, version)
@@ -104,7 +104,7 @@ def test_requests_come_back_as_they_were(message: RequestMessage) -> None:
 
 
 @pytest.mark.parametrize(("key", "message"), RESPONSES)
-def test_answers_come_back_as_they_were(key: ApiKey, message: ResponseMessage) -> None:
+def test_responses_survive_a_round_trip(key: ApiKey, message: ResponseMessage) -> None:
     version = wire.VERSIONS[key][1]
     fields = wire.answer_fields(message, version, lambda time_ms: time_ms)
     assert unknown_fields(key, fields) == []
@@ -113,7 +113,7 @@ def test_answers_come_back_as_they_were(key: ApiKey, message: ResponseMessage) -
 
 
 @pytest.mark.parametrize("message", REQUESTS, ids=lambda message: type(message).__name__)
-def test_older_versions_leave_out_what_they_lack(message: RequestMessage) -> None:
+def test_older_versions_omit_fields_they_lack(message: RequestMessage) -> None:
     key = wire.API_OF[type(message)]
     low, high = wire.VERSIONS[key]
     for version in range(max(low, 12) if key is ApiKey.FETCH else low, high + 1):
@@ -135,7 +135,7 @@ def test_older_versions_leave_out_what_they_lack(message: RequestMessage) -> Non
 
 
 @pytest.mark.parametrize(("key", "message"), RESPONSES)
-def test_answers_in_older_versions_can_be_read(key: ApiKey, message: ResponseMessage) -> None:
+def test_responses_in_older_versions_can_be_read(key: ApiKey, message: ResponseMessage) -> None:
     low, high = wire.VERSIONS[key]
     for version in range(max(low, 12) if key is ApiKey.FETCH else low, high + 1):
         body = write_response(key, version, wire.answer_fields(message, version, lambda time_ms: time_ms))
@@ -143,7 +143,7 @@ def test_answers_in_older_versions_can_be_read(key: ApiKey, message: ResponseMes
 
 
 def test_a_pre_vote_needs_version_2() -> None:
-    """K8: a peer without it is told nothing; the quorum then stands at once."""
+    """K8: a peer without it is sent nothing; the quorum then becomes a candidate at once."""
     pre_vote, vote = REQUESTS[0], replace(REQUESTS[0], pre_vote=False)  # type: ignore[type-var]
     assert wire.version_for(pre_vote, {ApiKey.VOTE: (0, 1)}) is None
     assert wire.version_for(vote, {ApiKey.VOTE: (0, 1)}) == 1
@@ -163,7 +163,9 @@ def test_a_pre_vote_needs_version_2() -> None:
         (ApiKey.END_QUORUM_EPOCH, [(METADATA_TOPIC, [])], ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_other_shapes_are_refused(key: ApiKey, topics: list[tuple[str, list[int]]], error: ErrorCode) -> None:
+def test_other_topics_and_partitions_are_rejected(
+    key: ApiKey, topics: list[tuple[str, list[int]]], error: ErrorCode
+) -> None:
     """G27: exactly one topic with one partition."""
     fields = {
         "topics": [
@@ -178,7 +180,7 @@ def test_other_shapes_are_refused(key: ApiKey, topics: list[tuple[str, list[int]
     write_response(key, 1, refused.value.answer)
 
 
-def test_other_partitions_of_describe_and_fetch_snapshot_get_their_own_error() -> None:
+def test_unknown_partitions_of_describe_and_fetch_snapshot_get_a_partition_error() -> None:
     """Q13, N28: partition-level 3."""
     fields = {"topics": [{"topic_name": "other", "partitions": [{"partition_index": 7}]}]}
     entity = read_request(ApiKey.DESCRIBE_QUORUM, 2, write_request(ApiKey.DESCRIBE_QUORUM, 2, fields))
@@ -197,7 +199,7 @@ def test_other_partitions_of_describe_and_fetch_snapshot_get_their_own_error() -
 
 
 @pytest.mark.parametrize("message", REQUESTS, ids=lambda message: type(message).__name__)
-def test_a_node_that_stops_answers_that_it_leads_nothing(message: RequestMessage) -> None:
+def test_a_stopping_node_answers_that_it_does_not_lead(message: RequestMessage) -> None:
     key = wire.API_OF[type(message)]
     version = wire.VERSIONS[key][1]
     answer = wire.closing(message, -1, 5)

@@ -1,4 +1,6 @@
-"""Brokers under controllers of the other kind, Fenceline or Apache Kafka 4.3.1; controllers that join by themselves."""
+"""Brokers under controllers of the other implementation, Fenceline or Apache Kafka 4.3.1; controllers that join
+automatically.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.tim
 
 
 KAFKA_STOPPED = 143
-"""What a JVM ends with after SIGTERM."""
+"""Exit code of a JVM after SIGTERM."""
 SETTINGS = {
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
@@ -40,15 +42,15 @@ def _cluster(root: Path, kinds: list[str], **how: Any) -> MixedCluster:
 
 
 def describe_status(node: MixedNode) -> dict[str, str]:
-    """What Kafka's own tool tells, asked through a broker."""
+    """What Kafka's own tool reports, through a broker."""
     told = run_tool(
         "org.apache.kafka.tools.MetadataQuorumCommand", "--bootstrap-server", node.bootstrap, "describe", "--status"
     )
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in told.splitlines())}
 
 
-def test_a_kafka_broker_lives_under_fenceline_controllers(tmp_path: Path) -> None:
-    """It registers and serves, is stopped and killed, loses its active controller, and gets company."""
+def test_a_kafka_broker_runs_under_fenceline_controllers(tmp_path: Path) -> None:
+    """It registers and serves, is stopped and killed, loses its active controller, and is joined by another broker."""
     with _cluster(tmp_path, ["controller"] * 3 + ["kafka:broker", "broker"], late=[5]) as cluster:
         cluster.wait_ready()
         kafka, ours = cluster.node(4), cluster.node(5)
@@ -80,7 +82,7 @@ def test_a_kafka_broker_lives_under_fenceline_controllers(tmp_path: Path) -> Non
         eventually(all_say_the_same)
 
 
-def test_a_fenceline_broker_lives_under_kafka_controllers(tmp_path: Path) -> None:
+def test_a_fenceline_broker_runs_under_kafka_controllers(tmp_path: Path) -> None:
     with _cluster(tmp_path, ["kafka:controller"] * 3 + ["broker"]) as cluster:
         cluster.wait_ready()
         broker = cluster.node(4)
@@ -103,7 +105,7 @@ def test_a_fenceline_broker_lives_under_kafka_controllers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kinds", [["controller", "kafka:controller"], ["kafka:controller", "controller"]])
-def test_snapshots_are_fetched_from_the_other_kind(tmp_path: Path, kinds: list[str]) -> None:
+def test_snapshots_are_fetched_from_the_other_implementation(tmp_path: Path, kinds: list[str]) -> None:
     with _cluster(tmp_path, [*kinds, "broker"], voters=1, late=[2], settings=SMALL_SNAPSHOTS) as cluster:
         cluster.wait_ready()
         check_late_controller(cluster, cluster.node(3))

@@ -57,7 +57,7 @@ def test_librdkafka_reads_from_its_rack(tmp_path: Path) -> None:
                 if message is not None and message.error() is None:
                     seen.append((message.value() or b"").decode())
                 if near in read_from and not is_written:
-                    # What comes now has to come by way of the follower.
+                    # From here on records have to come from the follower.
                     write(cluster, "near", values[100:], acks="all")
                     is_written = True
             assert seen == values

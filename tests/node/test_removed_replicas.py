@@ -1,4 +1,4 @@
-"""Replicas that are moved away: what the leader has of them, and what happens until it answers."""
+"""Reassigned replicas: which of their records the leader has, and what happens until it answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ epochs_of_a_log = st.lists(st.integers(0, 3), max_size=8).map(sorted)
     theirs=epochs_of_a_log.map(lambda epochs: [5 + 2 * epoch for epoch in epochs]),
     own_start=st.integers(0, 4),
 )
-def test_where_a_log_parts_from_its_leaders(
+def test_the_offset_at_which_a_log_diverges_from_its_leader(
     common: list[int], own: list[int], theirs: list[int], own_start: int
 ) -> None:
     """Each epoch has one leader, so an epoch of one branch is not in the other one."""
@@ -56,7 +56,7 @@ def test_where_a_log_parts_from_its_leaders(
 
 
 class Host:
-    """A broker with one partition that it has no replica of any more."""
+    """A broker with one partition of which it is no longer a replica."""
 
     def __init__(self, *, leader: int = 2, recovering: bool = False) -> None:
         self.disk = SimDisk()
@@ -106,22 +106,22 @@ def test_nothing_is_deleted_before_the_leader_has_answered(host: Any) -> None:
     assert stage.deleted == []
 
 
-def test_a_log_without_records_is_deleted_unasked() -> None:
+def test_a_log_without_records_is_deleted_without_asking() -> None:
     host = Host(leader=NO_LEADER)
     asyncio.run(settle(host, host.replica(records=0)))
     assert host.deleted == [host.removed]
 
 
 @pytest.mark.parametrize("was_found", [False, True])
-def test_a_topic_that_is_deleted_meanwhile(*, was_found: bool) -> None:
-    """What a start found set aside stays, as that of any topic which is gone."""
+def test_a_topic_deleted_while_its_replica_waits(*, was_found: bool) -> None:
+    """A replica that was set aside at the start is kept, as for any deleted topic."""
     host = Host()
     host.image.topics_by_id.clear()
     asyncio.run(settle(host, host.replica(was_found=was_found)))
     assert host.deleted == ([] if was_found else [host.removed])
 
 
-def test_a_directory_that_failed_waits_for_the_next_start() -> None:
+def test_a_failed_directory_waits_for_the_next_start() -> None:
     host = Host()
     host.online = False
     asyncio.run(settle(host, host.replica()))

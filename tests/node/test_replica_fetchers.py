@@ -1,4 +1,4 @@
-"""The end of fetchers while a thread works on a log."""
+"""Stopping fetchers while a thread works on a log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_m
 
 
 class Host:
-    """A broker whose leader is not registered, so that nothing is fetched. A cut takes as long as the test wants."""
+    """A broker whose leader is not registered, so that nothing is fetched. A truncation lasts as long as the test
+    wants.
+    """
 
     node_id, broker_epoch = 1, 100
 
@@ -61,7 +63,7 @@ def a_replica() -> Any:
 def cutting(
     host: Host, replica: Any, threads: ThreadPoolExecutor
 ) -> tuple[ReplicaFetchers, FollowerState, set[asyncio.Task[None]]]:
-    """Fetchers that have begun to cut the replica's log, its state, and the work."""
+    """Fetchers that have begun to truncate the replica's log, its state, and the work."""
     fetchers = ReplicaFetchers(host, SystemClock(), lambda: threads, LIMITS, answer_timeout_ms=1000)
     fetchers.follow(replica, 2, 5)
     link = fetchers._links[2]
@@ -70,8 +72,8 @@ def cutting(
     return fetchers, state, link.duties.under_way
 
 
-def test_a_log_that_is_being_cut_is_nobody_elses_until_the_thread_has_ended() -> None:
-    """Whoever closes logs after the fetchers would meet the thread in them."""
+def test_a_log_being_truncated_stays_owned_until_the_thread_ends() -> None:
+    """Code that closes logs after the fetchers would race with the thread."""
 
     async def scenario() -> None:
         host = Host()
@@ -95,8 +97,8 @@ def test_a_log_that_is_being_cut_is_nobody_elses_until_the_thread_has_ended() ->
     asyncio.run(scenario())
 
 
-def test_a_cut_that_fails_by_an_error_of_our_own_is_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
-    """The partition stood still for ever, and nothing said so."""
+def test_a_truncation_that_fails_by_an_internal_error_is_retried(capsys: pytest.CaptureFixture[str]) -> None:
+    """The partition stopped forever, and nothing reported it."""
 
     class FailingHost(Host):
         def cut_log(self, replica: Any, duty: Any, leader_id: int) -> None:

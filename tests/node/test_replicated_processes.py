@@ -1,4 +1,4 @@
-"""Partitions on several brokers, as processes: written, led by others, cut back where they must be, and equal again."""
+"""Partitions on several brokers, as processes: writes, leader changes, truncation, and equal logs afterwards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MixedCluster]:
 
 @pytest.fixture
 def three(cluster: MixedCluster) -> MixedCluster:
-    """All three nodes run, whatever a failed test before left."""
+    """All three nodes run, whatever an earlier failed test left."""
     for node in cluster.nodes:
         if not node.is_running:
             node.start()
@@ -60,7 +60,7 @@ def read_all(cluster: MixedCluster, topic: str, count: int) -> list[str]:
 
 
 def wait_for_later_epoch(cluster: MixedCluster, topic: str, epoch: int) -> None:
-    """Brokers learn of an election one after the other: which one is asked, chance decides."""
+    """Brokers learn of an election one after the other, and the client may ask any of them."""
     eventually(lambda: partition(cluster, topic).leader_epoch > epoch, f"{topic}-0: an epoch after {epoch}")
 
 
@@ -72,8 +72,8 @@ def test_every_replica_has_every_byte(three: MixedCluster) -> None:
     assert read_all(three, "bytes", 500) == values
 
 
-def test_leader_is_killed_and_nothing_acknowledged_is_lost(three: MixedCluster) -> None:
-    """Each broker in turn; who comes back cuts what it has too much, catches up, and is in sync again."""
+def test_leader_is_killed_and_no_acknowledged_record_is_lost(three: MixedCluster) -> None:
+    """Each broker in turn; a restarted broker truncates its extra records, catches up, and is in sync again."""
     create(three, "killed")
     written: list[str] = []
     for turn in range(3):
@@ -94,7 +94,7 @@ def test_leader_is_killed_and_nothing_acknowledged_is_lost(three: MixedCluster) 
     assert read_all(three, "killed", len(written)) == written
 
 
-def test_too_few_in_sync_refuse_acks_all(three: MixedCluster) -> None:
+def test_too_few_in_sync_replicas_reject_acks_all(three: MixedCluster) -> None:
     """`epochs.md E42`: 19, and nothing is written."""
     create(three, "few", configs={"min.insync.replicas": "3"})
     write(three, "few", ["all there"])
@@ -113,9 +113,10 @@ def test_too_few_in_sync_refuse_acks_all(three: MixedCluster) -> None:
     assert read_all(three, "few", 2) == ["all there", "all there again"]
 
 
-def test_unclean_election_recovers_in_the_open_and_the_cut_bytes_are_kept(three: MixedCluster) -> None:
-    """`recovery.md V11`, V37-V39: the replica that was not in sync leads alone, says when it has recovered, and the one
-    that comes back later cuts what the new history does not have, and keeps it (docs/how-it-works.md "Cuts").
+def test_unclean_election_reports_recovery_and_keeps_truncated_bytes(three: MixedCluster) -> None:
+    """`recovery.md V11`, V37-V39: the replica that was not in sync leads alone and reports when it has recovered; the
+    replica that returns later truncates the records that the new history does not have, and keeps them
+    (docs/how-it-works.md \"Cuts\").
     """
     create(three, "unclean", replicas=2, configs={"unclean.leader.election.enable": "true"})
     write(three, "unclean", ["kept"])
@@ -140,8 +141,8 @@ def test_unclean_election_recovers_in_the_open_and_the_cut_bytes_are_kept(three:
     assert evidence(old, "unclean").endswith(lost)
 
 
-def test_partition_without_another_replica_recovers_by_itself(three: MixedCluster) -> None:
-    """`gaps.md G19`: metadata do not say RECOVERING for ever."""
+def test_partition_without_another_replica_recovers_alone(three: MixedCluster) -> None:
+    """`gaps.md G19`: metadata do not stay RECOVERING forever."""
     create(three, "alone", replicas=1, configs={"unclean.leader.election.enable": "true"})
     write(three, "alone", ["before"])
     owner = leader(three, "alone")
@@ -152,7 +153,7 @@ def test_partition_without_another_replica_recovers_by_itself(three: MixedCluste
     assert read_all(three, "alone", 2) == ["before", "after"]
 
 
-def test_end_offsets_are_told_by_leaders_only(three: MixedCluster) -> None:
+def test_end_offsets_are_returned_by_leaders_only(three: MixedCluster) -> None:
     create(three, "ends")
     write(three, "ends", ["one", "two"])
     with Admin(bootstrap(three)) as admin:

@@ -1,4 +1,4 @@
-"""What a broker shows of its replication to Prometheus."""
+"""Replication metrics of a broker for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _figures(desk: Desk) -> dict[str, float]:
     return found
 
 
-def test_partitions_that_are_led() -> None:
+def test_led_partitions_are_counted() -> None:
     async def story(desk: Desk) -> None:
         desk.topic_settings = {"min.insync.replicas": "2"}
         desk.lead(1, isr=(1, 2, 3), index=0)
@@ -35,7 +35,7 @@ def test_partitions_that_are_led() -> None:
     told(story, partitions=4)
 
 
-def test_followers_that_are_behind() -> None:
+def test_lagging_followers_are_counted() -> None:
     async def story(desk: Desk) -> None:
         for index in (0, 1):
             desk.lead(1, isr=(1, 2, 3), index=index)
@@ -55,7 +55,7 @@ def test_followers_that_are_behind() -> None:
     told(story, partitions=2)
 
 
-def test_an_end_that_is_hidden() -> None:
+def test_a_hidden_end_offset_is_counted() -> None:
     async def story(desk: Desk) -> None:
         desk.lead(1, isr=(1, 2))
         desk.append(3)

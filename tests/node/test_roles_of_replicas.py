@@ -1,4 +1,4 @@
-"""What a replica takes over from the metadata image, and from its own disk, when its role changes.
+"""What a replica takes from the metadata image, and from its own disk, when its role changes.
 
 The cases of PartitionTest about becoming leader and follower. Rules: `epochs.md E3`, `E17`, `E23`, `E33`, `E41`, `E65`.
 """
@@ -23,8 +23,8 @@ from tests.node.desk import TOPIC, Desk, state, told
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_a_leader_notes_its_epoch_where_its_log_ends_before_anything_is_written() -> None:
-    """testMakeLeaderUpdatesEpochCache; E17: followers are told of it though no record has it."""
+def test_a_leader_records_its_epoch_at_its_log_end_before_any_append() -> None:
+    """testMakeLeaderUpdatesEpochCache; E17: followers learn of it though no record has it."""
 
     async def story(desk: Desk) -> None:
         desk.follow(4)
@@ -43,8 +43,8 @@ def test_a_leader_notes_its_epoch_where_its_log_ends_before_anything_is_written(
 
 @pytest.mark.parametrize("version", [4, 10, 11, 12, 17])
 @pytest.mark.parametrize("with_epoch", [False, True])
-def test_a_follower_serves_consumers_that_know_of_followers_and_no_replica(version: int, with_epoch: bool) -> None:
-    """testReplicaFetchToFollower, E3: who is a replica has to go to the leader, whatever version it speaks."""
+def test_a_follower_serves_newer_consumers_and_no_replica(version: int, with_epoch: bool) -> None:
+    """testReplicaFetchToFollower, E3: a replica must fetch from the leader, whatever version it uses."""
 
     async def story(desk: Desk) -> None:
         desk.follow(5)
@@ -60,7 +60,7 @@ def test_a_follower_serves_consumers_that_know_of_followers_and_no_replica(versi
     told(story)
 
 
-def test_news_of_the_same_epoch_leave_its_start_and_its_followers_alone() -> None:
+def test_an_update_in_the_same_epoch_keeps_epoch_start_and_followers() -> None:
     """testDoNotUpdateEpochStartOffsetIfLeaderEpochIsNotBumped, testDoNotResetReplicaState...; E33."""
 
     async def story(desk: Desk) -> None:
@@ -81,11 +81,11 @@ def test_news_of_the_same_epoch_leave_its_start_and_its_followers_alone() -> Non
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_an_image_that_is_applied_twice_changes_nothing(role: str) -> None:
+def test_applying_an_image_twice_changes_nothing(role: str) -> None:
     """testIgnoreLeaderPartitionStateChangeWithOlderPartitionEpoch, ...Follower; E33.
 
-    One log tells of partitions here, in its order; what can come late is an answer of the controller
-    (`test_isr_changes`), and a change that waited for a cut.
+    Here partition changes come from one log, in its order; only a response of the controller can be late
+    (`test_isr_changes`), or a change that waited for a truncation.
     """
 
     async def story(desk: Desk) -> None:
@@ -104,8 +104,8 @@ def test_an_image_that_is_applied_twice_changes_nothing(role: str) -> None:
     told(story)
 
 
-def test_a_change_that_comes_while_the_log_is_cut_is_taken_over_then() -> None:
-    """E23: whatever became of the partition in the meantime; the thread has the log until it ends."""
+def test_a_change_during_truncation_is_applied_afterwards() -> None:
+    """E23: whatever happened to the partition meanwhile; the thread owns the log until it ends."""
 
     async def story(desk: Desk) -> None:
         replica = desk.follow(5)
@@ -125,8 +125,8 @@ def test_a_change_that_comes_while_the_log_is_cut_is_taken_over_then() -> None:
 
 
 @pytest.mark.parametrize(("isr", "high_watermark"), [((1,), 5), ((1, 2), 3)])
-def test_a_leader_begins_at_the_high_watermark_that_its_log_had(isr: tuple[int, ...], high_watermark: int) -> None:
-    """testUseCheckpointToInitializeHighWatermark; E41, L38: who is alone commits all of it at once."""
+def test_a_leader_starts_with_the_checkpointed_high_watermark(isr: tuple[int, ...], high_watermark: int) -> None:
+    """testUseCheckpointToInitializeHighWatermark; E41, L38: a single replica commits all records at once."""
 
     async def story(desk: Desk) -> None:
         desk.follow(4)
@@ -140,8 +140,8 @@ def test_a_leader_begins_at_the_high_watermark_that_its_log_had(isr: tuple[int, 
     told(story)
 
 
-def test_who_follows_again_forgets_what_it_knew_as_a_leader() -> None:
-    """testMakeFollower...; E33, E65: it tells nobody an end, takes nothing, and no follower is remembered."""
+def test_a_leader_that_becomes_follower_drops_its_leader_state() -> None:
+    """testMakeFollower...; E33, E65: it returns no end offset, appends nothing, and remembers no follower."""
 
     async def story(desk: Desk) -> None:
         desk.lead(5, isr=(1, 2))
@@ -162,8 +162,8 @@ def test_who_follows_again_forgets_what_it_knew_as_a_leader() -> None:
 
 
 @pytest.mark.parametrize("comes_again", [False, True])
-def test_what_is_removed_while_a_thread_cuts_it_goes_when_the_thread_ends(comes_again: bool) -> None:
-    """Else the thread would go on in the files of the next topic of that name."""
+def test_a_replica_removed_during_truncation_is_deleted_when_the_thread_ends(comes_again: bool) -> None:
+    """Otherwise the thread would continue in the files of the next topic of that name."""
 
     async def story(desk: Desk) -> None:
         desk.follow(4)
@@ -191,9 +191,10 @@ def test_what_is_removed_while_a_thread_cuts_it_goes_when_the_thread_ends(comes_
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_is_removed_while_a_thread_flushes_it_goes_when_the_flush_ends(fails: bool) -> None:
+def test_a_replica_removed_during_a_flush_is_deleted_when_the_flush_ends(fails: bool) -> None:
     """`operations`, seed 9200933: the flush of a deleted topic wrote its topic id and its epochs into the directory of
-    the next topic of that name, which the next start set aside."""
+    the next topic of that name, which the next start set aside.
+    """
 
     async def story(desk: Desk) -> None:
         desk.follow(4)
@@ -223,8 +224,8 @@ def test_what_is_removed_while_a_thread_flushes_it_goes_when_the_flush_ends(fail
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_what_went_offline_while_a_thread_flushes_it_waits_for_its_end(is_deleted: bool) -> None:
-    """Deletion of a partition that is offline, and its next opening, meet the thread that was at the log before."""
+def test_a_replica_that_went_offline_during_a_flush_waits_for_its_end(is_deleted: bool) -> None:
+    """Deletion and reopening of an offline partition would race with the thread that still used the log."""
 
     async def story(desk: Desk) -> None:
         desk.follow(4)
@@ -256,12 +257,12 @@ def test_what_went_offline_while_a_thread_flushes_it_waits_for_its_end(is_delete
     told(story)
 
 
-def test_from_which_epoch_on_no_leader_was_elected_uncleanly() -> None:
-    """As far as each change of the partition was seen; what was passed over may have been an unclean election."""
+def test_the_first_epoch_without_unclean_elections_is_known() -> None:
+    """As far as each change of the partition was seen; a skipped change may have been an unclean election."""
 
     async def story(desk: Desk) -> None:
         replica = desk.follow(4, partition_epoch=10)
-        assert replica.clean_since == 4, "nothing is known of leaders before"
+        assert replica.clean_since == 4, "earlier leaders are unknown"
         desk.follow(5, leader=3)
         desk.lead(6)
         desk.follow(7)

@@ -1,4 +1,4 @@
-"""The scheduling policy that a node's process takes, and what it leaves alone."""
+"""The scheduling policy that the process of a node sets, and the cases in which it sets none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_policy_of_a_node(overrides: dict[str, str], policy: str) -> None:
         assert policies(node.pid) == {getattr(os, policy)}
 
 
-def test_policy_that_was_set_from_outside_stays() -> None:
+def test_a_policy_set_from_outside_is_kept() -> None:
     script = (
         "import os; from fenceline.node.scheduling import set_policy;"
         "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0));"
@@ -38,7 +38,7 @@ def test_policy_that_was_set_from_outside_stays() -> None:
     assert done.stdout.strip() == "True"
 
 
-def test_a_system_that_refuses_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_the_system_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

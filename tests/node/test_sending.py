@@ -1,4 +1,4 @@
-"""Stored records on their way into a socket."""
+"""Sending stored records to a socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTENT = os.urandom(1 << 20)
 
 
 class _Transport:
-    """As much of a transport as the sender sees."""
+    """The part of a transport that the sender uses."""
 
     def __init__(self, end: socket.socket) -> None:
         self.unsent_bytes = 0
@@ -116,7 +116,7 @@ def test_all_bytes_arrive_in_order(told: Any) -> None:
     told(story)
 
 
-def test_what_the_transport_still_has_goes_first(told: Any) -> None:
+def test_bytes_buffered_in_the_transport_are_sent_first(told: Any) -> None:
     async def story(wire: _Wire) -> None:
         wire.transport.unsent_bytes = 1
         assert not wire.sender.send([b"later"])
@@ -132,8 +132,10 @@ def test_what_the_transport_still_has_goes_first(told: Any) -> None:
 
 
 @pytest.mark.parametrize("hurried", [True, False])
-def test_one_answer_holds_the_loop_for_a_turn_only(told: Any, monkeypatch: pytest.MonkeyPatch, hurried: bool) -> None:
-    """However fast the peer reads: others are handled between two slices."""
+def test_one_response_blocks_the_loop_for_one_slice_only(
+    told: Any, monkeypatch: pytest.MonkeyPatch, hurried: bool
+) -> None:
+    """However fast the client reads: other requests are handled between two slices."""
     turns: list[int] = []
 
     def send_file(fd: int, stored: int, position: int, size_bytes: int) -> int:
@@ -159,7 +161,7 @@ def test_one_answer_holds_the_loop_for_a_turn_only(told: Any, monkeypatch: pytes
     told(story)
 
 
-def test_what_left_the_page_cache_meanwhile_is_loaded_by_a_thread(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_dropped_from_the_cache_are_loaded_by_a_thread(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loop_thread = threading.get_ident()
     loaded: list[tuple[int, int]] = []
     sent_after: list[int] = []
@@ -183,13 +185,13 @@ def test_what_left_the_page_cache_meanwhile_is_loaded_by_a_thread(told: Any, mon
         assert await wire.received(len(wire.stored)) == wire.stored
         await wire.is_sent.wait()
         assert loaded
-        assert sent_after[0] == 0, "the first bytes were seen to be there when the answer was made"
+        assert sent_after[0] == 0, "the first bytes were seen in the cache when the response was built"
         assert loaded[-1][1] == len(wire.slice)
 
     told(story)
 
 
-def test_a_disk_that_fails_ends_the_answer(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_aborts_the_response(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: FileSlice, start: int, end: int) -> None:
         raise OSError(5, "broken")
 
@@ -206,7 +208,7 @@ def test_a_disk_that_fails_ends_the_answer(told: Any, monkeypatch: pytest.Monkey
     told(story)
 
 
-def test_a_file_that_got_shorter_ends_the_answer(told: Any, tmp_path: Path) -> None:
+def test_a_truncated_file_aborts_the_response(told: Any, tmp_path: Path) -> None:
     async def story(wire: _Wire) -> None:
         os.truncate(tmp_path / "segment", PAGE_BYTES)
         wire.sender.send([b"head", wire.slice])
@@ -215,7 +217,7 @@ def test_a_file_that_got_shorter_ends_the_answer(told: Any, tmp_path: Path) -> N
     told(story)
 
 
-def test_a_peer_that_goes_away(told: Any) -> None:
+def test_a_client_disconnects(told: Any) -> None:
     async def story(wire: _Wire) -> None:
         assert not wire.sender.send([wire.slice])
         wire.peer.close()

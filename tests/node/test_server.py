@@ -16,7 +16,7 @@ from fenceline.wire.apis import ApiKey
 
 @contextmanager
 def alone(**overrides: str) -> Iterator[Any]:
-    """A broker of which nothing is asked but its server."""
+    """A broker of which only the server is used."""
     broker: Any = Broker(NodeConfig.load(None, {"listeners": "PLAINTEXT://127.0.0.1:0", **overrides}, {}))
     broker.partitions = broker.controller = broker.replication = None
     yield broker
@@ -48,7 +48,7 @@ def test_backlog_of_the_listeners(overrides: dict[str, str], expected: int) -> N
         assert asyncio.run(story(broker)) == (expected, expected)
 
 
-def test_who_comes_before_the_broker_serves_waits_for_it() -> None:
+def test_a_connection_made_before_the_broker_serves_waits() -> None:
     question = struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 0, 7, 0)
 
     async def story(broker: Any) -> tuple[int, bytes]:

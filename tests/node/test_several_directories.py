@@ -1,6 +1,6 @@
-"""A broker with several data directories: where replicas go, what the controller is told, one that fails.
+"""A broker with several data directories: placement of replicas, reports to the controller, directory failures.
 
-Real replicas and handlers on a simulated disk; the test is the controller. `controller.md C20`, KIP-112, KIP-858.
+Real replicas and handlers on a simulated disk; the test acts as the controller. `controller.md C20`, KIP-112, KIP-858.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def takes_all(request: AssignReplicasToDirs) -> AssignReplicasToDirsAnswer:
 
 
 def assigned(desk: Desk) -> dict[int, UUID]:
-    """By partition, what the controller was told last."""
+    """By partition, the assignment that the controller received last."""
     return {
         index: directory
         for request in desk.controller.asked
@@ -81,7 +81,7 @@ def assigned(desk: Desk) -> dict[int, UUID]:
     }
 
 
-def told_of(partitions: int, story: Callable[[Desk], Any], *, directories: int = 2, **given: Any) -> None:
+def run_story(partitions: int, story: Callable[[Desk], Any], *, directories: int = 2, **given: Any) -> None:
     async def whole(desk: Desk) -> None:
         knows_directories(desk)
         desk.controller.answer = takes_all
@@ -91,15 +91,15 @@ def told_of(partitions: int, story: Callable[[Desk], Any], *, directories: int =
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """A thread has something to do first."""
+    """Run the threads first."""
     while not condition():
         await turns(1)
 
 
-# --- places ---------------------------------------------------------------------------------------------------------
+# --- placement ------------------------------------------------------------------------------------------------------
 
 
-def test_new_replicas_go_where_there_are_fewest_and_the_controller_is_told() -> None:
+def test_new_replicas_go_to_the_emptiest_directory_and_are_reported() -> None:
     async def story(desk: Desk) -> None:
         for index in range(5):
             lead(desk, index, UNASSIGNED_DIRECTORY)
@@ -111,10 +111,10 @@ def test_new_replicas_go_where_there_are_fewest_and_the_controller_is_told() -> 
             names = desk.disk.listdir(desk.log_dirs.opened[number].path)
             assert [name for name in names if name.startswith(TOPIC)] == [f"{TOPIC}-{index}" for index in held]
 
-    told_of(5, story, directories=3)
+    run_story(5, story, directories=3)
 
 
-def test_what_the_controller_says_counts_for_a_replica_without_files() -> None:
+def test_the_assignment_of_the_controller_decides_for_a_replica_without_files() -> None:
     async def story(desk: Desk) -> None:
         for index in range(3):
             lead(desk, index, mine(desk, 1))
@@ -123,10 +123,10 @@ def test_what_the_controller_says_counts_for_a_replica_without_files() -> None:
         assert desk.controller.asked == []
         assert desk.disk.stat(f"/data2/{TOPIC}-2") is not None
 
-    told_of(3, story)
+    run_story(3, story)
 
 
-def test_where_the_files_are_counts_before_what_the_controller_says() -> None:
+def test_existing_files_override_the_assignment_of_the_controller() -> None:
     async def story(desk: Desk) -> None:
         desk.disk.mkdir(f"/data2/{TOPIC}-0")
         for log_dir in desk.log_dirs:
@@ -136,11 +136,11 @@ def test_where_the_files_are_counts_before_what_the_controller_says() -> None:
         assert desk.replica().log.directory == f"/data2/{TOPIC}-0"
         assert assigned(desk) == {0: mine(desk, 1)}
 
-    told_of(1, story)
+    run_story(1, story)
 
 
-def twins(desk: Desk, *epochs: tuple[int, ...], safe: bool = False) -> None:
-    """The partition lies in both directories, with a record of each epoch. `safe`: the checkpoints know of them."""
+def two_copies(desk: Desk, *epochs: tuple[int, ...], safe: bool = False) -> None:
+    """The partition is in both directories, with a record of each epoch. `safe`: the checkpoints know of them."""
     for log_dir, wanted in zip(desk.log_dirs, epochs, strict=True):
         log = log_dir.partition(where(), desk.topic_id, LogConfig())
         for epoch in wanted:
@@ -160,9 +160,9 @@ def everything(desk: Desk) -> dict[str, bytes | None]:
     }
 
 
-def test_a_partition_in_two_directories_is_offline_alone_where_they_part() -> None:
+def test_a_partition_in_two_directories_is_offline_only_if_they_diverge() -> None:
     async def story(desk: Desk) -> None:
-        twins(desk, (1, 1, 2), (1, 3, 3, 3))
+        two_copies(desk, (1, 1, 2), (1, 3, 3, 3))
         before = everything(desk)
         assert [desk.partitions.directories.scan(log_dir) for log_dir in desk.log_dirs] == [[where()], []]
         desk.partitions.recover([where()])
@@ -170,17 +170,17 @@ def test_a_partition_in_two_directories_is_offline_alone_where_they_part() -> No
         assert f"{TOPIC}-0 is in two directories, and each has records that the other lacks: /data and /data2" in reason
         assert everything(desk) == before
 
-    told_of(1, story)
+    run_story(1, story)
 
 
 @pytest.mark.parametrize("damaged", [(0,), (1,), (0, 1)], ids=str)
-def test_a_damaged_copy_of_a_partition_in_two_directories_is_the_trouble_of_that_partition_alone(
+def test_a_damaged_copy_of_a_partition_in_two_directories_fails_only_that_partition(
     damaged: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The comparison raised CorruptLog, which ended the start of the node."""
 
     async def story(desk: Desk) -> None:
-        twins(desk, (1, 2, 2), (1, 2, 2), safe=True)
+        two_copies(desk, (1, 2, 2), (1, 2, 2), safe=True)
         for number in damaged:
             path = f"{desk.log_dirs.opened[number].partition_path(where())}/{0:020d}.log"
             content = bytearray(desk.disk.peek(path) or b"")
@@ -199,45 +199,49 @@ def test_a_damaged_copy_of_a_partition_in_two_directories_is_the_trouble_of_that
             lead(desk, 0, GONE)
         assert refused.value.code is STORAGE_ERROR
         await turns()
-        assert assigned(desk).get(0, LOST_DIRECTORY) == LOST_DIRECTORY, "no directory of it is announced"
+        assert assigned(desk).get(0, LOST_DIRECTORY) == LOST_DIRECTORY, "no directory of it is reported"
         lead(desk, 1, mine(desk, 1))
         desk.append(index=1)
         desk.delete_topic()
         assert [name for path in ("/data", "/data2") for name in desk.disk.listdir(path) if name == f"{TOPIC}-0"] == []
 
-    told_of(2, story)
+    run_story(2, story)
 
 
 @pytest.mark.parametrize("named", [0, 1])
-def test_of_two_directories_that_parted_the_one_counts_that_the_metadata_names(named: int) -> None:
-    """Seed 226 of the story `operations`: a directory was offline while its replica was moved away and made anew."""
+def test_the_assigned_one_of_two_diverging_directories_is_used(named: int) -> None:
+    """Seed 226 of the story `operations`: a directory was offline while its replica was moved away and created
+    again.
+    """
 
     async def story(desk: Desk) -> None:
         lead(desk, 0, mine(desk, named))
-        twins(desk, (1, 1, 2), (1, 3, 3, 3))
+        two_copies(desk, (1, 1, 2), (1, 3, 3, 3))
         for log_dir in desk.log_dirs:
             desk.partitions.directories.scan(log_dir)
         assert desk.log_dirs.holder(where()) is desk.log_dirs.opened[named]
         (stray,) = desk.log_dirs.opened[1 - named].strays()
         assert stray.topic_partition == where()
-        (receipt,) = taken_up(desk)
+        (receipt,) = recovered_receipts(desk)
         lost = (1, 3) if named else (1, 4)
-        assert (receipt.start_offset, receipt.end_offset_exclusive) == lost, "what the one that counts does not have"
+        assert (receipt.start_offset, receipt.end_offset_exclusive) == lost, (
+            "the records that the assigned directory lacks"
+        )
         assert (receipt.topic_id, receipt.cause) == (desk.topic_id, Cause.SET_ASIDE)
         assert all(path.startswith(f"{stray.path}/lost+found/") for path in receipt.evidence)
 
-    told_of(1, story)
+    run_story(1, story)
 
 
-def taken_up(desk: Desk) -> list[Receipt]:
-    """What the next step of a start owes the ledger."""
+def recovered_receipts(desk: Desk) -> list[Receipt]:
+    """What the next step of a start adds to the ledger."""
     keeper = LossKeeper(cast(Broker, desk))
     keeper.recover()
     return keeper.next_due(9)
 
 
 def without_id(desk: Desk, content: bytes = b"version: 0\ntopic") -> None:
-    """Three records, of which a loss of power has kept the batches and not all of `partition.metadata`."""
+    """Three records, of which a loss of power kept the batches and only a part of `partition.metadata`."""
     log = desk.log_dirs.first.partition(where(), desk.topic_id, LogConfig())
     for _ in range(3):
         log.append_as_leader(memoryview(build_batch([(0, b"k", b"v", ())])), leader_epoch=1, now_ms=0)
@@ -247,20 +251,20 @@ def without_id(desk: Desk, content: bytes = b"version: 0\ntopic") -> None:
 
 
 @pytest.mark.parametrize("directories", [1, 2])
-def test_records_of_a_directory_without_a_topic_id_have_a_receipt(directories: int) -> None:
+def test_records_of_a_directory_without_a_topic_id_get_a_receipt(directories: int) -> None:
     async def story(desk: Desk) -> None:
         without_id(desk)
         for log_dir in desk.log_dirs:
             assert desk.partitions.directories.scan(log_dir) == []
-        (receipt,) = taken_up(desk)
+        (receipt,) = recovered_receipts(desk)
         assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (0, 3, 3)
         assert (receipt.topic, receipt.topic_id, receipt.cause) == (TOPIC, None, Cause.SET_ASIDE)
-        assert receipt.loss_class is LossClass.MAYBE_ACKNOWLEDGED, "no checkpoint is known to tell of it"
+        assert receipt.loss_class is LossClass.MAYBE_ACKNOWLEDGED, "no checkpoint is known to cover it"
         assert all(desk.disk.peek(path) for path in receipt.evidence)
         lead(desk, 0, mine(desk, 0), isr=(1,))
         assert desk.replica().log.log_end_offset == 0
 
-    told_of(1, story, directories=directories)
+    run_story(1, story, directories=directories)
 
 
 def test_a_directory_without_a_topic_id_or_records_has_no_receipt() -> None:
@@ -269,30 +273,30 @@ def test_a_directory_without_a_topic_id_or_records_has_no_receipt() -> None:
         replace_file(desk.disk, f"/data/{TOPIC}-0/partition.metadata", b"")
         assert desk.partitions.directories.scan(desk.log_dirs.first) == []
         assert len(desk.log_dirs.first.strays()) == 1
-        assert taken_up(desk) == []
+        assert recovered_receipts(desk) == []
 
-    told_of(1, story, directories=1)
+    run_story(1, story, directories=1)
 
 
-def test_without_room_for_the_note_the_partition_waits() -> None:
+def test_without_space_for_the_note_the_partition_waits() -> None:
     async def story(desk: Desk) -> None:
         without_id(desk)
         desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
         assert desk.partitions.directories.scan(desk.log_dirs.first) == []
         assert desk.log_dirs.first.strays() == []
-        assert taken_up(desk) == []
+        assert recovered_receipts(desk) == []
         with pytest.raises(PeerError) as refused:
             lead(desk, 0, mine(desk, 0), isr=(1,))
         assert refused.value.code is STORAGE_ERROR
         assert "receipt could not be written: No space left" in refused.value.message
         desk.disk.heal()
         desk.delete_topic()
-        assert not desk.partitions.directories.pending_notes, "the next topic of this name waits for nothing"
+        assert not desk.partitions.directories.pending_notes, "the next topic of this name does not wait"
 
-    told_of(1, story, directories=1)
+    run_story(1, story, directories=1)
 
 
-def test_the_partition_is_served_as_soon_as_there_is_room_for_the_note() -> None:
+def test_the_partition_is_served_as_soon_as_there_is_space_for_the_note() -> None:
     """Seed 3308 of the story `brokers`: it stayed offline until the next start, also as the leader."""
 
     async def story(desk: Desk) -> None:
@@ -314,18 +318,18 @@ def test_the_partition_is_served_as_soon_as_there_is_room_for_the_note() -> None
         (receipt,) = keeper.next_due(9)
         assert (receipt.start_offset, receipt.end_offset_exclusive) == (0, 3)
 
-    told_of(1, story, directories=1)
+    run_story(1, story, directories=1)
 
 
 @pytest.mark.parametrize(
     ("first", "second", "kept"),
     [((1, 2), (1, 2, 2), 1), ((1, 2, 2), (1,), 0), ((1, 2, 3), (1, 2), 0), ((1, 1), (1, 1), 0), ((), (1,), 1)],
 )
-def test_of_two_directories_the_one_that_has_all_counts(first: tuple[int], second: tuple[int], kept: int) -> None:
-    """What a loss of power leaves of a move; the other one is not deleted."""
+def test_the_complete_one_of_two_directories_is_used(first: tuple[int], second: tuple[int], kept: int) -> None:
+    """A loss of power during a move leaves two; the other one is not deleted."""
 
     async def story(desk: Desk) -> None:
-        twins(desk, first, second)
+        two_copies(desk, first, second)
         if not first:
             desk.disk.mkdir(f"/data/{TOPIC}-0")
             replace_file(desk.disk, f"/data/{TOPIC}-0/partition.metadata", encode_partition_metadata(desk.topic_id))
@@ -337,16 +341,17 @@ def test_of_two_directories_the_one_that_has_all_counts(first: tuple[int], secon
         (dropped,) = (path for path in ("/data", "/data2") if path != desk.log_dirs.opened[kept].path)
         assert [name[-6:] for name in desk.disk.listdir(dropped) if name.startswith(TOPIC)] == ["-stray"]
 
-    told_of(1, story)
+    run_story(1, story)
 
 
 @pytest.mark.parametrize("torn", [0, 1])
-def test_to_compare_two_directories_cuts_neither_of_them(torn: int) -> None:
-    """Seed 305 of the story `operations`: recovery cut the copy that was then set aside, and its note became a receipt
-    of records that the replica has."""
+def test_comparing_two_directories_truncates_neither(torn: int) -> None:
+    """Seed 305 of the story `operations`: recovery truncated the copy that was then set aside, and its note became a
+    receipt of records that the replica has.
+    """
 
     async def story(desk: Desk) -> None:
-        twins(desk, (1, 2, 2), (1, 2, 2))
+        two_copies(desk, (1, 2, 2), (1, 2, 2))
         path = f"{desk.log_dirs.opened[torn].partition_path(where())}/{0:020d}.log"
         content = desk.disk.peek(path) or b""
         fd = desk.disk.open_append(path)
@@ -361,11 +366,11 @@ def test_to_compare_two_directories_cuts_neither_of_them(torn: int) -> None:
         assert desk.disk.folder(f"{stray.path}/lost+found") is None
         assert kept.partition(where(), desk.topic_id, LogConfig()).log_end_offset == 3
 
-    told_of(1, story)
+    run_story(1, story)
 
 
-def test_an_older_topic_of_that_name_is_no_second_copy() -> None:
-    """The directory was offline while the topic was deleted and made anew elsewhere."""
+def test_an_older_topic_of_the_same_name_is_no_second_copy() -> None:
+    """The directory was offline while the topic was deleted and created again elsewhere."""
 
     async def story(desk: Desk) -> None:
         lead(desk, 0, mine(desk, 0))
@@ -377,10 +382,10 @@ def test_an_older_topic_of_that_name_is_no_second_copy() -> None:
         assert found == [[where()], []]
         assert [name[-6:] for name in desk.disk.listdir("/data2") if name.startswith(TOPIC)] == ["-stray"]
 
-    told_of(1, story)
+    run_story(1, story)
 
 
-def test_a_replica_whose_directory_is_offline_is_not_made_anew_in_another() -> None:
+def test_a_replica_in_an_offline_directory_is_not_recreated_in_another() -> None:
     async def story(desk: Desk) -> None:
         desk.log_dirs.offline["/data3"] = "broken at start"
         desk.log_dirs.is_single = False
@@ -392,10 +397,10 @@ def test_a_replica_whose_directory_is_offline_is_not_made_anew_in_another() -> N
         desk.tell(1, leader=2, leader_epoch=1, isr=(2, 3), directories=(UNASSIGNED_DIRECTORY, ELSEWHERE, ELSEWHERE))
         assert desk.replica(1).log.directory == f"/data/{TOPIC}-1"
 
-    told_of(2, story)
+    run_story(2, story)
 
 
-def test_a_replica_whose_directory_was_taken_away_is_copied_again_unless_it_is_in_sync() -> None:
+def test_a_replica_in_a_removed_directory_is_fetched_again_unless_in_sync() -> None:
     async def story(desk: Desk) -> None:
         desk.tell(leader=2, leader_epoch=1, isr=(2, 3), directories=(GONE, ELSEWHERE, ELSEWHERE))
         assert desk.replica().log.log_end_offset == 0
@@ -405,15 +410,15 @@ def test_a_replica_whose_directory_was_taken_away_is_copied_again_unless_it_is_i
         with pytest.raises(PeerError) as refused:
             desk.replica(1)
         assert "not in log.dirs" in refused.value.message
-        # Nobody leads: who says that an empty replica is there lets it be elected.
+        # There is no leader: a broker that reports the empty replica lets it be elected.
         desk.tell(2, leader=-1, leader_epoch=1, isr=(1,), directories=(GONE, ELSEWHERE, ELSEWHERE))
         await turns()
         assert assigned(desk) == {0: mine(desk, 0)}
 
-    told_of(3, story)
+    run_story(3, story)
 
 
-def test_one_directory_says_nothing_of_a_replica_that_it_never_had() -> None:
+def test_one_directory_does_not_report_a_replica_that_it_never_had() -> None:
     async def story(desk: Desk) -> None:
         desk.tell(leader=-1, leader_epoch=1, isr=(1,), directories=(GONE, ELSEWHERE, ELSEWHERE))
         await turns()
@@ -423,15 +428,17 @@ def test_one_directory_says_nothing_of_a_replica_that_it_never_had() -> None:
         await turns()
         assert assigned(desk) == {0: mine(desk, 0)}
 
-    told_of(1, story, directories=1)
+    run_story(1, story, directories=1)
 
 
 @pytest.mark.parametrize("directories", [1, 2])
 @pytest.mark.parametrize(
     "counts", [{"isr": (1,)}, {"isr": (), "elr": (1,)}, {"isr": (), "last_known_elr": (1,)}], ids=str
 )
-def test_no_question_makes_an_empty_replica_of_one_that_could_lead(directories: int, counts: dict[str, Any]) -> None:
-    """Its disk was replaced. Told to the controller it would be elected at once, and others would cut their logs."""
+def test_no_request_creates_an_empty_replica_of_one_that_could_lead(directories: int, counts: dict[str, Any]) -> None:
+    """Its disk was replaced. If it were reported to the controller it would be elected at once, and others would
+    truncate their logs.
+    """
 
     async def story(desk: Desk) -> None:
         desk.tell(leader=-1, leader_epoch=1, directories=(GONE, ELSEWHERE, ELSEWHERE), **counts)
@@ -452,13 +459,13 @@ def test_no_question_makes_an_empty_replica_of_one_that_could_lead(directories: 
         await turns()
         assert sorted(assigned(desk)) == [0, 1]
 
-    told_of(2, story, directories=directories)
+    run_story(2, story, directories=directories)
 
 
-# --- telling the controller -----------------------------------------------------------------------------------------
+# --- reports to the controller --------------------------------------------------------------------------------------
 
 
-def test_it_is_told_together_and_again_until_it_is_taken() -> None:
+def test_assignments_are_sent_together_and_retried_until_accepted() -> None:
     async def story(desk: Desk) -> None:
         answers: list[Any] = [PeerError(ErrorCode.NOT_CONTROLLER), "one refused", "all"]
 
@@ -484,12 +491,12 @@ def test_it_is_told_together_and_again_until_it_is_taken() -> None:
         assert first == second
         assert len(first.directories) == 2, "all four in one request"
         assert assigned(desk) == {0: mine(desk, 0), 1: mine(desk, 1), 2: mine(desk, 0), 3: mine(desk, 1)}
-        assert third.directories == ((mine(desk, 0), ((desk.topic_id, (0,)),)),), "the others were taken"
+        assert third.directories == ((mine(desk, 0), ((desk.topic_id, (0,)),)),), "the others were accepted"
 
-    told_of(4, story)
+    run_story(4, story)
 
 
-def test_who_the_controller_does_not_know_there_is_not_told_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_assignment_rejected_as_unknown_is_not_retried_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory_assignments, "_FIRST_PAUSE_S", 0.0)
 
     async def story(desk: Desk) -> None:
@@ -504,7 +511,7 @@ def test_who_the_controller_does_not_know_there_is_not_told_for_ever(monkeypatch
         await turns(50)
         assert len(desk.controller.asked) == 1
 
-    told_of(1, story)
+    run_story(1, story)
 
 
 # --- failure --------------------------------------------------------------------------------------------------------
@@ -536,7 +543,7 @@ def produced(desk: Desk, index: int) -> int:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
-def test_a_directory_that_fails_takes_all_its_replicas_and_no_other(number: int) -> None:
+def test_a_failed_directory_takes_down_all_its_replicas_and_no_others(number: int) -> None:
     async def story(desk: Desk) -> None:
         led_in_both(desk)
         break_second(desk, number)
@@ -547,13 +554,13 @@ def test_a_directory_that_fails_takes_all_its_replicas_and_no_other(number: int)
         assert [desk.fetched(index=index).error_code for index in range(3)] == [0, STORAGE_ERROR, STORAGE_ERROR]
         assert list(desk.log_dirs.offline) == ["/data2"]
         assert not desk.directory_failures.ended().done()
-        # It was the directory, not the replica: the controller hears it from the heartbeat.
+        # The directory failed, not the replica: the controller learns it from the heartbeat.
         assert LOST_DIRECTORY not in assigned(desk).values()
 
-    told_of(3, story)
+    run_story(3, story)
 
 
-def test_a_flush_a_read_and_a_checkpoint_find_it_out_as_well() -> None:
+def test_flush_read_and_checkpoint_detect_the_failure() -> None:
     async def flush(desk: Desk) -> None:
         error = await desk.flush_up_to(desk.replica(1), 3)
         assert error is not None
@@ -581,11 +588,11 @@ def test_a_flush_a_read_and_a_checkpoint_find_it_out_as_well() -> None:
             await until(lambda: desk.lifecycle.failed)
             assert list(desk.log_dirs.offline) == ["/data2"]
 
-        told_of(3, story)
+        run_story(3, story)
 
 
-def test_one_bad_file_is_no_bad_directory() -> None:
-    """The partition is isolated, and where it has other replicas one of them shall lead."""
+def test_a_damaged_file_does_not_fail_the_directory() -> None:
+    """The partition is isolated; if it has other replicas, one of them is elected."""
 
     async def story(desk: Desk) -> None:
         led_in_both(desk)
@@ -598,15 +605,15 @@ def test_one_bad_file_is_no_bad_directory() -> None:
         assert assigned(desk) == {1: LOST_DIRECTORY}
         assert [produced(desk, index) for index in range(3)] == [0, STORAGE_ERROR, 0]
         assert (desk.log_dirs.offline, desk.lifecycle.failed) == ({}, [])
-        # The image says so by now: it is not corrected to the directory that it lies in, as it is out of service.
+        # The image now assigns another directory: it is not corrected to the one with the files, which is offline.
         desk.tell(1, directories=(LOST_DIRECTORY, ELSEWHERE, ELSEWHERE), leader=2, leader_epoch=2, isr=(2, 3))
         await turns()
         assert assigned(desk) == {1: LOST_DIRECTORY}
 
-    told_of(3, story)
+    run_story(3, story)
 
 
-def test_a_full_disk_is_no_failed_disk() -> None:
+def test_a_full_disk_is_not_a_failed_disk() -> None:
     async def story(desk: Desk) -> None:
         led_in_both(desk)
         desk.disk.capacity_bytes = desk.disk.used_bytes
@@ -616,14 +623,14 @@ def test_a_full_disk_is_no_failed_disk() -> None:
         desk.disk.heal()
         assert produced(desk, 1) == 0
 
-    told_of(3, story)
+    run_story(3, story)
 
 
-def test_the_node_ends_when_all_have_failed() -> None:
+def test_the_node_stops_when_all_directories_have_failed() -> None:
     async def story(desk: Desk) -> None:
         led_in_both(desk)
         first, second = desk.log_dirs.opened
-        desk.log_dirs.metadata = None  # it lies in a directory of its own
+        desk.log_dirs.metadata = None  # the metadata log has its own directory
         ended = desk.directory_failures.ended()
         desk.disk.fail("write")
         for index, log_dir in ((0, first), (1, second)):
@@ -632,10 +639,10 @@ def test_the_node_ends_when_all_have_failed() -> None:
         with pytest.raises(OperatorError, match="All log directories have failed: /data, /data2"):
             await ended
 
-    told_of(3, story)
+    run_story(3, story)
 
 
-def test_a_node_of_several_ends_with_the_directory_of_the_metadata_log() -> None:
+def test_the_node_stops_when_the_directory_of_the_metadata_log_fails() -> None:
     async def story(desk: Desk) -> None:
         led_in_both(desk)
         desk.disk.fail("write", under="/data/")
@@ -646,10 +653,10 @@ def test_a_node_of_several_ends_with_the_directory_of_the_metadata_log() -> None
         assert produced(desk, 1) == 0, "until it stops"
 
     servers = {"controller.quorum.bootstrap.servers": "a:1", "process.roles": "broker"}
-    told_of(3, story, settings=servers)
+    run_story(3, story, settings=servers)
 
 
-def test_a_node_ends_when_no_controller_hears_of_it() -> None:
+def test_the_node_stops_when_it_cannot_report_the_failure_to_a_controller() -> None:
     async def story(desk: Desk) -> None:
         led_in_both(desk)
         desk.lifecycle.answers = False
@@ -659,10 +666,10 @@ def test_a_node_ends_when_no_controller_hears_of_it() -> None:
         with pytest.raises(OperatorError, match=r"within log\.dir\.failure\.timeout\.ms \(50 ms\)"):
             await ended
 
-    told_of(3, story, settings={"log.dir.failure.timeout.ms": "50"})
+    run_story(3, story, settings={"log.dir.failure.timeout.ms": "50"})
 
 
-def test_a_topic_of_a_failed_directory_is_forgotten_and_comes_anew_elsewhere() -> None:
+def test_a_topic_of_a_failed_directory_is_dropped_and_recreated_elsewhere() -> None:
     async def story(desk: Desk) -> None:
         led_in_both(desk)
         break_second(desk)
@@ -675,10 +682,10 @@ def test_a_topic_of_a_failed_directory_is_forgotten_and_comes_anew_elsewhere() -
         desk.tell(1, leader=1, leader_epoch=9, directories=(UNASSIGNED_DIRECTORY, ELSEWHERE, ELSEWHERE))
         assert desk.replica(1).log.directory == f"/data/{TOPIC}-1"
 
-    told_of(3, story)
+    run_story(3, story)
 
 
-def test_log_dirs_are_described_with_what_lies_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_log_dirs_lists_the_content_of_each_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     room = os.statvfs("/")
     monkeypatch.setattr(os, "statvfs", lambda _: room)
 
@@ -693,4 +700,4 @@ def test_log_dirs_are_described_with_what_lies_in_each(monkeypatch: pytest.Monke
             for each in results
         } == {"/data": [(0, True)], "/data2": [(1, True), (2, False)], "/data3": []}
 
-    told_of(3, story)
+    run_story(3, story)

@@ -1,4 +1,4 @@
-"""A leader that takes fetches and does not answer, and one that is asked for something new meanwhile."""
+"""A leader that receives fetches and does not respond, and new partitions while a fetch is pending."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOPIC_ID = UUID(int=7)
 
 
 class SilentLeader(SocketLeader):
-    """Answers no fetch. `fetches` are those it has heard, each with its connection's number."""
+    """Responds to no fetch. `fetches` are those it has received, each with its connection's number."""
 
     def heard(
         self, number: int, header: Any, frame: memoryview, writer: asyncio.StreamWriter
@@ -38,7 +38,7 @@ def replica(index: int) -> Any:
     )
 
 
-def test_a_leader_that_does_not_answer_in_time_is_asked_again_on_a_new_connection() -> None:
+def test_a_leader_that_times_out_is_fetched_from_on_a_new_connection() -> None:
     async def story() -> None:
         leader = SilentLeader()
         async with following(leader, answer_timeout_ms=50) as fetchers:
@@ -50,7 +50,7 @@ def test_a_leader_that_does_not_answer_in_time_is_asked_again_on_a_new_connectio
     asyncio.run(story())
 
 
-def test_a_new_partition_does_not_wait_for_the_fetch_that_is_out() -> None:
+def test_a_new_partition_does_not_wait_for_the_pending_fetch() -> None:
     async def story() -> None:
         leader = SilentLeader()
         async with following(leader) as fetchers:

@@ -1,5 +1,5 @@
-"""What a running broker does when a metadata snapshot replaces everything it knew (snapshots.md N40-N42), and what a
-start does whose only snapshot is damaged (gaps.md G24).
+"""How a running broker applies a metadata snapshot that replaces its whole image (snapshots.md N40-N42), and how a node
+starts whose only snapshot is damaged (gaps.md G24).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def _with_topics(broker: Broker, *names: str) -> None:
 
 
 async def _image_without(broker: Broker, topic: str) -> MetadataImage:
-    """What another node's snapshot says: this topic is gone, all else is as here."""
+    """Another node's snapshot: this topic is deleted, all else is as here."""
     from fenceline.metadata.delta import MetadataDelta
     from fenceline.metadata.records import RemoveTopicRecord
 
@@ -62,8 +62,8 @@ async def _image_without(broker: Broker, topic: str) -> MetadataImage:
     return delta.build(broker.image.offset, broker.image.epoch)[0]
 
 
-def test_what_is_not_in_a_snapshot_disappears_from_a_running_broker(tmp_path: Path) -> None:
-    """N41: directories, open replicas, caches and figures of it go; all else stays and is served."""
+def test_topics_missing_from_a_snapshot_are_removed_from_a_running_broker(tmp_path: Path) -> None:
+    """N41: their directories, open replicas, caches and metrics; all other topics stay and are served."""
 
     async def story() -> None:
         broker = _broker(tmp_path)
@@ -96,8 +96,8 @@ def test_what_is_not_in_a_snapshot_disappears_from_a_running_broker(tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_what_was_deleted_while_a_broker_was_down_is_set_aside_at_its_start(tmp_path: Path, is_clean: bool) -> None:
-    """N41: also where the image that the broker starts with lacks it already; nothing of it is deleted."""
+def test_topics_deleted_while_a_broker_was_down_are_set_aside_at_its_start(tmp_path: Path, is_clean: bool) -> None:
+    """N41: also if the image with which the broker starts lacks them already; none of their files is deleted."""
 
     data, saved = tmp_path / "data", tmp_path / "saved"
     data.mkdir()
@@ -127,7 +127,7 @@ def test_what_was_deleted_while_a_broker_was_down_is_set_aside_at_its_start(tmp_
     assert list((data / stray).glob("*.log"))
 
 
-def test_an_open_transaction_is_forgotten_by_a_snapshot() -> None:
+def test_an_open_transaction_is_dropped_by_a_snapshot() -> None:
     """N42."""
 
     async def story() -> None:
@@ -150,7 +150,7 @@ def test_an_open_transaction_is_forgotten_by_a_snapshot() -> None:
 
 
 def _damaged() -> SimDisk:
-    """A directory whose log starts at a snapshot without its end."""
+    """A directory whose log starts at a snapshot that is truncated."""
     disk = SimDisk()
     disk.mkdir(DATA)
     log = with_snapshots(disk, 2).log
@@ -168,8 +168,10 @@ def _kept(disk: SimDisk) -> list[str]:
     return sorted(name for name in disk.listdir(DIRECTORY) if name.endswith((".log", ".checkpoint")))
 
 
-def test_a_start_without_its_only_snapshot_begins_anew_where_others_vote() -> None:
-    """G24: it owes what it had acknowledged, asks for nobody's vote, and finds the leader by its configuration."""
+def test_a_start_without_its_only_snapshot_starts_empty_if_others_vote() -> None:
+    """G24: it keeps its promise for acknowledged records, asks for no votes, and finds the leader by its
+    configuration.
+    """
     disk = _damaged()
     end = MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=300).end
     opened = open_voter(disk, DATA, 7, WITH_OTHERS)
@@ -179,20 +181,20 @@ def test_a_start_without_its_only_snapshot_begins_anew_where_others_vote() -> No
     asked = {duty.destination.host for duty in duties if isinstance(duty, Send)}
     assert asked == {"other"}
     again = open_voter(disk, DATA, 7, WITH_OTHERS)
-    assert again.log.promised == end, "also after another start"
+    assert again.log.promised == end, "also after another restart"
 
 
 @pytest.mark.parametrize(
     ("node_id", "settings"),
     [
-        pytest.param(7, ALONE, id="nobody else is known"),
-        pytest.param(1, WITH_OTHERS, id="it voted alone"),
+        pytest.param(7, ALONE, id="no other voter is known"),
+        pytest.param(1, WITH_OTHERS, id="it was the only voter"),
     ],
 )
-def test_a_start_without_its_only_snapshot_is_refused_where_nobody_else_has_it(
+def test_a_start_without_its_only_snapshot_is_refused_without_another_copy(
     node_id: int, settings: dict[str, str]
 ) -> None:
-    """G24: the operator may have a backup. The files are as they were."""
+    """G24: the operator may have a backup. The files are unchanged."""
     disk = _damaged()
     before = _kept(disk)
     with pytest.raises(SnapshotDamaged):

@@ -1,4 +1,4 @@
-"""What an operator gets wrong at start: exit code 1, one message that says what and what to do, never a traceback."""
+"""Operator errors at start: exit code 1, one message with the problem and the remedy, never a traceback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LISTEN = ("--listen", "127.0.0.1:0")
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """What `fenceline start` prints when it refuses: two lines, the reason and the advice."""
+    """The output of a failed `fenceline start`: two lines, the reason and the advice."""
     command = [sys.executable, "-m", "fenceline", "start", "--log-level", "warning", *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env={**os.environ, **(environment or {})}, check=False
@@ -59,7 +59,7 @@ def test_data_directory_is_not_writable() -> None:
     assert "this user may write to it" in refused("--data-dir", "/sys/fenceline", *LISTEN)
 
 
-def test_data_directory_of_something_else(tmp_path: Path) -> None:
+def test_data_directory_of_another_program(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").touch()
     assert "is not formatted but contains 'holiday.jpg'" in refused("--data-dir", str(tmp_path), *LISTEN)
 
@@ -85,13 +85,13 @@ def test_meta_properties(formatted: EmbeddedNode, before: str, after: str, messa
         assert formatted.errors == ""
 
 
-def test_meta_properties_is_gone(formatted: EmbeddedNode) -> None:
+def test_meta_properties_is_missing(formatted: EmbeddedNode) -> None:
     (formatted.log_dir / "meta.properties").unlink()
     assert "restore its meta.properties" in restart_refused(formatted)
 
 
 def test_the_metadata_directory_of_another_cluster(tmp_path: Path) -> None:
-    """Two directories of one node must be of one cluster; here the second was taken from another."""
+    """Two directories of one node must belong to one cluster; here the second was taken from another."""
     logs, metadata = tmp_path / "logs", tmp_path / "metadata"
     options = ("--data-dir", str(logs), "--override", f"metadata.log.dir={metadata}")
     node = EmbeddedNode(data_dir=tmp_path, overrides={"metadata.log.dir": str(metadata)})
@@ -112,7 +112,7 @@ def test_two_nodes_on_one_directory(tmp_path: Path) -> None:
         message = refused("--data-dir", str(node.log_dir), *LISTEN)
         assert f"is in use by node 1, process {node.pid}" in message
     with EmbeddedNode(data_dir=tmp_path):
-        """The lock goes with the process that held it, however it ended."""
+        """The lock ends with the process that held it, even after a crash."""
 
 
 def test_two_nodes_on_one_metadata_directory(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_port_in_use(tmp_path: Path) -> None:
         port = holder.getsockname()[1]
         message = refused("--data-dir", str(tmp_path / "data"), "--listen", f"127.0.0.1:{port}")
         assert f"cannot bind to 127.0.0.1:{port}: Address already in use" in message
-    # The failed start harmed nothing.
+    # The failed start changed nothing.
     with EmbeddedNode(data_dir=tmp_path) as node:
         assert node.errors == ""
 
@@ -172,7 +172,7 @@ def test_configuration_files(tmp_path: Path) -> None:
         ("without-a-value", "has no value"),
     ],
 )
-def test_values_that_are_refused(tmp_path: Path, override: str, message: str) -> None:
+def test_invalid_values_are_rejected(tmp_path: Path, override: str, message: str) -> None:
     options = ("--data-dir", str(tmp_path / "data")) if "log.dirs" not in override else ()
     assert message in refused(*options, "--override", override)
 

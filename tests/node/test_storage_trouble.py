@@ -1,4 +1,4 @@
-"""A full disk is told once, to leaders and to followers, with what helps."""
+"""A full disk is reported once, for leaders and followers, with advice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T0 = TopicPartition("t", 0)
 
 
 class Desk:
-    """What was logged, on a clock that is moved by hand."""
+    """What was logged, on a clock that the test moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = 0
@@ -41,7 +41,7 @@ def full() -> StorageError:
     return StorageError.of("appending", OSError(errno.ENOSPC, "full"))
 
 
-def test_once_and_then_once_a_minute_with_the_count(desk: Desk) -> None:
+def test_reported_once_and_then_every_minute_with_the_count(desk: Desk) -> None:
     for second in range(61):
         desk.now_ms = 1000 * second
         desk.trouble.rejected(T0, 5, full())
@@ -53,8 +53,8 @@ def test_once_and_then_once_a_minute_with_the_count(desk: Desk) -> None:
     assert desk.lines[-1] == ("records accepted again", {"partition": "t-0", "refused": 61})
 
 
-def test_a_follower_that_fetches_into_a_full_disk_says_so_once(desk: Desk) -> None:
-    """Each fetch fails, once a second and partition."""
+def test_a_follower_that_fetches_into_a_full_disk_reports_it_once(desk: Desk) -> None:
+    """Each fetch fails, once per second and partition."""
     passed_on: list[StorageError] = []
     broker = SimpleNamespace(
         storage_trouble=desk.trouble,

@@ -1,4 +1,4 @@
-"""A leader that holds followers back, through its real Fetch handler, and settings that change while it runs."""
+"""A leader that throttles followers, through its real Fetch handler, and settings that change while it runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def size(desk: Desk, replica_id: int, offset: int) -> int:
 
 
 @pytest.mark.parametrize("broker", ["1", ""])
-def test_who_is_out_of_sync_waits_and_who_is_in_sync_does_not(broker: str) -> None:
+def test_replicas_out_of_sync_are_throttled_and_those_in_sync_are_not(broker: str) -> None:
     """Kafka's ReplicationQuotasTest.shouldThrottleOldSegments and shouldLeaderThrottle."""
 
     async def story(desk: Desk) -> None:
@@ -39,18 +39,18 @@ def test_who_is_out_of_sync_waits_and_who_is_in_sync_does_not(broker: str) -> No
         desk.append(4)
         got = size(desk, 3, 0)
         assert got > 50
-        assert size(desk, 3, 1) == 0, "enough was sent"
-        assert size(desk, 2, 0) == got, "a replica in sync is not held back"
-        assert len(desk.fetched(0).records or b"") == 0, "a consumer sees what is committed, as ever"
+        assert size(desk, 3, 1) == 0, "the quota is used up"
+        assert size(desk, 2, 0) == got, "an in-sync replica is not throttled"
+        assert len(desk.fetched(0).records or b"") == 0, "a consumer reads committed records as usual"
         desk.follower_fetched(2, 4)
-        assert len(desk.fetched(0).records or b"") > 0, "and is not held back either"
+        assert len(desk.fetched(0).records or b"") > 0, "and is not throttled either"
         desk.clock.ms += 60_000
         assert size(desk, 3, 1) > 0
 
     told(story)
 
 
-def test_what_goes_to_replicas_in_sync_counts() -> None:
+def test_bytes_sent_to_in_sync_replicas_count() -> None:
     async def story(desk: Desk) -> None:
         throttle(desk, 50)
         desk.lead(5, isr=(1, 2))
@@ -61,8 +61,8 @@ def test_what_goes_to_replicas_in_sync_counts() -> None:
     told(story)
 
 
-def test_a_follower_that_is_held_back_is_heard_all_the_same() -> None:
-    """How far it is counts, and its fetch waits for its time instead of turning in circles."""
+def test_the_fetch_of_a_throttled_follower_still_counts() -> None:
+    """Its fetch offset counts, and its fetch waits instead of being retried in a loop."""
 
     async def story(desk: Desk) -> None:
         throttle(desk, 50)
@@ -80,7 +80,7 @@ def test_a_follower_that_is_held_back_is_heard_all_the_same() -> None:
     told(story)
 
 
-def test_only_the_replicas_that_are_named() -> None:
+def test_only_the_listed_replicas_are_throttled() -> None:
     async def story(desk: Desk) -> None:
         throttle(desk, 50, replicas="1:1,0:2")
         for index in (0, 1):
@@ -94,7 +94,7 @@ def test_only_the_replicas_that_are_named() -> None:
     told(story, partitions=2)
 
 
-def test_a_throttle_that_is_taken_away_holds_nobody() -> None:
+def test_a_removed_throttle_applies_to_no_replica() -> None:
     async def story(desk: Desk) -> None:
         throttle(desk, 50)
         desk.lead(5)
@@ -114,7 +114,7 @@ def test_a_throttle_that_is_taken_away_holds_nobody() -> None:
     told(story)
 
 
-def test_settings_that_were_there_before_the_node() -> None:
+def test_settings_from_before_the_start_apply() -> None:
     async def story(desk: Desk) -> None:
         throttle(desk, 50)
         fresh = type(desk.replication)(desk)  # type: ignore[arg-type]

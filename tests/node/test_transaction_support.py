@@ -1,4 +1,6 @@
-"""Which brokers coordinate transactions, as they say themselves: learned when a client comes, once a registration."""
+"""Which brokers coordinate transactions, by their own ApiVersions: asked when a client needs it, once per
+registration.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.node.handlers.fakes import broker_image, image_of
 
 
 class Peer:
-    """A broker on a real socket that says which APIs it takes."""
+    """A broker on a real socket that reports its supported APIs."""
 
     def __init__(self, *keys: ApiKey) -> None:
         self._keys = (ApiKey.API_VERSIONS, *keys)
@@ -53,14 +55,14 @@ def _support(image: Any, peers: dict[int, Peer], clock: Clock) -> TransactionSup
     return TransactionSupport(1, lambda: image[0], endpoint, clock, dial)
 
 
-def test_brokers_are_asked_once_for_each_registration() -> None:
+def test_brokers_are_asked_once_per_registration() -> None:
     async def story() -> None:
         fenceline, kafka = Peer(ApiKey.FETCH), Peer(ApiKey.FETCH, ApiKey.ADD_PARTITIONS_TO_TXN)
         await fenceline.serve()
         await kafka.serve()
         image = [image_of()]
         support = _support(image, {2: fenceline, 3: kafka}, StillClock())
-        assert not await support.may_be_available(), "this one alone"
+        assert not await support.may_be_available(), "only this one"
         image[0] = image_of((), [broker_image(1), broker_image(2)])
         for _ in range(3):
             assert not await support.may_be_available()
@@ -70,14 +72,14 @@ def test_brokers_are_asked_once_for_each_registration() -> None:
         assert (fenceline.connections, kafka.connections) == (1, 1)
         image[0] = image_of((), [broker_image(1), broker_image(2, epoch=9)])
         assert not await support.may_be_available()
-        assert fenceline.connections == 2, "a new registration may be of another kind"
+        assert fenceline.connections == 2, "a new registration may be of another implementation"
         fenceline.close()
         kafka.close()
 
     asyncio.run(asyncio.wait_for(story(), 60))
 
 
-def test_a_broker_that_cannot_be_asked_may_be_one_of_kafka() -> None:
+def test_an_unreachable_broker_may_be_a_kafka_broker() -> None:
     async def story() -> None:
         peer, clock = Peer(ApiKey.FETCH), StillClock()
         await peer.serve()

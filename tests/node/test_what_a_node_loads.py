@@ -1,4 +1,4 @@
-"""A node starts, and serves, without the libraries of the pipeline: no pyarrow, no PySpark, no pandas."""
+"""A node starts and serves without the libraries of the pipeline: no pyarrow, no PySpark, no pandas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(sorted({{name.split(".")[0] for name in sys.modules}} & set({HEAVY!r})))
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what a process has loaded")
-def test_a_node_that_serves_has_not_loaded_them(node: EmbeddedNode) -> None:
+def test_a_serving_node_has_not_loaded_them(node: EmbeddedNode) -> None:
     with Admin(node.bootstrap) as admin, Producer(node.bootstrap) as producer:
         admin.create_topics(["loads"])
         producer.send("loads", b"value").result(60)

@@ -1,4 +1,4 @@
-"""What must hold at every step of every history, whatever breaks (raft.md Q6, Q17, Q32, Q40, Q44, Q50-Q56)."""
+"""Invariants of every step of every history, whatever fails (raft.md Q6, Q17, Q32, Q40, Q44, Q50-Q56)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Broken(AssertionError):
 
 @dataclass
 class Node:
-    """A machine: its disk stays, its process comes and goes."""
+    """A machine: its disk persists, its process starts and stops."""
 
     node_id: int
     local: Voter
@@ -32,7 +32,7 @@ class Node:
 
 
 class Checker:
-    """The invariants (raft.md Q50-Q56, Q40, Q44), looked at when something changes."""
+    """The invariants (raft.md Q50-Q56, Q40, Q44), checked at each change."""
 
     def __init__(self) -> None:
         self.leaders: dict[int, tuple[int, int]] = {}
@@ -48,7 +48,7 @@ class Checker:
             raise Broken(f"node {node_id} votes for {given} and for {candidate} in epoch {epoch}")
 
     def elected(self, node: Node, epoch: int) -> None:
-        """Q6, Q51, and a leader has all that is committed."""
+        """Q6, Q51, and a leader has all committed records."""
         who = (node.node_id, node.incarnation)
         assert node.quorum is not None, "it leads"
         voters = node.quorum.voter_set
@@ -71,7 +71,7 @@ class Checker:
             raise Broken(f"two histories end with offset {entry.offset} in epoch {entry.epoch}")
 
     def advanced(self, node: Node, offset: int) -> None:
-        """Q53, Q56: committed is committed."""
+        """Q53, Q56: committed records stay committed."""
         if offset <= node.high_watermark:
             raise Broken(f"node {node.node_id}: high watermark {node.high_watermark} to {offset}")
         if offset > node.log.end_offset:
@@ -87,7 +87,7 @@ class Checker:
                 raise Broken(f"node {node.node_id} commits {at}, others {len(self.committed)}")
 
     def majority(self, node: Node, offset: int, nodes: dict[int, Node]) -> None:
-        """Q52: what a leader calls committed is on the disks of a majority of its voters."""
+        """Q52: records that a leader reports as committed are on the disks of a majority of its voters."""
         assert node.quorum is not None, "it leads"
         if node.log.at(offset - 1).epoch != node.quorum.epoch:
             raise Broken(f"leader {node.node_id} of {node.quorum.epoch} commits a record of another epoch at {offset}")
@@ -105,7 +105,7 @@ class Checker:
             raise Broken(f"leader {node.node_id} commits {offset}, which {have} of {voters.ids} have")
 
     def voters_change(self, before: tuple[Voter, ...], committed: bool, after: tuple[Voter, ...]) -> None:
-        """Q44: one voter at a time, and only after the change before is committed."""
+        """Q44: one voter at a time, and only after the previous change is committed."""
         keys = [{(each.voter_id, each.voter_directory_id) for each in voters} for voters in (before, after)]
         if len(keys[0] ^ keys[1]) > 1:
             raise Broken(f"voters change from {keys[0]} to {keys[1]}")

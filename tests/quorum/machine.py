@@ -1,4 +1,4 @@
-"""One quorum among peers that the test plays itself."""
+"""One quorum whose peers are simulated by the test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Machine:
-    """Node `me` of `voters`; duties of each call are in `duties`, and done to the log."""
+    """Node `me` of `voters`; the duties of each call are in `duties`, and applied to the log."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Machine:
         history: tuple[int, ...] = (),
         **settings: Any,
     ) -> None:
-        """`history`: the epochs of the records that the log holds, flushed."""
+        """`history`: the epochs of the records in the log, flushed."""
         members = tuple(voter(node_id) for node_id in voters)
         self.log = MemoryLog(VotersAt(-1, 1, members) if dynamic else None)
         for epoch in history:
@@ -82,7 +82,7 @@ class Machine:
         return self.do(self.quorum.tick(self.now_ms))
 
     def ask(self, message: RequestMessage) -> Any:
-        """The answer to a request, None when it is parked."""
+        """The response to a request, None when it is parked."""
         self.do(self.quorum.request(self.now_ms, "t", message))
         return next((duty.message for duty in self.duties if isinstance(duty, Answer)), None)
 
@@ -104,7 +104,7 @@ class Machine:
     def reply(self, request_id: int, message: ResponseMessage) -> list[Duty]:
         return self.do(self.quorum.response(self.now_ms, request_id, message))
 
-    # -- short ways --------------------------------------------------------------------------------------------------
+    # -- shortcuts ---------------------------------------------------------------------------------------------------
 
     def to_prospective(self) -> None:
         self.pass_time(2500)
@@ -123,7 +123,7 @@ class Machine:
         return role
 
     def fetch(self, node_id: int, offset: int | None = None, epoch: int | None = None, **changed: Any) -> FetchRequest:
-        """What node `node_id` asks, having everything before `offset` (default: all)."""
+        """The fetch of node `node_id`, which has all records before `offset` (default: all)."""
         end = self.log.end_offset if offset is None else offset
         fields: dict[str, Any] = {
             "cluster_id": "c",
@@ -146,7 +146,7 @@ class Machine:
         return tuple(made)
 
     def fetched(self, **fields: Any) -> list[Duty]:
-        """The leader answers the fetch that is under way."""
+        """The leader responds to the pending fetch."""
         given: dict[str, Any] = {"leader_id": self.quorum.leader_id, "leader_epoch": self.quorum.epoch}
         ask = self.request_id(self.quorum.leader_id, FetchRequest)
         return self.reply(ask, FetchResponse(**(given | fields)))

@@ -1,6 +1,6 @@
-"""A log in memory with a disk under it: a crash takes what was not flushed.
+"""A log in memory with a disk under it: a crash loses the unflushed tail.
 
-Records are `Entry` values; a snapshot's bytes stand for the hash of everything before its end, and for the voters.
+Records are `Entry` values; a snapshot's bytes represent the hash of all records before its end, and the voters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EMPTY_HASH: Final = "0"
 
 
 class Entry(NamedTuple):
-    """A record, and the hash of the log up to and with it."""
+    """A record, and the hash of the log up to and including it."""
 
     offset: int
     epoch: int
@@ -42,7 +42,7 @@ def voter(node_id: int, directory: int = 0) -> Voter:
 
 @dataclass
 class Partial:
-    """A download under way, as the disk has it."""
+    """A download in progress, as on the disk."""
 
     snapshot_id: SnapshotId
     source: int
@@ -124,7 +124,7 @@ class MemoryLog:
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def chain_at(self, end_offset: int) -> str:
-        """The hash of everything before `end_offset`."""
+        """The hash of all records before `end_offset`."""
         return self.base_chain if end_offset == self.start_offset else self.at(end_offset - 1).chain
 
     def at(self, offset: int) -> Entry:
@@ -137,7 +137,7 @@ class MemoryLog:
             )
 
     def append_entry(self, entry: Entry) -> None:
-        assert entry.offset == self.end_offset, "offsets follow on each other"
+        assert entry.offset == self.end_offset, "offsets are consecutive"
         self.entries.append(entry)
         if not self._epochs or self._epochs[-1][0] < entry.epoch:
             self._epochs.append((entry.epoch, entry.offset))
@@ -152,7 +152,7 @@ class MemoryLog:
         self.history.truncate(end_offset)
 
     def crash(self, kept_offset: int) -> None:
-        """The machine stops: of the tail that was not flushed, only what is before `kept_offset` is there again."""
+        """The machine stops: of the unflushed tail, only the records before `kept_offset` survive."""
         if self.end_offset > max(kept_offset, self.flushed_offset):
             self.truncate(max(kept_offset, self.flushed_offset))
         self.flushed_offset = self.end_offset
@@ -160,7 +160,7 @@ class MemoryLog:
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def write_snapshot(self, end_offset: int) -> SnapshotId | None:
-        """N15: of what is committed before `end_offset`."""
+        """N15: of the committed records before `end_offset`."""
         if end_offset <= self.start_offset:
             return None
         snapshot_id = SnapshotId(end_offset, self.at(end_offset - 1).epoch)

@@ -1,4 +1,4 @@
-"""What one seed does to a cluster."""
+"""The faults and settings of one seed of a cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 
 @dataclass(frozen=True)
 class Options:
-    """What one seed does. Times in virtual ms; chances per event of their kind."""
+    """The faults and settings of one seed. Times in virtual ms; probabilities per event of their kind."""
 
     seed: int
     voters: int

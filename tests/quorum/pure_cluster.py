@@ -1,8 +1,8 @@
-"""Quorums in one process on virtual time: lost, late, doubled and reordered messages, partitions, crashes, restarts.
+"""Quorums in one process on virtual time: lost, late, duplicated and reordered messages, partitions, crashes, restarts.
 
-One seed is one history, the same each time. `Cluster.run` goes through a safety phase, in which anything may break at
-any moment and invariants are checked at every step, and a liveness phase, in which everything is mended and the cluster
-must agree and go on.
+One seed is one history, the same each time. `Cluster.run` has a safety phase, in which anything may fail at any moment
+and invariants are checked at every step, and a liveness phase, in which everything is repaired and the cluster must
+agree and make progress.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from tests.quorum.options import Options
 
 
 class _Crash(Exception):
-    """The node stops between two duties."""
+    """The node crashes between two duties."""
 
 
 CLUSTER_ID: Final = "c"
 
 
 class Cluster:
-    """See the module."""
+    """See the module docstring."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -77,7 +77,7 @@ class Cluster:
         self._calm = False
         self._answers: dict[Any, Callable[[ResponseMessage], None]] = {}
         self._dropped: dict[Any, Callable[[], None]] = {}
-        """What a lost connection tells the asker, by token."""
+        """Callbacks that report a lost connection to the sender, by token."""
         self._votes_asked: dict[Any, VoteRequest] = {}
         self._value = 0
         self.steps = 0
@@ -126,24 +126,24 @@ class Cluster:
         if options.dynamic:
             self.at(1500, self._admin)
         self.run_until(options.safety_ms)
-        self._mend()
-        if not self.run_until(self.now_ms + options.liveness_ms, self._is_well):
+        self._repair()
+        if not self.run_until(self.now_ms + options.liveness_ms, self._has_converged):
             roles = {node_id: str(node.quorum and node.quorum.role) for node_id, node in self.nodes.items()}
             raise Broken(f"no progress: {roles}, committed {len(self.checker.committed)}")
 
-    def be_calm(self) -> None:
-        """Start everybody and break nothing."""
+    def stop_faults(self) -> None:
+        """Start all nodes and inject no faults."""
         self._calm = True
         for node in self.nodes.values():
             self.start(node)
         self.at(10, self._client)
 
     def leader(self) -> Node | None:
-        """Who has committed a record of the newest epoch."""
+        """The node that has committed a record of the newest epoch."""
         leading = [node for node in self.nodes.values() if node.quorum is not None and node.leads == node.quorum.epoch]
         return max(leading, key=lambda node: node.leads, default=None)
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         self._calm = True
         self._blocked.clear()
         for node in self.nodes.values():
@@ -151,8 +151,8 @@ class Cluster:
                 self.start(node)
         self._goal = len(self.checker.committed) + 5
 
-    def _is_well(self) -> bool:
-        """Everybody is at one, and new records are committed everywhere."""
+    def _has_converged(self) -> bool:
+        """All nodes agree, and new records are committed everywhere."""
         quorums = [node.quorum for node in self.nodes.values() if node.quorum is not None]
         epochs = {quorum.epoch for quorum in quorums}
         leaders = {quorum.leader_id for quorum in quorums}
@@ -286,7 +286,7 @@ class Cluster:
                     self._answer(token, replace(piece, unaligned_records=content[position : position + max_bytes]))
             case AdvanceHighWatermark(offset):
                 self.checker.advanced(node, offset)
-                assert node.quorum is not None, "it runs"
+                assert node.quorum is not None, "the node runs"
                 if isinstance(node.quorum.role, Leader):
                     self.checker.majority(node, offset, self.nodes)
                 node.high_watermark = offset
@@ -305,7 +305,7 @@ class Cluster:
                 self._download(node, duty)
 
     def _check_chain(self, node: Node, offset: int) -> None:
-        """What was fetched continues this very log."""
+        """The fetched entries continue this log."""
         log = node.log
         if offset < log.end_offset:
             entry = log.at(offset)
@@ -358,7 +358,7 @@ class Cluster:
                 size = len(partial.content)
                 self.later(node, delay, lambda quorum: quorum.download_begun(self.now_ms, snapshot_id, size))
             case WritePiece(snapshot_id, position, content):
-                assert isinstance(content, bytes), "pieces are bytes here"
+                assert isinstance(content, bytes), "chunks are bytes here"
                 if self.rng.random() < 0.02 and not self._calm:
                     content = b"?" * len(content)
                 partial = log.partial
@@ -437,7 +437,7 @@ class Cluster:
             raise Broken(f"request {token} is answered twice")
         reply(message)
 
-    # -- what happens to them ----------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def _client(self) -> None:
         for node in self.nodes.values():
@@ -504,7 +504,7 @@ class Cluster:
             log.forget_before(snapshot_id)
 
     def _admin(self) -> None:
-        """Adds or removes a voter, at whoever says that it leads."""
+        """Adds or removes a voter, at a node that claims to lead."""
         leaders = [node for node in self.nodes.values() if node.quorum is not None and node.quorum.is_leader]
         if leaders:
             leader = self.rng.choice(leaders)

@@ -1,4 +1,4 @@
-"""Whatever peers say, a node goes on: no message stops it but a proof that committed records are lost (gaps.md G36)."""
+"""Any messages from peers: none stops a node except a proof that committed records are lost (gaps.md G36)."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ _CODES = [ErrorCode.NONE] * 6 + [
 ]
 
 
-class Babble:
-    """Makes up messages around the state of a machine."""
+class RandomMessages:
+    """Generates random messages around the state of a machine."""
 
     def __init__(self, machine: Machine, rng: Random) -> None:
         self.machine = machine
@@ -178,12 +178,12 @@ class Babble:
                 raise AssertionError(sent)
 
 
-def babble(seed: int, steps: int) -> int:
-    """How many messages were heard; every request got at most one answer, and no epoch fell."""
+def exchange_random_messages(seed: int, steps: int) -> int:
+    """Returns the number of messages received; every request got at most one response, and no epoch decreased."""
     rng = Random(seed)
     options = {"dynamic": rng.random() < 0.7, "me": rng.choice((1, 1, 4)), "auto_join": rng.random() < 0.5}
     machine = Machine(election=ElectionState(3, leader_id=rng.choice((1, 2))), history=(1, 3), **options)
-    made_up = Babble(machine, rng)
+    made_up = RandomMessages(machine, rng)
     waiting: list[Send] = machine.found(Send)
     answered: set[object] = set()
     for step in range(steps):
@@ -227,11 +227,11 @@ def babble(seed: int, steps: int) -> int:
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))
-def test_nothing_that_peers_say_stops_a_node(first: int) -> None:
+def test_no_message_of_a_peer_stops_a_node(first: int) -> None:
     heard = 0
     for seed in range(first, first + 50):
         try:
-            heard += babble(seed, 60)
+            heard += exchange_random_messages(seed, 60)
         except InternalError as error:
             if "below the high watermark" not in str(error):
                 raise

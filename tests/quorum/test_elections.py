@@ -70,15 +70,15 @@ def test_boot(election: ElectionState | None, role: object) -> None:
     assert Machine(election=election).quorum.role == role
 
 
-def test_a_log_ahead_of_the_file_is_written_down() -> None:
+def test_a_log_ahead_of_the_file_is_persisted() -> None:
     """Q10."""
     machine = Machine(election=ElectionState(3, leader_id=2), history=(5,))
     assert machine.quorum.role == Unattached(5)
     assert machine.log.election == ElectionState(5)
 
 
-def test_the_way_to_leadership() -> None:
-    """K7: nothing is written for a pre-vote; the candidacy is durable before anybody is asked (Q2)."""
+def test_the_steps_to_leadership() -> None:
+    """K7: nothing is written for a pre-vote; the candidacy is durable before any vote is requested (Q2)."""
     machine = Machine()
     machine.to_prospective()
     assert machine.quorum.role == Prospective(0)
@@ -94,7 +94,7 @@ def test_the_way_to_leadership() -> None:
     assert machine.log.election == ElectionState(1, leader_id=1)
 
 
-def test_a_peer_without_pre_vote_ends_it() -> None:
+def test_a_peer_without_pre_vote_ends_the_pre_vote() -> None:
     """K8."""
     machine = Machine()
     machine.to_prospective()
@@ -102,7 +102,7 @@ def test_a_peer_without_pre_vote_ends_it() -> None:
     assert isinstance(machine.quorum.role, Candidate)
 
 
-def test_a_lost_pre_vote_leads_back_to_the_leader() -> None:
+def test_a_lost_pre_vote_returns_to_the_leader() -> None:
     """K7."""
     machine = _follower()
     machine.to_prospective()
@@ -113,7 +113,7 @@ def test_a_lost_pre_vote_leads_back_to_the_leader() -> None:
     assert machine.quorum.role == Follower(3, 2)
 
 
-def test_a_split_vote_is_repeated_soon() -> None:
+def test_a_split_vote_is_retried_soon() -> None:
     """Q20: not after a whole election timeout."""
     machine = Machine()
     machine.to_candidate()
@@ -127,21 +127,21 @@ def test_a_split_vote_is_repeated_soon() -> None:
     assert isinstance(machine.quorum.role, Prospective)
 
 
-def test_a_vote_that_one_denies_and_one_does_not_answer_is_repeated_soon() -> None:
-    """Q20: both followers of a frozen leader missed it in the same millisecond, and each voted for itself."""
+def test_a_vote_with_one_rejection_and_one_missing_response_is_retried_soon() -> None:
+    """Q20: both followers of a frozen leader timed out in the same millisecond, and each voted for itself."""
     machine = Machine()
     machine.to_candidate()
     machine.reply(machine.request_id(2, VoteRequest), VoteResponse(leader_epoch=1))
     deadline = machine.quorum.next_deadline_ms
     assert deadline is not None
     assert deadline <= machine.now_ms + 150
-    assert isinstance(machine.quorum.role, Candidate), "the third may still answer"
+    assert isinstance(machine.quorum.role, Candidate), "the third may still respond"
     machine.pass_time(150)
     assert isinstance(machine.quorum.role, Prospective)
 
 
-def test_votes_that_are_split_again_and_again_are_repeated_ever_later() -> None:
-    """Q20: answers that take longer than the first short time still decide in the end."""
+def test_repeated_split_votes_back_off() -> None:
+    """Q20: responses that take longer than the first short delay still decide in the end."""
     machine = Machine()
     waits = []
     machine.to_prospective()
@@ -157,8 +157,8 @@ def test_votes_that_are_split_again_and_again_are_repeated_ever_later() -> None:
     assert max(waits[6:]) > 300
 
 
-def test_who_asks_for_itself_is_asked_again() -> None:
-    """It said no while it heard from the leader; what it asks now shows that it does not any more."""
+def test_a_voter_that_requests_votes_is_asked_again() -> None:
+    """It rejected while it was in contact with the leader; its own request shows that it no longer is."""
     machine = _follower(history=(1, 1))
     machine.to_prospective()
     machine.reply(machine.request_id(3, VoteRequest), VoteResponse(leader_id=2, leader_epoch=3))
@@ -168,7 +168,7 @@ def test_who_asks_for_itself_is_asked_again() -> None:
     assert isinstance(machine.quorum.role, Candidate)
 
 
-def test_an_answer_of_an_earlier_election_does_not_count() -> None:
+def test_a_response_of_an_earlier_election_does_not_count() -> None:
     machine = Machine()
     machine.to_prospective()
     stale = machine.request_id(3, VoteRequest)
@@ -177,8 +177,8 @@ def test_an_answer_of_an_earlier_election_does_not_count() -> None:
     assert isinstance(machine.quorum.role, Candidate)
 
 
-def test_a_candidate_claims_only_what_is_flushed() -> None:
-    """A restart goes on with the candidacy: it must not own less than it was elected for."""
+def test_a_candidate_claims_only_flushed_records() -> None:
+    """A restart continues the candidacy: it must not have less than it was elected for."""
     machine = Machine(history=(1, 1))
     machine.log.append(1, ["not flushed"])
     machine.to_prospective()
@@ -210,38 +210,38 @@ def test_votes(request_: VoteRequest, error: ErrorCode, granted: bool) -> None:
     if granted:
         kinds = [type(duty) for duty in machine.duties]
         last_write = len(kinds) - 1 - kinds[::-1].index(PersistElection)
-        assert last_write < kinds.index(Answer), "durable before the answer"
+        assert last_write < kinds.index(Answer), "durable before the response"
         assert machine.log.election is not None
         assert machine.log.election.voted_id == 2
-        assert machine.ask(request_).vote_granted, "the same again"
+        assert machine.ask(request_).vote_granted, "the same request again"
         other = _vote(4, replica_id=3, replica_directory_id=voter(3).voter_directory_id)
         assert not machine.ask(other).vote_granted
     elif error is ErrorCode.INVALID_VOTER_KEY:
         assert machine.quorum.epoch == 3, "a wrong address does not raise the epoch (G34)"
 
 
-def test_another_cluster_is_not_heard() -> None:
+def test_another_cluster_is_ignored() -> None:
     """Q13."""
     machine = Machine()
     assert machine.ask(_vote(4, cluster_id="other")).error_code is ErrorCode.INCONSISTENT_CLUSTER_ID
     assert machine.quorum.epoch == 0
 
 
-def test_pre_votes_and_touch_with_the_leader() -> None:
-    """K8, Q60; nothing changes at the one who answers."""
+def test_pre_votes_and_contact_with_the_leader() -> None:
+    """K8, Q60; nothing changes at the node that responds."""
     machine = _follower()
     first = machine.request_id(2, FetchRequest)
     ask = _vote(3, pre_vote=True)
-    assert machine.ask(ask).vote_granted, "nothing was fetched in this term yet"
+    assert machine.ask(ask).vote_granted, "nothing was fetched in this epoch yet"
     machine.reply(first, _answer(high_watermark=0))
-    assert not machine.ask(ask).vote_granted, "in touch"
+    assert not machine.ask(ask).vote_granted, "in contact"
     assert machine.quorum.role == Follower(3, 2)
     ends = EndQuorumEpochRequest("c", 2, 3, (ReplicaKey(3),))
     machine.ask(ends)
-    assert machine.ask(ask).vote_granted, "the leader has said that it goes"
+    assert machine.ask(ask).vote_granted, "the leader has announced its resignation"
 
 
-def test_a_gone_leader_is_doubted_at_once() -> None:
+def test_a_dead_leader_is_replaced_without_waiting() -> None:
     """Its address refuses a connection: no fetch timeout is waited for; a lost connection alone is retried."""
     machine = _follower()
     machine.do(machine.quorum.no_response(0, machine.request_id(2, FetchRequest), False))
@@ -252,7 +252,7 @@ def test_a_gone_leader_is_doubted_at_once() -> None:
     assert machine.sent(VoteRequest).keys() == {2, 3}
 
 
-def test_an_observer_never_asks_for_votes() -> None:
+def test_an_observer_never_requests_votes() -> None:
     """Q1, K11: it looks for a leader."""
     machine = Machine(me=4, election=ElectionState(3, leader_id=2))
     for _ in range(5):
@@ -279,7 +279,7 @@ def test_a_leader_without_a_majority_resigns() -> None:
 
 
 @pytest.mark.parametrize(("position", "wait"), [(0, 0), (1, 500), (2, 1000)])
-def test_successors_begin_in_turn(position: int, wait: int) -> None:
+def test_preferred_successors_start_in_turn(position: int, wait: int) -> None:
     """Q22."""
     machine = _follower()
     others = [ReplicaKey(3)]
@@ -294,8 +294,8 @@ def test_successors_begin_in_turn(position: int, wait: int) -> None:
     assert isinstance(machine.quorum.role, Prospective)
 
 
-def test_a_leader_that_begins_is_followed() -> None:
-    """Q21, and a second one in the same epoch is told, not followed, and stops nobody (Q8, G36)."""
+def test_a_new_leader_is_followed() -> None:
+    """Q21, and a second one in the same epoch is reported, not followed, and stops no node (Q8, G36)."""
     machine = Machine()
     assert machine.ask(BeginQuorumEpochRequest("c", 2, 5, 1)).partition_error_code is ErrorCode.NONE
     assert machine.quorum.role == Follower(5, 2)
@@ -307,14 +307,14 @@ def test_a_leader_that_begins_is_followed() -> None:
     assert machine.quorum.epoch == 5
 
 
-def test_a_clock_that_goes_back_does_no_harm() -> None:
+def test_a_clock_that_goes_back_is_harmless() -> None:
     machine = Machine()
     machine.to_leader()
     machine.do(machine.quorum.tick(0))
     assert machine.quorum.is_leader
 
 
-def test_only_a_cut_below_the_high_watermark_is_fatal() -> None:
+def test_only_truncation_below_the_high_watermark_is_fatal() -> None:
     """Q29, G36."""
     machine = _follower(history=(3, 3))
     machine.fetched(high_watermark=2)
@@ -323,7 +323,7 @@ def test_only_a_cut_below_the_high_watermark_is_fatal() -> None:
         machine.fetched(diverging_epoch=EpochEnd(2, 0))
 
 
-def test_a_shutdown_hands_over_and_takes_part_in_nothing_more() -> None:
+def test_a_shutdown_hands_over_and_ends_participation() -> None:
     """Q23."""
     machine = Machine()
     machine.to_leader()
@@ -339,8 +339,8 @@ def test_a_shutdown_hands_over_and_takes_part_in_nothing_more() -> None:
     assert follower.quorum.has_closed
 
 
-def test_a_candidate_that_shuts_down_and_is_elected_hands_over() -> None:
-    """Q23; brokers, seed 4012: it led on, and its node waited for ever to be no leader."""
+def test_a_candidate_elected_during_its_shutdown_hands_over() -> None:
+    """Q23; brokers, seed 4012: it continued to lead, and its node waited forever for the end of its leadership."""
     machine = Machine()
     machine.to_candidate()
     asked = machine.request_id(2, VoteRequest)

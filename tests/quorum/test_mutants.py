@@ -1,4 +1,4 @@
-"""Safety rules removed on purpose: each must be caught by some seed, else the simulation proves nothing about it."""
+"""Safety rules removed on purpose: some seed must detect each, otherwise the simulation proves nothing about it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def commit_records_of_an_old_term(patch: pytest.MonkeyPatch) -> None:
 
 
 def elect_an_older_log(patch: pytest.MonkeyPatch) -> None:
-    """Q17: a voter elects nobody who lacks something that it has."""
+    """Q17: a voter elects no candidate that lacks one of its records."""
     patch.setattr(Elections, "_is_behind", lambda self, request: False)
 
 
@@ -113,7 +113,7 @@ def go_back_to_an_older_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def skip_the_cut(patch: pytest.MonkeyPatch) -> None:
-    """N26: a log that differs is cut before anything is appended to it."""
+    """N26: a diverging log is truncated before the next append."""
     real = fetches.validate_offset_and_epoch
 
     def judge(log: LogView, offset: int, epoch: int) -> Verdict:
@@ -158,7 +158,7 @@ def change_voters_twice_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def follow_the_leaders_high_watermark(patch: pytest.MonkeyPatch) -> None:
-    """Q28: what is committed counts here only as far as it is here."""
+    """Q28: the high watermark is at most the follower's own log end."""
 
     def count(self: Following) -> None:
         if self._leader_high_watermark > 0:
@@ -186,8 +186,8 @@ _SEEDS = 60
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_some_seed_catches(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by losing progress: a rule of safety must be seen broken."""
+def test_some_seed_detects(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by missing progress: the violation of a safety rule must be seen."""
     mutant(monkeypatch)
     for seed in range(_SEEDS):
         try:

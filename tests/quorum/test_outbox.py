@@ -1,4 +1,4 @@
-"""How often those are asked who can not be reached, and how soon whoever is back."""
+"""How often unreachable peers are retried, and how soon a peer that returns is contacted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ASKED = VoteRequest("c", 1, 1, 0, 0, UUID(int=1), 2, UUID(int=2), pre_vote=True)
 
 
 def _miss(outbox: Outbox, now_ms: int, *, after_ms: int = 0) -> int:
-    """When the peer may be asked again, having been asked now and missed later."""
+    """When the peer may be sent to again, after a request now that fails later."""
     duty = outbox.send(now_ms, PEER, ASKED)
     assert isinstance(duty, Send)
     sent = outbox.complete(duty.request_id)
@@ -31,7 +31,7 @@ def _miss(outbox: Outbox, now_ms: int, *, after_ms: int = 0) -> int:
     return again_ms
 
 
-def test_rests_grow_while_nothing_is_heard() -> None:
+def test_backoff_grows_while_a_peer_does_not_respond() -> None:
     outbox = Outbox(2000, 20, Random(1))
     now_ms, rests = 0, []
     for _ in range(20):
@@ -39,7 +39,7 @@ def test_rests_grow_while_nothing_is_heard() -> None:
         rests.append(again_ms - now_ms)
         now_ms = again_ms
     assert rests[:5] == [20] * 5
-    assert sum(rests[:8]) < 500, "whoever starts again within a moment is found at once"
+    assert sum(rests[:8]) < 500, "a peer that restarts within a moment is found at once"
     assert all(500 <= rest <= 1000 for rest in rests[12:])
     assert len(set(rests[12:])) > 1
     outbox.peer_reachable(PEER)
@@ -48,7 +48,7 @@ def test_rests_grow_while_nothing_is_heard() -> None:
     assert _miss(outbox, now_ms) == now_ms + 20
 
 
-def test_who_was_silent_for_long_has_rested_already() -> None:
+def test_a_long_timeout_counts_as_backoff() -> None:
     outbox = Outbox(2000, 20, Random(1))
     now_ms = 0
     for _ in range(20):
@@ -56,10 +56,12 @@ def test_who_was_silent_for_long_has_rested_already() -> None:
         now_ms += 2020
 
 
-def _alone(
+def _refused_requests(
     machine: Machine, until_ms: int, done: Callable[[], bool] = lambda: False
 ) -> list[tuple[int, int, RequestMessage]]:
-    """What a node asks that everybody refuses: (time, peer, message). Until then, or until `done` after a refusal."""
+    """The requests of a node that all peers refuse: (time, peer, message). Until then, or until `done` after a
+    refusal.
+    """
     asked = []
     duties = machine.do(machine.quorum.tick(machine.now_ms))
     while machine.now_ms < until_ms:
@@ -78,18 +80,18 @@ def _alone(
     return asked
 
 
-def test_a_voter_that_is_alone_asks_a_few_times_a_second() -> None:
+def test_an_isolated_voter_sends_a_few_requests_per_second() -> None:
     machine = Machine()
-    _alone(machine, 10_000)
-    assert len(_alone(machine, 70_000)) < 60 * 10
+    _refused_requests(machine, 10_000)
+    assert len(_refused_requests(machine, 70_000)) < 60 * 10
 
 
-def test_whoever_asks_is_asked_again_at_once() -> None:
+def test_a_request_of_a_peer_ends_its_backoff() -> None:
     machine = Machine()
-    _alone(machine, 30_000)
+    _refused_requests(machine, 30_000)
     outbox = machine.quorum._core.outbox
     peers = [Peer(voter.voter_id, each.host, each.port) for voter in machine.quorum.voters for each in voter.endpoints]
-    _alone(machine, 90_000, lambda: any(outbox.is_backing_off(machine.now_ms, peer) for peer in peers))
+    _refused_requests(machine, 90_000, lambda: any(outbox.is_backing_off(machine.now_ms, peer) for peer in peers))
     resting = [peer for peer in peers if outbox.is_backing_off(machine.now_ms, peer)]
     assert resting
     peer = resting[0]

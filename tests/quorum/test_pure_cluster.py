@@ -1,4 +1,4 @@
-"""Histories of clusters in which anything may break, by seed (raft.md Q50-Q56; snapshots.md N48-N53)."""
+"""Histories of clusters in which anything may fail, by seed (raft.md Q50-Q56; snapshots.md N48-N53)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def test_no_seed_breaks_an_invariant(first: int) -> None:
         cluster = run_seed(seed)
         committed += len(cluster.checker.committed)
         elections += len(cluster.checker.leaders)
-    assert committed > 20 * _BATCH, "histories in which nothing is committed show nothing"
+    assert committed > 20 * _BATCH, "histories without commits show nothing"
     assert elections > 2 * _BATCH
 
 
-def test_one_seed_is_one_history() -> None:
+def test_one_seed_gives_one_history() -> None:
     first, second = run_seed(3), run_seed(3)
     assert first.steps == second.steps
     assert first.checker.committed == second.checker.committed
     assert first.checker.leaders == second.checker.leaders
 
 
-def test_the_seeds_go_everywhere() -> None:
+def test_the_seeds_cover_all_options() -> None:
     options = [Options.of(seed) for seed in range(_SEEDS)]
     assert {each.voters for each in options} == {1, 2, 3, 4, 5}
     assert {each.dynamic for each in options} == {each.snapshots for each in options} == {True, False}

@@ -1,4 +1,6 @@
-"""The consensus of one voter, the table of roles, and what is written (raft.md Q2, Q6-Q12, Q31, Q32; K7, K10, K17)."""
+"""The consensus of one voter, the table of roles, and the persisted state (raft.md Q2, Q6-Q12, Q31, Q32;
+K7, K10, K17).
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ def test_the_first_batch_of_a_new_cluster_names_the_voters() -> None:
     assert append.records == (leader_change(1, [1], [1]), KRaftVersion(0, 1), KRaftVoters(0, (ME,)))
 
 
-def test_later_only_when_the_endpoints_changed() -> None:
+def test_a_later_first_batch_names_voters_only_if_endpoints_changed() -> None:
     known = One(in_log=True, log_epoch=1, end=5).start(None)[-1]
     assert isinstance(known, AppendControlBatch)
     assert len(known.records) == 1
@@ -97,15 +99,16 @@ def test_later_only_when_the_endpoints_changed() -> None:
     assert append.records[-1] == KRaftVoters(0, (ME,))
 
 
-def test_with_static_voters_nothing_but_the_leader_change() -> None:
+def test_static_voters_write_only_the_leader_change() -> None:
     append = One(kraft_version=0).start(None)[-1]
     assert isinstance(append, AppendControlBatch)
     assert [type(record) for record in append.records] == [LeaderChange]
 
 
-def test_the_high_watermark_follows_what_is_flushed() -> None:
-    """G35: and never what was only appended. Q32: nothing is committed before a record of this epoch is. Q33: only
-    then may the controller become active."""
+def test_the_high_watermark_follows_the_flushed_end() -> None:
+    """G35: and never an append that is not flushed. Q32: nothing is committed before a record of this epoch is. Q33:
+    only then may the controller become active.
+    """
     one = One(end=10)
     one.start(None)
     assert one.quorum.high_watermark is None
@@ -157,7 +160,7 @@ def test_every_cell_of_the_transition_table(old: type[Role], new: type[Role], st
             check_transition(_role(old, 5), _role(new, 5 + step))
 
 
-def test_a_log_ahead_of_the_file_wins() -> None:
+def test_a_log_ahead_of_the_file_takes_precedence() -> None:
     assert ElectionState(3, leader_id=1).with_epoch_at_least(5) == ElectionState(5)
 
 
@@ -174,20 +177,20 @@ def test_the_quorum_state_file(epoch: int, leader: int, voted: int, directory: U
     assert decode_election(encode_election(state, kraft_version, (1,)), "f") == state
 
 
-def test_the_file_as_apache_kafka_writes_it() -> None:
+def test_the_file_in_the_format_of_apache_kafka() -> None:
     text = b'{"leaderId":1,"leaderEpoch":2,"votedId":-1,"votedDirectoryId":"AAAAAAAAAAAAAAAAAAAAAA","data_version":1}'
     assert decode_election(text, "f") == ElectionState(2, 1)
     assert encode_election(ElectionState(2, 1), 1) == text
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"data_version":7}', '{"data_version":1,"leaderId":"x"}', "null"])
-def test_a_broken_file_refuses_to_start(text: str) -> None:
+def test_a_damaged_file_prevents_the_start(text: str) -> None:
     with pytest.raises(OperatorError):
         decode_election(text.encode(), "/data/quorum-state")
 
 
-def test_elections_of_another_cluster_are_refused() -> None:
-    """G41: where the form has a field for the cluster; Kafka leaves it empty."""
+def test_elections_of_another_cluster_are_rejected() -> None:
+    """G41: where the format has a field for the cluster; Kafka leaves it empty."""
     state = ElectionState(4, 2)
     written = encode_election(state, 0, (1, 2), "mine")
     assert decode_election(written, "f", "mine") == state
@@ -198,11 +201,11 @@ def test_elections_of_another_cluster_are_refused() -> None:
 
 
 @given(st.sampled_from(typing.get_args(ControlRecord)).flatmap(values_of))
-def test_control_records_survive_their_encoding(record: ControlRecord) -> None:
+def test_control_records_survive_a_round_trip(record: ControlRecord) -> None:
     assert decode_control(*encode_control(record)) == record
 
 
-def test_control_records_as_apache_kafka_writes_them() -> None:
+def test_control_records_in_the_format_of_apache_kafka() -> None:
     assert encode_control(leader_change(1, [1], [1])) == (
         bytes.fromhex("00000002"),
         bytes.fromhex("00000000000102000000010002000000010000"),
@@ -210,5 +213,5 @@ def test_control_records_as_apache_kafka_writes_them() -> None:
     assert decode_control(bytes.fromhex("00000063"), b"") is None, "unknown types are skipped (Q38)"
 
 
-def test_unattached_is_where_a_node_without_memory_begins() -> None:
+def test_a_node_without_state_starts_unattached() -> None:
     assert isinstance(One().quorum.role, Unattached)

@@ -63,7 +63,7 @@ def test_the_high_watermark_needs_a_majority_and_this_epoch() -> None:
             machine.quorum.check_leads(epoch)
 
 
-def test_the_own_tail_counts_when_it_is_flushed() -> None:
+def test_the_leaders_own_tail_counts_once_flushed() -> None:
     """G35."""
     machine = _leader()
     machine.ask(machine.fetch(2))
@@ -89,8 +89,8 @@ def test_the_own_tail_counts_when_it_is_flushed() -> None:
         ({"replica_id": 1}, ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_fetches_that_are_refused(changed: dict[str, Any], error: ErrorCode) -> None:
-    """Q13, Q14, Q24; the answer names the leader."""
+def test_rejected_fetches(changed: dict[str, Any], error: ErrorCode) -> None:
+    """Q13, Q14, Q24; the response names the leader."""
     machine = _leader()
     answer = machine.ask(machine.fetch(2, **changed))
     assert error in (answer.error_code, answer.partition_error_code)
@@ -99,7 +99,7 @@ def test_fetches_that_are_refused(changed: dict[str, Any], error: ErrorCode) -> 
         assert answer.node_endpoints[0].node_id == 1
 
 
-def test_a_follower_says_who_leads() -> None:
+def test_a_follower_names_the_leader() -> None:
     """Q14."""
     machine = Machine(election=ElectionState(3, leader_id=2))
     answer = machine.ask(machine.fetch(3))
@@ -108,7 +108,7 @@ def test_a_follower_says_who_leads() -> None:
     assert machine.ask(DescribeQuorumRequest()).partition_error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_a_parked_fetch_ends_with_records_a_high_watermark_its_time_or_the_leadership() -> None:
+def test_a_parked_fetch_ends_with_records_high_watermark_timeout_or_resignation() -> None:
     """Q26, K12, G40."""
     machine = _leader()
     assert machine.ask(machine.fetch(2, high_watermark=None)) is None
@@ -129,16 +129,16 @@ def test_a_parked_fetch_ends_with_records_a_high_watermark_its_time_or_the_leade
     assert ended.partition_error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_waiting_fetches_are_bounded() -> None:
+def test_parked_fetches_are_bounded() -> None:
     machine = _leader(max_parked_fetches=2)
     for node_id in (11, 12, 13):
         machine.do(machine.quorum.request(machine.now_ms, node_id, machine.fetch(node_id, high_watermark=None)))
     assert [duty.token for duty in machine.found(Answer)] == [11]
     machine.do(machine.quorum.request(machine.now_ms, "again", machine.fetch(13, high_watermark=None)))
-    assert [duty.token for duty in machine.found(Answer)] == [13], "a replica waits once"
+    assert [duty.token for duty in machine.found(Answer)] == [13], "a replica has one parked fetch"
 
 
-def test_who_does_not_fetch_is_reminded() -> None:
+def test_a_voter_that_does_not_fetch_is_notified_again() -> None:
     """Q21, K11."""
     machine = _leader()
     first = machine.sent(BeginQuorumEpochRequest)
@@ -155,7 +155,7 @@ def test_who_does_not_fetch_is_reminded() -> None:
     assert machine.sent(BeginQuorumEpochRequest).keys() == {2}
 
 
-def test_a_description() -> None:
+def test_describe_quorum() -> None:
     """Q37."""
     machine = _leader()
     machine.ask(machine.fetch(2))
@@ -165,7 +165,7 @@ def test_a_description() -> None:
     assert (answer.leader_id, answer.leader_epoch, answer.high_watermark) == (1, 1, end)
     voters = {each.replica_id: each for each in answer.current_voters}
     assert [voters[each].log_end_offset for each in (1, 2, 3)] == [end, end, -1]
-    assert voters[1].last_fetch_timestamp == machine.now_ms, "its own: now, as Kafka tells it"
+    assert voters[1].last_fetch_timestamp == machine.now_ms, "its own: now, as in Kafka"
     assert voters[1].last_caught_up_timestamp == voters[2].last_caught_up_timestamp == machine.now_ms
     assert [each.replica_id for each in answer.observers] == [7]
 
@@ -239,7 +239,7 @@ def test_a_new_replica_gets_a_snapshot_although_the_log_is_whole() -> None:
         ({}, ErrorCode.NONE),
     ],
 )
-def test_pieces_of_a_snapshot(changed: dict[str, Any], error: ErrorCode) -> None:
+def test_snapshot_chunks(changed: dict[str, Any], error: ErrorCode) -> None:
     """N28-N30, G26, G28."""
     machine = _leader(history=(1, 1, 1), election=ElectionState(1))
     snapshot_id = machine.log.write_snapshot(2)
@@ -262,7 +262,7 @@ def _follower(**options: Any) -> Machine:
     return Machine(election=ElectionState(3, leader_id=2), **options)
 
 
-def test_a_follower_appends_flushes_and_asks_again() -> None:
+def test_a_follower_appends_flushes_and_fetches_again() -> None:
     """Q28: the high watermark is the leader's, as far as the records are here."""
     machine = _follower(history=(3,))
     assert machine.sent(FetchRequest)[2].fetch_offset == 1
@@ -273,7 +273,7 @@ def test_a_follower_appends_flushes_and_asks_again() -> None:
     assert (again.fetch_offset, again.last_fetched_epoch, again.high_watermark) == (3, 3, 2)
 
 
-def test_no_fetch_leaves_before_the_flush() -> None:
+def test_no_fetch_is_sent_before_the_flush() -> None:
     """Q28."""
     machine = _follower()
     ask = machine.request_id(2, FetchRequest)
@@ -293,7 +293,7 @@ def test_no_fetch_leaves_before_the_flush() -> None:
     ("diverging", "end"),
     [(EpochEnd(1, 1), 1), (EpochEnd(1, 9), 2), (EpochEnd(2, 3), 2), (EpochEnd(0, 0), 0)],
 )
-def test_a_log_that_differs_is_cut(diverging: EpochEnd, end: int) -> None:
+def test_a_diverging_log_is_truncated(diverging: EpochEnd, end: int) -> None:
     """Q29. The log is epochs 1 1 3 3 (ends of 1: 2, of 3: 4)."""
     machine = _follower(history=(1, 1, 3, 3))
     machine.fetched(diverging_epoch=diverging)
@@ -301,7 +301,7 @@ def test_a_log_that_differs_is_cut(diverging: EpochEnd, end: int) -> None:
     assert machine.sent(FetchRequest)[2].fetch_offset == end
 
 
-def test_an_answer_of_no_sense_is_told_and_asked_again() -> None:
+def test_an_invalid_response_is_reported_and_the_fetch_retried() -> None:
     """G36."""
     machine = _follower(history=(3, 3))
     machine.fetched(diverging_epoch=EpochEnd(-1, -1))
@@ -311,7 +311,7 @@ def test_an_answer_of_no_sense_is_told_and_asked_again() -> None:
     assert machine.sent(FetchRequest).keys() == {2}
 
 
-def test_records_that_can_not_be_appended_are_fetched_again() -> None:
+def test_records_that_cannot_be_appended_are_fetched_again() -> None:
     """K14, G11."""
     machine = _follower()
     machine.do(machine.quorum.append_failed(0, "CRC"))
@@ -342,7 +342,7 @@ def _piece(machine: Machine, **changed: Any) -> None:
     machine.reply(machine.request_id(2, FetchSnapshotRequest), FetchSnapshotResponse(**(fields | changed)))
 
 
-def test_a_snapshot_is_taken_piece_by_piece() -> None:
+def test_a_snapshot_is_fetched_in_chunks() -> None:
     """N33-N36."""
     machine = _downloading()
     _piece(machine)
@@ -374,8 +374,8 @@ def test_a_snapshot_is_taken_piece_by_piece() -> None:
         {"unaligned_records": b"p" * 101},
     ],
 )
-def test_a_piece_that_does_not_fit_is_never_fatal(changed: dict[str, Any]) -> None:
-    """N34, G25: dropped, and begun again by a Fetch."""
+def test_an_unexpected_chunk_is_never_fatal(changed: dict[str, Any]) -> None:
+    """N34, G25: dropped, and restarted by a Fetch."""
     machine = _downloading()
     _piece(machine, **changed)
     assert machine.found(DropDownload) == [DropDownload(SNAPSHOT)]
@@ -385,8 +385,8 @@ def test_a_piece_that_does_not_fit_is_never_fatal(changed: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("error", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_LEADER_EPOCH])
-def test_a_piece_that_is_refused_for_its_epoch_is_asked_for_a_little_later(error: ErrorCode) -> None:
-    """Q15: what is there stays."""
+def test_a_chunk_rejected_for_its_epoch_is_retried_later(error: ErrorCode) -> None:
+    """Q15: the downloaded part is kept."""
     machine = _downloading()
     _piece(machine, partition_error_code=error)
     assert machine.duties == []
@@ -394,7 +394,7 @@ def test_a_piece_that_is_refused_for_its_epoch_is_asked_for_a_little_later(error
     assert machine.sent(FetchSnapshotRequest).keys() == {2}
 
 
-def test_a_snapshot_that_is_not_whole_is_fetched_again() -> None:
+def test_an_incomplete_snapshot_is_fetched_again() -> None:
     """G24."""
     machine = _downloading()
     machine.do(machine.quorum.download_failed(0, SNAPSHOT, "no footer"))
@@ -403,7 +403,7 @@ def test_a_snapshot_that_is_not_whole_is_fetched_again() -> None:
 
 
 @pytest.mark.parametrize(("source", "goes_on"), [(2, True), (3, False)])
-def test_a_download_goes_on_where_the_same_node_offers_it_again(source: int, goes_on: bool) -> None:
+def test_a_download_resumes_if_the_same_node_offers_it_again(source: int, goes_on: bool) -> None:
     """G29: after a change of epoch, too."""
     machine = _downloading()
     _piece(machine)
@@ -418,7 +418,7 @@ def test_a_download_goes_on_where_the_same_node_offers_it_again(source: int, goe
 
 
 def test_an_unattached_node_finds_the_leader() -> None:
-    """Q30, K11, Q15: the answer names it, and the next fetch goes there at once."""
+    """Q30, K11, Q15: the response names it, and the next fetch goes there at once."""
     machine = Machine()
     (asked,) = machine.sent(FetchRequest)
     answer = FetchResponse(partition_error_code=ErrorCode.FENCED_LEADER_EPOCH, leader_id=3, leader_epoch=5)
@@ -426,15 +426,17 @@ def test_an_unattached_node_finds_the_leader() -> None:
     assert machine.sent(FetchRequest)[3].current_leader_epoch == 5
 
 
-def test_a_voter_of_another_directory_does_not_count() -> None:
-    """Q45: a wiped disk is not the voter that it was."""
+def test_a_voter_with_another_directory_id_does_not_count() -> None:
+    """Q45: with a wiped disk it is not the same voter."""
     machine = _leader()
     machine.ask(machine.fetch(2, replica_directory_id=voter(9).voter_directory_id))
     assert machine.found(AdvanceHighWatermark) == []
 
 
-def test_fetches_and_pieces_of_a_voter_keep_the_leader_in_its_place() -> None:
-    """Q27, Q34: any valid one of a voter's key counts; an observer's, an unknown replica's and a refused one do not."""
+def test_fetches_of_a_voter_keep_the_leader_from_resigning() -> None:
+    """Q27, Q34: any valid Fetch or FetchSnapshot of a voter's key counts; those of an observer, of an unknown replica
+    and rejected ones do not.
+    """
     for request, keeps in (
         (lambda machine: machine.fetch(2), True),
         (lambda machine: FetchSnapshotRequest("c", 2, 2, SnapshotId(2, 1), 0, 9, voter(2).voter_directory_id), True),
@@ -454,7 +456,7 @@ def test_fetches_and_pieces_of_a_voter_keep_the_leader_in_its_place() -> None:
         assert machine.quorum.is_leader == keeps, request
 
 
-def test_appends_of_another_epoch_are_refused() -> None:
+def test_appends_of_another_epoch_are_rejected() -> None:
     """Q35."""
     machine = _leader()
     epoch = machine.quorum.epoch
@@ -469,8 +471,8 @@ def test_appends_of_another_epoch_are_refused() -> None:
         machine.quorum.check_leads(epoch)
 
 
-def test_what_live_replicas_still_fetch() -> None:
-    """G30: those that were heard lately, voters or not; one that takes a snapshot has nothing yet."""
+def test_the_lowest_offset_that_live_replicas_fetch() -> None:
+    """G30: replicas that fetched lately, voters or not; one that fetches a snapshot has no offset yet."""
     machine = _leader(history=(1, 1, 1), election=ElectionState(1))
     machine.log.write_snapshot(2)
     assert machine.quorum.slowest_fetch_offset is None
@@ -487,13 +489,13 @@ def test_what_live_replicas_still_fetch() -> None:
     assert machine.quorum.slowest_fetch_offset is None
 
 
-def test_a_follower_knows_where_its_leaders_log_begins() -> None:
-    """KIP-630, G30: as the last answer of this leader said; nothing of the leader before."""
+def test_a_follower_knows_its_leaders_log_start() -> None:
+    """KIP-630, G30: from the last response of this leader; not from an earlier leader."""
     machine = _follower(history=(1, 1, 1))
     assert machine.quorum.leader_log_start_offset is None
     machine.fetched(log_start_offset=2)
     assert machine.quorum.leader_log_start_offset == 2
     machine.fetched(log_start_offset=-1)
-    assert machine.quorum.leader_log_start_offset == 2, "an answer that does not say"
+    assert machine.quorum.leader_log_start_offset == 2, "a response without the field"
     machine.do(machine.quorum.tick(machine.now_ms + 60_000))
     assert machine.quorum.leader_log_start_offset is None, "it looks for another leader"

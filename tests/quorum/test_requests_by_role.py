@@ -1,7 +1,7 @@
-"""Requests and answers that meet a node in another role than they were meant for.
+"""Requests and responses that reach a node in another role than they were meant for.
 
-The cases of KafkaRaftClientTest and KafkaRaftClientSnapshotTest that go through roles. Rules: raft.md Q9, Q13-Q17,
-Q26, Q32, Q34; since_4_0.md K7-K9.
+The cases of KafkaRaftClientTest and KafkaRaftClientSnapshotTest that change roles. Rules: raft.md Q9, Q13-Q17, Q26,
+Q32, Q34; since_4_0.md K7-K9.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ D2, D3 = voter(2).voter_directory_id, voter(3).voter_directory_id
 
 
 def _vote(machine: Machine, epoch: int) -> VoteRequest:
-    """Of node 2, which has all that the machine has."""
+    """Of node 2, which has all records of the machine."""
     end = machine.log.end
     return VoteRequest("c", epoch, 2, min(end.epoch, epoch - 1), end.offset, D2, 1, voter(1).voter_directory_id)
 
@@ -96,7 +96,7 @@ def _resigned_now() -> Machine:
         "resigned",
     ],
 )
-def test_a_vote_is_one_in_an_epoch(role: Callable[[], Machine], grants: bool) -> None:
+def test_one_vote_per_epoch(role: Callable[[], Machine], grants: bool) -> None:
     """testHandleValidVoteRequestAsFollower, testHandleVoteRequestAsFollowerWithElectedLeader, ...VotedCandidate,
     testLeaderIgnoreVoteRequestOnSameEpoch, testRejectVotesFromSameEpochAfterResigningLeadership,
     testGrantVotesFromHigherEpochAfterResigningLeadership, testHandleInvalidVoteRequestWithOlderEpoch; Q9, Q14, Q17, K9.
@@ -116,7 +116,7 @@ def test_a_vote_is_one_in_an_epoch(role: Callable[[], Machine], grants: bool) ->
 
 
 def _requests(cluster_id: str | None) -> list[RequestMessage]:
-    """Every kind that names a cluster, as node 2 sends it in epoch 1."""
+    """Every type that names a cluster, as node 2 sends it in epoch 1."""
     new = voter(4)
     return [
         VoteRequest(cluster_id, 2, 2, 0, 0, D2),
@@ -131,9 +131,10 @@ def _requests(cluster_id: str | None) -> list[RequestMessage]:
 
 
 @pytest.mark.parametrize("kind", range(8), ids=[type(each).__name__ for each in _requests(None)])
-def test_another_cluster_is_refused_whatever_it_asks(kind: int) -> None:
+def test_every_request_of_another_cluster_is_rejected(kind: int) -> None:
     """testFetchRequestClusterIdValidation, ...Vote, ...BeginQuorumEpoch, ...EndQuorumEpoch, ...FetchSnapshot; Q13: null
-    names no cluster, and none is changed by a stranger."""
+    names no cluster, and a request of another cluster changes no state.
+    """
     machine = _then(None, "to_leader")()
     before, end = machine.quorum.role, machine.log.end
     answer = machine.ask(_requests("another")[kind])
@@ -153,7 +154,7 @@ def test_a_leader_of_an_older_epoch_ends_nothing() -> None:
     assert machine.quorum.leader_id == 2
 
 
-def test_records_that_come_after_the_leader_was_given_up_are_not_taken() -> None:
+def test_records_that_arrive_after_leaving_the_leader_are_not_appended() -> None:
     """testFetchResponseIgnoredAfterBecomingCandidate; Q15."""
     for role, steps in ((Prospective, ("to_prospective",)), (Candidate, ("to_candidate",))):
         machine = Machine(election=ElectionState(3, leader_id=2))
@@ -168,7 +169,7 @@ def test_records_that_come_after_the_leader_was_given_up_are_not_taken() -> None
 
 
 @pytest.mark.parametrize("leader", [2, 3])
-def test_a_piece_of_an_older_epoch_is_not_taken(leader: int) -> None:
+def test_a_chunk_of_an_older_epoch_is_dropped(leader: int) -> None:
     """testFetchSnapshotResponseFromOlderEpoch, ...FromNewerEpochLeader, ...ToNotFollower; N34."""
     snapshot = SnapshotId(20, 2)
     machine = Machine(election=ElectionState(3, leader_id=2))
@@ -184,10 +185,11 @@ def test_a_piece_of_an_older_epoch_is_not_taken(leader: int) -> None:
     assert (machine.quorum.epoch, machine.quorum.leader_id) == (4, leader)
 
 
-def test_who_hears_of_a_newer_leader_lets_waiting_fetches_go() -> None:
-    """testPurgatoryFetchCompletedByFollowerTransition; Q26: with the one that leads now.
+def test_learning_of_a_newer_leader_completes_parked_fetches() -> None:
+    """testPurgatoryFetchCompletedByFollowerTransition; Q26: with the current leader.
 
-    74 where Kafka says 6, since the epoch is looked at first (Q14); either makes a follower go there (Q15)."""
+    74 where Kafka returns 6, since the epoch is checked first (Q14); either makes a follower go there (Q15).
+    """
     machine = _then(None, "to_leader")()
     machine.do(machine.quorum.request(machine.now_ms, "parked", machine.fetch(2, high_watermark=None)))
     machine.ask(BeginQuorumEpochRequest("c", 3, 9, 1))
@@ -197,7 +199,7 @@ def test_who_hears_of_a_newer_leader_lets_waiting_fetches_go() -> None:
     assert (answer.leader_id, answer.leader_epoch) == (3, 9)
 
 
-def test_a_fetch_that_diverges_is_answered_at_once_and_counts_for_nothing() -> None:
+def test_a_diverging_fetch_is_answered_at_once_and_does_not_count() -> None:
     """testLeaderImmediatelySendsDivergingEpoch; Q25, Q26."""
     machine = Machine(history=(1, 1, 1), election=ElectionState(3))
     machine.to_leader()
@@ -208,7 +210,7 @@ def test_a_fetch_that_diverges_is_answered_at_once_and_counts_for_nothing() -> N
     assert voters[2].log_end_offset == -1
 
 
-def test_a_follower_that_goes_back_takes_no_commit_with_it() -> None:
+def test_a_follower_that_goes_back_reverts_no_commit() -> None:
     """testDescribeQuorumNonMonotonicFollowerFetch, testNonMonotonicHighWatermarkUpdate; Q32: a disk may lose an end."""
     machine = Machine(history=(1, 1, 1), election=ElectionState(1))
     machine.to_leader()
@@ -224,7 +226,7 @@ def test_a_follower_that_goes_back_takes_no_commit_with_it() -> None:
         assert voters[2].log_end_offset == offset
 
 
-def test_an_observer_has_every_record_and_no_say() -> None:
+def test_an_observer_has_every_record_and_no_vote() -> None:
     """testObserverReplication, testDescribeQuorumWithObserver; Q28."""
     machine = Machine(me=9, election=ElectionState(3, leader_id=2))
     machine.fetched(records=machine.entries(3, 2), high_watermark=1)
@@ -236,8 +238,8 @@ def test_an_observer_has_every_record_and_no_say() -> None:
     assert leader.quorum.high_watermark is None
 
 
-def test_what_is_committed_stays_committed_through_every_role() -> None:
-    """QuorumStateTest.testHighWatermarkRetained; Q28, Q29: a leader alone begins without (Q32)."""
+def test_committed_records_stay_committed_through_every_role() -> None:
+    """QuorumStateTest.testHighWatermarkRetained; Q28, Q29: only a leader starts without a high watermark (Q32)."""
     machine = Machine(election=ElectionState(3, leader_id=2), history=(3, 3))
     machine.fetched(high_watermark=2)
     machine.ask(BeginQuorumEpochRequest("c", 3, 4, 1))
@@ -250,7 +252,7 @@ def test_what_is_committed_stays_committed_through_every_role() -> None:
 
 
 @pytest.mark.parametrize("heard", [2, 3])
-def test_who_does_not_vote_any_more_keeps_no_leader_in_its_place(heard: int) -> None:
+def test_a_removed_voter_no_longer_keeps_the_leader_from_resigning(heard: int) -> None:
     """LeaderStateTest.testCheckQuorumAfterVoterSetChanges; Q34, Q42."""
     machine = _then(None, "to_leader")()
     machine.ask(machine.fetch(2))
@@ -263,8 +265,8 @@ def test_who_does_not_vote_any_more_keeps_no_leader_in_its_place(heard: int) -> 
     assert isinstance(machine.quorum.role, Leader) is (heard == 2)
 
 
-def test_a_vote_that_gets_lost_is_asked_for_again() -> None:
-    """testVoteRequestTimeout, testRetryElection: the other is asked once, the lost one again, in the same election."""
+def test_a_lost_vote_request_is_retried() -> None:
+    """testVoteRequestTimeout, testRetryElection: one voter is asked once, the other again, in the same election."""
     machine = _then(None, "to_candidate")()
     epoch = machine.quorum.epoch
     lost, slow = machine.request_id(2, VoteRequest), machine.request_id(3, VoteRequest)
@@ -324,7 +326,7 @@ def _with_an_update_that_is_not_committed() -> Machine:
     ],
     ids=["nothing committed", "a change under way", "a set not committed", "follower", "candidate", "resigned"],
 )
-def test_one_change_of_voters_at_a_time_by_a_leader_that_is_sure(
+def test_one_change_of_voters_at_a_time_by_an_established_leader(
     kind: str, role: Callable[[], Machine], error: ErrorCode
 ) -> None:
     """KafkaRaftClientReconfigTest.testAddVoterWithPendingAddVoter, testRemoveVoterWithPendingAddVoter,
@@ -343,7 +345,7 @@ def test_one_change_of_voters_at_a_time_by_a_leader_that_is_sure(
     [("add", ErrorCode.UNSUPPORTED_VERSION), ("remove", ErrorCode.UNSUPPORTED_VERSION), ("update", ErrorCode.NONE)],
 )
 def test_static_voters_are_not_changed(kind: str, error: ErrorCode) -> None:
-    """test*VoterWithKraftVersion0; Q41-Q43, K15: what a static voter tells of itself is only remembered."""
+    """test*VoterWithKraftVersion0; Q41-Q43, K15: an UpdateRaftVoter of a static voter is only remembered."""
     machine = Machine(dynamic=False)
     machine.to_leader()
     machine.ask(machine.fetch(2))
@@ -352,13 +354,13 @@ def test_static_voters_are_not_changed(kind: str, error: ErrorCode) -> None:
     assert machine.quorum.voter_set.ids == [1, 2, 3]
 
 
-def test_a_voter_that_moved_tells_its_leader_and_hears_of_a_newer_one() -> None:
+def test_a_moved_voter_updates_its_leader_and_learns_of_a_newer_one() -> None:
     """testFollowerSendsUpdateVoter*, testUpdateVoterResponseCausesEpochChange; Q43, K15."""
     machine = Machine(me=4, voters=(1, 2, 3), election=ElectionState(3, leader_id=2))
     assert machine.sent(UpdateRaftVoterRequest) == {}, "it is no voter"
     machine = Machine(election=ElectionState(3, leader_id=2))
     machine.pass_time(100)
-    assert machine.sent(UpdateRaftVoterRequest) == {}, "its set has it as it is"
+    assert machine.sent(UpdateRaftVoterRequest) == {}, "the voter set already has its endpoint"
     old = Voter(1, voter(1).voter_directory_id, (VoterEndpoint("CONTROLLER", "before", 1),), LEVELS)
     machine.log.append(3, [VotersAt(0, 1, (old, voter(2), voter(3)))])
     machine.flush()

@@ -1,4 +1,4 @@
-"""Who votes, and how that changes (raft.md Q39-Q45; since_4_0.md K15, K16; gaps.md G37)."""
+"""Voters, and changes of the voter set (raft.md Q39-Q45; since_4_0.md K15, K16; gaps.md G37)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _answers(machine: Machine) -> list[ErrorCode]:
     return [duty.message.error_code for duty in machine.found(Answer)]
 
 
-def test_a_voter_is_added_when_it_has_caught_up_and_a_majority_of_the_new_set_has_it() -> None:
+def test_a_voter_is_added_when_caught_up_and_committed_by_the_new_majority() -> None:
     """Q41, G37: it is waited for."""
     machine = _leader()
     assert machine.ask(_add()) is None
@@ -82,8 +82,8 @@ def test_a_voter_is_added_when_it_has_caught_up_and_a_majority_of_the_new_set_ha
     assert done.message.error_code is ErrorCode.NONE
 
 
-def test_an_early_answer() -> None:
-    """K16: answered when appended; the change goes on, and the next one waits for it."""
+def test_a_response_before_the_commit() -> None:
+    """K16: sent when appended; the change continues, and the next one waits for it."""
     machine = _leader()
     machine.do(machine.quorum.request(machine.now_ms, "f", machine.fetch(4)))
     machine.ask(_add(ack_when_committed=False))
@@ -92,8 +92,8 @@ def test_an_early_answer() -> None:
     assert machine.ask(_add(5)).error_code is ErrorCode.REQUEST_TIMED_OUT
 
 
-def test_who_joins_by_itself_is_not_kept_waiting() -> None:
-    """Kafka's observers do not fetch while they wait for this answer, so they would never catch up."""
+def test_a_joining_observer_gets_its_response_at_once() -> None:
+    """Kafka's observers do not fetch while they wait for this response, so they would never catch up."""
     machine = _leader()
     machine.ask(_add(ack_when_committed=False))
     _probed(machine)
@@ -117,15 +117,15 @@ def test_who_joins_by_itself_is_not_kept_waiting() -> None:
         (RemoveRaftVoterRequest("c", 2, UUID(int=9)), ErrorCode.VOTER_NOT_FOUND),
     ],
 )
-def test_changes_that_are_refused(request_: AddRaftVoterRequest | RemoveRaftVoterRequest, error: ErrorCode) -> None:
+def test_rejected_changes(request_: AddRaftVoterRequest | RemoveRaftVoterRequest, error: ErrorCode) -> None:
     """Q41, Q42."""
     machine = _leader()
     assert machine.ask(request_).error_code is error
     assert machine.found(AppendControlBatch) == []
 
 
-def test_gates() -> None:
-    """Q41: a record of this term is committed; voters are not static; the node leads."""
+def test_preconditions_of_a_change() -> None:
+    """Q41: a record of this epoch is committed; voters are not static; the node leads."""
     assert _leader(committed=False).ask(_add()).error_code is ErrorCode.REQUEST_TIMED_OUT
     assert _leader(dynamic=False).ask(_add()).error_code is ErrorCode.UNSUPPORTED_VERSION
     follower = Machine(election=ElectionState(3, leader_id=2))
@@ -140,7 +140,7 @@ def test_gates() -> None:
         (None, ErrorCode.REQUEST_TIMED_OUT),
     ],
 )
-def test_a_new_voter_that_does_not_fit(response: ApiVersionsResponse | None, error: ErrorCode) -> None:
+def test_an_invalid_new_voter_is_rejected(response: ApiVersionsResponse | None, error: ErrorCode) -> None:
     """Q41."""
     machine = _leader()
     machine.ask(_add())
@@ -152,7 +152,7 @@ def test_a_new_voter_that_does_not_fit(response: ApiVersionsResponse | None, err
     assert _answers(machine) == [error]
 
 
-def test_a_change_that_lasts_too_long_and_one_that_loses_its_leader() -> None:
+def test_a_change_times_out_or_loses_its_leader() -> None:
     machine = _leader()
     machine.ask(_add())
     _probed(machine)
@@ -165,7 +165,7 @@ def test_a_change_that_lasts_too_long_and_one_that_loses_its_leader() -> None:
 
 
 def test_a_leader_removes_itself() -> None:
-    """Q42: it leads on, uncounted, until that is committed."""
+    """Q42: it continues to lead, without counting, until that is committed."""
     machine = _leader()
     machine.ask(RemoveRaftVoterRequest("c", 1, voter(1).voter_directory_id))
     assert _ids(machine) == [2, 3]
@@ -176,15 +176,15 @@ def test_a_leader_removes_itself() -> None:
     assert next(duty for duty in machine.found(Answer) if duty.token == "t").message == RemoveRaftVoterResponse()
 
 
-def test_the_last_voter_stays() -> None:
+def test_the_last_voter_cannot_be_removed() -> None:
     machine = Machine(voters=(1,))
     assert machine.quorum.high_watermark
     answer = machine.ask(RemoveRaftVoterRequest("c", 1, voter(1).voter_directory_id))
     assert answer.error_code is ErrorCode.VOTER_NOT_FOUND
 
 
-def test_one_whose_removal_is_not_committed_may_stand() -> None:
-    """Its log may be the only one with the record, and the others can not elect anybody who lacks it."""
+def test_a_voter_with_an_uncommitted_removal_may_become_candidate() -> None:
+    """Its log may be the only one with the record, and the others cannot elect a node that lacks it."""
     machine = Machine(voters=(1, 2))
     machine.log.append(1, [VotersAt(0, 1, (voter(2),))])
     machine.flush()
@@ -200,7 +200,7 @@ def test_one_whose_removal_is_not_committed_may_stand() -> None:
     assert not isinstance(committed.quorum.role, Prospective)
 
 
-def test_a_cut_brings_the_set_before_back() -> None:
+def test_truncation_restores_the_previous_voter_set() -> None:
     """Q40."""
     machine = Machine(election=ElectionState(3, leader_id=2), history=(3,))
     machine.log.append(3, [VotersAt(1, 1, (voter(2), voter(3)))])
@@ -232,7 +232,7 @@ def _update(machine: Machine, node_id: int = 2, **changed: Any) -> UpdateRaftVot
         ({"current_leader_epoch": 0}, ErrorCode.FENCED_LEADER_EPOCH),
     ],
 )
-def test_a_voter_moves(changed: dict[str, Any], error: ErrorCode) -> None:
+def test_a_voter_changes_its_endpoint(changed: dict[str, Any], error: ErrorCode) -> None:
     """Q43: answered when appended."""
     machine = _leader()
     assert machine.ask(_update(machine, **changed)).error_code is error
@@ -247,7 +247,7 @@ def test_a_voter_moves(changed: dict[str, Any], error: ErrorCode) -> None:
 
 @pytest.mark.parametrize(("name", "error"), [("OTHER", ErrorCode.INVALID_REQUEST), ("controller", ErrorCode.NONE)])
 def test_every_voter_has_the_listener_of_the_quorum(name: str, error: ErrorCode) -> None:
-    """Q41, Q43: a voter of Kafka ends when the set names one that it can not reach by that listener."""
+    """Q41, Q43: a voter of Kafka stops when the set names a voter that has no endpoint for that listener."""
     machine = _leader(listener="CONTROLLER")
     listeners = (VoterEndpoint(name, "moved", 7),)
     assert machine.ask(_update(machine, listeners=listeners)).error_code is error
@@ -259,8 +259,8 @@ def test_every_voter_has_the_listener_of_the_quorum(name: str, error: ErrorCode)
     assert _answers(machine) == ([] if asks_it else [error])
 
 
-def test_the_step_to_dynamic_voters() -> None:
-    """K15: only when every voter has said what it supports; never back."""
+def test_upgrade_to_dynamic_voters() -> None:
+    """K15: only when every voter has reported its supported versions; never back."""
     machine = _leader(dynamic=False)
     with pytest.raises(PeerError):
         machine.quorum.finalize_kraft_version(machine.now_ms, 1)
@@ -277,7 +277,7 @@ def test_the_step_to_dynamic_voters() -> None:
         machine.quorum.finalize_kraft_version(machine.now_ms, 0)
 
 
-def test_a_static_voter_tells_each_new_leader_once() -> None:
+def test_a_static_voter_updates_each_new_leader_once() -> None:
     """K15."""
     machine = Machine(dynamic=False, election=ElectionState(3, leader_id=2))
     ask = machine.request_id(2, UpdateRaftVoterRequest)
@@ -287,8 +287,8 @@ def test_a_static_voter_tells_each_new_leader_once() -> None:
         assert machine.sent(UpdateRaftVoterRequest) == {}
 
 
-def test_a_controller_joins_by_itself() -> None:
-    """K16: first the one that it was goes, then it comes."""
+def test_a_controller_adds_itself_to_the_voters() -> None:
+    """K16: first its old voter entry is removed, then the new one is added."""
     machine = Machine(me=4, election=ElectionState(3, leader_id=2), auto_join=True)
     (ask,) = machine.sent(AddRaftVoterRequest).values()
     assert (ask.voter_id, ask.ack_when_committed) == (4, False)
@@ -298,7 +298,7 @@ def test_a_controller_joins_by_itself() -> None:
     assert other.sent(AddRaftVoterRequest) == {}
 
 
-def test_sets_and_their_history() -> None:
+def test_voter_sets_and_their_history() -> None:
     """Q40, Q45, N17."""
     assert VoterSet((voter(1), voter(2), voter(3), voter(4))).majority == 3
     with pytest.raises(InternalError):
@@ -316,7 +316,7 @@ def test_sets_and_their_history() -> None:
         history.add(VotersAt(3, 1, ()))
 
 
-def test_nobody_else_is_asked_by_the_only_voter() -> None:
+def test_a_single_voter_sends_no_requests() -> None:
     machine = Machine(voters=(1,))
     machine.pass_time(5000)
     assert machine.sent(FetchRequest) == {}

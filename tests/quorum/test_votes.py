@@ -1,4 +1,4 @@
-"""Votes of nodes that lost something, of strangers and of observers; how long elections take.
+"""Votes of nodes with lost logs, of unknown nodes and of observers; how long elections take.
 
 Rules: raft.md Q3, Q4, Q10, Q18, Q19; snapshots.md N37; gaps.md G24, G39.
 """
@@ -21,8 +21,10 @@ from tests.quorum.memory_log import MemoryLog, voter
 from tests.quorum.test_elections import _follower, _vote
 
 
-def test_who_lost_its_log_votes_only_for_who_has_what_it_acknowledged() -> None:
-    """G24: what it told others may have been counted, so that nobody without it may lead; it never stands itself."""
+def test_a_node_without_its_log_votes_only_for_logs_with_its_promised_end() -> None:
+    """G24: the records it acknowledged may have been counted, so no node without them may lead; it never becomes a
+    candidate.
+    """
     machine = Machine(election=ElectionState(3), history=())
     machine.log.promised = LogEnd(2, 8)
     assert not machine.ask(_vote(4, last_offset_epoch=2, last_offset=7)).vote_granted
@@ -35,7 +37,7 @@ def test_who_lost_its_log_votes_only_for_who_has_what_it_acknowledged() -> None:
         assert machine.sent(VoteRequest) == {}
 
 
-def test_who_has_it_again_stands_like_everybody() -> None:
+def test_a_node_with_its_promised_end_again_may_become_candidate() -> None:
     """G24."""
     machine = Machine(election=ElectionState(3, leader_id=2), history=(2, 2))
     machine.log.promised = LogEnd(2, 2)
@@ -46,13 +48,13 @@ def test_who_has_it_again_stands_like_everybody() -> None:
     assert machine.sent(VoteRequest)
 
 
-def test_who_lost_the_end_of_its_log_votes_only_for_who_has_what_it_acknowledged() -> None:
-    """G24: what is left of the log does not count where less of it is left than was promised."""
+def test_a_node_with_a_truncated_log_votes_only_for_logs_with_its_promised_end() -> None:
+    """G24: the rest of the log does not count if it ends before the promised end."""
     machine = Machine(election=ElectionState(5, leader_id=3), history=(1, 2, 2))
     machine.log.promised = LogEnd(2, 8)
     machine.ask(EndQuorumEpochRequest("c", 3, 5, (ReplicaKey(1, voter(1).voter_directory_id),)))
     machine.pass_time(1)
-    assert machine.sent(VoteRequest) == {}, "also where the leader that goes would have it lead"
+    assert machine.sent(VoteRequest) == {}, "also if the resigning leader names it as its successor"
     for epoch, offset, granted in ((2, 3, False), (2, 7, False), (1, 90, False), (2, 8, True)):
         vote = _vote(6, last_offset_epoch=epoch, last_offset=offset, pre_vote=True)
         assert machine.ask(vote).vote_granted is granted, (epoch, offset)
@@ -61,8 +63,8 @@ def test_who_lost_the_end_of_its_log_votes_only_for_who_has_what_it_acknowledged
     assert machine.ask(_vote(6, last_offset_epoch=3, last_offset=1)).vote_granted
 
 
-def test_who_votes_alone_by_what_is_left_of_its_log_asks_who_leads() -> None:
-    """G24: others may have been added in what it lacks."""
+def test_the_only_voter_of_a_truncated_log_looks_for_a_leader() -> None:
+    """G24: the lost records may have added other voters."""
     log = MemoryLog(VotersAt(-1, 1, (voter(1),)))
     log.append(1, ["old"])
     log.flushed_offset = log.end_offset
@@ -74,7 +76,7 @@ def test_who_votes_alone_by_what_is_left_of_its_log_asks_who_leads() -> None:
     assert {type(duty.message) for duty in duties if isinstance(duty, Send)} == {FetchRequest}
 
 
-def test_own_candidacy_of_before_does_not_go_on_without_the_log() -> None:
+def test_its_own_earlier_candidacy_is_not_continued_without_the_log() -> None:
     """Q10, G24."""
     log = MemoryLog(VotersAt(-1, 1, tuple(voter(each) for each in (1, 2, 3))))
     log.promised = LogEnd(2, 8)
@@ -85,15 +87,15 @@ def test_own_candidacy_of_before_does_not_go_on_without_the_log() -> None:
 
 
 @pytest.mark.parametrize("member", [False, True])
-def test_whoever_is_asked_may_vote_for_whoever_asks(member: bool) -> None:
-    """Q19, G39: voter sets may differ in time, so neither needs to stand in this node's."""
+def test_unknown_nodes_may_get_votes_and_give_them(member: bool) -> None:
+    """Q19, G39: voter sets may differ in time, so neither needs to be in this node's set."""
     machine = Machine(me=1, voters=(1, 2, 3) if member else (2, 3), election=ElectionState(3))
     stranger = _vote(4, replica_id=9, replica_directory_id=voter(9).voter_directory_id)
     assert machine.ask(stranger).vote_granted
 
 
-def test_election_timeouts_are_drawn_from_one_to_two() -> None:
-    """Q4: T + rand[0, T); a follower has the fetch timeout, and none of them an observer."""
+def test_election_timeouts_are_between_one_and_two_times_the_setting() -> None:
+    """Q4: T + rand[0, T); a follower uses the fetch timeout, and an observer none of them."""
     drawn: set[int] = set()
     for seed in range(200):
         machine = Machine(election=ElectionState(3))
@@ -109,7 +111,7 @@ def test_election_timeouts_are_drawn_from_one_to_two() -> None:
     assert observer.quorum._core.timeout_at_ms is None
 
 
-def test_a_higher_epoch_keeps_the_time_of_an_election_that_is_left() -> None:
+def test_a_higher_epoch_keeps_the_remaining_election_timeout() -> None:
     """Q3: from Candidate, Prospective and Unattached; a follower or leader draws a new one."""
     machine = Machine()
     machine.to_prospective()
@@ -123,8 +125,8 @@ def test_a_higher_epoch_keeps_the_time_of_an_election_that_is_left() -> None:
     assert machine.quorum._core.timeout_at_ms >= 2500
 
 
-def test_a_download_under_way_counts_for_nothing_in_a_vote_and_a_loaded_one_counts() -> None:
-    """Q18, N37: what an empty log stands on is its snapshot."""
+def test_a_loaded_snapshot_counts_in_a_vote_and_a_download_in_progress_does_not() -> None:
+    """Q18, N37: the end of an empty log is that of its snapshot."""
     machine = Machine(election=ElectionState(3), history=(1, 1))
     ask = _vote(4, last_offset_epoch=2, last_offset=3, pre_vote=True)
     machine.log.snapshots[SnapshotId(40, 2)] = b'{"chain": "x", "voters": null}'

@@ -53,7 +53,7 @@ class MemoryLog:
         self.epochs.assign(epoch, self.log_end_offset)
 
     def cut_to(self, offset: int) -> list[int]:
-        """The records that went."""
+        """Returns the truncated records."""
         keep = max(0, offset - self.log_start_offset)
         gone = self.records[keep:]
         del self.records[keep:]
@@ -73,7 +73,9 @@ class MemoryLog:
             self.epochs.truncate_from_start(offset)
 
     def common_end(self, other: MemoryLog) -> int:
-        """Up to where (exclusive) the two hold the same records; both begin alike or one has forgotten its begin."""
+        """Up to where (exclusive) the two hold the same records; both start alike or one has deleted its first
+        records.
+        """
         offset = max(self.log_start_offset, other.log_start_offset)
         end = min(self.log_end_offset, other.log_end_offset)
         while offset < end and self.at(offset) == other.at(offset):
@@ -85,7 +87,7 @@ class MemoryLog:
 
 
 def answer(log: MemoryLog, leader_epoch: int, asked: FetchPartition, *, at_most: int = 100) -> FetchedPartition:
-    """A leader's answer (`epochs.md E2`, `E8-E11`); one byte of `records` is one record, its epoch."""
+    """A leader's response (`epochs.md E2`, `E8-E11`); one byte of `records` is one record, its epoch."""
     blank = FetchedPartition(None, asked.topic_id, asked.index, high_watermark=0, log_start_offset=log.log_start_offset)
     if asked.current_leader_epoch != leader_epoch:
         is_old = asked.current_leader_epoch < leader_epoch
@@ -104,9 +106,10 @@ def answer(log: MemoryLog, leader_epoch: int, asked: FetchPartition, *, at_most:
 
 
 def histories(rng: Random, replicas: int, elections: int) -> tuple[list[MemoryLog], int]:
-    """Logs that a random history of leaders left behind, unclean elections among them, and the last epoch.
+    """Logs left by a random history of leaders, including unclean elections, and the last epoch.
 
-    Each leader writes some records; some replicas take some of them, after cutting their logs to what they share.
+    Each leader writes some records; some replicas fetch some of them, after truncating their logs to the common
+    records.
     """
     logs = [MemoryLog() for _ in range(replicas)]
     epoch = -1

@@ -1,4 +1,4 @@
-"""Who is caught up, by the fetches that a leader saw: the cases of Kafka's ReplicaTest and of PartitionTest's shrinks.
+"""When a follower counts as caught up, by its fetches: the cases of Kafka's ReplicaTest and of PartitionTest's shrinks.
 
 Rules: `epochs.md E32-E34`, `E38`.
 """
@@ -41,7 +41,7 @@ EMPTY, END = 0, 10
         "nothing was ever written",
     ],
 )
-def test_when_it_was_caught_up_last(fetches: list[tuple[int, int, int]], caught_up_ms: int | None) -> None:
+def test_last_caught_up_time(fetches: list[tuple[int, int, int]], caught_up_ms: int | None) -> None:
     """testUpdateFetchState, testIsCaughtUp*: fetches are (offset, time, the leader's end before the read); E32."""
     progress = Progress()
     for offset, at_ms, leader_end in fetches:
@@ -61,7 +61,7 @@ def test_when_it_was_caught_up_last(fetches: list[tuple[int, int, int]], caught_
     ],
     ids=["there and idle", "within the time", "a millisecond too late", "never"],
 )
-def test_how_long_that_counts(
+def test_caught_up_within_the_lag_time(
     offset: int, at_ms: int, leader_end: int, caught_up_ms: int | None, now_ms: int, expected: bool
 ) -> None:
     """testIsCaughtUpWhenReplicaIsCaughtUpToLogEnd, testShouldNotShrinkIsrIfFollowerCaughtUpToLogEnd; E34."""
@@ -89,7 +89,7 @@ def _fetch(state: LeaderState, offset: int, now_ms: int) -> None:
 
 
 @pytest.mark.parametrize("is_in_sync", [True, False])
-def test_a_new_leader_begins_with_who_is_in_sync(is_in_sync: bool) -> None:
+def test_a_new_leader_counts_in_sync_replicas_as_caught_up(is_in_sync: bool) -> None:
     """testResetReplicaStateWhenNewLeaderIsElectedAndReplicaIsInSync, ...NotInSync; E33."""
     progress = _leader({1, 2} if is_in_sync else {1}).followers[2]
     assert (progress.log_end_offset, progress.broker_epoch) == (-1, NO_EPOCH)
@@ -97,10 +97,10 @@ def test_a_new_leader_begins_with_who_is_in_sync(is_in_sync: bool) -> None:
 
 
 @pytest.mark.parametrize("is_in_sync", [True, False])
-def test_a_leader_that_is_elected_again_knows_its_followers(is_in_sync: bool) -> None:
+def test_a_reelected_leader_remembers_its_followers(is_in_sync: bool) -> None:
     """testResetReplicaStateWhenLeaderIsReelectedAndReplicaIsInSync, ...NotInSync; E33, gaps.md G53.
 
-    Kafka sets its time to now where it is in sync; here it is what was seen.
+    Kafka sets the time of an in-sync replica to now; here it stays the observed one.
     """
     first = _leader({1, 2} if is_in_sync else {1})
     _fetch(first, END, 700)
@@ -109,7 +109,7 @@ def test_a_leader_that_is_elected_again_knows_its_followers(is_in_sync: bool) ->
     assert (progress.log_end_offset, progress.broker_epoch, progress.last_caught_up_ms) == (END, 102, 700)
 
 
-def test_the_same_epoch_again_forgets_nobody() -> None:
+def test_the_same_epoch_again_keeps_all_followers() -> None:
     """testDoNotResetReplicaStateIfLeaderEpochIsNotBumped, testDoNotUpdateEpochStartOffsetIf...; E33."""
     state = _leader({1, 2})
     _fetch(state, END, 700)
@@ -121,11 +121,13 @@ def test_the_same_epoch_again_forgets_nobody() -> None:
     assert (progress.log_end_offset, progress.last_caught_up_ms, state.epoch_start_offset) == (END, 700, END)
 
 
-def test_who_was_at_the_end_of_the_fetch_before_is_kept() -> None:
-    """testShouldNotShrinkIsrIfPreviousFetchIsCaughtUp; E32, E38: always a fetch behind is no lag."""
+def test_a_follower_always_one_fetch_behind_stays_in_sync() -> None:
+    """testShouldNotShrinkIsrIfPreviousFetchIsCaughtUp; E32, E38: always one fetch behind is no lag."""
     state = _leader({1, 2})
     for step in range(1, 20):
         state.on_append(END + step, 1, 500 + step * LAG_MS)
         _fetch(state, END + step - 1, 500 + step * LAG_MS)
         assert state.propose_shrink(500 + step * LAG_MS) is None
-    assert state.propose_shrink(500 + 19 * LAG_MS + 1) is not None, "it was last there a second before its last fetch"
+    assert state.propose_shrink(500 + 19 * LAG_MS + 1) is not None, (
+        "it was last caught up a second before its last fetch"
+    )

@@ -1,4 +1,4 @@
-"""A follower learns where epochs begin that lie behind a gap."""
+"""How a follower finds the start offsets of epochs behind a gap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def follower(end: int, entries: tuple[tuple[int, int], ...] = (), *, start: int 
 
 
 def searched(search: EpochSearch, leader: EpochCache, end: int) -> list[tuple[int, tuple[int, int]]]:
-    """What was asked, and answered."""
+    """The epochs that were requested, and the responses."""
     said = []
     while not search.is_done:
         answer = leader.end_offset_for(search.asks, end)
@@ -47,7 +47,7 @@ def searched(search: EpochSearch, leader: EpochCache, end: int) -> list[tuple[in
     ],
     ids=["next", "vanished between", "at the end", "where it was met", "all new", "all new from 0", "the first"],
 )
-def test_questions_go_down_to_what_is_known(
+def test_requests_go_down_to_a_known_epoch(
     leader: tuple[tuple[int, int], ...],
     own: tuple[tuple[int, int], ...],
     met: tuple[int, int],
@@ -60,23 +60,23 @@ def test_questions_go_down_to_what_is_known(
     assert search.starts == learned
 
 
-def test_a_log_that_begins_where_its_leader_does() -> None:
-    """Epochs below all of the leader's are not there, however it answers (E13)."""
+def test_a_log_that_starts_where_its_leaders_does() -> None:
+    """Epochs below all of the leader's are absent, whatever the response (E13)."""
     search = EpochSearch(3, 90, follower(40, start=40))
     assert searched(search, EpochCache([(3, 40)]), 300) == [(2, (2, 40))]
     assert search.starts == ((3, 40),)
 
 
 @pytest.mark.parametrize("answer", [(-1, -1), (-1, 120), (0, -1), (7, 120)])
-def test_who_is_not_told_takes_the_lowest_that_can_be(answer: tuple[int, int]) -> None:
-    """Too low cuts too much of another log, which gets it again; too high would not cut what is lost."""
+def test_an_unknown_answer_assumes_the_lowest_possible_start(answer: tuple[int, int]) -> None:
+    """Too low truncates too much of another log, which is fetched again; too high would not truncate lost records."""
     search = EpochSearch(5, 150, follower(95, ((0, 0),)))
     search.on_answer(*answer)
     assert search.starts == ((5, 95),)
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_what_is_learned_is_what_the_leader_has(seed: int) -> None:
+def test_the_found_epochs_are_those_of_the_leader(seed: int) -> None:
     rng = Random(seed)
     leader, offset = EpochCache(), 0
     for epoch in sorted(rng.sample(range(20), rng.randint(1, 8))):
@@ -108,7 +108,7 @@ def test_what_is_learned_is_what_the_leader_has(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_a_leader_that_answers_anything_is_not_asked_for_ever(seed: int) -> None:
+def test_the_search_ends_whatever_the_leader_answers(seed: int) -> None:
     rng = Random(seed)
     log = follower(50, ((2, 10),))
     search = EpochSearch(20, 90, log)
@@ -125,8 +125,8 @@ def test_a_leader_that_answers_anything_is_not_asked_for_ever(seed: int) -> None
     assert [epoch for epoch, _ in search.starts] == sorted({epoch for epoch, _ in search.starts})
 
 
-def test_what_was_learned_counts_where_it_was_learned() -> None:
-    """After a cut the gap is another one."""
+def test_found_epochs_apply_only_to_the_gap_they_were_searched_for() -> None:
+    """After a truncation the gap is another one."""
     log = follower(95, ((0, 0),))
     state = FollowerState("topic", bytes(16), 0, leader_epoch=20, log=log)
     question = state.on_unknown_epoch(1, 150)

@@ -1,4 +1,4 @@
-"""Fetch sessions (KIP-227) as a table of requests and what they do; tests/kafka tells the same to Apache Kafka."""
+"""Fetch sessions (KIP-227) as a table of requests and their effects; tests/kafka sends the same to Apache Kafka."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def told(
 
 
 class Reader:
-    """One reader of a cache of sessions; `answer` keeps its id and epoch in step as a client does."""
+    """One client of a session cache; `answer` keeps its id and epoch up to date as a client does."""
 
     def __init__(self, sessions: FetchSessions) -> None:
         self.sessions = sessions
@@ -97,7 +97,7 @@ def code_of(sessions: FetchSessions, asked: FetchRequest, *, ids: bool = False) 
     return failure.value.code
 
 
-# --- opening, going on, closing -----------------------------------------------------------------------------------
+# --- opening, continuing, closing ---------------------------------------------------------------------------------
 
 
 def test_a_full_fetch_without_a_session_opens_none(sessions: FetchSessions) -> None:
@@ -106,7 +106,7 @@ def test_a_full_fetch_without_a_session_opens_none(sessions: FetchSessions) -> N
     assert len(sessions) == 0
 
 
-def test_epoch_0_opens_and_everything_is_told(reader: Reader, sessions: FetchSessions) -> None:
+def test_epoch_0_opens_a_session_and_returns_everything(reader: Reader, sessions: FetchSessions) -> None:
     answer = reader.ask(wanted(0), wanted(1))
     assert answer.session_id != 0
     assert answer.is_full
@@ -115,13 +115,13 @@ def test_epoch_0_opens_and_everything_is_told(reader: Reader, sessions: FetchSes
     assert len(sessions) == 1
 
 
-def test_a_session_of_nothing_opens_too_and_ends_with_its_next_request(reader: Reader, sessions: FetchSessions) -> None:
+def test_an_empty_session_opens_and_closes_with_its_next_request(reader: Reader, sessions: FetchSessions) -> None:
     assert reader.ask().session_id != 0
     assert reader.ask().session_id == 0
     assert len(sessions) == 0
 
 
-def test_only_news_is_told_then(reader: Reader) -> None:
+def test_later_responses_contain_only_changes(reader: Reader) -> None:
     reader.ask(wanted(0), wanted(1), wanted(2)).select([told(0), told(1), told(2)])
     answer = reader.ask()
     assert indexes(answer.partitions) == [0, 1, 2]
@@ -144,12 +144,12 @@ def test_only_news_is_told_then(reader: Reader) -> None:
         told(0, snapshot_id=(1, 2)),
     ],
 )
-def test_what_counts_as_news(reader: Reader, news: FetchedPartition) -> None:
+def test_which_changes_are_returned(reader: Reader, news: FetchedPartition) -> None:
     reader.ask(wanted(0)).select([told(0)])
     assert reader.ask().select([news]) == [news]
 
 
-def test_after_an_error_the_partition_is_told_again(reader: Reader) -> None:
+def test_a_partition_is_returned_again_after_an_error(reader: Reader) -> None:
     reader.ask(wanted(0)).select([told(0)])
     reader.ask().select([told(0, error=6)])
     assert indexes(reader.ask().select([told(0)])) == [0]
@@ -164,18 +164,18 @@ def test_partitions_are_added_replaced_and_forgotten(reader: Reader) -> None:
     assert indexes(reader.ask(forgotten=[("t", None, [0, 9]), ("u", None, [2])]).partitions) == [1, 2]
 
 
-def test_forgetting_wins_over_adding_in_the_same_request(reader: Reader) -> None:
+def test_forgetting_overrides_adding_in_the_same_request(reader: Reader) -> None:
     reader.ask(wanted(0), wanted(1))
     assert indexes(reader.ask(wanted(0, 9), forgotten=[("t", None, [0])]).partitions) == [1]
 
 
-def test_a_forgotten_partition_is_told_anew_when_it_comes_back(reader: Reader) -> None:
+def test_a_forgotten_partition_is_returned_in_full_when_added_again(reader: Reader) -> None:
     reader.ask(wanted(0), wanted(1)).select([told(0), told(1)])
     reader.ask(forgotten=[("t", None, [0])])
     assert indexes(reader.ask(wanted(0)).select([told(1), told(0)])) == [0]
 
 
-def test_a_session_without_partitions_is_over(reader: Reader, sessions: FetchSessions) -> None:
+def test_a_session_without_partitions_is_closed(reader: Reader, sessions: FetchSessions) -> None:
     reader.ask(wanted(0))
     answer = reader.ask(forgotten=[("t", None, [0])])
     assert (answer.session_id, answer.partitions) == (0, [])
@@ -191,7 +191,7 @@ def test_minus_one_closes_and_zero_replaces(reader: Reader, sessions: FetchSessi
     assert (answer.session_id, indexes(answer.partitions), len(sessions)) == (0, [1], 0)
 
 
-def test_two_mentions_count_once(reader: Reader) -> None:
+def test_a_partition_listed_twice_counts_once(reader: Reader) -> None:
     answer = reader.ask(wanted(0, 1), wanted(1), wanted(0, 2))
     assert [(p.index, p.fetch_offset) for p in answer.partitions] == [(0, 2), (1, 0)]
 
@@ -205,7 +205,7 @@ def test_unknown_session(sessions: FetchSessions) -> None:
 
 
 @pytest.mark.parametrize("epoch", [2, 3, -2])
-def test_an_epoch_out_of_turn_changes_nothing(reader: Reader, sessions: FetchSessions, epoch: int) -> None:
+def test_an_epoch_out_of_sequence_changes_nothing(reader: Reader, sessions: FetchSessions, epoch: int) -> None:
     reader.ask(wanted(0))
     asked = request(reader.session_id, epoch, wanted(7))
     assert code_of(sessions, asked) is ErrorCode.INVALID_FETCH_SESSION_EPOCH
@@ -218,7 +218,7 @@ def test_an_epoch_counts_once(reader: Reader, sessions: FetchSessions) -> None:
     assert code_of(sessions, request(reader.session_id, 1)) is ErrorCode.INVALID_FETCH_SESSION_EPOCH
 
 
-def test_epochs_go_on_at_1_after_the_last(reader: Reader) -> None:
+def test_epochs_wrap_around_to_1(reader: Reader) -> None:
     session = reader.ask(wanted(0)).session
     assert session is not None
     session.next_epoch = reader.epoch = 2**31 - 1
@@ -241,10 +241,10 @@ def test_names_and_ids_do_not_mix(reader: Reader, sessions: FetchSessions) -> No
 # --- order --------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_served_goes_to_the_end_of_the_row(reader: Reader) -> None:
+def test_served_partitions_move_to_the_end(reader: Reader) -> None:
     reader.ask(wanted(0), wanted(1), wanted(2)).select([told(0, records=b"r"), told(1), told(2)])
     answer = reader.ask()
-    assert indexes(answer.partitions) == [0, 1, 2], "the opening answer leaves the order as it was asked"
+    assert indexes(answer.partitions) == [0, 1, 2], "the opening response keeps the order of the request"
     answer.select([told(0, records=b"r"), told(1), told(2)])
     answer = reader.ask()
     assert indexes(answer.partitions) == [1, 2, 0]
@@ -252,10 +252,10 @@ def test_what_was_served_goes_to_the_end_of_the_row(reader: Reader) -> None:
     assert indexes(reader.ask().partitions) == [1, 0, 2]
 
 
-# --- topics that were there ---------------------------------------------------------------------------------------
+# --- known topics -------------------------------------------------------------------------------------------------
 
 
-def test_a_session_knows_the_topics_that_it_has_found(reader: Reader) -> None:
+def test_a_session_remembers_the_topics_it_has_found(reader: Reader) -> None:
     by_id = wanted(0, topic=None, topic_id=TOPIC_ID)
     unknown = FetchedPartition(None, TOPIC_ID, 0, ErrorCode.UNKNOWN_TOPIC_ID)
 
@@ -271,17 +271,17 @@ def test_a_session_knows_the_topics_that_it_has_found(reader: Reader) -> None:
     assert is_known(reader.ask(ids=True))
 
 
-# --- what needs not be read ---------------------------------------------------------------------------------------
+# --- partitions that are not read ---------------------------------------------------------------------------------
 
 
 class Partitions:
-    """Who waits for each."""
+    """The listeners of each partition."""
 
     def __init__(self) -> None:
         self.waiters: dict[int, set[Callable[[], None]]] = defaultdict(set)
 
     def settle(self, answer: SessionAnswer, progress: Progress | None = None) -> None:
-        """Nothing is new anywhere."""
+        """No partition has anything new."""
         for each in answer.to_read():
             each.settle(self.waiters[each.asked.index], progress)
 
@@ -299,7 +299,7 @@ def partitions() -> Partitions:
     return Partitions()
 
 
-def test_what_is_settled_is_not_read_until_it_changes(reader: Reader, partitions: Partitions) -> None:
+def test_unchanged_partitions_are_not_read(reader: Reader, partitions: Partitions) -> None:
     partitions.settle(reader.ask(wanted(0), wanted(1), wanted(2)))
     answer = reader.ask()
     assert indexes(answer.partitions) == []
@@ -307,10 +307,10 @@ def test_what_is_settled_is_not_read_until_it_changes(reader: Reader, partitions
     partitions.change(2)
     partitions.change(0)
     assert indexes(reader.ask().partitions) == [0, 2]
-    assert partitions.waited_for == [1], "it takes itself off with the first call"
+    assert partitions.waited_for == [1], "the listener removes itself at its first call"
 
 
-def test_who_waits_hears_of_a_change_once(reader: Reader, partitions: Partitions) -> None:
+def test_a_waiting_fetch_is_notified_of_a_change_once(reader: Reader, partitions: Partitions) -> None:
     answer = reader.ask(wanted(0))
     partitions.settle(answer)
     heard: list[int] = []
@@ -321,14 +321,14 @@ def test_who_waits_hears_of_a_change_once(reader: Reader, partitions: Partitions
     assert heard == [1]
 
 
-def test_asking_again_unsettles(reader: Reader, partitions: Partitions) -> None:
+def test_a_requested_partition_is_read_again(reader: Reader, partitions: Partitions) -> None:
     partitions.settle(reader.ask(wanted(0), wanted(1)))
     assert [(p.index, p.fetch_offset) for p in reader.ask(wanted(1, 7)).partitions] == [(1, 7)]
     assert partitions.waited_for == [0]
 
 
 @pytest.mark.parametrize("how", ["forgotten", "closed", "replaced", "evicted"])
-def test_a_session_leaves_nothing_behind(
+def test_a_closed_session_leaves_no_listeners(
     reader: Reader, sessions: FetchSessions, partitions: Partitions, how: str
 ) -> None:
     answer = reader.ask(wanted(0), wanted(1))
@@ -346,10 +346,10 @@ def test_a_session_leaves_nothing_behind(
     assert partitions.waited_for == []
 
 
-def test_a_follower_that_is_settled_is_there_as_long_as_its_session_fetches(
+def test_a_follower_of_unchanged_partitions_stays_in_sync_while_it_fetches(
     reader: Reader, partitions: Partitions
 ) -> None:
-    """`epochs.md E32`: it is at the log's end with every fetch, though nobody notes it each time."""
+    """`epochs.md E32`: it is at the log's end with every fetch, though this is not recorded each time."""
     progress = Progress()
     progress.fetched(5, 0, 102, 5, 1_000)
     partitions.settle(reader.ask(wanted(0), now_ms=1_000), progress)
@@ -360,7 +360,7 @@ def test_a_follower_that_is_settled_is_there_as_long_as_its_session_fetches(
     assert not progress.is_caught_up(6, 121_000, 30_000)
 
 
-def test_a_request_of_an_outdated_process_is_read_whole_and_proves_nothing(
+def test_a_request_of_an_outdated_process_is_read_in_full_and_proves_nothing(
     reader: Reader, sessions: FetchSessions, partitions: Partitions
 ) -> None:
     progress = Progress()
@@ -372,7 +372,7 @@ def test_a_request_of_an_outdated_process_is_read_whole_and_proves_nothing(
     assert progress.last_caught_up_ms == 1_000
 
 
-def test_a_follower_that_registered_anew_is_looked_at_whole(
+def test_a_follower_that_registered_again_is_read_in_full(
     reader: Reader, sessions: FetchSessions, partitions: Partitions
 ) -> None:
     """Its leader has to learn the new broker epoch of every partition (E36)."""
@@ -385,7 +385,7 @@ def test_a_follower_that_registered_anew_is_looked_at_whole(
     assert sessions.begin(asked, uses_topic_ids=False, now_ms=0, fresh_id=1).partitions == []
 
 
-# --- room ---------------------------------------------------------------------------------------------------------
+# --- capacity -----------------------------------------------------------------------------------------------------
 
 
 def _open(sessions: FetchSessions, *, now_ms: int, fresh_id: int, replica_id: int = -1, size: int = 1) -> int:
@@ -401,14 +401,14 @@ def _lives(sessions: FetchSessions, session_id: int, epoch: int = 1, now_ms: int
     return True
 
 
-def test_no_room_means_full_answers(sessions: FetchSessions) -> None:
+def test_a_full_cache_means_full_responses(sessions: FetchSessions) -> None:
     assert [_open(sessions, now_ms=0, fresh_id=n) for n in (1, 2, 3)] == [1, 2, 3]
     assert _open(sessions, now_ms=999, fresh_id=4) == 0
     assert len(sessions) == 3
     assert all(_lives(sessions, n) for n in (1, 2, 3))
 
 
-def test_the_longest_unused_gives_way_once_it_is_idle(sessions: FetchSessions) -> None:
+def test_the_least_recently_used_session_is_evicted_once_idle(sessions: FetchSessions) -> None:
     for number in (1, 2, 3):
         _open(sessions, now_ms=number, fresh_id=number)
     assert _lives(sessions, 1, now_ms=500)
@@ -419,7 +419,7 @@ def test_the_longest_unused_gives_way_once_it_is_idle(sessions: FetchSessions) -
     assert _lives(sessions, 3)
 
 
-def test_replicas_take_the_room_of_consumers_never_of_replicas(sessions: FetchSessions) -> None:
+def test_replicas_evict_consumers_and_never_replicas(sessions: FetchSessions) -> None:
     assert _open(sessions, now_ms=0, fresh_id=1, replica_id=8) == 1
     assert _open(sessions, now_ms=0, fresh_id=2) == 2
     assert _open(sessions, now_ms=0, fresh_id=3) == 3
@@ -431,19 +431,19 @@ def test_replicas_take_the_room_of_consumers_never_of_replicas(sessions: FetchSe
     assert all(_lives(sessions, n) for n in (1, 4, 5))
 
 
-def test_the_smallest_consumer_gives_way_to_a_replica(sessions: FetchSessions) -> None:
+def test_a_replica_evicts_the_smallest_consumer(sessions: FetchSessions) -> None:
     for number, size in ((1, 5), (2, 2), (3, 9)):
         _open(sessions, now_ms=0, fresh_id=number, size=size)
     assert _open(sessions, now_ms=1, fresh_id=4, replica_id=9) == 4
     assert [_lives(sessions, number) for number in (1, 2, 3, 4)] == [True, False, True, True]
 
 
-def test_an_old_session_gives_way_to_a_larger_one(sessions: FetchSessions) -> None:
+def test_a_larger_session_evicts_an_old_one(sessions: FetchSessions) -> None:
     for number, size in ((1, 5), (2, 2), (3, 9)):
         _open(sessions, now_ms=0, fresh_id=number, size=size)
     for epoch, now_ms in ((1, 600), (2, 1000)):
         assert all(_lives(sessions, number, epoch, now_ms) for number in (1, 2, 3))
-    assert _open(sessions, now_ms=1100, fresh_id=4, size=3) == 0, "nobody lived for longer than 1000 ms"
+    assert _open(sessions, now_ms=1100, fresh_id=4, size=3) == 0, "no session is older than 1000 ms"
     assert all(_lives(sessions, number, 3, 1101) for number in (1, 2, 3))
     assert _open(sessions, now_ms=1102, fresh_id=4, size=2) == 0, "not larger than the smallest"
     assert _open(sessions, now_ms=1102, fresh_id=4, size=3) == 4
@@ -453,7 +453,7 @@ def test_an_old_session_gives_way_to_a_larger_one(sessions: FetchSessions) -> No
     assert [_lives(sessions, 1, 4, 1105), _lives(sessions, 3, 4, 1105)] == [False, True]
 
 
-def test_an_old_replica_gives_way_to_a_larger_replica_alone(sessions: FetchSessions) -> None:
+def test_an_old_replica_session_is_evicted_only_by_a_larger_replica_session(sessions: FetchSessions) -> None:
     for number, size in ((1, 5), (2, 2), (3, 9)):
         _open(sessions, now_ms=0, fresh_id=number, size=size, replica_id=number)
     assert all(_lives(sessions, number, 1, 900) for number in (1, 2, 3))
@@ -463,7 +463,7 @@ def test_an_old_replica_gives_way_to_a_larger_replica_alone(sessions: FetchSessi
     assert not _lives(sessions, 2, 3, 1003)
 
 
-def test_an_id_in_use_is_not_given_twice(sessions: FetchSessions) -> None:
+def test_an_id_in_use_is_not_assigned_again(sessions: FetchSessions) -> None:
     assert _open(sessions, now_ms=0, fresh_id=2**31 - 1) == 2**31 - 1
     assert _open(sessions, now_ms=0, fresh_id=2**31 - 1) == 1
     assert _open(sessions, now_ms=0, fresh_id=1) == 2

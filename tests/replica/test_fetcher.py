@@ -1,4 +1,4 @@
-"""A follower's fetch sessions, and whole logs that are made equal to their leader's."""
+"""A follower's fetch sessions, and whole logs that become equal to their leader's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Leader:
         self.epoch = epoch
         self.sessions = FetchSessions()
         self.read: list[int] = []
-        """How many partitions were asked for anew in each request."""
+        """How many partitions were requested again in each request."""
 
     def serve(self, request: FetchRequest, *, at_most: int = 100) -> FetchResponse:
         self.read.append(len(request.partitions))
@@ -58,7 +58,9 @@ def fetcher() -> Fetcher:
 
 
 def run(fetcher: Fetcher, leader: Leader, *, rounds: int = 200, at_most: int = 100) -> dict[int, list[int]]:
-    """Fetch until nothing is new; what each partition cut off, in the order of the cuts (oldest record first each)."""
+    """Fetch until there is nothing new; returns the records that each partition truncated, in order (oldest record
+    first each).
+    """
     gone: dict[int, list[int]] = {}
     for round_ in range(rounds):
         now_ms = round_ * 10_000
@@ -101,9 +103,9 @@ def run(fetcher: Fetcher, leader: Leader, *, rounds: int = 200, at_most: int = 1
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_follower_becomes_equal_and_cuts_no_record_that_its_leader_has(seed: int) -> None:
-    """`epochs.md E25`, E64 (i): after any history, one leader's epoch makes every log equal to its own, and the cut is
-    exactly what the two do not share.
+def test_follower_becomes_equal_and_truncates_no_record_that_its_leader_has(seed: int) -> None:
+    """`epochs.md E25`, E64 (i): after any history, one leader's epoch makes every log equal to its own, and truncates
+    exactly the records that the two do not share.
     """
     rng = Random(seed)
     logs, epoch = histories(rng, replicas=4, elections=rng.randint(1, 12))
@@ -123,12 +125,12 @@ def test_follower_becomes_equal_and_cuts_no_record_that_its_leader_has(seed: int
     for index, log in enumerate(others):
         assert log.log_end_offset == leading.log_end_offset
         assert log.common_end(leading) == leading.log_end_offset
-        if begins[index] == log.log_start_offset:  # did not have to begin anew
+        if begins[index] == log.log_start_offset:  # did not have to restart empty
             assert len(gone.get(index, [])) == ends[index] - shared[index]
 
 
-def test_epoch_of_the_future_is_cut_off() -> None:
-    """A log with an epoch that its leader never heard of comes back to its leader's (`epochs.md E8`, E13 c)."""
+def test_unknown_future_epoch_is_truncated() -> None:
+    """A log with an epoch unknown to its leader becomes equal to its leader's (`epochs.md E8`, E13 c)."""
     leading, log = MemoryLog(), MemoryLog()
     leading.append([1, 1, 2, 2, 2])
     log.append([1, 1, 9, 9])
@@ -138,8 +140,8 @@ def test_epoch_of_the_future_is_cut_off() -> None:
     assert log.records == leading.records
 
 
-def test_records_of_a_lost_history_are_cut_where_the_leader_has_deleted_its_own() -> None:
-    """The leader's log starts where the follower's ends: nothing diverges, though not one record is the same."""
+def test_records_of_a_lost_history_are_truncated_where_the_leader_deleted_its_own() -> None:
+    """The leader's log starts where the follower's ends: there is no divergence, though no record is the same."""
     leading, log = MemoryLog(), MemoryLog()
     leading.lead(2)
     leading.append([2, 2, 2])
@@ -154,10 +156,10 @@ def test_records_of_a_lost_history_are_cut_where_the_leader_has_deleted_its_own(
     run(following, Leader({0: leading}, 2))
     leading.forget_below(5)
     following.done(state)
-    assert run(following, Leader({0: leading}, 2)) == {}, "what this leader sent needs no second look"
+    assert run(following, Leader({0: leading}, 2)) == {}, "records from this leader are not compared again"
 
 
-def test_only_what_changed_is_asked_for_again() -> None:
+def test_only_changed_partitions_are_requested_again() -> None:
     """KIP-227: idle partitions cost nothing in a request."""
     leading = {index: MemoryLog() for index in range(50)}
     following, leader = fetcher(), Leader(leading, 1)
@@ -169,7 +171,7 @@ def test_only_what_changed_is_asked_for_again() -> None:
     assert leader.read == [50, 0, 0, 1, 0]
 
 
-def test_lost_session_is_opened_anew_with_everything() -> None:
+def test_lost_session_is_reopened_with_all_partitions() -> None:
     leading = {index: MemoryLog() for index in range(3)}
     following, leader = fetcher(), Leader(leading, 1)
     for index in range(3):
@@ -181,7 +183,7 @@ def test_lost_session_is_opened_anew_with_everything() -> None:
     assert [state.log.log_end_offset for state in following.states.values()] == [0, 2, 0]
 
 
-def test_answer_to_an_older_epoch_is_dropped() -> None:
+def test_response_of_an_older_epoch_is_dropped() -> None:
     """`gaps.md G10`: the same offset in a newer leader epoch; Kafka would append it."""
     leading = MemoryLog()
     leading.append([1, 1])
@@ -194,7 +196,7 @@ def test_answer_to_an_older_epoch_is_dropped() -> None:
     assert list(following.on_answer(late, 0)) == []
 
 
-def test_answer_for_a_partition_that_moved_is_dropped() -> None:
+def test_response_for_a_moved_partition_is_dropped() -> None:
     """`epochs.md E26`."""
     leading = MemoryLog()
     leading.append([1, 1])
@@ -219,8 +221,8 @@ def test_answer_for_a_partition_that_moved_is_dropped() -> None:
         ErrorCode.KAFKA_STORAGE_ERROR,
     ],
 )
-def test_refused_partition_waits_longer_each_time_and_is_never_given_up(code: ErrorCode) -> None:
-    """`epochs.md E27`; `gaps.md G3`: also when it is fenced in the newest epoch that is known. The others go on."""
+def test_rejected_partition_backs_off_and_is_always_retried(code: ErrorCode) -> None:
+    """`epochs.md E27`; `gaps.md G3`: also when it is fenced in the newest known epoch. The others continue."""
     following = fetcher()
     state = follow(following, MemoryLog(), epoch=1, index=0)
     other = follow(following, MemoryLog(), epoch=1, index=1)
@@ -238,7 +240,7 @@ def test_refused_partition_waits_longer_each_time_and_is_never_given_up(code: Er
     assert pauses == [20, 40, 80, 160, 320, 640, 1_000, 1_000, 1_000]
 
 
-def test_cutting_partition_leaves_the_session_and_comes_back() -> None:
+def test_truncating_partition_leaves_the_session_and_returns() -> None:
     leading, log = MemoryLog(), MemoryLog()
     leading.append([1, 3])
     log.append([1, 2, 2])
@@ -260,7 +262,7 @@ def test_cutting_partition_leaves_the_session_and_comes_back() -> None:
     assert [(each.index, each.fetch_offset, each.last_fetched_epoch) for each in request.partitions] == [(0, 1, 1)]
 
 
-def test_what_is_compared_first_is_in_no_fetch_before_that() -> None:
+def test_a_partition_to_be_compared_first_is_not_fetched_before() -> None:
     """`epochs.md E18`: with a fetch the leader would count it."""
     log = MemoryLog()
     log.complete_from = CompleteFrom(5)
@@ -271,7 +273,7 @@ def test_what_is_compared_first_is_in_no_fetch_before_that() -> None:
     assert following.to_compare(0) == [state]
     assert following.next_request(0) is None
     assert state.first_question() == AskEpochEnd(state, 1)
-    assert following.to_compare(0) == [], "it waits for the answer"
+    assert following.to_compare(0) == [], "it waits for the response"
     following.failed(state, 0)
     assert following.to_compare(0) == []
     assert following.to_compare(10_000) == [state]
@@ -285,7 +287,7 @@ def test_what_is_compared_first_is_in_no_fetch_before_that() -> None:
     assert [each.index for each in request.partitions] == [0]
 
 
-def test_one_request_is_out_at_a_time() -> None:
+def test_one_request_is_pending_at_a_time() -> None:
     following = fetcher()
     follow(following, MemoryLog(), epoch=1)
     assert following.next_request(0) is not None
@@ -296,7 +298,7 @@ def test_one_request_is_out_at_a_time() -> None:
     assert (again.session_id, again.session_epoch) == (0, 0)
 
 
-def test_request_tells_who_asks_and_how_far_it_is() -> None:
+def test_request_carries_replica_id_and_offsets() -> None:
     """`epochs.md E24`."""
     following, log = fetcher(), MemoryLog(log_start_offset=3)
     log.append([4, 4])
@@ -313,8 +315,8 @@ def test_request_tells_who_asks_and_how_far_it_is() -> None:
     )
 
 
-def test_a_session_that_is_given_up_is_named_when_the_next_is_opened() -> None:
-    """KIP-227: the leader frees its room at once, not when its time is up."""
+def test_an_abandoned_session_is_closed_when_the_next_is_opened() -> None:
+    """KIP-227: the leader frees its slot at once, not when it expires."""
     following, leader = fetcher(), Leader({0: MemoryLog()}, 1)
     follow(following, MemoryLog(), epoch=1)
     run(following, leader)
@@ -329,7 +331,7 @@ def test_a_session_that_is_given_up_is_named_when_the_next_is_opened() -> None:
     assert len(sessions) == 1
 
 
-def test_a_session_that_the_leader_does_not_know_is_not_named_again() -> None:
+def test_a_session_unknown_to_the_leader_is_not_named_again() -> None:
     following = fetcher()
     follow(following, MemoryLog(), epoch=1)
     run(following, Leader({0: MemoryLog()}, 1))
@@ -340,8 +342,8 @@ def test_a_session_that_the_leader_does_not_know_is_not_named_again() -> None:
     assert (again.session_id, again.session_epoch) == (0, 0)
 
 
-def test_log_start_that_moved_is_told_though_nothing_was_written() -> None:
-    """Kafka's leader keeps DeleteRecords waiting until each live follower's log starts there, too."""
+def test_moved_log_start_is_sent_though_nothing_was_written() -> None:
+    """Kafka's leader delays the DeleteRecords response until each live follower's log starts there, too."""
     leading, log = MemoryLog(), MemoryLog()
     leading.append([1, 1, 1])
     following, leader = fetcher(), Leader({0: leading}, 1)
@@ -359,8 +361,8 @@ def test_log_start_that_moved_is_told_though_nothing_was_written() -> None:
     assert [each.log_start_offset for each in request.partitions] == [2]
 
 
-def test_broker_epoch_is_that_of_the_registration_now() -> None:
-    """`epochs.md E31`: a broker that registered again would be refused for ever by its old epoch."""
+def test_broker_epoch_is_that_of_the_current_registration() -> None:
+    """`epochs.md E31`: a broker that registered again would be rejected forever by its old epoch."""
     following = fetcher()
     follow(following, MemoryLog(), epoch=1)
     following.broker_epoch = 205

@@ -10,7 +10,7 @@ from fenceline.replica.leader import InSyncRules, LeaderState, Member, Rejection
 
 LAG_MS = 30_000
 BROKER_EPOCHS = {1: 101, 2: 102, 3: 103}
-"""Who is registered, unfenced and not shutting down."""
+"""Brokers that are registered, unfenced and not shutting down."""
 
 
 def leader(
@@ -79,13 +79,13 @@ def test_epoch_check(requested: int, expected: ErrorCode) -> None:
 class TestHighWatermark:
     """`epochs.md E40-E41`."""
 
-    def test_only_replica_commits_what_it_appends(self) -> None:
+    def test_single_replica_commits_its_appends(self) -> None:
         state = leader({1}, replicas=(1,))
         assert state.on_append(10, 1, 0)
         assert state.high_watermark == 10
         assert not state.on_append(10, 1, 0)
 
-    def test_set_of_one_commits_what_it_appends(self) -> None:
+    def test_single_member_isr_commits_its_appends(self) -> None:
         state = leader({1})
         assert state.on_append(10, 1, 0)
         assert state.high_watermark == 10
@@ -99,7 +99,7 @@ class TestHighWatermark:
         assert fetch(state, 3, 10)
         assert state.high_watermark == 10
 
-    def test_never_moves_before_every_in_sync_replica_was_heard(self) -> None:
+    def test_never_moves_before_every_in_sync_replica_has_fetched(self) -> None:
         state = leader({1, 2})
         assert not state.on_append(10, 1, 0)
         assert state.high_watermark == 0
@@ -121,7 +121,7 @@ class TestHighWatermark:
         assert leader({1}, replicas=(1,)).has_enough_replicas(2)
 
     def test_waits_for_a_caught_up_replica_that_will_join(self) -> None:
-        """`gaps.md G48`: who is caught up and eligible holds it without being in sync, until it lags."""
+        """`gaps.md G48`: a caught-up, eligible replica holds it without being in sync, until it lags."""
         state = leader({1, 2})
         state.on_append(10, 1, 0)
         fetch(state, 3, 10, now_ms=1)
@@ -132,7 +132,7 @@ class TestHighWatermark:
         assert fetch(state, 2, 20, now_ms=2 + LAG_MS)
         assert state.high_watermark == 20
 
-    def test_who_was_caught_up_before_it_was_started_again_holds_nothing(self) -> None:
+    def test_does_not_wait_for_a_replica_that_was_caught_up_before_its_restart(self) -> None:
         """It may lack gigabytes: producers would wait for them, for up to `replica.lag.time.max.ms`, as Kafka's do."""
         brokers = dict(BROKER_EPOCHS)
         state = leader({1, 2}, brokers=brokers)
@@ -141,7 +141,7 @@ class TestHighWatermark:
         assert fetch(state, 2, 10, now_ms=1_000)
         brokers[3] = 203
         state.on_append(50, 1, 2_000)
-        assert fetch(state, 2, 50, now_ms=2_000), "it is not registered as who it was"
+        assert fetch(state, 2, 50, now_ms=2_000), "it is registered as another incarnation"
         fetch(state, 3, 10, now_ms=3_000, epoch=203)
         state.on_append(60, 1, 3_000)
         assert fetch(state, 2, 60, now_ms=3_000)
@@ -159,8 +159,8 @@ class TestHighWatermark:
         state.on_append(20, 1, 1)
         assert fetch(state, 2, 20, now_ms=1)
 
-    def test_does_not_wait_for_who_the_controller_let_go(self) -> None:
-        """Its broker lives, its directory has failed (KIP-858): it does not fetch this partition any more."""
+    def test_does_not_wait_for_a_replica_that_the_controller_removed(self) -> None:
+        """Its broker is alive, its directory has failed (KIP-858): it no longer fetches this partition."""
         state = leader({1, 2})
         state.on_append(5, 1, 0)
         fetch(state, 2, 5)
@@ -168,7 +168,7 @@ class TestHighWatermark:
         told(state, {1})
         assert state.on_append(7, 1, 10)
         assert state.high_watermark == 7
-        # Where it fetches again, it is waited for again.
+        # Once it fetches again, it is waited for again.
         fetch(state, 2, 7, now_ms=20)
         assert not state.on_append(8, 1, 30)
 
@@ -192,22 +192,22 @@ class TestReaders:
 
 
 class TestFollowers:
-    def test_stranger_is_refused(self) -> None:
+    def test_unknown_replica_is_rejected(self) -> None:
         """`epochs.md E30`."""
         state = leader({1}, replicas=(1, 2))
         assert state.check_follower(3, 103, knows_epoch=True) is ErrorCode.UNKNOWN_LEADER_EPOCH
         assert state.check_follower(3, 103, knows_epoch=False) is ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert state.check_follower(1, 101, knows_epoch=True) is ErrorCode.UNKNOWN_LEADER_EPOCH
 
-    def test_replaced_process_is_refused(self) -> None:
+    def test_replaced_process_is_rejected(self) -> None:
         """`epochs.md E31` (KIP-903)."""
         state = leader({1, 2})
         assert state.check_follower(2, 101, knows_epoch=True) is ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert state.check_follower(2, 102, knows_epoch=True) is ErrorCode.NONE
         assert state.check_follower(2, NO_EPOCH, knows_epoch=True) is ErrorCode.NONE
 
-    def test_caught_up_means_at_the_end_of_the_fetch_before(self) -> None:
-        """`epochs.md E32`: who has what the leader had at the previous fetch was caught up then."""
+    def test_caught_up_means_at_the_end_of_the_previous_fetch(self) -> None:
+        """`epochs.md E32`: a replica that has the leader's end at its previous fetch was caught up then."""
         state = leader({1, 2})
         state.on_append(10, 1, 0)
         fetch(state, 2, 0, now_ms=100)
@@ -217,12 +217,12 @@ class TestFollowers:
         fetch(state, 2, 20, now_ms=300)
         assert state.followers[2].last_caught_up_ms == 300
 
-    def test_first_fetch_of_a_new_leaders_time_catches_nobody_up(self) -> None:
+    def test_first_fetch_under_a_new_leader_catches_no_follower_up(self) -> None:
         state = leader({1}, start=10)
         fetch(state, 3, 4, now_ms=50)
         assert state.followers[3].last_caught_up_ms is None
 
-    def test_same_leader_keeps_log_ends_in_a_higher_epoch(self) -> None:
+    def test_same_leader_keeps_follower_log_ends_in_a_higher_epoch(self) -> None:
         """`epochs.md E33`, `gaps.md G53`."""
         before = leader({1, 2}, leader_epoch=4)
         before.on_append(10, 1, 0)
@@ -233,9 +233,11 @@ class TestFollowers:
         anew = leader({1, 2}, start=10)
         assert anew.followers[2].log_end_offset == -1
 
-    def test_same_leader_forgets_log_ends_where_another_may_have_led_between(self) -> None:
-        """`gaps.md G53`. Epoch 3 was broker 1's, 4 was broker 2's, 5 is broker 1's again, and it hears of both at once.
-        Broker 3 had offset 9 of epoch 3 and was cut by the leader of epoch 4: nothing of it may count as committed."""
+    def test_same_leader_drops_log_ends_where_another_may_have_led_between(self) -> None:
+        """`gaps.md G53`. Epoch 3 was broker 1's, 4 was broker 2's, 5 is broker 1's again, and it learns of both at
+        once. Broker 3 had offset 9 of epoch 3 and was truncated by the leader of epoch 4: nothing of it may count as
+        committed.
+        """
         before = leader({1, 2, 3}, leader_epoch=3)
         before.on_append(10, 1, 0)
         fetch(before, 3, 10)
@@ -254,7 +256,7 @@ class TestFollowers:
 
 
 class TestInSyncSet:
-    def test_joins_when_it_reached_this_epochs_start(self) -> None:
+    def test_joins_at_the_start_of_this_epoch(self) -> None:
         """`epochs.md E35`: PartitionTest.testFollowerDoesNotJoinISRUntilCaughtUpToOffsetWithinCurrentLeaderEpoch."""
         state = leader({1, 2}, start=10, high_watermark=6)
         fetch(state, 3, 8)
@@ -271,9 +273,10 @@ class TestInSyncSet:
         fetch(state, 3, 9)
         assert state.propose_expansion(3) is None
 
-    def test_does_not_join_with_records_below_the_log_start_only(self) -> None:
+    def test_does_not_join_with_only_records_below_the_log_start(self) -> None:
         """`epochs.md E13` (d): a game of the search (seed 7000004 of `operations`): the follower's log ended where the
-        leader's began, and was of another history."""
+        leader's began, and was of another history.
+        """
         state = leader({1}, high_watermark=0)
         state.on_append(13, 1, 0)
         state.on_fetch(3, 13, log_start_offset=10, broker_epoch=103, min_insync_replicas=1, now_ms=0)
@@ -281,28 +284,29 @@ class TestInSyncSet:
         assert state.propose_expansion(3, 12) is not None, "the record before was compared"
 
     def test_does_not_join_with_an_empty_log_above_the_log_start(self) -> None:
-        """It begins at the leader's start with this answer (`operations`, seed 9100327); not so an eligible leader
-        replica, which had its records deleted (seed 22000370: it was out of sync for ever)."""
+        """It restarts at the leader's start with this response (`operations`, seed 9100327); an eligible leader
+        replica, whose records had been deleted, does not (seed 22000370: it was out of sync forever).
+        """
         state = leader({1}, high_watermark=0)
         state.on_append(13, 1, 0)
         state.on_fetch(3, 13, log_start_offset=13, broker_epoch=103, min_insync_replicas=1, now_ms=0)
         assert state.propose_expansion(3, 12) is None
         assert state.propose_expansion(3, 12, may_lead=True) is not None
 
-    def test_joins_with_nothing_at_the_log_start(self) -> None:
+    def test_joins_with_an_empty_log_at_the_log_start(self) -> None:
         state = leader({1}, high_watermark=0)
         state.on_append(13, 1, 0)
         state.on_fetch(3, 13, log_start_offset=13, broker_epoch=103, min_insync_replicas=1, now_ms=0)
         assert state.propose_expansion(3, 13) is not None
 
     @pytest.mark.parametrize("brokers", [{1: 101}, {1: 101, 3: 104}])
-    def test_who_is_not_eligible_does_not_join(self, brokers: dict[int, int]) -> None:
+    def test_ineligible_replica_does_not_join(self, brokers: dict[int, int]) -> None:
         """`epochs.md E36`: fenced, shutting down, gone; or another incarnation than the one that fetched (KIP-903)."""
         state = leader({1}, brokers=brokers)
         fetch(state, 3, 0, epoch=103)
         assert state.propose_expansion(3) is None
 
-    def test_who_tells_no_broker_epoch_does_not_join(self) -> None:
+    def test_replica_without_a_broker_epoch_does_not_join(self) -> None:
         """`gaps.md G14c`."""
         state = leader({1})
         fetch(state, 3, 0, epoch=NO_EPOCH)
@@ -317,7 +321,7 @@ class TestInSyncSet:
         assert not state.has_enough_replicas(2)
         assert state.had_enough_replicas(2)
 
-    def test_old_member_is_waited_for_until_the_controller_let_it_go(self) -> None:
+    def test_old_member_is_waited_for_until_the_controller_removes_it(self) -> None:
         state = leader({1, 2, 3})
         state.on_append(10, 1, 0)
         fetch(state, 2, 10, now_ms=LAG_MS + 1)
@@ -328,7 +332,7 @@ class TestInSyncSet:
         assert told(state, {1, 2})
         assert state.high_watermark == 10
 
-    def test_nobody_is_let_go_within_the_lag(self) -> None:
+    def test_no_member_is_removed_within_the_lag_time(self) -> None:
         state = leader({1, 2, 3})
         state.on_append(10, 1, 0)
         assert state.propose_shrink(LAG_MS) is None
@@ -350,7 +354,7 @@ class TestInSyncSet:
         told(state, {1, 2})
         assert state.propose_expansion(3) is not None
 
-    def test_older_news_change_nothing(self) -> None:
+    def test_older_metadata_changes_nothing(self) -> None:
         """`epochs.md E33`."""
         state = leader({1, 2})
         assert not told(state, {1}, partition_epoch=7)
@@ -372,7 +376,7 @@ class TestInSyncSet:
             (ErrorCode.UNKNOWN_SERVER_ERROR, Rejection.ASK_AGAIN, True),
         ],
     )
-    def test_refused(self, code: ErrorCode, outcome: Rejection, stays: bool) -> None:
+    def test_rejected_change(self, code: ErrorCode, outcome: Rejection, stays: bool) -> None:
         """`epochs.md E39`."""
         state = leader({1})
         fetch(state, 2, 0)
@@ -381,7 +385,7 @@ class TestInSyncSet:
         assert state.on_rejected(proposal, code) is outcome
         assert (state.proposal is proposal) is stays
 
-    def test_refusal_of_an_older_change_does_not_touch_the_newer(self) -> None:
+    def test_rejection_of_an_older_change_does_not_affect_the_newer(self) -> None:
         state = leader({1})
         fetch(state, 2, 0)
         older = state.propose_expansion(2)
@@ -407,7 +411,7 @@ class TestRecovering:
         assert not state.is_recovering
         assert state.propose_expansion(2) is not None
 
-    def test_news_that_do_not_say_recovered_leave_it_recovering(self) -> None:
+    def test_metadata_without_recovered_leaves_it_recovering(self) -> None:
         state = leader({1}, is_recovering=True)
         told(state, {1}, recovering=True)
         assert state.is_recovering
@@ -417,16 +421,16 @@ class TestRecovering:
         state = leader({1}, is_recovering=True)
         assert state.propose_recovered_again() is None, "recovery is not done"
         first = state.propose_recovered()
-        assert state.propose_recovered_again() is None, "the first proposal is out"
+        assert state.propose_recovered_again() is None, "the first proposal is pending"
         told(state, {1}, recovering=True)
         again = state.propose_recovered_again()
         assert first is not None
         assert again is not None
         assert again.partition_epoch > first.partition_epoch
         state.on_rejected(again, ErrorCode.INELIGIBLE_REPLICA)
-        assert state.propose_recovered_again() is not None, "a refusal that reverts leaves nothing proposed"
+        assert state.propose_recovered_again() is not None, "a rejection that reverts leaves nothing proposed"
         told(state, {1})
-        assert state.propose_recovered_again() is None, "the controller knows"
+        assert state.propose_recovered_again() is None, "the controller has accepted it"
 
-    def test_recovered_leader_has_nothing_to_tell(self) -> None:
+    def test_recovered_leader_proposes_nothing(self) -> None:
         assert leader({1}).propose_recovered() is None

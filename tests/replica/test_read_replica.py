@@ -1,4 +1,4 @@
-"""Which replica a consumer should read from, as Kafka's RackAwareReplicaSelector chooses."""
+"""The replica from which a consumer should read, as Kafka's RackAwareReplicaSelector chooses it."""
 
 from __future__ import annotations
 

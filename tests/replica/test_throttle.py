@@ -1,5 +1,6 @@
-"""Throttled replication on virtual time: the rate holds on average, and who is in sync is not held back
-(security.md A62)."""
+"""Throttled replication on virtual time: the rate holds on average, and in-sync replicas are not throttled (security.md
+A62).
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def quota(rate: int, replicas: str = "*") -> ReplicationQuota:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_on_average_the_rate_holds(seed: int) -> None:
-    """Whatever is sent when it may be: in any time no more than the rate, one second's worth and the last answer."""
+def test_the_rate_holds_on_average(seed: int) -> None:
+    """If all is sent as soon as allowed: in any interval at most the rate, one second's worth and the last response."""
     rng = Random(seed)
     rate, largest = rng.choice((1, 1_000, 50_000_000)), 1 << rng.randint(4, 24)
     side, now_ms = quota(rate), rng.randint(0, 10_000)
@@ -45,7 +46,7 @@ def test_on_average_the_rate_holds(seed: int) -> None:
     assert sent
 
 
-def test_a_pause_is_as_long_as_it_must_be() -> None:
+def test_a_pause_is_no_longer_than_necessary() -> None:
     side = quota(1_000)
     side.passed(1_000, 0)
     assert side.pause_ms(0) == 0, "one second's worth may pass at once"
@@ -58,7 +59,7 @@ def test_a_pause_is_as_long_as_it_must_be() -> None:
     assert side.pause_ms(2_001) == 0
 
 
-def test_nothing_passes_at_a_rate_of_none_and_the_rate_is_looked_at_again() -> None:
+def test_a_rate_of_zero_blocks_and_is_read_again() -> None:
     side = quota(0)
     assert side.pause_ms(0) == 0
     side.passed(1, 0)
@@ -79,7 +80,7 @@ def test_which_replicas_are_throttled(replicas: str, covered: tuple[int, ...]) -
     assert not side.is_active
 
 
-def test_settings_of_both_sides() -> None:
+def test_settings_of_leader_and_follower() -> None:
     throttles = Throttles(1)
     throttles.set_rates({"leader.replication.throttled.rate": "700"}, 0)
     throttles.set_topic("rain", {"follower.replication.throttled.replicas": "3:1"})
@@ -96,7 +97,7 @@ def answer(index: int, size: int, high_watermark: int) -> FetchedPartition:
     return FetchedPartition(None, TOPIC, index, high_watermark=high_watermark, log_start_offset=0, records=bytes(size))
 
 
-def test_a_partition_that_is_held_back_leaves_the_session_and_comes_back() -> None:
+def test_a_throttled_partition_leaves_the_session_and_returns() -> None:
     following = Fetcher(replica_id=1, broker_epoch=101, limits=LIMITS)
     states = [FollowerState("rain", TOPIC, index, 1, MemoryLog()) for index in (0, 1)]
     for state in states:
@@ -122,5 +123,5 @@ def test_a_partition_that_is_held_back_leaves_the_session_and_comes_back() -> No
     assert [(each.index, each.fetch_offset) for each in request.partitions] == [(0, 3)]
 
 
-def test_a_replica_that_has_heard_nothing_yet_is_not_in_sync() -> None:
+def test_a_replica_before_its_first_response_is_not_in_sync() -> None:
     assert FollowerState("rain", TOPIC, 0, 1, MemoryLog()).may_be_held_back

@@ -1,8 +1,8 @@
-"""Derives the schemas of every API from kio's generated classes: the source and the judge of `fenceline.wire.schemas`.
+"""Derives the schemas of every API from kio's generated classes: source and reference of `fenceline.wire.schemas`.
 
-    python -m tests.wire.kio_schemas        writes the schema modules anew
+    python -m tests.wire.kio_schemas        regenerates the schema modules
 
-Run it when kio knows a newer Kafka; `test_schemas.py` fails until it is done.
+Run it when kio supports a newer Kafka; `test_schemas.py` fails until then.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def shape_of(field: dataclasses.Field[Any]) -> Shape:
 
 
 def default_of(field: dataclasses.Field[Any], is_nullable: bool) -> str | None:
-    """As the schema text writes it; None where it is what the type implies."""
+    """In the form of the schema text; None where it is the default of the type."""
     value = field.default
     if value is dataclasses.MISSING:
         return None

@@ -1,4 +1,6 @@
-"""Apache Kafka as the peer, and its own logs as the text: requests in every version, and records to identical bytes."""
+"""Apache Kafka as the peer, and its own logs as input: requests in every version, and records encoded to identical
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ class Peer:
     def exchange(
         self, key: ApiKey, version: int, body: Sequence[Buffer] | bytes, client_id: str | None = "t"
     ) -> memoryview:
-        """The answer's body. Raises EOFError when the peer hangs up."""
+        """The body of the response. Raises EOFError when the peer disconnects."""
         self._correlation_id += 1
         self._socket.sendall(b"".join(frame.encode_request_frame(key, version, self._correlation_id, client_id, body)))
         size = int.from_bytes(self._read(4), "big")
@@ -106,7 +108,7 @@ def topic_id(kafka_node: ApacheKafka) -> UUID:
 
 
 def _wait_for_leaders(peer: Peer) -> None:
-    """A topic is created before its leaders know that they are."""
+    """A topic is created before its leaders know about their role."""
     partitions = [{"partition_index": i, "current_leader_epoch": -1, "timestamp": -1} for i in range(2)]
     fields = {"replica_id": -1, "topics": [{"name": "wire", "partitions": partitions}]}
     deadline_s = time.monotonic() + 60
@@ -124,8 +126,8 @@ def test_api_versions_in_every_version(peer: Peer) -> None:
         assert offered[ApiKey.PRODUCE] == (0, 13)
 
 
-def test_every_version_that_kafka_offers_is_known(peer: Peer) -> None:
-    """And the other way round: what kio does not know of Kafka 4.3.1 would show here."""
+def test_every_version_offered_by_kafka_is_known(peer: Peer) -> None:
+    """And the reverse: this would show versions of Kafka 4.3.1 that kio does not know."""
     for offered in peer.call(
         ApiKey.API_VERSIONS, 4, {"client_software_name": "f", "client_software_version": "1"}
     ).api_keys:
@@ -177,7 +179,7 @@ def test_produce_and_fetch_in_every_version(peer: Peer, topic_id: UUID) -> None:
         assert b"".join(fetch.encode_response(version, fetched)) == bytes(body)
 
 
-def test_a_batch_that_is_refused_has_a_message(peer: Peer, topic_id: UUID) -> None:
+def test_a_rejected_batch_has_an_error_message(peer: Peer, topic_id: UUID) -> None:
     batch = build_batch([(1_700_000_000_000, b"k", b"v", [])])
     batch[-1] ^= 1
     for version in range(8, 14):
@@ -205,7 +207,7 @@ def test_tagged_fields_behind_the_client_id(peer: Peer) -> None:
     assert request.topics is None
 
 
-def test_bytes_behind_a_request_are_ignored(peer: Peer) -> None:
+def test_extra_bytes_after_a_request_are_ignored(peer: Peer) -> None:
     body = entities.write_request(ApiKey.METADATA, 12, {"topics": []}) + b"rest"
     assert entities.read_response(ApiKey.METADATA, 12, peer.exchange(ApiKey.METADATA, 12, body)).topics == ()
     assert entities.read_request(ApiKey.METADATA, 12, body).topics == ()
@@ -229,7 +231,9 @@ def test_a_null_client_id(peer: Peer) -> None:
         (ApiKey.METADATA, 14, "00 00 00 00"),
     ],
 )
-def test_what_we_refuse_kafka_refuses(kafka_node: ApacheKafka, key: ApiKey, version: int, text: str) -> None:
+def test_malformed_requests_are_rejected_by_kafka_too(
+    kafka_node: ApacheKafka, key: ApiKey, version: int, text: str
+) -> None:
     parse: Callable[[int, memoryview], Any] = {
         ApiKey.PRODUCE: produce.parse_request,
         ApiKey.FETCH: fetch.parse_request,
@@ -246,7 +250,7 @@ def test_what_we_refuse_kafka_refuses(kafka_node: ApacheKafka, key: ApiKey, vers
 
 
 def logged(kafka_node: ApacheKafka, partition: str) -> Iterator[tuple[bytes | None, bytes | None]]:
-    """Keys and values of all records of a partition that are no control records."""
+    """Keys and values of all records of a partition, except control records."""
     for path in sorted((Path(kafka_node.log_dir) / partition).glob("*.log")):
         for header, records in decode_all(path.read_bytes()):
             if not header.is_control:

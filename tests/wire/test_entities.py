@@ -1,4 +1,4 @@
-"""The face of the compiled codecs: what handlers and the client rely on."""
+"""The interface of the compiled codecs, as handlers and the client use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 
 
-def test_scalars_with_a_meaning() -> None:
+def test_scalars_with_their_own_types() -> None:
     fields = {
         "throttle_time": timedelta(milliseconds=5),
         "topics": [{"error_code": ErrorCode.UNKNOWN_TOPIC_ID, "name": None, "topic_id": UUID(int=7)}, {"name": "x"}],
@@ -76,7 +76,7 @@ def test_missing_fields_have_the_default_of_the_schema() -> None:
     assert entities.read_response(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, none).next_cursor is None
 
 
-def test_misspelt_fields_can_be_found() -> None:
+def test_misspelt_fields_are_detected() -> None:
     fields = {"throttle_time_ms": 1, "topics": [{"name": "x", "partitions": [{"leader": 1}]}], "cluster_id": None}
     found = entities.unknown_fields(ApiKey.METADATA, fields)
     assert found == ["throttle_time_ms", "topics.partitions.leader"]
@@ -86,12 +86,12 @@ def test_misspelt_fields_can_be_found() -> None:
     "fields",
     [{"topics": 5}, {"topics": None}, {"controller_id": 2**31}, {"brokers": [{"host": None}]}, {"brokers": ["x"]}],
 )
-def test_values_that_do_not_fit_are_our_bug(fields: dict) -> None:
+def test_values_out_of_range_are_an_internal_error(fields: dict) -> None:
     with pytest.raises(InternalError, match="METADATA response v13"):
         entities.write_response(ApiKey.METADATA, 13, fields)
 
 
-def test_versions_that_are_not_kafkas() -> None:
+def test_unknown_versions_are_rejected() -> None:
     for key, version in ((ApiKey.METADATA, 14), (ApiKey.OFFSET_COMMIT, 1), (4, 0), (999, 0)):
         with pytest.raises(MalformedRequest):
             entities.read_request(key, version, b"\0" * 100)
@@ -100,13 +100,13 @@ def test_versions_that_are_not_kafkas() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ffffffff0f 00 00 00", "02", "03 00", "00 01 00 01 00 05 aa"])
-def test_requests_that_can_not_be(text: str) -> None:
+def test_malformed_requests_are_rejected(text: str) -> None:
     with pytest.raises(MalformedRequest):
         entities.read_request(ApiKey.METADATA, 12, bytes.fromhex(text))
 
 
-def test_a_count_that_no_memory_could_hold() -> None:
-    """kio's native reader reserves what the count asks for, and aborts the process."""
+def test_a_count_larger_than_any_memory() -> None:
+    """kio's native reader reserves memory for the count, and aborts the process."""
     for body in (bytes.fromhex("7fffffff 00000000"), bytes.fromhex("0001 61 7fffffff")):
         with pytest.raises(MalformedRequest):
             entities.read_request(ApiKey.METADATA, 8, body)

@@ -235,8 +235,8 @@ def test_large_records_are_not_copied() -> None:
 
 @pytest.mark.parametrize("version", [13, 17, 18])
 @pytest.mark.parametrize("large", range(5))
-def test_the_partition_that_makes_an_answer_large_is_seen_in_its_first_bytes(version: int, large: int) -> None:
-    """However many bytes are there: none is named wrongly."""
+def test_the_partition_that_makes_a_response_large_is_found_in_its_first_bytes(version: int, large: int) -> None:
+    """However many bytes have arrived: no other partition is named."""
     rows = [
         FetchedPartition(
             None, bytes([7 + index // 2]) * 16, index, records=bytes(100_000 if index == large else 60 * (index % 3))
@@ -263,8 +263,8 @@ def test_fields_that_a_version_lacks_are_left_out() -> None:
         kio_read(kio_class(1, version, is_request=False), b"".join(encode_response(version, response)))
 
 
-def test_topics_go_out_in_the_order_given() -> None:
-    """Only neighbours are grouped: the order in which partitions are served is the server's to choose."""
+def test_topics_are_sent_in_the_given_order() -> None:
+    """Only neighbours are grouped: the server chooses the order in which partitions are served."""
     order = [("a", 0), ("b", 0), ("a", 1)]
     response = FetchResponse([FetchedPartition(topic, None, index) for topic, index in order])
     body = b"".join(encode_response(12, response))
@@ -322,7 +322,7 @@ HEAD_4 = "ffffffff 000001f4 00000001 00100000 00"
         (11, "ffffffff 000001f4 00000001 00100000 00 00000000 ffffffff 00000000 00000000 ffff"),
     ],
 )
-def test_requests_that_can_not_be(version: int, text: str) -> None:
+def test_malformed_requests_are_rejected(version: int, text: str) -> None:
     with pytest.raises(MalformedRequest):
         parse_request(version, writable(bytes.fromhex(text)))
 
@@ -337,9 +337,9 @@ ID = st.sampled_from([b"t" * 16, b"u" * 16]) | st.binary(min_size=16, max_size=1
 
 @st.composite
 def round_requests(draw: st.DrawFn) -> FetchRequest:
-    """What a follower asks with every record, and what is nearly that."""
+    """The requests of a follower, and similar ones."""
     odd = draw(st.sampled_from([None] * 6 + ["directory", "watermark", "forgotten", "rack", "cluster"]))
-    # 64 go the quick way, 65 do not.
+    # 64 use the fast path, 65 do not.
     wanted = [_wanted(draw)] * draw(st.sampled_from([0, 0, 0, 62])) + [
         _wanted(draw) for _ in range(draw(st.sampled_from([0, 1, 1, 1, 2, 3, 4])))
     ]
@@ -365,7 +365,7 @@ def round_requests(draw: st.DrawFn) -> FetchRequest:
 
 @st.composite
 def round_responses(draw: st.DrawFn) -> FetchResponse:
-    """What a leader answers with every record, and what is nearly that."""
+    """The responses of a leader, and similar ones."""
     odd = draw(st.sampled_from([None] * 6 + ["aborted", "endpoint", "diverging", "null", "empty"]))
     partitions = [
         FetchedPartition(
@@ -391,7 +391,7 @@ def round_responses(draw: st.DrawFn) -> FetchResponse:
 
 @settings(max_examples=300, deadline=None)
 @given(request=round_requests(), version=st.integers(13, MAX_VERSION))
-def test_the_quick_way_writes_the_same_requests(request: FetchRequest, version: int) -> None:
+def test_the_fast_path_writes_the_same_requests(request: FetchRequest, version: int) -> None:
     quick = b"".join(bytes(part) for part in encode_request(version, request))
     with mock.patch.object(fetch_request, "_encode_plain", None):
         assert quick == b"".join(bytes(part) for part in encode_request(version, request))
@@ -404,7 +404,7 @@ def test_the_quick_way_writes_the_same_requests(request: FetchRequest, version: 
     flipped=st.none() | st.tuples(st.integers(0, 300), st.integers(0, 7)),
     cut=st.sampled_from([0] * 5 + [1, 2, 3, 30, 60]),
 )
-def test_the_quick_way_reads_the_same_answers(
+def test_the_fast_path_reads_the_same_responses(
     response: FetchResponse, version: int, flipped: tuple[int, int] | None, cut: int
 ) -> None:
     body = bytearray(b"".join(bytes(part) for part in encode_response(version, response)))
@@ -425,7 +425,7 @@ def test_the_quick_way_reads_the_same_answers(
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("count", [0, 1, 2, 64])
-def test_a_round_of_a_follower_goes_the_quick_way(count: int) -> None:
+def test_an_ordinary_round_of_a_follower_uses_the_fast_path(count: int) -> None:
     wanted = [FetchPartition(None, b"tu"[index % 2 :][:1] * 16, index, 5, 6, 1, 1, 0) for index in range(count)]
     request = FetchRequest(None, 2, 102, 500, 1, 10, 0, 9, 8, wanted, [], "")
     fetched = [

@@ -59,7 +59,7 @@ def test_request_header_by_hand() -> None:
         "0003 0009 00000007 ffff ffffffffffff",
     ],
 )
-def test_headers_that_can_not_be(text: str) -> None:
+def test_malformed_headers_are_rejected(text: str) -> None:
     with pytest.raises(MalformedRequest):
         parse_request_header(memoryview(bytes.fromhex(text)))
 
@@ -67,7 +67,7 @@ def test_headers_that_can_not_be(text: str) -> None:
 @pytest.mark.parametrize("rest", ["", "0003 616263 00", "7fff", "ffff ffff", "0001 ff"])
 @pytest.mark.parametrize("version", [5, 99, 32767, -1])
 def test_api_versions_from_the_future_still_has_a_correlation_id(version: int, rest: str) -> None:
-    """`KIP-511`: the answer is version 0 with UNSUPPORTED_VERSION, whatever the request looks like behind its start."""
+    """`KIP-511`: the response is version 0 with UNSUPPORTED_VERSION, whatever follows the start of the request."""
     start = ApiKey.API_VERSIONS.to_bytes(2, "big") + version.to_bytes(2, "big", signed=True) + b"\0\0\0\x2a"
     header = parse_request_header(memoryview(start + bytes.fromhex(rest)))
     assert header[:3] == (ApiKey.API_VERSIONS, version, 42)

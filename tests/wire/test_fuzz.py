@@ -1,7 +1,7 @@
-"""Bytes that nobody meant: every parser gives a value or MalformedRequest, and nothing else.
+"""Malformed input: every parser returns a value or raises MalformedRequest, and nothing else.
 
-Random bytes, a valid message with some bytes changed, and a valid message cut off, for each of them.
-Memory is bounded: no count makes a parser reserve more than the message could hold.
+Random bytes, a valid message with some bytes changed, and a valid message cut off, for each of them. Memory is bounded:
+no count makes a parser reserve more than the message could hold.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
     return bytes(raw[: draw(st.integers(0, len(raw)))]) if draw(st.booleans()) else bytes(raw)
 
 
-def survives(parse: Parser, version: int, raw: bytes) -> bool:
-    """Whether `raw` was accepted; any exception but MalformedRequest goes through."""
+def is_accepted(parse: Parser, version: int, raw: bytes) -> bool:
+    """Whether `raw` was accepted; any exception but MalformedRequest is raised."""
     try:
         parse(version, memoryview(bytearray(raw)))
     except MalformedRequest:
@@ -67,24 +67,24 @@ def test_hand_written_parsers(name: str, data: st.DataObject) -> None:
     version = data.draw(st.sampled_from(versions))
     encoded = encode(version, data.draw(messages(version)))
     whole = encoded if isinstance(encoded, bytes) else b"".join(encoded)
-    assert survives(parse, version, whole)
-    survives(parse, version, data.draw(damaged(whole)))
-    survives(parse, version, data.draw(st.binary(max_size=60)))
+    assert is_accepted(parse, version, whole)
+    is_accepted(parse, version, data.draw(damaged(whole)))
+    is_accepted(parse, version, data.draw(st.binary(max_size=60)))
 
 
 @pytest.mark.parametrize("name", list(HAND_WRITTEN))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_no_part_of_a_message_is_a_message(name: str, data: st.DataObject) -> None:
+def test_no_prefix_of_a_message_is_a_message(name: str, data: st.DataObject) -> None:
     versions, parse, messages, encode = HAND_WRITTEN[name]
     version = data.draw(st.sampled_from(versions))
     encoded = encode(version, data.draw(messages(version)))
     whole = encoded if isinstance(encoded, bytes) else b"".join(encoded)
     for size in {len(whole) - 1, *range(0, len(whole), 1 + len(whole) // 60)}:
-        assert not survives(parse, version, whole[:size]), f"{size} of {len(whole)} bytes were taken for all"
+        assert not is_accepted(parse, version, whole[:size]), f"{size} of {len(whole)} bytes were taken for all"
 
 
-def test_no_part_of_a_message_of_kafka_is_a_message() -> None:
+def test_no_prefix_of_a_kafka_message_is_a_message() -> None:
     for key in api_key_map:
         for version in kio_schemas.kio_versions(key):
             for is_request in (True, False):
@@ -96,8 +96,8 @@ def test_no_part_of_a_message_of_kafka_is_a_message() -> None:
                         read(key, version, whole[:size])
 
 
-def test_every_message_of_kafka_damaged() -> None:
-    """Seeded, so that a failure names its message; the property test below looks further."""
+def test_every_damaged_kafka_message() -> None:
+    """Seeded, so that a failure names its message; the property test below searches further."""
     rng = random.Random(7)
     for key in api_key_map:
         for version in kio_schemas.kio_versions(key):
@@ -109,14 +109,14 @@ def test_every_message_of_kafka_damaged() -> None:
                     raw = bytearray(whole[: rng.randint(0, len(whole))] if rng.random() < 0.3 else whole)
                     for _ in range(min(3, len(raw))):
                         raw[rng.randrange(len(raw))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-                    survives(lambda v, b, read=read, key=key: read(key, v, b), version, bytes(raw))  # type: ignore[misc]
+                    is_accepted(lambda v, b, read=read, key=key: read(key, v, b), version, bytes(raw))  # type: ignore[misc]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(api_key_map)), st.integers(-1, 20), st.booleans(), st.binary(max_size=80))
 def test_any_bytes_as_any_message(key: int, version: int, is_request: bool, raw: bytes) -> None:
     read = entities.read_request if is_request else entities.read_response
-    survives(lambda v, b: read(key, v, b), version, raw)
+    is_accepted(lambda v, b: read(key, v, b), version, raw)
 
 
 def _counts_everywhere(whole: bytes) -> list[bytes]:
@@ -150,11 +150,11 @@ def test_counts_do_not_reserve_memory_in_entities(key: int) -> None:
 
 
 def _check_memory(parse: Parser, version: int, whole: bytes) -> None:
-    assert survives(parse, version, whole)
+    assert is_accepted(parse, version, whole)
     tracemalloc.start()
     try:
         for raw in _counts_everywhere(whole):
-            survives(parse, version, raw)
+            is_accepted(parse, version, raw)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -77,7 +77,7 @@ class Classic:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Everything that a schema can say, in one struct."""
+    """Every feature of a schema, in one struct."""
 
     instance_id: str | None = kafka("string", versions="0+", nullable="0+", default=None)
     topics: tuple[str, ...] = kafka("[]string", versions="0+", default=())
@@ -137,7 +137,7 @@ def test_nullable_struct_in_a_tag_by_hand() -> None:
     assert held == bare[:-1] + bytes.fromhex("01 00 07 01 00000003 01 00")
 
 
-def test_tags_go_out_in_their_order_and_unknown_ones_are_skipped() -> None:
+def test_tags_are_sent_in_order_and_unknown_ones_are_skipped() -> None:
     encoded = MEMBER.encode(1, Member(late=1, tagged=()))
     assert encoded.endswith(bytes.fromhex("02 03 01 01 05 08 0000000000000001"))
     bare = MEMBER.encode(1, Member())[:-1]
@@ -148,7 +148,7 @@ def test_tags_go_out_in_their_order_and_unknown_ones_are_skipped() -> None:
 @pytest.mark.parametrize(
     "tail", ["01 05 07 00000000000002", "01 05 09 000000000000000200", "01 05 08 00", "01 09 09", "01"]
 )
-def test_tags_that_can_not_be(tail: str) -> None:
+def test_malformed_tags_are_rejected(tail: str) -> None:
     with pytest.raises(MalformedRequest):
         MEMBER.decode(1, MEMBER.encode(1, Member())[:-1] + bytes.fromhex(tail))
 
@@ -168,7 +168,7 @@ def test_damaged_bytes(member: Member, data: st.DataObject) -> None:
             assert end <= len(damaged)
 
 
-def test_values_that_do_not_fit_are_our_bug() -> None:
+def test_values_out_of_range_are_an_internal_error() -> None:
     for wrong in (Member(port=70_000), Member(topics=None), Member(protocol=None)):  # type: ignore[arg-type]
         with pytest.raises(InternalError, match="Member v1"):
             MEMBER.encode(1, wrong)
@@ -178,7 +178,7 @@ def test_values_that_do_not_fit_are_our_bug() -> None:
         MEMBER.decode(2, b"")
 
 
-def test_declarations_that_are_wrong() -> None:
+def test_invalid_declarations_are_rejected() -> None:
     @dataclass
     class Undeclared:
         number: int = field(default=0)

@@ -1,4 +1,4 @@
-"""The pieces that Produce and Fetch share."""
+"""The parts that Produce and Fetch share."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def test_runs_keep_the_order() -> None:
 
 
 @pytest.mark.parametrize(("flexible", "text"), [(True, "05"), (False, "00000004"), (True, "00"), (False, "ffffffff")])
-def test_counts_that_can_not_be(flexible: bool, text: str) -> None:
+def test_impossible_counts_are_rejected(flexible: bool, text: str) -> None:
     raw = bytes.fromhex(text) + bytes(11)
     with pytest.raises(MalformedRequest, match=r"claims 4 elements in 11 bytes|null"):
         read_count(raw, 0, len(raw), flexible, 3)
 
 
-def test_counts_that_just_fit() -> None:
+def test_the_largest_possible_counts_are_accepted() -> None:
     raw = b"\x05" + bytes(12)
     assert read_count(raw, 0, len(raw), True, 3) == (4, 1)
 
 
 @pytest.mark.parametrize("flexible", [True, False])
-def test_lengths_that_point_outside(flexible: bool) -> None:
+def test_lengths_beyond_the_end_are_rejected(flexible: bool) -> None:
     short = b"\x04ab" if flexible else b"\0\x03ab"
     long = b"\x04ab" if flexible else b"\0\0\0\x03ab"
     with pytest.raises(MalformedRequest, match="string exceeds"):

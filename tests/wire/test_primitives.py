@@ -37,12 +37,12 @@ SECTION = bytes.fromhex("02 00 01 aa 8001 02 bbcc")
 """Two tagged fields: 0 of one byte, 128 of two."""
 
 
-def test_tagged_fields_are_passed_over() -> None:
+def test_tagged_fields_are_skipped() -> None:
     assert skip_tagged_fields(b"x" + SECTION + b"rest", 1, len(SECTION) + 5) == 1 + len(SECTION)
     assert skip_tagged_fields(b"\0rest", 0, 5) == 1
 
 
-def test_tagged_fields_that_end_outside() -> None:
+def test_tagged_fields_beyond_the_end_are_rejected() -> None:
     for size in range(len(SECTION)):
         with pytest.raises((MalformedRequest, IndexError)):
             skip_tagged_fields(SECTION[:size], 0, size)

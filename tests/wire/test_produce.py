@@ -223,12 +223,12 @@ def test_no_topics_at_all() -> None:
         (14, "00 ffff 00000000 01 00"),
     ],
 )
-def test_requests_that_can_not_be(version: int, text: str) -> None:
+def test_malformed_requests_are_rejected(version: int, text: str) -> None:
     with pytest.raises(MalformedRequest):
         parse_request(version, writable(bytes.fromhex(text)))
 
 
-def test_entities_agree() -> None:
+def test_compiled_codec_gives_the_same_response() -> None:
     """The same response through the compiled codec."""
     for version in VERSIONS:
         fields = {

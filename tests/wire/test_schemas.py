@@ -47,12 +47,12 @@ def _check(key: int, version: int, is_request: bool, fields: dict) -> None:
         assert kio_write(kio_entity(cls, root, version, fields)) == body
 
 
-def test_every_message_with_nothing_given() -> None:
+def test_every_message_with_default_fields() -> None:
     for key, version, is_request in EVERY_VERSION:
         _check(key, version, is_request, {})
 
 
-def test_every_message_with_everything_given() -> None:
+def test_every_message_with_all_fields_set() -> None:
     for key, version, is_request in EVERY_VERSION:
         fields = filled(entities._schema(key, is_request).root, version)
         assert entities.unknown_fields(key, fields, is_request=is_request) == []
@@ -102,6 +102,6 @@ def test_version_ranges(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["Thing x", "Thing 0\n  a: int8 0 what"])
-def test_schemas_that_are_wrong(text: str) -> None:
+def test_invalid_schemas_are_rejected(text: str) -> None:
     with pytest.raises(InternalError):
         parse_message(text)

@@ -1,4 +1,4 @@
-"""Partitions that wait for room for the papers of what a crash took (seeds 915 and 1449 of the story `brokers`)."""
+"""Partitions that wait for disk space for the receipts of a crash (seeds 915 and 1449 of the story `brokers`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _receipts(desk: Desk) -> list[Receipt]:
 
 
 def _started(desk: Desk, number: int) -> LossKeeper:
-    """After a crash that took two records, on a disk that refuses the receipt."""
+    """After a crash that lost two records, on a disk that has no space for the receipt."""
     log = desk.partitions.log_of(where())
     assert log is not None
     write_note(desk.disk, log.directory, RecoveryNote(LostBatches(2, 4, 2, 100, (1,)), "a test", True, 5_000, ()))
@@ -46,14 +46,14 @@ def _started(desk: Desk, number: int) -> LossKeeper:
     return keeper
 
 
-def test_it_is_served_as_soon_as_there_is_room() -> None:
+def test_the_partition_is_served_as_soon_as_there_is_space() -> None:
     async def story(desk: Desk) -> None:
         keeper = _started(desk, errno.ENOSPC)
         await keeper.retry_pending()
-        assert where() in desk.partitions.offline, "there is no room yet"
+        assert where() in desk.partitions.offline, "there is no space yet"
         desk.disk.heal()
         await keeper.retry_pending()
-        assert desk.replica().is_leader, "as the metadata says by now"
+        assert desk.replica().is_leader, "as the metadata now says"
         assert [(each.start_offset, each.records) for each in _receipts(desk)] == [(2, 2)]
         assert [each.id for each in keeper.next_due(9)] == [each.id for each in _receipts(desk)]
         desk.append()
@@ -63,8 +63,8 @@ def test_it_is_served_as_soon_as_there_is_room() -> None:
     told(story)
 
 
-def test_what_an_attempt_has_written_is_told_when_all_of_it_is() -> None:
-    """The disk gets full between two receipts: the first one is not forgotten until the next start."""
+def test_written_receipts_are_delivered_once_all_are_written() -> None:
+    """The disk fills up between two receipts: the first one is not kept back until the next start."""
 
     async def story(desk: Desk) -> None:
         keeper = _started(desk, errno.ENOSPC)
@@ -91,7 +91,7 @@ def test_what_an_attempt_has_written_is_told_when_all_of_it_is() -> None:
 
 
 def _older_loss(desk: Desk) -> Receipt:
-    """Of another partition of that disk; its evidence may go."""
+    """Of another partition on that disk; its evidence may be deleted."""
     log = desk.partitions.log_of(where(1))
     assert log is not None
     write(log, 1, 99)
@@ -100,7 +100,7 @@ def _older_loss(desk: Desk) -> Receipt:
     return receipt
 
 
-def test_evidence_of_before_makes_the_room_and_what_is_not_told_yet_stays() -> None:
+def test_old_evidence_is_deleted_for_space_and_undelivered_evidence_is_kept() -> None:
     async def story(desk: Desk) -> None:
         older = _older_loss(desk)
         log = desk.partitions.log_of(where())
@@ -122,7 +122,7 @@ def test_evidence_of_before_makes_the_room_and_what_is_not_told_yet_stays() -> N
     told(story, partitions=2)
 
 
-def test_a_broken_disk_is_left_to_the_operator() -> None:
+def test_a_broken_disk_needs_the_operator() -> None:
     async def story(desk: Desk) -> None:
         keeper = _started(desk, errno.EIO)
         desk.disk.heal()
@@ -133,8 +133,8 @@ def test_a_broken_disk_is_left_to_the_operator() -> None:
     told(story)
 
 
-def test_a_topic_that_is_deleted_meanwhile_waits_for_the_thread() -> None:
-    """Which would write into the directory of whatever has this name next."""
+def test_a_topic_deleted_meanwhile_waits_for_the_thread() -> None:
+    """Otherwise it would write into the directory of the next topic of that name."""
 
     async def story(desk: Desk) -> None:
         keeper = _started(desk, errno.ENOSPC)
@@ -160,7 +160,9 @@ def test_a_topic_that_is_deleted_meanwhile_waits_for_the_thread() -> None:
 
 
 def _torn(desk: Desk) -> list[Stored]:
-    """A log whose last batch a crash has left as garbage, on a node that has not looked yet. What it held before."""
+    """A log whose last batch was left as garbage by a crash, on a node that has not read it yet. Returns its old
+    content.
+    """
     log = open_log(desk.disk, f"/data/{TOPIC}-0", partition=0, topic_id=desk.topic_id)
     write(log, 1, 9)
     before = stored_batches(log)
@@ -191,7 +193,7 @@ def _recovered(desk: Desk) -> LossKeeper:
 
 
 def _torn_and_committed(desk: Desk) -> list[Stored]:
-    """As the checkpoint says that the start finds."""
+    """According to the checkpoint that the start finds."""
     before = _torn(desk)
     desk.log_dirs.first.offsets.high_watermarks[where()] = before[-1].next_offset
     _name(desk, 0)
@@ -199,7 +201,7 @@ def _torn_and_committed(desk: Desk) -> list[Stored]:
 
 
 def _name(desk: Desk, index: int) -> None:
-    """The checkpoints tell of the directory that is there."""
+    """The checkpoints name the existing directory."""
     log_dir = desk.log_dirs.first
     log_dir.offsets.incarnations[where(index)] = log_dir.identity_of(log_dir.partition_path(where(index))).text
 
@@ -209,8 +211,8 @@ def _without_room_for_its_note(desk: Desk) -> LossKeeper:
     return _recovered(desk)
 
 
-def test_a_log_that_recovery_must_cut_waits_for_room_for_its_note() -> None:
-    """Seed 915 of the story `brokers`: it was cut, and nobody was ever told."""
+def test_a_log_that_recovery_must_truncate_waits_for_space_for_its_note() -> None:
+    """Seed 915 of the story `brokers`: it was truncated, and the loss was never reported."""
 
     async def story(desk: Desk) -> None:
         before, log_dir = _torn_and_committed(desk), desk.log_dirs.first
@@ -224,7 +226,7 @@ def test_a_log_that_recovery_must_cut_waits_for_room_for_its_note() -> None:
         desk.disk.heal()
         await keeper.retry_pending()
         log = desk.replica().log
-        assert desk.replica().is_leader, "as the metadata says by now"
+        assert desk.replica().is_leader, "as the metadata now says"
         assert complaints(_receipts(desk), lost_between(before, stored_batches(log))) == []
         assert [each.loss_class for each in keeper.next_due(9)] == [LossClass.COMMITTED]
         assert not keeper.has_pending
@@ -235,8 +237,8 @@ def test_a_log_that_recovery_must_cut_waits_for_room_for_its_note() -> None:
     told(story)
 
 
-def test_the_receipt_may_lack_room_as_well() -> None:
-    """The log is cut by then, and open; it is not opened again, nor served, until the receipt is there."""
+def test_the_receipt_may_lack_space_as_well() -> None:
+    """The log is truncated by then, and open; it is neither reopened nor served until the receipt is written."""
 
     async def story(desk: Desk) -> None:
         before, log_dir = _torn_and_committed(desk), desk.log_dirs.first
@@ -246,18 +248,18 @@ def test_the_receipt_may_lack_room_as_well() -> None:
         await keeper.retry_pending()
         assert where() in desk.partitions.offline
         log = log_dir.open_logs[where()]
-        await desk.checkpoint()  # of the log as it is now
+        await desk.checkpoint()  # of the log in its current state
         desk.disk.heal()
         await keeper.retry_pending()
         assert desk.replica().log is log
         (receipt,) = _receipts(desk)
-        assert receipt.loss_class is LossClass.COMMITTED, "by what was known before it was cut"
+        assert receipt.loss_class is LossClass.COMMITTED, "by the state known before it was truncated"
         assert complaints([receipt], lost_between(before, stored_batches(log))) == []
 
     told(story)
 
 
-def test_evidence_of_before_makes_the_room_for_the_note() -> None:
+def test_old_evidence_is_deleted_for_the_note() -> None:
     async def story(desk: Desk) -> None:
         older = _older_loss(desk)
         before = _torn(desk)
@@ -270,7 +272,7 @@ def test_evidence_of_before_makes_the_room_for_the_note() -> None:
     told(story, partitions=2)
 
 
-def test_a_note_that_a_broken_disk_refuses_is_left_to_the_operator() -> None:
+def test_a_note_that_a_broken_disk_rejects_needs_the_operator() -> None:
     async def story(desk: Desk) -> None:
         _torn(desk)
         desk.disk.fail("write", ".note.tmp", errno.EIO)
@@ -281,7 +283,7 @@ def test_a_note_that_a_broken_disk_refuses_is_left_to_the_operator() -> None:
     told(story)
 
 
-def test_damage_that_is_found_while_a_log_waits_is_left_to_the_operator() -> None:
+def test_damage_found_while_a_log_waits_needs_the_operator() -> None:
     async def story(desk: Desk) -> None:
         _torn(desk)
         keeper = _without_room_for_its_note(desk)
@@ -294,8 +296,8 @@ def test_damage_that_is_found_while_a_log_waits_is_left_to_the_operator() -> Non
     told(story)
 
 
-def test_a_recovery_point_past_the_end_is_taken_back_before_it_is_served() -> None:
-    """A cut was the last that happened to the log: what is appended now is not safe up to there."""
+def test_a_recovery_point_past_the_end_is_lowered_before_serving() -> None:
+    """The log was truncated last: records appended now are not flushed up to that point."""
 
     async def story(desk: Desk) -> None:
         before = _torn(desk)
@@ -312,8 +314,8 @@ def test_a_recovery_point_past_the_end_is_taken_back_before_it_is_served() -> No
     told(story)
 
 
-def test_another_log_that_has_gone_back_does_not_change_how_a_loss_is_classed() -> None:
-    """The checkpoint that takes its recovery point back has the high watermarks of logs that recovery has cut."""
+def test_a_lower_recovery_point_of_another_log_does_not_change_the_loss_class() -> None:
+    """The checkpoint that lowers its recovery point has the high watermarks of logs that recovery has truncated."""
 
     async def story(desk: Desk) -> None:
         other = open_log(desk.disk, f"/data/{TOPIC}-1", partition=1, topic_id=desk.topic_id)
@@ -333,7 +335,7 @@ def test_another_log_that_has_gone_back_does_not_change_how_a_loss_is_classed() 
     told(story, partitions=2)
 
 
-def test_a_topic_that_is_deleted_while_its_log_is_opened_goes_with_it() -> None:
+def test_a_topic_deleted_while_its_log_is_opened_is_removed_with_it() -> None:
     async def story(desk: Desk) -> None:
         _torn(desk)
         keeper = _without_room_for_its_note(desk)
@@ -344,7 +346,7 @@ def test_a_topic_that_is_deleted_while_its_log_is_opened_goes_with_it() -> None:
         settling = asyncio.ensure_future(keeper.retry_pending())
         await turns()
         desk.delete_topic()
-        assert desk.disk.folder(f"/data/{TOPIC}-0") is not None, "a thread is at it"
+        assert desk.disk.folder(f"/data/{TOPIC}-0") is not None, "a thread is opening it"
         go_on.set()
         await settling
         assert desk.disk.folder(f"/data/{TOPIC}-0") is None
