@@ -71,7 +71,7 @@ class OwnClient:
 
     @staticmethod
     def _outcome(change: Callable[[], object], done_before: ErrorCode | None) -> Outcome:
-        """`done_before` is the error of a change that was applied before: the client retries after a lost connection."""
+        """`done_before` is the error if an earlier attempt was applied: the client retries after a lost connection."""
         try:
             change()
         except PeerError as error:

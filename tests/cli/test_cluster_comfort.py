@@ -211,7 +211,7 @@ def test_ctrl_c_during_imports_prints_no_traceback() -> None:
 
 
 @pytest.mark.parametrize("group", ["features", "brokers"])
-def test_a_command_group_without_a_command_lists_its_commands(local: LocalCluster, group: str) -> None:
+def test_a_command_group_without_a_command_runs_list(local: LocalCluster, group: str) -> None:
     listed = json.loads(run(group, "list", "-b", local.bootstrap, "--json"))
     assert json.loads(run(group, "-b", local.bootstrap, "--json")) == listed
     assert "options must follow the command" in run(group, "--json", "list", code=2)

@@ -96,7 +96,7 @@ def test_a_path_without_a_log_is_bad_usage(tmp_path: Path) -> None:
     run(code=2)
 
 
-def test_an_empty_data_directory_has_no_findings(tmp_path: Path) -> None:
+def test_a_data_directory_without_partitions_has_no_findings(tmp_path: Path) -> None:
     (tmp_path / "meta.properties").touch()
     assert "nothing found." in run(tmp_path).stdout
     assert json.loads(run(tmp_path, "--json").stdout) == []
