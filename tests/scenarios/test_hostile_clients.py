@@ -202,9 +202,9 @@ def test_requests_that_wait_for_each_other_are_all_served() -> None:
         for peer in peers:
             peer.setblocking(False)
         left = [memoryview(frame)[:half] for _ in peers]
-        send_as_it_goes(peers, left)
+        send_without_blocking(peers, left)
         left = [memoryview(frame)[half - len(rest) :] for rest in left]
-        eventually(lambda: send_as_it_goes(peers, left))
+        eventually(lambda: send_without_blocking(peers, left))
         for peer in peers:
             peer.settimeout(60)
             receive_frame(peer)
@@ -219,7 +219,7 @@ def receive_budget(size_bytes: int) -> dict[str, str]:
     }
 
 
-def send_as_it_goes(peers: list[socket.socket], left: list[memoryview]) -> bool:
+def send_without_blocking(peers: list[socket.socket], left: list[memoryview]) -> bool:
     """Send as much as the sockets accept; returns whether everything was sent."""
     for number, peer in enumerate(peers):
         try:

@@ -103,7 +103,7 @@ def test_a_replayed_corpus_keeps_the_games_that_reach_most(tmp_path: Path, monke
 
 
 def test_the_search_is_deterministic() -> None:
-    """And options that a story takes."""
+    """Also, the scenario of each game has the drawn options."""
     games = [[search._next() for _ in range(30)] for search in (Search(Path("/none"), 5), Search(Path("/none"), 5))]
     assert games[0] == games[1]
     for game in games[0]:

@@ -38,8 +38,8 @@ def _append(log: MetadataLog, count: int = 1) -> None:
 
 
 def test_data_of_a_killed_process_is_made_durable_at_the_start() -> None:
-    """Controllers, seed 6: a follower was killed before its flush, and after its start reported all records in its files
-    to the leader."""
+    """Controllers, seed 6: a follower was killed before its flush, and after its start reported all records in its
+    files to the leader."""
     disk = SimDisk()
     disk.mkdir("/data")
     _append(MetadataLog.open(disk, "/data", now_ms=0), 3)

@@ -175,7 +175,7 @@ def test_reordered() -> None:
     made.log[4], made.log[5] = made.log[5], made.log[4]
     made.other[:] = made.log
     (found,) = made.found()
-    # The fifth is found at 5, so what its producer sent next must not be before that.
+    # Record 4 is at offset 5, so the next record of its producer must not precede it.
     assert (found.kind, found.offset, found.value) == (Kind.REORDERED, 4, made.values[5])
 
 

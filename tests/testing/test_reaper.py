@@ -1,4 +1,4 @@
-"""A process that starts nodes and brokers and is killed leaves none of them, and no folder, behind."""
+"""A killed process that had started nodes and brokers leaves no processes and no folders behind."""
 
 from __future__ import annotations
 
