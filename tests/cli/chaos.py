@@ -1,9 +1,9 @@
-"""Chaos for a local cluster of real processes: one thread breaks nodes, others change topics and remember what they
-were told.
+"""Chaos for a local cluster of real processes: one thread injects faults, others change topics and record the
+responses.
 
-`Ledger` holds what every topic may be after what its client was told. A change that was refused for good or confirmed
-leaves one possibility; one without an answer leaves two, and its topic is never touched again: whatever still lies in
-the socket of a frozen node may be done much later. Nothing here asserts; `test_chaos.py` does.
+`Ledger` holds the possible states of every topic after the responses to its client. A change that was rejected for good
+or acknowledged leaves one possible state; one without a response leaves two, and its topic is not changed again: a
+request in the socket of a frozen node may be applied much later. This module asserts nothing; `test_chaos.py` does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KINDS: Final = ("kill", "kill", "pause", "isolate", "isolate", "inbound", "outbo
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What is changed of a topic."""
+    """The properties of a topic that are changed."""
 
     partitions: int
     retention_ms: int | None = None
@@ -46,7 +46,7 @@ Outcome = bool | None
 
 
 class OwnClient:
-    """Topics by Fenceline's client."""
+    """Changes topics with Fenceline's client."""
 
     def __init__(self, bootstrap: str) -> None:
         self._admin = Admin({"bootstrap.servers": bootstrap, "default.api.timeout.ms": ANSWER_WAIT_MS})
@@ -71,7 +71,7 @@ class OwnClient:
 
     @staticmethod
     def _outcome(change: Callable[[], object], done_before: ErrorCode | None) -> Outcome:
-        """`done_before` is the refusal of who asks a second time, as clients do whose connection broke."""
+        """`done_before` is the error if an earlier attempt was applied: the client retries after a lost connection."""
         try:
             change()
         except PeerError as error:
@@ -82,7 +82,7 @@ class OwnClient:
 
 
 class Librdkafka:
-    """Topics by confluent-kafka. It sends a change once, so a refusal is of this one."""
+    """Changes topics with confluent-kafka. It sends a change once, so an error is about this request."""
 
     def __init__(self, bootstrap: str) -> None:
         self._admin = LibrdkafkaAdmin({"bootstrap.servers": bootstrap, "log_level": 0, "socket.timeout.ms": 10_000})
@@ -96,7 +96,7 @@ class Librdkafka:
         return self._outcome(self._admin.delete_topics([name], **self._waits)[name], KafkaError.UNKNOWN_TOPIC_OR_PART)
 
     def close(self) -> None:
-        """Its threads end with it."""
+        """Its threads end when it is collected."""
 
     @staticmethod
     def _outcome(future: Future[object], done_before: int) -> Outcome:
@@ -109,14 +109,14 @@ class Librdkafka:
 
 @dataclass(slots=True)
 class Ledger:
-    """What each topic may be now: None stands for no topic."""
+    """The possible states of each topic; None: there is no such topic."""
 
     may_be: dict[str, set[Topic | None]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
     longest_s: float = 0.0
 
     def note(self, name: str, what: str, after: Topic | None, outcome: Outcome, took_s: float) -> bool:
-        """Whether the topic may be changed further."""
+        """Record the outcome of a change; returns whether the topic may be changed again."""
         before = self.may_be.get(name, {None})
         self.may_be[name] = {True: {after}, False: before, None: before | {after}}[outcome]
         self.changes[f"{what} {'unknown' if outcome is None else 'done'}"] += 1
@@ -126,7 +126,7 @@ class Ledger:
 
 
 class Changes(threading.Thread):
-    """One client that creates, sets, grows and deletes topics of its own until it is stopped."""
+    """One client that creates, configures, extends and deletes topics of its own until it is stopped."""
 
     def __init__(self, client: OwnClient | Librdkafka, prefix: str, rng: random.Random) -> None:
         super().__init__(name=prefix)
@@ -168,7 +168,7 @@ class Changes(threading.Thread):
                 count = topic.partitions
                 if not self._do(name, "grow", topic, lambda: client.grow(name, count)):
                     return
-        # Few stay, so that a run of any length has a cluster of about the same size.
+        # Few topics are kept, so that the size of the cluster does not depend on the length of the run.
         if self._rng.random() < 0.9:
             self._do(name, "delete", None, lambda: self._client.delete(name))
         self._is_over.wait(self._rng.random() * 0.02)
@@ -180,7 +180,7 @@ class Changes(threading.Thread):
 
 
 class Trouble:
-    """Breaks random nodes, mostly one at a time, sometimes a majority, and mends each again."""
+    """Injects faults into random nodes, mostly one at a time, sometimes into a majority, and repairs each."""
 
     def __init__(
         self, cluster: LocalCluster, rng: random.Random, *, longest_s: float, kinds: Sequence[str] = KINDS
@@ -194,7 +194,7 @@ class Trouble:
         self._begin = time.monotonic()
 
     def run(self, *, until: Callable[[], bool]) -> None:
-        """Until `until` says so; all nodes are whole, and known to each other, when it returns."""
+        """Inject faults until `until` returns True; afterwards repair all and wait until all nodes are registered."""
         while not until():
             at_once = 2 if self._rng.random() < 0.2 else 1
             free = [node for node in self._nodes if node not in self._busy]
@@ -208,7 +208,7 @@ class Trouble:
         self._cluster.wait_until_ready()
 
     def mend_all(self) -> None:
-        """What is still broken when all troubles are over; here nothing is."""
+        """Repair what is still broken after all faults; nothing here."""
 
     def _wait(self) -> None:
         time.sleep(0.05 + self._rng.random() * 0.3)
@@ -251,12 +251,12 @@ class Trouble:
 
 
 def end_of_agreement(cluster: LocalCluster) -> int:
-    """The last offset that is committed, once every voter has it. Raises TimeoutError."""
+    """The last committed offset, once every voter has it. Raises TimeoutError."""
 
     def everywhere() -> int | None:
         with Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
             found = admin.describe_quorum()
-        # A follower may lack what a majority has committed and a client was told of.
+        # A follower may lack records that a majority has committed and a client has seen.
         ends = [voter.log_end_offset for voter in found.voters]
         return found.high_watermark if ends and min(ends) >= found.high_watermark > 0 else None
 

@@ -25,7 +25,7 @@ COLUMNS = ["value", "topic", "partition", "offset", "leader_epoch"]
 
 @pytest.fixture
 def node() -> Iterator[EmbeddedNode]:
-    """With a topic `t` of 20 records."""
+    """A node with a topic `t` of 20 records."""
     with EmbeddedNode() as running:
         with Admin(running.bootstrap) as admin:
             admin.create_topics([NewTopic("t", 1)])
@@ -43,7 +43,7 @@ def rows(node: EmbeddedNode) -> pa.Table:
 
 @pytest.fixture
 def table(rows: pa.Table, tmp_path: Path) -> str:
-    """Behind from 15 on, with two holes."""
+    """A table that ends before offset 15 and lacks offsets 5 and 6."""
     path = str(tmp_path / "table")
     write_deltalake(path, pa.concat_tables([rows.slice(0, 5), rows.slice(7, 8)]))
     return path
@@ -67,14 +67,14 @@ def test_a_repair_changes_nothing_until_it_is_applied(node: EmbeddedNode, table:
     assert (offsets(table), DeltaTable(table).version()) == ([*range(5), *range(7, 15)], version)
 
 
-def test_a_repair_does_what_it_is_asked_for_only(node: EmbeddedNode, table: str) -> None:
-    # Without a kind it takes out what is proven wrong, and there is nothing of it.
+def test_a_repair_changes_only_the_requested_kinds(node: EmbeddedNode, table: str) -> None:
+    # Without --kind only rows that are proven wrong are removed, and there are none.
     result = audit(node, table, "--repair", "--apply")
     assert "Nothing was changed; 1 findings are left unchanged (missing)" in result.stdout
     assert result.exit_code == 1
     result = audit(node, table, "--repair", "--kind", "missing", "--apply")
     assert "added 2" in result.stdout
-    # What a stream is about to add is left to it: a table that is only behind does not differ.
+    # Rows that a stream will still add are not missing: a table that is only behind does not differ.
     assert "behind" in result.stdout
     assert result.exit_code == 0
     assert offsets(table) == [*range(15)]
@@ -82,7 +82,7 @@ def test_a_repair_does_what_it_is_asked_for_only(node: EmbeddedNode, table: str)
     assert offsets(table) == [*range(20)]
 
 
-def test_rows_of_which_the_log_says_nothing_go_when_asked(node: EmbeddedNode, rows: pa.Table, table: str) -> None:
+def test_foreign_rows_are_removed_on_request(node: EmbeddedNode, rows: pa.Table, table: str) -> None:
     strange = rows.slice(0, 3).set_column(1, "topic", pa.array(["nowhere"] * 3))
     write_deltalake(table, strange, mode="append")
     assert audit(node, table, "--repair", "--kind", "missing", "--apply").exit_code == 1
@@ -95,7 +95,7 @@ def test_rows_of_which_the_log_says_nothing_go_when_asked(node: EmbeddedNode, ro
 
 @pytest.fixture
 def led_twice(tmp_path: Path) -> Iterator[tuple[EmbeddedNode, str]]:
-    """A topic `t` of 20 records in two epochs, and a table of it without `leader_epoch`, as the connector has it."""
+    """A topic `t` of 20 records in two epochs, and a table of it without `leader_epoch`, as the connector writes it."""
     with EmbeddedNode() as running:
         with Admin(running.bootstrap) as admin:
             admin.create_topics([NewTopic("t", 1)])
@@ -113,7 +113,7 @@ def led_twice(tmp_path: Path) -> Iterator[tuple[EmbeddedNode, str]]:
         yield running, path
 
 
-def test_what_is_not_proven_has_a_word_and_an_exit_code_of_its_own(led_twice: tuple[EmbeddedNode, str]) -> None:
+def test_unproven_rows_have_a_verdict_and_an_exit_code_of_their_own(led_twice: tuple[EmbeddedNode, str]) -> None:
     node, table = led_twice
     result = audit(node, table)
     assert result.exit_code == 3
@@ -121,9 +121,9 @@ def test_what_is_not_proven_has_a_word_and_an_exit_code_of_its_own(led_twice: tu
     assert "20 of 20 rows have no epoch" in result.stdout
     assert "--backfill" in result.stdout
     assert json.loads(audit(node, table, "--json").stdout)["verdict"] == "unproven"
-    # By their values they are the log's,
+    # Compared by value, all rows match the log.
     assert audit(node, table, "--by-values").exit_code == 0
-    # and they are given their epochs when that is asked for.
+    # The epochs are added on request.
     result = audit(node, table, "--backfill")
     assert "20 rows would get their epochs" in result.stdout
     assert (result.exit_code, DeltaTable(table).version()) == (3, 0)
@@ -146,14 +146,14 @@ def test_what_is_not_proven_has_a_word_and_an_exit_code_of_its_own(led_twice: tu
         (["--deleted", "list.csv"], "cannot be read"),
     ],
 )
-def test_what_makes_no_sense_is_refused(node: EmbeddedNode, table: str, arguments: list[str], word: str) -> None:
+def test_invalid_options_are_rejected(node: EmbeddedNode, table: str, arguments: list[str], word: str) -> None:
     result = audit(node, table, *arguments)
     assert result.exit_code == 1
     assert word in result.output
     assert offsets(table) == [*range(5), *range(7, 15)]
 
 
-def test_what_was_deleted_on_purpose_is_named_in_a_file(node: EmbeddedNode, table: str, tmp_path: Path) -> None:
+def test_rows_listed_as_deleted_are_not_missing(node: EmbeddedNode, table: str, tmp_path: Path) -> None:
     listed = tmp_path / "deleted.csv"
     listed.write_text("topic,partition,offset\nt,0,5\nt,0,6\n")
     result = audit(node, table, "--deleted", str(listed), "--repair", "--kind", "missing,behind", "--apply")

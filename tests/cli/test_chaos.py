@@ -1,8 +1,8 @@
-"""Nodes are killed, frozen and cut off at random while clients change topics: what the clients were told is so.
+"""Nodes are killed, frozen and isolated at random while clients change topics: the responses to clients hold.
 
-Afterwards every change that was confirmed is there, every node has the same committed records and the same image, no
-node has ended by itself, and no log speaks of an internal error. A run prints its seed and what happened when it fails.
-`make soak` does this for ten minutes (FENCELINE_CHAOS_MINUTES for another time, FENCELINE_CHAOS_SEED for one seed).
+Afterwards every acknowledged change is present, every node has the same committed records and the same image, no node
+has exited by itself, and no node has logged an internal error. A run that fails prints its seed and its events. `make
+soak` runs it for ten minutes (FENCELINE_CHAOS_MINUTES sets another duration, FENCELINE_CHAOS_SEED a single seed).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SNAPSHOT_BYTES = 20_000
 """Some seconds of changes, so that nodes that were away are sent a snapshot."""
 
 
-def test_a_few_troubles_in_normal_tests(tmp_path: Path) -> None:
+def test_a_short_run_of_faults(tmp_path: Path) -> None:
     troubles = 4
     play(tmp_path, seed=_seed(), longest_s=1.0, minutes=None, troubles=troubles)
 
 
 @pytest.mark.soak
-def test_minutes_of_trouble(tmp_path: Path) -> None:
+def test_a_long_run_of_faults(tmp_path: Path) -> None:
     minutes = float(os.environ.get("FENCELINE_CHAOS_MINUTES", "10"))
     play(tmp_path, seed=_seed(), longest_s=8.0, minutes=minutes, troubles=None)
 
@@ -76,13 +76,13 @@ def play(root: Path, *, seed: int, longest_s: float, minutes: float | None, trou
     assert [each for each in ended if not each.was_wanted] == []
     image = _same_on_every_node(cluster, last)
     for ledger in ledgers:
-        _is_as_told(ledger.may_be, image)
+        _assert_acknowledged(ledger.may_be, image)
         assert ledger.changes["create done"] > 0
     assert list(_complaints(cluster)) == []
 
 
 def _same_on_every_node(cluster: LocalCluster, last: int) -> MetadataImage:
-    """The image at an offset that everybody has; all nodes hold it, and the same records as far back as they go."""
+    """The image at an offset that every node has reached; asserts that all images and all common records are equal."""
     files = [MetadataFiles.at(node.data_dir) for node in cluster.layout.nodes]
     loaded = [each.image_at(last) for each in files]
     assert [each.problems for each in loaded] == [[]] * len(files)
@@ -95,7 +95,7 @@ def _same_on_every_node(cluster: LocalCluster, last: int) -> MetadataImage:
     return loaded[0].image
 
 
-def _is_as_told(may_be: dict[str, set[Topic | None]], image: MetadataImage) -> None:
+def _assert_acknowledged(may_be: dict[str, set[Topic | None]], image: MetadataImage) -> None:
     for name, possible in may_be.items():
         found = image.topics_by_name.get(name)
         if found is None:
@@ -107,7 +107,7 @@ def _is_as_told(may_be: dict[str, set[Topic | None]], image: MetadataImage) -> N
 
 
 def _complaints(cluster: LocalCluster) -> Iterator[str]:
-    """What nodes say that nobody should read: errors, and lines that are not meant for people at all."""
+    """Unexpected output of nodes: log lines of level error, and lines that are no log lines."""
     for node in cluster.layout.nodes:
         for line in node.log_file.read_text().splitlines():
             if line.startswith("{"):

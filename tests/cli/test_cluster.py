@@ -29,7 +29,7 @@ DEADLINE_S = 60
 
 
 class Up:
-    """`fenceline cluster up` in a process of its own. What it writes can be waited for line by line."""
+    """`fenceline cluster up` in a process of its own. Its output can be awaited line by line."""
 
     def __init__(self, data_dir: Path, *arguments: str) -> None:
         self.data_dir = data_dir
@@ -80,7 +80,7 @@ class Up:
         return json.loads(self.run(command, *arguments, "--json"))
 
     def rest(self, lines: queue.SimpleQueue[str]) -> str:
-        """All that is still to be read, once the process has ended."""
+        """The remaining output, once the process has ended."""
         text = ""
         while line := lines.get(timeout=DEADLINE_S):
             text += line
@@ -146,7 +146,7 @@ def test_kill_and_restart(up: Up) -> None:
     assert up.run_json("status")["nodes"][0]["state"] == "running"
 
 
-def test_a_node_that_ends_by_itself_is_told_and_left_alone(up: Up) -> None:
+def test_a_node_that_exits_by_itself_is_reported_and_not_restarted(up: Up) -> None:
     os.kill(up.run_json("status")["nodes"][0]["pid"], signal.SIGABRT)
     assert "node 1 exited unexpectedly: exit code -6, SIGABRT; last lines:" in up.complaints.get(timeout=DEADLINE_S)
     assert "Fenceline is ready" in up.complaints.get(timeout=DEADLINE_S)
@@ -163,19 +163,19 @@ def test_a_node_that_ends_by_itself_is_told_and_left_alone(up: Up) -> None:
         (("isolate", "1", "--from", "2"), "There is no node 2"),
     ],
 )
-def test_errors_are_one_line_and_end_with_1(up: Up, command: tuple[str, ...], said: str) -> None:
+def test_errors_have_no_traceback_and_exit_with_1(up: Up, command: tuple[str, ...], said: str) -> None:
     output = up.run(*command, code=1)
     assert said in output
     assert "Traceback" not in output
 
 
-def test_the_same_folder_twice_at_once(up: Up) -> None:
+def test_a_second_cluster_in_the_same_folder_is_rejected(up: Up) -> None:
     output = up.run("up", code=1)
     assert "is already running" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stopped_and_continued(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_stopped_cluster_can_be_started_again(tmp_path: Path, number: signal.Signals) -> None:
     ids = []
     for _ in range(2):
         with Up(tmp_path, "--nodes", "1", "--json") as running:
@@ -191,7 +191,7 @@ def test_stopped_and_continued(tmp_path: Path, number: signal.Signals) -> None:
     assert "No cluster is running" in found.output
 
 
-def test_a_second_signal_ends_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_kills_all_nodes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class NeverStops:
         is_killed = False
 
@@ -217,7 +217,7 @@ def test_a_second_signal_ends_everything_at_once(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a parent-death signal")
-def test_nodes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+def test_nodes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     with Up(tmp_path, "--nodes", "1", "--json") as running:
         pid = json.loads(running.said.get(timeout=DEADLINE_S))["nodes"][0]["pid"]
         assert is_alive(pid)
@@ -228,7 +228,7 @@ def test_nodes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         assert "is ready" in again.said.get(timeout=DEADLINE_S)
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_a_port_in_use_is_rejected(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with Up(tmp_path, "--port", str(port)) as running:
@@ -237,7 +237,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "node-1").exists()
 
 
-def test_a_node_that_can_not_start(tmp_path: Path) -> None:
+def test_a_node_that_fails_to_start_is_reported(tmp_path: Path) -> None:
     with Up(tmp_path, "--nodes", "1", "--override", "log.retention.ms=soon") as running:
         assert running.wait() == 1
         complaint = running.rest(running.complaints)
@@ -255,7 +255,7 @@ def test_a_node_that_can_not_start(tmp_path: Path) -> None:
         (("--log-level", "loud"), "--log-level loud is not a log level"),
     ],
 )
-def test_options_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_options_are_rejected(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     with Up(tmp_path, *arguments) as running:
         assert running.wait() == 1
         assert said in running.rest(running.complaints)

@@ -1,4 +1,4 @@
-"""Comfort of `fenceline cluster`: bars, progress, hints, log rotation."""
+"""Output of `fenceline cluster` for people: bars, progress, hints; and log rotation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield running
 
 
-def test_status_tells_who_leads_and_how_far_the_others_are(local: LocalCluster) -> None:
+def test_status_shows_the_active_controller_and_the_lag_of_each_voter(local: LocalCluster) -> None:
     found = json.loads(run("cluster", "status", "-d", str(local.root), "--json"))
     assert list(found) == ["cluster_id", "bootstrap", "supervisor_pid", "quorum", "nodes"]
     assert list(found["quorum"]) == ["leader_id", "leader_epoch", "high_watermark", "lags"]
@@ -51,7 +51,7 @@ def test_status_tells_who_leads_and_how_far_the_others_are(local: LocalCluster) 
     assert "★ 3" in shown
 
 
-def test_nobody_leads_while_the_leader_is_away(local: LocalCluster) -> None:
+def test_status_shows_no_active_controller_while_it_is_down_or_isolated(local: LocalCluster) -> None:
     local.pause(3)
     try:
         assert local.quorum() is None
@@ -66,7 +66,7 @@ def test_nobody_leads_while_the_leader_is_away(local: LocalCluster) -> None:
         local.heal(3)
 
 
-def test_without_a_leader_it_is_told_who_can_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_leader_the_error_lists_reachable_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "TIMEOUT_MS", 3000)
     with LocalCluster(1, controllers=2, data_dir=tmp_path) as parted:
         leader = parted.quorum()
@@ -81,7 +81,7 @@ def test_without_a_leader_it_is_told_who_can_be_reached(tmp_path: Path, monkeypa
         assert "A majority of the voters must be running" in said
 
 
-def test_a_log_that_grows_is_moved_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_cluster, "_TRIM_EVERY_S", 0.01)
     log_file = tmp_path / "node-1" / "node.log"
     with LocalCluster(1, data_dir=tmp_path) as running:
@@ -94,7 +94,7 @@ def test_a_log_that_grows_is_moved_aside(tmp_path: Path, monkeypatch: pytest.Mon
         assert log_file.read_bytes().startswith(b"Fenceline is ready")
 
 
-def test_small_logs_stay(tmp_path: Path) -> None:
+def test_only_logs_above_the_limit_are_rotated(tmp_path: Path) -> None:
     log_file = tmp_path / "node.log"
     assert not local_cluster_logs.trim(log_file)
     log_file.write_bytes(b"12345")
@@ -103,15 +103,15 @@ def test_small_logs_stay(tmp_path: Path) -> None:
     assert (log_file.read_bytes(), (tmp_path / "node.log.1").read_bytes()) == (b"", b"12345")
 
 
-def test_settings_that_nobody_knows_are_told_when_it_is_ready(tmp_path: Path) -> None:
+def test_unknown_settings_are_reported_once_the_cluster_is_ready(tmp_path: Path) -> None:
     with LocalCluster(1, data_dir=tmp_path, overrides={"log.retention.m": "1"}) as running:
         [warning] = running.warnings()
     assert "log.retention.m" in warning
     assert "did you mean log.retention.ms?" in warning
 
 
-def test_a_terminal_is_told_what_is_waited_for() -> None:
-    """A command that gets no answer; the terminal is a pseudo one."""
+def test_a_terminal_shows_what_a_command_waits_for() -> None:
+    """A command that gets no response, on a pseudo-terminal."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "fenceline", "quorum", "describe", "--bootstrap", "127.0.0.1:1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs)
@@ -127,7 +127,7 @@ def test_a_terminal_is_told_what_is_waited_for() -> None:
     assert said.startswith("fenceline: no answer from 127.0.0.1:1 yet; waiting 10 s at most ...")
 
 
-def test_up_tells_a_terminal_what_it_waits_for(
+def test_up_shows_on_a_terminal_what_it_waits_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -145,7 +145,7 @@ def test_up_tells_a_terminal_what_it_waits_for(
     assert capsys.readouterr().err == "fenceline: waiting for node 1 to start ...\n"
 
 
-def test_a_fixed_set_of_voters_is_explained() -> None:
+def test_the_error_for_static_voters_names_the_upgrade() -> None:
     with pytest.raises(OperatorError) as told, _static_voters_explained():
         raise PeerError(ErrorCode.UNSUPPORTED_VERSION, "Voters are static with kraft.version 0")
     assert "fenceline features upgrade kraft.version=1" in told.value.advice
@@ -157,7 +157,7 @@ def test_a_fixed_set_of_voters_is_explained() -> None:
     ("width", "shown"),
     [(60, ["name", "first", "second"]), (35, ["name", "second"]), (15, ["name"]), (5, ["name"])],
 )
-def test_narrow_terminals_get_fewer_columns(
+def test_narrow_terminals_omit_optional_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, shown: list[str]
 ) -> None:
     monkeypatch.setattr(output, "_DEFAULT_WIDTH", width)
@@ -167,15 +167,17 @@ def test_narrow_terminals_get_fewer_columns(
     assert ["1" in printed, "2" in printed] == ["first" in shown, "second" in shown]
 
 
-def test_who_does_not_look_is_told_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_waiting_notice_is_written_without_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(output, "_NOTICE_AFTER_S", 0.0)
     with output.waiting_notice("nothing"):
         pass
     assert capsys.readouterr().err == ""
 
 
-def test_ctrl_c_while_modules_are_imported_gives_no_traceback() -> None:
-    """An import that waits stands for a slow one."""
+def test_ctrl_c_during_imports_prints_no_traceback() -> None:
+    """An import that blocks simulates a slow one."""
     program = (
         "import sys, builtins\n"
         "real = builtins.__import__\n"
@@ -209,7 +211,7 @@ def test_ctrl_c_while_modules_are_imported_gives_no_traceback() -> None:
 
 
 @pytest.mark.parametrize("group", ["features", "brokers"])
-def test_a_group_without_a_command_lists(local: LocalCluster, group: str) -> None:
+def test_a_command_group_without_a_command_runs_list(local: LocalCluster, group: str) -> None:
     listed = json.loads(run(group, "list", "-b", local.bootstrap, "--json"))
     assert json.loads(run(group, "-b", local.bootstrap, "--json")) == listed
     assert "options must follow the command" in run(group, "--json", "list", code=2)
@@ -237,24 +239,24 @@ def test_help_shows_examples(command: tuple[str, ...]) -> None:
     assert f"fenceline {command[0]}" in shown.partition("Examples:")[2]
 
 
-def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+def test_a_file_as_data_directory_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     assert "is a file" in run("cluster", "up", "-d", str(file), "-p", "0", code=1)
 
 
-def test_a_cluster_of_none_is_refused_with_advice(tmp_path: Path) -> None:
+def test_a_cluster_without_nodes_is_rejected_with_advice(tmp_path: Path) -> None:
     assert "3 is the usual number" in run("cluster", "up", "-d", str(tmp_path), "-n", "0", code=1)
 
 
-def test_files_of_a_whole_cluster_lead_to_those_of_a_node(local: LocalCluster) -> None:
+def test_the_folder_of_a_cluster_is_rejected_with_the_folders_of_its_nodes(local: LocalCluster) -> None:
     said = run("snapshot", "list", str(local.root), code=1)
     assert "has the directories of 3 nodes" in said
     assert "node-1/data" in said.replace("\n", "")
     assert "does not exist" in run("snapshot", "list", str(local.root / "nowhere"), code=1)
 
 
-def test_a_controller_that_joins_needs_the_id_of_its_cluster(tmp_path: Path) -> None:
+def test_a_joining_controller_needs_the_cluster_id(tmp_path: Path) -> None:
     config = tmp_path / "server.properties"
     config.write_text(
         "node.id=4\nprocess.roles=controller\nlisteners=CONTROLLER://127.0.0.1:1\n"

@@ -25,7 +25,7 @@ def run_json(node: EmbeddedNode, *arguments: str, stdin: str | None = None) -> A
     return json.loads(run(node, *arguments, "--json", stdin=stdin))
 
 
-def test_topics_from_creation_to_deletion(node: EmbeddedNode) -> None:
+def test_topics_are_created_listed_described_and_deleted(node: EmbeddedNode) -> None:
     made = run_json(node, "topics", "create", "life", "--partitions", "2", "--config", "retention.ms=1000")
     assert made["partitions"] == 2
     assert [row for row in run_json(node, "topics", "list") if row["topic"] == "life"] == [
@@ -90,7 +90,7 @@ def test_groups(node: EmbeddedNode) -> None:
     ]
     shown = run(node, "groups", "reset", "readers", "grouped", "--to-offset", "2")
     assert "--execute" in shown
-    assert run_json(node, "groups", "describe", "readers")["offsets"][0]["lag"] == 3, "only shown"
+    assert run_json(node, "groups", "describe", "readers")["offsets"][0]["lag"] == 3, "a dry run changes nothing"
     done = run_json(node, "groups", "reset", "readers", "grouped:0", "--to-offset", "2", "--execute")
     moved = {"topic": "grouped", "partition": 0, "current_offset": 0, "new_offset": 2, "epoch": 0, "lag": 1}
     assert done == {"group": "readers", "executed": True, "offsets": [moved]}
@@ -114,7 +114,7 @@ def test_log_dump_reads_batches_and_records(node: EmbeddedNode) -> None:
     assert [(row["offset"], row["value"]) for row in records] == [(0, "one"), (1, "two")]
 
 
-def test_a_damaged_segment_is_said_and_ends_with_1(node: EmbeddedNode, tmp_path: Path) -> None:
+def test_a_damaged_segment_is_reported_with_exit_code_1(node: EmbeddedNode, tmp_path: Path) -> None:
     run(node, "topics", "create", "damaged", "--partitions", "1")
     run(node, "produce", "damaged", stdin="something\n")
     segment = next((node.log_dir / "damaged-0").glob("*.log"))
@@ -139,13 +139,13 @@ def test_a_damaged_segment_is_said_and_ends_with_1(node: EmbeddedNode, tmp_path:
         (("groups", "delete", "nobody"), "GROUP_ID_NOT_FOUND"),
     ],
 )
-def test_errors_are_one_line_and_end_with_1(node: EmbeddedNode, arguments: tuple[str, ...], said: str) -> None:
+def test_errors_have_no_traceback_and_exit_with_1(node: EmbeddedNode, arguments: tuple[str, ...], said: str) -> None:
     output = run(node, *arguments, code=1)
     assert said in output
     assert "Traceback" not in output
 
 
-def test_no_node_at_the_address(node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_node_is_reported(node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fenceline.cli.output.TIMEOUT_MS", 1_000)
     monkeypatch.setattr("fenceline.cli.records.TIMEOUT_MS", 1_000)
     nowhere = f"127.0.0.1:{free_port()}"
@@ -156,7 +156,7 @@ def test_no_node_at_the_address(node: EmbeddedNode, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("start", ["=4", "=-1", "=x"])
-def test_an_exact_offset_that_the_log_does_not_hold(node: EmbeddedNode, start: str) -> None:
+def test_an_exact_offset_outside_of_the_log_is_rejected(node: EmbeddedNode, start: str) -> None:
     topic = f"exact{start.strip('=')}"
     run(node, "topics", "create", topic, "--partitions", "1")
     run(node, "produce", topic, stdin="a\nb\nc\n")
@@ -165,7 +165,7 @@ def test_an_exact_offset_that_the_log_does_not_hold(node: EmbeddedNode, start: s
     assert run(node, "consume", topic, "--from", "=3") == ""
 
 
-def test_format_once(node: EmbeddedNode, tmp_path: Path) -> None:
+def test_a_formatted_directory_is_not_formatted_again(node: EmbeddedNode, tmp_path: Path) -> None:
     directory = str(tmp_path / "fresh")
     made = run_json(node, "format", "--data-dir", directory)
     assert made["directories"] == [directory]

@@ -27,7 +27,7 @@ from tests.kip.test_kip320_consumer import write
         ("reset", 0, 14, "Reading continues at offset 6."),
     ],
 )
-def test_what_was_printed_and_is_gone_is_told(
+def test_truncation_of_printed_records_is_reported(
     policy: str, code: int, printed: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[None] = []
@@ -55,7 +55,7 @@ def test_what_was_printed_and_is_gone_is_told(
     assert said in result.stderr
 
 
-def test_words_without_a_known_place_and_with_a_receipt() -> None:
+def test_messages_without_a_divergent_offset_and_with_a_receipt() -> None:
     message, advice = describe_truncation(LogTruncationError("t", 3, 10, 5))
     assert "t-3: the log was truncated below offset 10" in message
     assert "--partition 3" in advice
@@ -76,7 +76,7 @@ def test_words_without_a_known_place_and_with_a_receipt() -> None:
         ("fail", "latest", None),
     ],
 )
-def test_where_the_place_is_not_known_a_reset_begins_as_from_says(
+def test_without_a_divergent_offset_a_reset_starts_at_the_default(
     choice: str, reset: str, said: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = LogTruncationError("t", 3, 10, 5)
@@ -89,7 +89,7 @@ def test_where_the_place_is_not_known_a_reset_begins_as_from_says(
     assert said in capsys.readouterr().err
 
 
-def test_a_policy_that_is_none_is_refused() -> None:
+def test_an_unknown_policy_is_rejected() -> None:
     with ScriptedCluster() as cluster:
         cluster.add_topic("t")
         result = CliRunner().invoke(app, ["consume", "t", "--on-truncation", "maybe", "-b", cluster.bootstrap])

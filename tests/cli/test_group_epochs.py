@@ -1,4 +1,4 @@
-"""Epochs of positions that `fenceline groups reset` commits: those of the records before them."""
+"""Epochs of offsets that `fenceline groups reset` commits: each is the epoch of the previous record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHERE = TopicPartition("t", 0)
 
 
 class _Admin:
-    """A log whose epochs begin where `epochs` says, which ends at `end`; it answers as Kafka does (E13)."""
+    """A log whose epochs start at the offsets in `epochs` and which ends at `end`; it answers as Kafka does (E13)."""
 
     def __init__(self, epochs: dict[int, int], start: int, end: int) -> None:
         self.epochs, self.start, self.end = epochs, start, end
@@ -51,22 +51,22 @@ def _epoch(admin: _Admin, offset: int) -> int:
 
 
 @pytest.mark.parametrize("epochs", [{0: 0}, {0: 0, 1: 30}, {2: 10, 3: 30, 4: 30, 9: 31, 12: 100}, {7: 10}])
-def test_it_is_the_epoch_of_the_record_before(epochs: dict[int, int]) -> None:
+def test_an_offset_has_the_epoch_of_the_previous_record(epochs: dict[int, int]) -> None:
     for start in (10, 20):
         admin = _Admin({epoch: max(begins, start) for epoch, begins in epochs.items()}, start, 100)
-        assert _epoch(admin, start) == -1, "the record before is not there"
+        assert _epoch(admin, start) == -1, "the previous record is not in the log"
         for offset in range(start + 1, 101):
             expected = max(epoch for epoch, begins in epochs.items() if begins < offset)
             assert _epoch(admin, offset) == expected, offset
 
 
-def test_a_log_without_epochs_has_none() -> None:
+def test_a_log_without_epochs_gives_no_epoch() -> None:
     admin = _Admin({}, 0, 100)
     assert _epoch(admin, 50) == -1
     assert admin.asked == 0
 
 
-def test_brokers_that_are_too_old_to_be_asked() -> None:
+def test_brokers_without_the_request_give_no_epoch() -> None:
     class Old(_Admin):
         def offsets_for_leader_epoch(self, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, EpochEnd]:
             raise PeerError(ErrorCode.UNSUPPORTED_VERSION)
@@ -74,7 +74,7 @@ def test_brokers_that_are_too_old_to_be_asked() -> None:
     assert _epoch(Old({0: 0, 3: 40}, 0, 100), 50) == -1
 
 
-def test_a_history_that_is_too_long_is_not_searched_to_its_end() -> None:
+def test_the_search_in_a_long_epoch_history_is_bounded() -> None:
     admin = _Admin({epoch: epoch for epoch in range(100)}, 0, 100)
     assert _epoch(admin, 99) == 98
     assert _epoch(admin, 3) == -1

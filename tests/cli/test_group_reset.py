@@ -38,7 +38,7 @@ NOTHING: dict[str, Any] = {
         ("9223372036854775807", 2**63 - 1),
     ],
 )
-def test_times(text: str, since_ms: int) -> None:
+def test_timestamps_are_parsed(text: str, since_ms: int) -> None:
     assert target_of(**NOTHING | {"when": text}) == Target(since_ms=since_ms)
 
 
@@ -46,14 +46,14 @@ def test_times(text: str, since_ms: int) -> None:
     ("text", "back_ms"),
     [("P1D", 86_400_000), ("PT1H30M", 5_400_000), ("P2DT3H4M5.5S", 183_845_500), ("PT0S", 0), ("pt2h", 7_200_000)],
 )
-def test_durations(text: str, back_ms: int) -> None:
+def test_durations_are_parsed(text: str, back_ms: int) -> None:
     before = int(time.time() * 1000)
     target = target_of(**NOTHING | {"duration": text})
     assert target.since_ms is not None
     assert before - back_ms <= target.since_ms <= int(time.time() * 1000) - back_ms
 
 
-def test_a_duration_longer_than_time_goes_back_to_where_it_begins() -> None:
+def test_a_duration_longer_than_unix_time_gives_timestamp_0() -> None:
     assert target_of(**NOTHING | {"duration": "P40000D"}) == Target(since_ms=0)
 
 
@@ -70,13 +70,13 @@ def test_a_duration_longer_than_time_goes_back_to_where_it_begins() -> None:
         ({"duration": "P"}, "is not a duration"),
     ],
 )
-def test_what_is_no_target(given: dict[str, Any], message: str) -> None:
+def test_invalid_targets_are_rejected(given: dict[str, Any], message: str) -> None:
     with pytest.raises(OperatorError, match=message):
         target_of(**NOTHING | given)
 
 
 class _Admin:
-    """A log of 10 to 100, with a record of time 5,000 at 40 in the first partition only."""
+    """Logs from 10 to 100; in the first partition only, offset 40 has the timestamp 5,000."""
 
     def list_offsets(self, wanted: dict[TopicPartition, Any]) -> dict[TopicPartition, OffsetAndEpoch]:
         def at(where: TopicPartition, spec: Any) -> int:
@@ -100,14 +100,14 @@ class _Admin:
         (Target(since_ms=5_001), (100, 100)),
     ],
 )
-def test_offsets_stay_inside_of_the_log(target: Target, expected: tuple[int, int]) -> None:
+def test_new_offsets_are_within_the_log(target: Target, expected: tuple[int, int]) -> None:
     admin: Any = _Admin()
     assert new_offsets(admin, target, [ONE, TWO], {ONE: CommittedOffset(50)}) == dict(
         zip((ONE, TWO), expected, strict=True)
     )
 
 
-def test_shifts_need_an_offset_to_shift() -> None:
+def test_a_shift_needs_a_committed_offset() -> None:
     admin: Any = _Admin()
     committed = {ONE: CommittedOffset(50), TWO: CommittedOffset(99)}
     assert new_offsets(admin, Target(shift=-5), [ONE, TWO], committed) == {ONE: 45, TWO: 94}
@@ -130,14 +130,14 @@ def test_shifts_need_an_offset_to_shift() -> None:
         (5, 3, True, [Mark.TRUNCATED, Mark.EXPIRED, Mark.REWOUND]),
     ],
 )
-def test_marks(offset: int, epoch_end: int, is_rewound: bool, expected: list[Mark]) -> None:
+def test_committed_offsets_are_marked(offset: int, epoch_end: int, is_rewound: bool, expected: list[Mark]) -> None:
     rewind = Rewind(1, 2, 3, 4, 5) if is_rewound else None
     found = marks_of(CommittedOffset(offset, 3), log_start=10, log_end=100, epoch_end=epoch_end, rewind=rewind)
     assert found == expected
 
 
-def test_a_group_without_positions_is_listed_all_the_same() -> None:
-    """It went meanwhile, or it is a share group."""
+def test_a_group_that_cannot_be_described_is_listed() -> None:
+    """It was deleted meanwhile, or it is a share group."""
 
     class Absent:
         code = ErrorCode.GROUP_ID_NOT_FOUND
@@ -153,7 +153,7 @@ def test_a_group_without_positions_is_listed_all_the_same() -> None:
         _described_if_there(admin, "secret", {})
 
 
-def test_what_the_positions_of_a_group_come_to() -> None:
+def test_the_summary_of_a_group_adds_lags_and_joins_marks() -> None:
     rows = [{"lag": 3, "mark": None}, {"lag": None, "mark": "truncated, rewound"}, {"lag": 4, "mark": "rewound"}]
     assert _summed({"members": [1, 2], "offsets": rows}) == {"members": 2, "lag": 7, "mark": "rewound, truncated"}
     assert _summed({"members": [], "offsets": []}) == {"members": 0, "lag": None, "mark": None}

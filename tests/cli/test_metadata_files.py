@@ -1,4 +1,4 @@
-"""`fenceline snapshot` and `fenceline metadata` on directories made by hand."""
+"""`fenceline snapshot` and `fenceline metadata` on directories created by the test."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def run_json(*arguments: object, code: int = 0) -> Any:
 # -- snapshot ---------------------------------------------------------------------------------------------------------
 
 
-def test_list(data: Path, directory: Path) -> None:
+def test_snapshots_are_listed(data: Path, directory: Path) -> None:
     for path in (data, directory):
         (row,) = run_json("snapshot", "list", path)
         assert (row["end_offset"], row["epoch"], row["last_timestamp_ms"]) == (18, 1, 8)
         assert row["size_bytes"] == (directory / row["file"]).stat().st_size
 
 
-def test_verify(data: Path, directory: Path) -> None:
+def test_snapshots_are_verified(data: Path, directory: Path) -> None:
     (row,) = run_json("snapshot", "verify", data)
     assert (row["state"], row["records"], row["voters"], row["kraft_version"]) == ("ok", len(RECORDS), [1], 1)
     whole = (directory / row["file"]).read_bytes()
@@ -146,7 +146,7 @@ def test_verify(data: Path, directory: Path) -> None:
     assert "no footer" in run_json("snapshot", "verify", data, code=1)[0]["reason"]
 
 
-def test_dump_of_a_snapshot_tells_no_secrets(directory: Path) -> None:
+def test_a_dump_of_a_snapshot_contains_no_secrets(directory: Path) -> None:
     file = directory / "00000000000000000018-0000000001.checkpoint"
     rows = run_json("snapshot", "dump", file)
     assert rows[0]["type"] == "SNAPSHOT_HEADER"
@@ -182,7 +182,7 @@ def test_diff_of_a_snapshot_and_an_offset(data: Path, directory: Path) -> None:
 # -- metadata ---------------------------------------------------------------------------------------------------------
 
 
-def test_dump_of_a_log_names_what_it_does_not_know(data: Path, directory: Path) -> None:
+def test_a_dump_of_a_log_names_unknown_records(data: Path, directory: Path) -> None:
     with (directory / "00000000000000000000.log").open("ab") as log:
         log.write(_batch((UNKNOWN, bytes((1, 3, 77)), b"", bytes((2, 3, 0)), TopicRecord("gamma", UUID(int=3))), 24))
         log.write(_batch((TopicRecord("torn", UUID(int=4)),), 29)[:-3])
@@ -204,7 +204,7 @@ def test_dump_of_a_log_names_what_it_does_not_know(data: Path, directory: Path) 
     assert "unknown record type 99" in run("metadata", "at-offset", 28, data)
 
 
-def test_damage_in_the_log_is_told_after_what_comes_before_it(data: Path, directory: Path) -> None:
+def test_records_before_damage_in_the_log_are_dumped(data: Path, directory: Path) -> None:
     log = directory / "00000000000000000000.log"
     content = bytearray(log.read_bytes())
     content[-3] ^= 1
@@ -213,7 +213,7 @@ def test_damage_in_the_log_is_told_after_what_comes_before_it(data: Path, direct
 
 
 @pytest.mark.parametrize("offset", [2, 8, 9, 17, 19, 20, 23])
-def test_at_offset(data: Path, offset: int) -> None:
+def test_the_image_at_an_offset_is_shown(data: Path, offset: int) -> None:
     everything = (*RECORDS, *LATER)
     image = _image(everything[: max(offset - 2, 0)], offset)
     found = run_json("metadata", "at-offset", offset, data)
@@ -224,7 +224,7 @@ def test_at_offset(data: Path, offset: int) -> None:
     assert list(found["quorum"]["voters"]) == ["1"]
 
 
-def test_offsets_that_the_files_do_not_reach(data: Path, directory: Path) -> None:
+def test_offsets_outside_of_the_files_are_rejected(data: Path, directory: Path) -> None:
     assert "ends at offset 23" in run("metadata", "at-offset", 24, data, code=1)
     (directory / "00000000000000000000.log").rename(directory / "00000000000000000018.log")
     (directory / "00000000000000000018.log").write_bytes(_batch(LATER, 18))
@@ -234,14 +234,14 @@ def test_offsets_that_the_files_do_not_reach(data: Path, directory: Path) -> Non
     assert "no valid snapshot" in run("metadata", "at-offset", 20, data, code=1)
 
 
-def test_a_damaged_snapshot_is_passed_over(data: Path, directory: Path) -> None:
+def test_a_damaged_snapshot_is_skipped(data: Path, directory: Path) -> None:
     (directory / "00000000000000000018-0000000001.checkpoint").write_bytes(b"")
     result = CliRunner().invoke(app, ["metadata", "at-offset", "20", str(data), "--json"])
     assert "alpha" in json.loads(result.stdout)["image"]["topics"]["byName"]
     assert "is damaged" in result.output
 
 
-def test_metadata_transactions_count_when_they_end(tmp_path: Path) -> None:
+def test_metadata_transactions_are_applied_when_they_end(tmp_path: Path) -> None:
     directory = tmp_path / "__cluster_metadata-0"
     directory.mkdir()
     records = (
@@ -271,7 +271,7 @@ def _paths(node: Any, path: str = "") -> Iterator[str]:
         yield from _paths(child, f"{path}/{name}")
 
 
-def test_one_shot(data: Path) -> None:
+def test_a_single_shell_command(data: Path) -> None:
     assert run_json("metadata", "shell", data, "ls", "/") == ["image", "quorum"]
     assert run_json("metadata", "shell", data, "ls", "/topics") == ["alpha", "beta"]
     assert run_json("metadata", "shell", data, "ls", "/brokers") == ["1", "2", "10"]
@@ -310,11 +310,11 @@ def test_one_shot(data: Path) -> None:
     "command",
     [("ls", "/nix"), ("cat", "/topics"), ("cat",), ("cd", "/topics/alpha/0"), ("fly",), ("cat", "/topics/alpha/9")],
 )
-def test_one_shot_that_fails(data: Path, command: tuple[str, ...]) -> None:
+def test_a_single_shell_command_that_fails(data: Path, command: tuple[str, ...]) -> None:
     run("metadata", "shell", data, *command, code=1)
 
 
-def test_a_session(data: Path) -> None:
+def test_an_interactive_shell_session(data: Path) -> None:
     typed = "pwd\ncd topics\ncd /topics\nls\ncd alpha\ncat ../beta/name\npwd\ncd\npwd\n'\nnix\nexit\nls\n"
     told = run("metadata", "shell", data, stdin=typed)
     assert "cd: topics: no such path" in told
@@ -324,13 +324,13 @@ def test_a_session(data: Path) -> None:
     assert told.rstrip().endswith("/>")
 
 
-def test_a_directory_without_a_log(tmp_path: Path) -> None:
+def test_a_directory_without_a_log_is_rejected(tmp_path: Path) -> None:
     assert "has no metadata log" in run("metadata", "shell", tmp_path, "ls", code=1)
     assert "does not exist" in run("snapshot", "verify", tmp_path / "x.checkpoint", code=1)
     assert "--dir" in run("snapshot", "diff", "1", "2", code=1)
 
 
-def test_records_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
+def test_records_that_cannot_be_applied_are_skipped_and_reported(tmp_path: Path) -> None:
     directory = tmp_path / "__cluster_metadata-0"
     directory.mkdir()
     records = (FeatureLevelRecord("metadata.version", 30), RemoveTopicRecord(ALPHA), TopicRecord("there", BETA))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Target(NamedTuple):
-    """A cluster under commands. `directories`: each voter's directory id."""
+    """The cluster that commands run against. `directories`: each voter's directory id."""
 
     bootstrap: str
     controller: str
@@ -47,7 +47,7 @@ def local() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def fenceline_target(local: LocalCluster) -> Target:
-    # Any of them: it need not be the active one.
+    # Any controller will do, active or not.
     controller = f"127.0.0.1:{local.layout.nodes[1].controller_port}"
     return Target(
         local.bootstrap, controller, {each.node_id: encode_uuid(each.directory_id) for each in local.layout.nodes}
@@ -110,7 +110,7 @@ def test_features_are_listed_for_each_node(target: Target, by_controller: bool) 
     assert "3.3-IV3 to 4.3-IV0" in shown
 
 
-def test_levels_are_checked_and_changed(target: Target) -> None:
+def test_feature_levels_are_checked_and_changed(target: Target) -> None:
     def level(feature: str) -> int:
         found: int = target.run_json("features", "list", "-c", target.controller)["finalized"].get(feature, 0)
         return found
@@ -136,13 +136,13 @@ def test_levels_are_checked_and_changed(target: Target) -> None:
         (("upgrade", "group.version=1", "--release-version", "4.3"), "mutually exclusive, and one is required"),
     ],
 )
-def test_levels_that_are_refused(target: Target, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_feature_levels_are_rejected(target: Target, arguments: tuple[str, ...], said: str) -> None:
     output = target.run("features", *arguments, code=1)
     assert said in output
     assert "Traceback" not in output
 
 
-def test_brokers_and_what_they_hold(target: Target) -> None:
+def test_brokers_and_their_log_directories_are_listed(target: Target) -> None:
     target.run("topics", "create", "held", "--partitions", "6", "--replication-factor", "1")
 
     def all_held() -> bool:
@@ -165,7 +165,7 @@ def test_brokers_and_what_they_hold(target: Target) -> None:
 
 
 @pytest.mark.parametrize("by_controller", [False, True], ids=["broker", "controller"])
-def test_what_the_quorum_refuses(target: Target, by_controller: bool) -> None:
+def test_errors_of_the_quorum_are_reported(target: Target, by_controller: bool) -> None:
     where = ("--bootstrap-controller", target.controller) if by_controller else ()
     known = ("--id", "1", "--directory-id", target.directories[1], "--endpoint", "CONTROLLER://127.0.0.1:9")
     assert "DUPLICATE_VOTER" in target.run("quorum", "add", *known, *where, code=1)
@@ -175,7 +175,7 @@ def test_what_the_quorum_refuses(target: Target, by_controller: bool) -> None:
     assert "BROKER_ID_NOT_REGISTERED" in target.run("brokers", "unregister", "77", *where, code=1)
 
 
-def test_the_other_kind_of_listener_is_told(target: Target) -> None:
+def test_an_address_of_the_other_kind_of_listener_is_reported(target: Target) -> None:
     output = target.run("quorum", "describe", "-b", target.controller, code=1)
     assert "is a controller listener, not a broker listener" in output
     assert "--bootstrap-controller" in output
@@ -194,7 +194,7 @@ def test_the_other_kind_of_listener_is_told(target: Target) -> None:
         (("quorum", "add", "--id", "4", "--directory-id", "A" * 22, "--endpoint", "here:1"), "is not an endpoint"),
     ],
 )
-def test_what_can_not_be_meant(fenceline_target: Target, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_options_are_rejected(fenceline_target: Target, arguments: tuple[str, ...], said: str) -> None:
     output = fenceline_target.run(*arguments, code=1)
     assert said in output
     assert "Traceback" not in output
@@ -203,8 +203,8 @@ def test_what_can_not_be_meant(fenceline_target: Target, arguments: tuple[str, .
 # --- three Fenceline nodes; the last ones change the cluster ------------------------------------------------------
 
 
-def test_a_voter_leaves_and_comes_back(fenceline_target: Target, local: LocalCluster) -> None:
-    """By id alone, and by the configuration on its own machine."""
+def test_a_voter_is_removed_and_added_again(fenceline_target: Target, local: LocalCluster) -> None:
+    """Removed by its id, added back by its configuration file."""
     target = fenceline_target
 
     def ids(kind: str) -> list[int]:
@@ -222,7 +222,7 @@ def test_a_voter_leaves_and_comes_back(fenceline_target: Target, local: LocalClu
     assert ids("voters") == target.nodes
 
 
-def test_a_broker_that_is_gone_is_fenced_and_forgotten(fenceline_target: Target, local: LocalCluster) -> None:
+def test_a_killed_broker_is_fenced_and_can_be_unregistered(fenceline_target: Target, local: LocalCluster) -> None:
     target = fenceline_target
     leader = target.run_json("quorum", "describe")["leader_id"]
     gone = next(node for node in target.nodes if node != leader)

@@ -34,7 +34,7 @@ SILENT = replica(9, fetched=NOW_MS - 2001)
         (replica(2, fetched=-1), "never seen"),
     ],
 )
-def test_states(status: ReplicaStatus, state: str) -> None:
+def test_each_state_of_a_replica_is_named(status: ReplicaStatus, state: str) -> None:
     assert quorum_view.state_of(status, 1, NOW_MS) == state
 
 
@@ -47,7 +47,7 @@ def test_states(status: ReplicaStatus, state: str) -> None:
         ((LEADER, SILENT, SILENT), "1 of 3 voters follows; a majority is 2: no metadata can be changed until more"),
     ],
 )
-def test_the_headline_says_how_many_may_fail(voters: tuple[ReplicaStatus, ...], said: str) -> None:
+def test_the_headline_shows_how_many_voters_may_fail(voters: tuple[ReplicaStatus, ...], said: str) -> None:
     line = quorum_view.headline(quorum(*voters))
     assert line.startswith("Leader 1, epoch 5, high watermark 100. ")
     assert said in line
@@ -66,12 +66,12 @@ def test_rows_of_voters_and_observers() -> None:
     assert shown[0]["address"] == "['host:9093']"
 
 
-def test_a_terminal_of_ascii_gets_ascii() -> None:
+def test_an_ascii_terminal_gets_only_ascii() -> None:
     for row in quorum_view.rows(quorum(LEADER, replica(2, end=0)), ascii_only=True):
         assert "".join(str(value) for value in row.values()).isascii()
 
 
-def test_bars_grow_by_orders_of_magnitude_and_end() -> None:
+def test_bars_are_logarithmic_and_bounded() -> None:
     lengths = [len(quorum_view.bar(lag, "#")) for lag in (0, 1, 9, 99, 999, 9_999, 99_999, 10**9)]
     assert lengths == [0, 1, 2, 3, 5, 6, 8, 8]
 
@@ -80,13 +80,13 @@ def test_bars_grow_by_orders_of_magnitude_and_end() -> None:
     ("distance_ms", "said"),
     [(0, "0.0 s ago"), (-50, "0.0 s ago"), (59_000, "59.0 s ago"), (120_000, "2 min ago"), (7_200_000, "2 h ago")],
 )
-def test_times(distance_ms: int, said: str) -> None:
+def test_times_are_relative(distance_ms: int, said: str) -> None:
     assert quorum_view.ago(10**9 - distance_ms, 10**9) == said
 
 
-def test_times_that_are_not_known() -> None:
+def test_unknown_times_are_shown_as_never() -> None:
     assert [quorum_view.ago(each, NOW_MS) for each in (None, 0, -1)] == ["never"] * 3
 
 
-def test_the_leaders_clock_counts() -> None:
+def test_times_are_relative_to_the_leaders_clock() -> None:
     assert quorum_view.leaders_time_ms(quorum(LEADER)) == NOW_MS

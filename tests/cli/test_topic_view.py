@@ -47,7 +47,7 @@ def states(
         (states(isr=(1, 2), ends={1: 10, 2: 10}), "under-replicated"),
     ],
 )
-def test_the_worst_is_said(found: ReplicaStates, state: str) -> None:
+def test_the_worst_state_is_shown(found: ReplicaStates, state: str) -> None:
     assert state_of(found, 2) == state
     assert json_row(0, found, 2)["state"] == state
     assert str(table_row(0, found, 2)["state"]) == state
@@ -57,36 +57,36 @@ def test_fewer_replicas_than_min_insync_replicas_suffice() -> None:
     assert state_of(states(), 5) == "in sync"
 
 
-def test_who_is_behind_and_how_far() -> None:
+def test_lagging_replicas_are_shown_with_their_lag() -> None:
     found = states(isr=(1, 2), ends={1: 120, 2: 120, 3: 100}, high_watermark=120)
     assert found.lag == {2: 0, 3: 20}
     assert str(table_row(0, found, 2)["behind"]) == "3: 20"
 
 
-def test_who_did_not_answer_may_be_behind() -> None:
+def test_the_lag_of_a_replica_that_did_not_answer_is_unknown() -> None:
     assert states(ends={1: 10, 2: 10}).lag == {2: 0, 3: None}
     assert str(table_row(0, states(ends={1: 10, 2: 10}), 2)["behind"]) == "3: ?"
     assert states(ends={2: 10, 3: 10}).lag == {2: None, 3: None}
 
 
-def test_without_a_leader_it_is_said_who_has_how_much() -> None:
-    """The records that an unclean election would keep."""
+def test_without_a_leader_the_end_offset_of_each_replica_is_shown() -> None:
+    """It shows how many records an unclean election would keep."""
     found = states(leader=-1, isr=(), ends={2: 5, 3: 8}, high_watermark=None)
     assert str(table_row(0, found, 2)["behind"]) == "1: ?, 2 ends at 5, 3 ends at 8"
 
 
-def test_a_follower_that_is_ahead_lags_by_nothing() -> None:
-    """It is about to be cut, or the leader was asked first."""
+def test_a_follower_ahead_of_the_leader_has_no_lag() -> None:
+    """It has not truncated its log yet, or the leader answered first."""
     assert states(ends={1: 10, 2: 15, 3: 10}).lag == {2: 0, 3: 0}
 
 
-def test_the_title_counts_what_is_wrong() -> None:
+def test_the_title_counts_unhealthy_partitions() -> None:
     assert summary([states(), states()], 2) == ""
     found = [states(), states(isr=(1,)), states(isr=(2,)), states(leader=-1)]
     assert summary(found, 2) == ": of 4 partitions 2 too few in sync, 1 no leader"
 
 
-def test_a_broker_is_killed() -> None:
+def test_a_killed_broker_shows_as_under_replicated() -> None:
     overrides = {"broker.session.timeout.ms": "2000", "replica.lag.time.max.ms": "2000"}
 
     def run(cluster: LocalCluster, *arguments: str) -> str:
@@ -111,19 +111,19 @@ def test_a_broker_is_killed() -> None:
         assert all(row["log_end_offsets"] == {"1": 0, "2": 0, "3": 0} for row in found)
         cluster.kill(3)
 
-        # Sessions are short: on a busy machine one that lives may be missed for a moment, between any two looks.
+        # Sessions are short: on a busy machine a live broker may be fenced for a moment, between any two commands.
         def is_missed() -> bool:
             return all(row["state"] == "under-replicated" and row["lag"].get("3", 0) is None for row in rows(cluster))
 
-        def is_told() -> bool:
+        def is_shown() -> bool:
             shown = run(cluster, "topics", "describe", "t")
             return "of 3 partitions 3 under-replicated" in shown and "3: ?" in shown
 
         eventually(is_missed, "the broker's replicas are missed")
-        eventually(is_told, "the table says so")
+        eventually(is_shown, "the table says so")
 
 
-def test_a_command_that_waited_for_a_leader_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_timeout_without_a_leader_suggests_topics_describe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit), readable_errors():
         raise PeerError(ErrorCode.REQUEST_TIMED_OUT, "timed out; the last error was: rain-0: LEADER_NOT_AVAILABLE")
     told = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`fenceline verify`: what it prints, and what it exits with."""
+"""`fenceline verify`: output and exit codes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_whole_log(data: Path) -> None:
+def test_an_intact_log_has_no_findings(data: Path) -> None:
     output = run(data).stdout
     assert "nothing found." in output
     assert "0..1" in output
@@ -59,7 +59,7 @@ def test_a_whole_log(data: Path) -> None:
     assert {name: document[name] for name in wanted} == wanted
 
 
-def test_damage_is_told_with_its_place_and_what_to_do(data: Path) -> None:
+def test_damage_is_reported_with_its_position_and_advice(data: Path) -> None:
     path = sorted((data / "orders-0").glob("*.log"))[1]
     flip(path, 70)
     output = run(data, code=1).stdout
@@ -72,7 +72,7 @@ def test_damage_is_told_with_its_place_and_what_to_do(data: Path) -> None:
     assert finding["advice"]
 
 
-def test_replicas_are_compared_unless_that_is_not_wanted(data: Path, tmp_path: Path) -> None:
+def test_replicas_are_compared_unless_disabled(data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(data, other)
     run(data, other)
@@ -85,7 +85,7 @@ def test_replicas_are_compared_unless_that_is_not_wanted(data: Path, tmp_path: P
     assert "divergence" not in run(data, other, "--no-compare", code=1).stdout
 
 
-def test_a_note_is_no_error(data: Path) -> None:
+def test_a_note_does_not_fail_the_command(data: Path) -> None:
     (data / "orders-0" / "00000000000000000000.log.deleted").write_bytes(b"x")
     assert "NOTE leftover" in run(data).stdout
 
@@ -96,14 +96,14 @@ def test_a_path_without_a_log_is_bad_usage(tmp_path: Path) -> None:
     run(code=2)
 
 
-def test_a_data_directory_without_partitions_is_whole(tmp_path: Path) -> None:
+def test_a_data_directory_without_partitions_has_no_findings(tmp_path: Path) -> None:
     (tmp_path / "meta.properties").touch()
     assert "nothing found." in run(tmp_path).stdout
     assert json.loads(run(tmp_path, "--json").stdout) == []
 
 
-def test_more_than_a_table_holds(data: Path) -> None:
-    """Those with findings are shown; every one is in the JSON."""
+def test_a_long_table_is_shortened(data: Path) -> None:
+    """The table omits partitions without findings; the JSON contains every one."""
     for number in range(1, 45):
         shutil.copytree(data / "orders-0", data / f"orders-{number}")
     output = run(data).stdout
@@ -114,7 +114,7 @@ def test_more_than_a_table_holds(data: Path) -> None:
     assert len(json.loads(run(data, "--json", code=1).stdout)) == 45
 
 
-def test_nothing_is_written(data: Path) -> None:
+def test_verify_writes_nothing(data: Path) -> None:
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in data.rglob("*")}
     run(data, "--deep")
     assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in data.rglob("*")} == before

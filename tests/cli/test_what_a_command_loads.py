@@ -1,4 +1,4 @@
-"""What every command pays for before it does anything: only what all of them need."""
+"""Imports of every command: only modules that all commands need are loaded at the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of scenarios that share them: a cluster whose brokers go and come, and clients that do not talk."""
+"""Fixtures of scenarios that share them: a cluster whose brokers are restarted, and clients that do not log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fault stories share: one-record producing and fetching on a raw connection, with plain error codes."""
+"""Helpers of the fault scenarios: produce one record and fetch on a raw connection, with plain error codes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def connection_to(node: EmbeddedNode) -> Iterator[RawConnection]:
 
 
 def create(connection: RawConnection, name: str, partitions: int = 1, **configs: str) -> int:
-    """Create a topic whose records stay however old they are; the error code."""
+    """Create a topic whose records never expire; returns the error code."""
     settings = {"retention_ms": "-1", **configs}
     topic = {
         "name": name,
@@ -96,12 +96,12 @@ def receive_exactly(peer: socket.socket, size_bytes: int) -> bytes:
 
 
 def receive_frame(peer: socket.socket) -> bytes:
-    """One answer without its size."""
+    """One response without its size prefix."""
     return receive_exactly(peer, struct.unpack(">i", receive_exactly(peer, 4))[0])
 
 
 def listed(connection: RawConnection) -> dict[str, Any]:
-    """Topics by name, as Metadata tells them."""
+    """Topics by name, from a Metadata response."""
     answer = connection.call(ApiKey.METADATA, 12, {"topics": None})
     return {topic.name: topic for topic in answer.topics}
 
@@ -129,7 +129,7 @@ def segments(node: EmbeddedNode, partition: str) -> list[Path]:
 
 
 def flip(path: Path, position: int) -> None:
-    """Turn a byte of a file over."""
+    """Invert a byte of a file."""
     with path.open("r+b") as file:
         file.seek(position)
         byte = file.read(1)[0]

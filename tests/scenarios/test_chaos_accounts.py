@@ -1,4 +1,4 @@
-"""How the chaos of operations accounts for acknowledged records: a loss without an account is seen."""
+"""How the chaos of operations accounts for acknowledged records: an unexplained loss is detected."""
 
 from __future__ import annotations
 
@@ -75,20 +75,20 @@ def _account(topic: Topic, logs: dict[int, LogOfPartition], *receipts: Receipt) 
         ({}, _log(), (_receipt(5, 6),), ""),
     ],
 )
-def test_an_acknowledged_record(
+def test_each_acknowledged_record_is_accounted_for(
     topic: dict[str, Any], logs: dict[int, LogOfPartition], receipts: tuple[Receipt, ...], account: str
 ) -> None:
     assert _account(_topic(**topic), logs, *receipts) == account
 
 
-def test_a_record_of_an_earlier_life_is_a_ghost() -> None:
+def test_a_record_of_a_deleted_topic_is_a_ghost() -> None:
     there = _log(_5=(b"k", b"t/0/5"))
     assert ghosts(_topic(), there) == []
-    assert ghosts(_topic(deletions=[10.5]), there) == [], "it was acknowledged after the deletion was asked for"
+    assert ghosts(_topic(deletions=[10.5]), there) == [], "it was acknowledged after the deletion was requested"
     assert ghosts(_topic(deletions=[12.0]), there) == ["t-0 offset 5: b't/0/5'"]
 
 
-def test_a_log_start_needs_a_cause() -> None:
+def test_a_log_start_moved_without_a_cause_is_reported() -> None:
     assert moved_starts(_topic(deleted_below={0: 3}), _log(3)) == []
     assert moved_starts(_topic(has_retention=True), _log(3)) == []
     assert moved_starts(_topic(deleted_below={0: 3}), _log(4)) == ["t-0 starts at 4, asked for 3"]

@@ -1,5 +1,5 @@
-"""`__consumer_offsets` compacted under a coordinator: what it tells stays the same, also when another process has read
-what is left, after a kill -9.
+"""`__consumer_offsets` is compacted under a coordinator: its answers stay the same, also after a kill -9, when a new
+process has loaded the compacted log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WHERE: Final = TopicPartition(CONSUMER_OFFSETS_TOPIC, 0)
 
 
 def is_compacted(node: EmbeddedNode) -> bool:
-    """All but the segment that is written to."""
+    """Whether all segments except the active one are compacted."""
     done = read_offsets(OsDisk(), str(node.log_dir / "cleaner-offset-checkpoint")).get(WHERE, 0)
     return 0 < done == max(int(each.stem) for each in (node.log_dir / str(WHERE)).glob("*.log"))
 
@@ -47,7 +47,7 @@ def records_in(data: Path) -> int:
     return sum(len(records) for _, records in decode_all(log_bytes(data, CONSUMER_OFFSETS_TOPIC)))
 
 
-def test_positions_members_and_deletions_outlive_a_compaction_and_a_kill() -> None:
+def test_offsets_members_and_deletions_survive_compaction_and_a_kill() -> None:
     topic = "read"
     with EmbeddedNode(overrides=SETTINGS) as node:
         with Admin(node.bootstrap) as admin:
@@ -60,7 +60,7 @@ def test_positions_members_and_deletions_outlive_a_compaction_and_a_kill() -> No
                 for group in GROUPS:
                     offsets = {partition: turn * 1000 + partition for partition in range(PARTITIONS)}
                     assert commit(connection, group, topic, offsets, leader_epoch=turn) == {ErrorCode.NONE}
-            # One is behind all others, and not written again.
+            # The deletions come after all commits, and these groups commit nothing later.
             with Admin(node.bootstrap) as admin:
                 admin.delete_groups(["gone"])
                 admin.delete_group_offsets("two", [TopicPartition(topic, 7)])
@@ -78,7 +78,7 @@ def test_positions_members_and_deletions_outlive_a_compaction_and_a_kill() -> No
                 for group in GROUPS:
                     of_group = {**expected, 7: (-1, -1)} if group == "two" else expected
                     told = eventually(
-                        lambda group=group: _told(connection, group, topic),  # type: ignore[misc]
+                        lambda group=group: _fetch_if_loaded(connection, group, topic),  # type: ignore[misc]
                         f"{group} is told its positions",
                     )
                     assert told == of_group
@@ -91,7 +91,7 @@ def test_positions_members_and_deletions_outlive_a_compaction_and_a_kill() -> No
         node.kill()
         node.start()
         check()
-        # And on it goes, behind what a compaction has left.
+        # New commits are appended after the compacted records.
         with RawConnection(node.port) as connection:
             assert commit(connection, "one", topic, {0: 77_777}, leader_epoch=ROUNDS) == {ErrorCode.NONE}
             assert fetch(connection, "one", topic, [0, 1]) == {
@@ -100,6 +100,6 @@ def test_positions_members_and_deletions_outlive_a_compaction_and_a_kill() -> No
             }
 
 
-def _told(connection: RawConnection, group: str, topic: str) -> dict[int, tuple[int, int]] | None:
+def _fetch_if_loaded(connection: RawConnection, group: str, topic: str) -> dict[int, tuple[int, int]] | None:
     found = fetch(connection, group, topic, range(PARTITIONS))
     return None if isinstance(found, ErrorCode) else found

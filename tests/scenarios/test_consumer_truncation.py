@@ -1,8 +1,9 @@
-"""Consumers over unclean elections, on a cluster of Fenceline and on one of Apache Kafka.
+"""Consumers across unclean elections, on a cluster of Fenceline and on one of Apache Kafka.
 
-Whoever read records that an election threw away is told what is gone: by the fetches that it makes, at a seek with an
-epoch, at its start from what it had committed. Where the old leader is a broker of Fenceline, its receipt is found for
-the error once it has cut its log. And consumers go where leaders send them, without asking for metadata.
+A consumer that read records which an election discarded detects the truncation: in its fetches, at a seek with an
+epoch, and when it starts from its committed offset. If the old leader is a Fenceline broker, its loss receipt is
+attached to the error once it has truncated its log. Consumers also follow leader hints in fetch responses, without
+requesting metadata.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def story(cluster: MixedCluster) -> Iterator[UncleanStory]:
     made.mend()
 
 
-def test_consumers_of_every_policy_that_poll(story: UncleanStory) -> None:
+def test_polling_consumers_of_every_policy_detect_the_truncation(story: UncleanStory) -> None:
     kept, lost = story.part()
     met: list[LogTruncationError] = []
 
@@ -84,7 +85,7 @@ def test_consumers_of_every_policy_that_poll(story: UncleanStory) -> None:
             assert said([error]) == [(KEPT + LOST, KEPT)], name
             assert (error.leader_epoch, error.epochs[-1]) == (epoch, epoch)
             assert said([told(consumers[name])]) == [(KEPT + LOST, KEPT)], "until a seek"
-        # Within one round trip of the new leader's metadata: nothing is fetched from it before.
+        # Within one round trip after learning the new leader: no fetch goes to it before the error.
         found = story.partition()
         assert found is not None
         assert watched.asked_since(Learned(SECOND, found.leader_epoch), ApiKey.FETCH) == []
@@ -106,10 +107,10 @@ def test_consumers_of_every_policy_that_poll(story: UncleanStory) -> None:
             consumer.close()
 
 
-def test_starts_and_seeks_with_an_epoch_and_the_receipt_of_the_loss(story: UncleanStory) -> None:
+def test_starts_and_seeks_with_an_epoch_detect_the_loss_and_its_receipt(story: UncleanStory) -> None:
     group = {"group.id": story.tp.topic}
     with story.consumer(**group) as consumer:
-        consumer.commit({story.tp: 0})  # its coordinator's topic is made while all are there
+        consumer.commit({story.tp: 0})  # creates the offsets topic while all brokers are up
     story.part()
     with story.consumer(**group) as consumer:
         consumer.seek(story.tp, 0)
@@ -119,20 +120,20 @@ def test_starts_and_seeks_with_an_epoch_and_the_receipt_of_the_loss(story: Uncle
     story.lead_uncleanly(SECOND, instead_of=FIRST)
     anew = story.write(ANEW, "new")
 
-    # What was committed is behind the cut, and behind the new end of the log.
+    # The committed offset is beyond the truncation point, and beyond the new log end.
     with story.consumer(**group, **{"auto.offset.reset": "latest"}) as consumer:
         error = told(consumer)
         assert said([error]) == [(KEPT + LOST, KEPT)]
         assert error.epochs == (epoch,)
 
     with story.consumer() as consumer:
-        for offset in (KEPT + LOST, KEPT + 1):  # behind the new end, and within what is there now
+        for offset in (KEPT + LOST, KEPT + 1):  # beyond the new log end, and within the new log
             consumer.seek(story.tp, offset, epoch)
             assert said([told(consumer)]) == [(offset, KEPT)]
         consumer.seek(story.tp, KEPT, epoch)
-        assert read(consumer, ANEW) == anew, "up to there it is the log"
+        assert read(consumer, ANEW) == anew, "the log is unchanged up to this offset"
         consumer.seek(story.tp, KEPT + 1)
-        assert read(consumer, ANEW - 1) == anew[1:], "nothing is claimed"
+        assert read(consumer, ANEW - 1) == anew[1:], "a seek without an epoch is not validated"
 
         story.restart(FIRST)
 
@@ -155,8 +156,8 @@ def test_starts_and_seeks_with_an_epoch_and_the_receipt_of_the_loss(story: Uncle
     assert receipt.id[:12] in str(error)
 
 
-def test_a_leader_that_comes_back_with_an_older_history(story: UncleanStory) -> None:
-    """It says that the epoch before ends behind where others had gone on without it (`gaps.md G6`)."""
+def test_truncation_by_a_returning_leader_with_an_older_log_is_detected(story: UncleanStory) -> None:
+    """It reports an end of the previous epoch that lies past the point where its log diverged (`gaps.md G6`)."""
     kept, _ = story.part()
     story.lead_uncleanly(SECOND, instead_of=FIRST)
     anew = story.write(LOST + ANEW, "new")
@@ -167,7 +168,7 @@ def test_a_leader_that_comes_back_with_an_older_history(story: UncleanStory) -> 
             consumers[name].seek(story.tp, 0)
             assert read(consumers[name], end) == [*kept, *anew][:end]
         story.lead_uncleanly(FIRST, instead_of=SECOND)
-        # Before they know the new leader, polls give what was fetched from the old one: no reader could tell by then.
+        # Until they know the new leader, polls return records fetched from the old one: a reader cannot detect it yet.
         for name in stops:
             story.await_leader_known(consumers[name])
         for name, end in stops.items():
@@ -184,7 +185,7 @@ def test_a_leader_that_comes_back_with_an_older_history(story: UncleanStory) -> 
             consumer.close()
 
 
-def test_kip951_a_consumer_follows_leaders_by_what_fetches_answer(story: UncleanStory) -> None:
+def test_kip951_a_consumer_follows_leaders_named_in_fetch_responses(story: UncleanStory) -> None:
     values = story.write(KEPT, "kept")
     with story.consumer(**{"metadata.max.age.ms": 3_600_000}) as consumer:
         watched = WatchedConsumer(consumer, story.tp)

@@ -1,4 +1,4 @@
-"""Damaged, torn and missing files: made anew where that can be, else one partition goes offline; always said."""
+"""Damaged, torn and missing files: rebuilt where possible, else one partition goes offline; always logged."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def assert_only_bad_is_offline(node: EmbeddedNode, reason: str) -> None:
     assert "Traceback" not in node.errors
 
 
-def test_damage_in_a_closed_segment(node: EmbeddedNode) -> None:
-    """The header of a batch in the middle, while the node was down: found when it is read."""
+def test_damage_in_a_closed_segment_takes_the_partition_offline_when_read(node: EmbeddedNode) -> None:
+    """A batch header is damaged while the node is down; the damage is detected when the batch is read."""
     node.stop()
     log = segments(node, "bad-0")[1]
     for name in (log.with_suffix(".index"), log.with_suffix(".timeindex")):
@@ -73,12 +73,12 @@ def test_damage_in_a_closed_segment(node: EmbeddedNode) -> None:
     node.start()
     base = int(log.stem)
     with connection_to(node) as connection:
-        assert fetch(connection, "bad", {0: 0})[0][0] == 0, "what is whole is served until the damage is met"
+        assert fetch(connection, "bad", {0: 0})[0][0] == 0, "batches before the damage are served"
         assert fetch(connection, "bad", {0: base + 1})[0][0] == STORAGE_ERROR
     assert_only_bad_is_offline(node, "is corrupt near offset")
 
 
-def test_other_partitions_of_the_same_fetch_are_answered(node: EmbeddedNode) -> None:
+def test_an_offline_partition_fails_alone_in_a_fetch(node: EmbeddedNode) -> None:
     with connection_to(node) as connection:
         create(connection, "mixed", partitions=2)
         for partition in range(2):
@@ -95,8 +95,8 @@ def test_other_partitions_of_the_same_fetch_are_answered(node: EmbeddedNode) -> 
     assert answer[1][1] > 0
 
 
-def test_damage_below_the_recovery_point(node: EmbeddedNode) -> None:
-    """These bytes had been safe on the disk, so cutting them off would lose acknowledged records."""
+def test_damage_below_the_recovery_point_takes_the_partition_offline(node: EmbeddedNode) -> None:
+    """These bytes had been flushed, so truncating them would lose acknowledged records."""
     node.stop()
     (node.log_dir / ".kafka_cleanshutdown").unlink()
     log = segments(node, "bad-0")[-1]
@@ -120,8 +120,8 @@ class TwoDirectories(EmbeddedNode):
         return command
 
 
-def test_a_damaged_copy_in_one_of_two_directories(tmp_path: Path) -> None:
-    """The partition alone is offline; with the damaged copy moved away the whole one is served."""
+def test_a_partition_with_a_damaged_copy_in_two_directories_is_offline(tmp_path: Path) -> None:
+    """Only this partition is offline; once the damaged copy is moved away, the intact one is served."""
     with TwoDirectories(data_dir=tmp_path) as node:
         with connection_to(node) as connection:
             for topic in ("bad", "good"):
@@ -151,7 +151,7 @@ def test_a_damaged_copy_in_one_of_two_directories(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_segment_between_others_that_is_gone_with_its_indexes(node: EmbeddedNode, clean: bool) -> None:
+def test_a_missing_middle_segment_takes_the_partition_offline(node: EmbeddedNode, clean: bool) -> None:
     node.stop()
     if not clean:
         (node.log_dir / ".kafka_cleanshutdown").unlink()
@@ -161,14 +161,14 @@ def test_a_segment_between_others_that_is_gone_with_its_indexes(node: EmbeddedNo
     assert_only_bad_is_offline(node, "are missing, and had been safe on the disk")
 
 
-def test_a_segment_that_can_not_be_read(node: EmbeddedNode) -> None:
+def test_an_unreadable_segment_takes_the_partition_offline(node: EmbeddedNode) -> None:
     node.kill()
     log = segments(node, "bad-0")[-1]
     kept = log.rename(log.parent.parent.parent / "kept")
     log.mkdir()
     node.start()
     assert_only_bad_is_offline(node, "cannot be read: Is a directory")
-    # Mended and restarted it serves again.
+    # After a repair and a restart it is served again.
     node.stop()
     log.rmdir()
     kept.rename(log)
@@ -191,7 +191,7 @@ def test_an_offline_partition_can_be_deleted_and_created_again(node: EmbeddedNod
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 5000, b"\xff" * 37, b"short"], ids=["zeros", "garbage", "a few bytes"])
-def test_a_torn_tail_is_cut_and_said(node: EmbeddedNode, tail: bytes) -> None:
+def test_a_torn_tail_is_truncated_and_logged(node: EmbeddedNode, tail: bytes) -> None:
     node.kill()
     with segments(node, "bad-0")[-1].open("ab") as file:
         file.write(tail)
@@ -204,7 +204,7 @@ def test_a_torn_tail_is_cut_and_said(node: EmbeddedNode, tail: bytes) -> None:
         assert produce(connection, "bad", b"60").base_offset == RECORDS
 
 
-def test_half_of_the_last_batch_is_cut(node: EmbeddedNode) -> None:
+def test_a_partial_last_batch_is_truncated(node: EmbeddedNode) -> None:
     node.kill()
     log = segments(node, "good-0")[-1]
     with log.open("r+b") as file:
@@ -215,8 +215,8 @@ def test_half_of_the_last_batch_is_cut(node: EmbeddedNode) -> None:
     assert numbers(node, "good") == list(range(RECORDS - 1))
 
 
-def test_damage_past_the_recovery_point_keeps_what_it_cuts(tmp_path: Path) -> None:
-    """A length that was flipped looks like a torn end; whole batches behind it tell that it is not."""
+def test_recovery_keeps_bytes_truncated_at_damage_as_evidence(tmp_path: Path) -> None:
+    """A corrupt batch length looks like a torn tail; the complete batches after it show that it is not."""
     with EmbeddedNode(data_dir=tmp_path) as node:
         with connection_to(node) as connection:
             create(connection, "t")
@@ -235,7 +235,7 @@ def test_damage_past_the_recovery_point_keeps_what_it_cuts(tmp_path: Path) -> No
         assert evidence[0].name in node.errors
 
 
-def test_indexes_are_made_anew(node: EmbeddedNode) -> None:
+def test_damaged_indexes_and_snapshots_are_rebuilt(node: EmbeddedNode) -> None:
     node.stop()
     names = [each for suffix in ("index", "timeindex") for each in (node.log_dir / "bad-0").glob(f"*.{suffix}")]
     assert len(names) >= 4
@@ -254,7 +254,7 @@ def test_indexes_are_made_anew(node: EmbeddedNode) -> None:
 @pytest.mark.parametrize(
     "name", ["recovery-point-offset-checkpoint", "log-start-offset-checkpoint", "replication-offset-checkpoint"]
 )
-def test_a_damaged_checkpoint_is_said(node: EmbeddedNode, name: str) -> None:
+def test_a_damaged_checkpoint_is_logged_and_ignored(node: EmbeddedNode, name: str) -> None:
     node.stop()
     (node.log_dir / name).write_bytes(b"0\n3\nhalf a li")
     node.start()
@@ -263,7 +263,7 @@ def test_a_damaged_checkpoint_is_said(node: EmbeddedNode, name: str) -> None:
     assert numbers(node, "bad") == list(range(RECORDS))
 
 
-def test_a_partition_that_the_cluster_does_not_know_is_set_aside(node: EmbeddedNode) -> None:
+def test_a_partition_of_an_unknown_topic_is_set_aside(node: EmbeddedNode) -> None:
     node.kill()
     shutil.copytree(node.log_dir / "good-0", node.log_dir / "gone-0")
     node.start()
@@ -274,7 +274,7 @@ def test_a_partition_that_the_cluster_does_not_know_is_set_aside(node: EmbeddedN
 # --- the metadata log -------------------------------------------------------------------------------------------------
 
 
-def test_a_torn_tail_of_the_metadata_log_is_cut_and_said(node: EmbeddedNode) -> None:
+def test_a_torn_tail_of_the_metadata_log_is_truncated_and_logged(node: EmbeddedNode) -> None:
     node.kill()
     with (node.log_dir / METADATA_LOG).open("ab") as file:
         file.write(b"\0" * 100)
@@ -286,8 +286,8 @@ def test_a_torn_tail_of_the_metadata_log_is_cut_and_said(node: EmbeddedNode) -> 
 
 
 @pytest.mark.parametrize("stop", ["clean", "kill"])
-def test_damage_in_the_metadata_log_refuses_to_start(node: EmbeddedNode, stop: str) -> None:
-    """Cutting there would make topics that exist unknown, and their records with them."""
+def test_a_node_does_not_start_with_a_damaged_metadata_log(node: EmbeddedNode, stop: str) -> None:
+    """Truncating there would drop existing topics and their records."""
     assert node.stop() == 0 if stop == "clean" else node.kill() is None
     log = node.log_dir / METADATA_LOG
     size = log.stat().st_size
@@ -307,7 +307,7 @@ def test_damage_in_the_metadata_log_refuses_to_start(node: EmbeddedNode, stop: s
         assert set(listed(connection)) == {"bad", "good"}
 
 
-def test_a_broken_quorum_state_refuses_to_start(node: EmbeddedNode) -> None:
+def test_a_node_does_not_start_with_a_damaged_quorum_state(node: EmbeddedNode) -> None:
     node.stop()
     state = node.log_dir / "__cluster_metadata-0" / "quorum-state"
     good = state.read_bytes()
@@ -319,8 +319,8 @@ def test_a_broken_quorum_state_refuses_to_start(node: EmbeddedNode) -> None:
     node.start()
 
 
-def test_a_broken_metadata_snapshot_is_set_aside(node: EmbeddedNode) -> None:
-    """G24: the log reaches back to offset 0 and says the same."""
+def test_a_damaged_metadata_snapshot_is_set_aside(node: EmbeddedNode) -> None:
+    """G24: the log starts at offset 0 and contains the same records."""
     node.stop()
     snapshot = next((node.log_dir / "__cluster_metadata-0").glob("*.checkpoint"))
     flip(snapshot, 70)

@@ -22,7 +22,7 @@ def node(tmp_path: Path) -> Iterator[FaultyNode]:
         yield running
 
 
-def test_full_disk_refuses_producers_and_serves_consumers_and_heals(node: FaultyNode) -> None:
+def test_a_full_disk_rejects_producers_serves_consumers_and_recovers(node: FaultyNode) -> None:
     with connection_to(node) as connection:
         assert create(connection, "t") == 0
         kept = [b"before %d" % number for number in range(5)]
@@ -39,17 +39,17 @@ def test_full_disk_refuses_producers_and_serves_consumers_and_heals(node: Faulty
         assert (healed.error_code, healed.base_offset) == (0, 5)
     assert values(node, "t") == [*kept, b"after"]
     eventually(lambda: "records accepted again" in node.errors)
-    assert node.errors.count("records rejected") == 1, "one line, however many refusals"
+    assert node.errors.count("records rejected") == 1, "logged once for all rejected requests"
     assert '"partition": "t-0"' in node.errors
     assert "Traceback" not in node.errors
-    # What was refused does not come back with a recovery.
+    # Rejected records do not reappear after recovery.
     node.kill()
     node.start()
     assert values(node, "t") == [*kept, b"after"]
     assert "log truncated by recovery" not in node.errors
 
 
-def test_a_write_that_fits_by_half_leaves_nothing(node: FaultyNode) -> None:
+def test_a_partial_write_to_a_full_disk_leaves_no_bytes(node: FaultyNode) -> None:
     with connection_to(node) as connection:
         create(connection, "t")
         produce(connection, "t", b"first")
@@ -64,7 +64,7 @@ def test_a_write_that_fits_by_half_leaves_nothing(node: FaultyNode) -> None:
     assert "log truncated by recovery" not in node.errors
 
 
-def test_librdkafka_delivers_everything_once_the_disk_has_room(node: FaultyNode) -> None:
+def test_librdkafka_delivers_all_records_once_the_disk_has_space(node: FaultyNode) -> None:
     delivered: list[int] = []
 
     def on_delivery(error: KafkaError | None, message: Message) -> None:
@@ -83,7 +83,7 @@ def test_librdkafka_delivers_everything_once_the_disk_has_room(node: FaultyNode)
     node.set("full")
     for number in range(1, 200):
         producer.produce("t", str(number).encode(), on_delivery=on_delivery)
-        producer.poll(0.005)  # so that several batches are on their way when the first is refused
+        producer.poll(0.005)  # so that several batches are in flight when the first is rejected
     eventually(lambda: producer.poll(0.02) >= 0 and "records rejected" in node.errors)
     assert len(delivered) == 1
     node.heal("full")
@@ -93,10 +93,10 @@ def test_librdkafka_delivers_everything_once_the_disk_has_room(node: FaultyNode)
     with Admin(node.bootstrap) as admin:
         found = admin.describe_producers([Where("t", 0)])
     epochs = [each.producer_epoch for states in found.values() for each in states]
-    assert epochs == [0], "it had no reason to begin a new epoch, under which it may write again what it wrote"
+    assert epochs == [0], "the producer epoch must not change: a new one could write duplicates"
 
 
-def test_full_disk_and_the_metadata_log(node: FaultyNode) -> None:
+def test_a_full_disk_rejects_topic_creation(node: FaultyNode) -> None:
     with connection_to(node) as connection:
         node.set("full")
         assert create(connection, "t") == STORAGE_ERROR
@@ -111,7 +111,7 @@ def test_full_disk_and_the_metadata_log(node: FaultyNode) -> None:
     assert "Traceback" not in node.errors
 
 
-def test_full_disk_and_group_offsets(node: FaultyNode) -> None:
+def test_a_full_disk_rejects_offset_commits(node: FaultyNode) -> None:
     with connection_to(node) as connection:
         create(connection, "t")
         produce(connection, "t", b"x")
@@ -131,7 +131,7 @@ def test_full_disk_and_group_offsets(node: FaultyNode) -> None:
     assert "Traceback" not in node.errors
 
 
-def test_stop_on_a_full_disk_and_start_once_there_is_room(node: FaultyNode) -> None:
+def test_a_node_stops_on_a_full_disk_and_starts_once_there_is_space(node: FaultyNode) -> None:
     with connection_to(node) as connection:
         create(connection, "t")
         produce(connection, "t", b"kept")
@@ -149,8 +149,8 @@ def test_stop_on_a_full_disk_and_start_once_there_is_room(node: FaultyNode) -> N
     assert values(node, "t") == [b"kept"]
 
 
-def test_read_only_file_system(node: FaultyNode) -> None:
-    """What a kernel does after an error of the disk: everything that changes it fails, reads go on."""
+def test_a_read_only_file_system_rejects_writes_and_serves_reads(node: FaultyNode) -> None:
+    """As a kernel remounts after a disk error: writes fail, reads succeed."""
     with connection_to(node) as connection:
         create(connection, "t")
         create(connection, "fresh")
@@ -164,7 +164,7 @@ def test_read_only_file_system(node: FaultyNode) -> None:
 
 
 def test_a_failed_fsync_of_the_metadata_log_stops_the_node(node: FaultyNode) -> None:
-    """Nobody knows what the disk holds then; the node ends with the reason instead of going on."""
+    """The contents of the disk are unknown after that; the node stops with the reason."""
     with connection_to(node) as connection:
         create(connection, "t")
         produce(connection, "t", b"kept")
@@ -179,7 +179,7 @@ def test_a_failed_fsync_of_the_metadata_log_stops_the_node(node: FaultyNode) -> 
 
 
 def test_a_failed_fsync_takes_one_partition_offline(tmp_path: Path) -> None:
-    """With `flush.messages=1` nothing is acknowledged that is not on the disk, so the producer is the first to hear."""
+    """With `flush.messages=1` records are acknowledged after the flush, so the producer receives the first error."""
     with FaultyNode(data_dir=tmp_path) as node, connection_to(node) as connection:
         create(connection, "flushed", flush_messages="1")
         create(connection, "other")
@@ -194,8 +194,8 @@ def test_a_failed_fsync_takes_one_partition_offline(tmp_path: Path) -> None:
         assert "Traceback" not in node.errors
 
 
-def test_the_wall_clock_jumps(node: FaultyNode) -> None:
-    """Sessions, timeouts and heartbeats go by the monotonic clock; appends and groups do not mind."""
+def test_jumps_of_the_wall_clock_have_no_effect(node: FaultyNode) -> None:
+    """Sessions, timeouts and heartbeats use the monotonic clock; appends and groups are unaffected."""
     consumer = Consumer(
         {"bootstrap.servers": node.bootstrap, "group.id": "g", "auto.offset.reset": "earliest", "log_level": 0}
     )

@@ -1,4 +1,4 @@
-"""Brokers with two data directories, as processes: one directory goes away under them, by a file in its place."""
+"""Brokers with two data directories, as processes: one directory is replaced with a file while they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTITIONS = 4
 SETTINGS = {
     "broker.session.timeout.ms": "6000",
     "broker.heartbeat.interval.ms": "300",
-    # Somebody has to look at the directory, also where nobody writes.
+    # A periodic checkpoint accesses the directory even without writes.
     "replica.high.watermark.checkpoint.interval.ms": "200",
 }
 
@@ -43,12 +43,12 @@ def put_back(path: Path) -> None:
 
 
 def held(node: MixedNode, path: Path) -> list[int]:
-    """Partitions of the topic in one directory of a node, which it must have."""
+    """Partitions of the topic that a node has in one directory."""
     return sorted(int(each.name.rpartition("-")[2]) for each in path.glob(f"{TOPIC}-*"))
 
 
 def errors_of(cluster: MixedCluster, node: MixedNode) -> dict[str, str]:
-    """By directory, what the node says is wrong with it."""
+    """The error that the node reports for each directory."""
     with Admin(bootstrap(cluster)) as admin:
         return {each.path: str(each.error or "") for each in admin.describe_log_dirs([node.node_id])[node.node_id]}
 
@@ -58,7 +58,7 @@ def write_to_all(cluster: MixedCluster, value: str) -> None:
         write(cluster, TOPIC, [value], index=index)
 
 
-def test_others_lead_what_lay_in_it_and_the_rest_goes_on(three: MixedCluster) -> None:
+def test_a_failed_directory_moves_only_its_partitions_to_other_leaders(three: MixedCluster) -> None:
     create(three, TOPIC, partitions=PARTITIONS)
     write_to_all(three, "before")
     everyone = {1, 2, 3}
@@ -75,7 +75,7 @@ def test_others_lead_what_lay_in_it_and_the_rest_goes_on(three: MixedCluster) ->
     others = everyone - {node.node_id}
     for index in lost:
         in_sync(three, TOPIC, others, index)
-        # Asked of any broker, which may be the last to hear of it.
+        # Any broker may answer, also one that applies the change last.
         eventually(lambda index=index: leader(three, TOPIC, index) is not node, "another node leads")  # type: ignore[misc]
     write_to_all(three, "without it")
     for index in kept:
@@ -85,7 +85,7 @@ def test_others_lead_what_lay_in_it_and_the_rest_goes_on(three: MixedCluster) ->
     assert errors_of(three, node)[str(node.log_dir)] == ""
     assert errors_of(three, node)[str(second)] != ""
 
-    # It starts without it, and makes nothing anew in the other.
+    # It starts without the directory, and recreates none of its partitions in the other.
     assert node.stop() == 0
     node.start()
     node.wait_ready()
@@ -105,7 +105,7 @@ def test_others_lead_what_lay_in_it_and_the_rest_goes_on(three: MixedCluster) ->
     assert "Traceback" not in node.output
 
 
-def test_a_node_ends_with_the_directory_of_its_metadata_log(three: MixedCluster) -> None:
+def test_a_node_stops_if_the_directory_of_its_metadata_log_fails(three: MixedCluster) -> None:
     create(three, TOPIC, partitions=PARTITIONS)
     write_to_all(three, "before")
     node = leader(three, TOPIC)

@@ -1,4 +1,4 @@
-"""Clients that do not read, do not send on, do not go away, or are too many: memory is bounded, others are served."""
+"""Clients that do not read, stall, stay connected, or are too many: memory is bounded, others are served."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def is_closed(connection: socket.socket, within_s: float = 60) -> bool:
 
 
 @pytest.mark.parametrize(("size", "each_bytes"), [(19_500, 60_000), (900_000, MB)], ids=["copied", "mapped"])
-def test_answers_that_nobody_reads_do_not_grow_the_node(size: int, each_bytes: int) -> None:
-    """200 MB of answers are asked for over 20 connections; none is read."""
+def test_unread_responses_do_not_increase_memory(size: int, each_bytes: int) -> None:
+    """200 MB of responses are requested over 20 connections; none is read."""
     with EmbeddedNode() as node:
         with connection_to(node) as connection:
             create(connection, "t")
@@ -78,7 +78,7 @@ def test_answers_that_nobody_reads_do_not_grow_the_node(size: int, each_bytes: i
         assert grown < 100 * MB, f"{grown // MB} MB"
 
 
-def test_two_thousand_idle_connections() -> None:
+def test_two_thousand_idle_connections_use_little_memory() -> None:
     with EmbeddedNode() as node:
         before = resident_bytes(node)
         with many_sockets(node, 2000) as peers:
@@ -93,7 +93,7 @@ def test_two_thousand_idle_connections() -> None:
         assert node.errors == ""
 
 
-def test_more_than_max_connections() -> None:
+def test_connections_above_max_connections_are_closed() -> None:
     with EmbeddedNode(overrides={"max.connections": "5"}) as node:
         with many_sockets(node, 5) as peers:
             assert all(map(is_answered, peers))
@@ -127,7 +127,7 @@ def test_idle_connections_are_closed_and_busy_ones_stay() -> None:
             except (AssertionError, OSError):
                 if time.monotonic() - busy_s < 0.9:
                     raise
-                # This process had no time for it, so it was idle.
+                # This process was too slow, so the connection was idle.
                 (busy,) = stack.enter_context(many_sockets(node, 1))
                 assert is_answered(busy)
             busy_s = now_s
@@ -145,7 +145,7 @@ def test_idle_connections_are_closed_and_busy_ones_stay() -> None:
         keep_busy()
 
 
-def test_a_request_larger_than_allowed() -> None:
+def test_a_request_above_the_maximum_size_closes_the_connection() -> None:
     with EmbeddedNode(overrides={"socket.request.max.bytes": "100000"}) as node:
         with many_sockets(node, 1) as (peer,):
             peer.sendall(struct.pack(">i", 100_001) + b"x" * 10)
@@ -154,8 +154,8 @@ def test_a_request_larger_than_allowed() -> None:
         assert can_connect(node)
 
 
-def test_announced_sizes_cost_nothing() -> None:
-    """A hundred peers announce 100 MB each and send a little of it."""
+def test_announced_request_sizes_allocate_no_memory() -> None:
+    """A hundred peers announce 100 MB each and send only 100 kB of it."""
     with EmbeddedNode() as node:
         before = resident_bytes(node)
         with many_sockets(node, 100) as peers:
@@ -166,8 +166,8 @@ def test_announced_sizes_cost_nothing() -> None:
                 assert resident_bytes(node) - before < 100 * MB
 
 
-def test_peers_that_stall_within_large_requests_do_not_lock_others_out() -> None:
-    """Their requests take the whole receive memory; who needs some gets it, and they lose their connections."""
+def test_peers_that_stall_in_large_requests_do_not_block_others() -> None:
+    """Their requests hold all receive memory; their connections are closed when another client needs some."""
     with EmbeddedNode(overrides=receive_budget(4 * MB)) as node, many_sockets(node, 3) as stalled:
         with connection_to(node) as connection:
             create(connection, "t")
@@ -180,7 +180,7 @@ def test_peers_that_stall_within_large_requests_do_not_lock_others_out() -> None
 
 
 def test_many_producers_share_a_small_receive_budget() -> None:
-    """More connections with grown buffers than the budget has room for: those that are empty give back at once."""
+    """More connections with large buffers than fit the budget: empty buffers are released at once."""
     with EmbeddedNode(overrides=receive_budget(2 * MB)) as node, ExitStack() as stack:
         connections = [stack.enter_context(connection_to(node)) for _ in range(12)]
         create(connections[0], "t")
@@ -191,7 +191,7 @@ def test_many_producers_share_a_small_receive_budget() -> None:
 
 
 def test_requests_that_wait_for_each_other_are_all_served() -> None:
-    """Together they hold the whole budget and each needs more: one after the other may overdraw."""
+    """Together they hold the whole budget and each needs more: one at a time may exceed it."""
     with EmbeddedNode(overrides=receive_budget(2 * MB)) as node, many_sockets(node, 8) as peers:
         with connection_to(node) as connection:
             create(connection, "t")
@@ -202,9 +202,9 @@ def test_requests_that_wait_for_each_other_are_all_served() -> None:
         for peer in peers:
             peer.setblocking(False)
         left = [memoryview(frame)[:half] for _ in peers]
-        send_as_it_goes(peers, left)
+        send_without_blocking(peers, left)
         left = [memoryview(frame)[half - len(rest) :] for rest in left]
-        eventually(lambda: send_as_it_goes(peers, left))
+        eventually(lambda: send_without_blocking(peers, left))
         for peer in peers:
             peer.settimeout(60)
             receive_frame(peer)
@@ -219,8 +219,8 @@ def receive_budget(size_bytes: int) -> dict[str, str]:
     }
 
 
-def send_as_it_goes(peers: list[socket.socket], left: list[memoryview]) -> bool:
-    """Send what the sockets take; whether everything is sent."""
+def send_without_blocking(peers: list[socket.socket], left: list[memoryview]) -> bool:
+    """Send as much as the sockets accept; returns whether everything was sent."""
     for number, peer in enumerate(peers):
         try:
             while left[number]:
@@ -230,7 +230,7 @@ def send_as_it_goes(peers: list[socket.socket], left: list[memoryview]) -> bool:
     return not any(left)
 
 
-def test_peers_that_vanish_in_the_middle_leave_nothing() -> None:
+def test_connections_reset_during_a_request_are_released() -> None:
     with EmbeddedNode() as node:
         with connection_to(node) as connection:
             create(connection, "t")
@@ -238,7 +238,7 @@ def test_peers_that_vanish_in_the_middle_leave_nothing() -> None:
             for number in range(300):
                 with many_sockets(node, 1) as (peer,):
                     peer.sendall(parked if number % 2 else struct.pack(">i", 50 * MB) + b"x" * 70_000)
-                    # Reset instead of a goodbye.
+                    # Close with a reset.
                     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             assert produce(connection, "t", b"x").error_code == 0
             eventually(lambda: len(psutil.Process(node.pid).net_connections()) <= 3)

@@ -1,7 +1,7 @@
-"""kill -9 in a loop under load: no acknowledged record is lost, none is doubled, no offset is missing.
+"""kill -9 in a loop under load: no acknowledged record is lost or duplicated, and no offset is missing.
 
-The producer is librdkafka's idempotent one with acks=all. It numbers its records; what it was told to be delivered is
-compared with what the log holds afterwards. A seed decides when the node is killed and is printed when a run fails.
+The producer is librdkafka's idempotent one with acks=all. It numbers its records; acknowledged records are compared
+with the log afterwards. A seed decides when the node is killed and is printed when a run fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOPIC = "killed"
 
 
 class Load:
-    """Produces numbered records until it is stopped, and remembers which were acknowledged, at which offset."""
+    """Produces numbered records until it is stopped, and keeps the offsets of those that were acknowledged."""
 
     def __init__(self, bootstrap: str) -> None:
         self.acknowledged: dict[int, tuple[int, int]] = {}
@@ -48,7 +48,7 @@ class Load:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop to send and wait until everything is acknowledged or failed."""
+        """Stop sending and wait until every record is acknowledged or has failed."""
         self._stop.set()
         self._thread.join()
         left = self._producer.flush(250)
@@ -115,7 +115,7 @@ def kill_loop(directory: Path, kills: int, seed: int) -> None:
         load.start()
         try:
             for _ in range(kills):
-                # Each life sees at least one acknowledgement, then a random while of load.
+                # Each process acknowledges at least one record, then runs under load for a random time.
                 load.progress.clear()
                 assert load.progress.wait(60), f"no progress within 60 s, node says: {node.errors}"
                 threading.Event().wait(rng.uniform(0, 0.15))
@@ -138,12 +138,12 @@ def kill_loop(directory: Path, kills: int, seed: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_ten_kills(tmp_path: Path) -> None:
+def test_ten_kills_lose_no_acknowledged_record(tmp_path: Path) -> None:
     kill_loop(tmp_path, kills=10, seed=7)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10))
-def test_five_hundred_kills(tmp_path: Path, seed: int) -> None:
+def test_five_hundred_kills_lose_no_acknowledged_record(tmp_path: Path, seed: int) -> None:
     """Ten seeds of fifty kills each."""
     kill_loop(tmp_path, kills=50, seed=seed)

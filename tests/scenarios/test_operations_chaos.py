@@ -1,10 +1,10 @@
 """Real processes under the operations and faults of simulated clusters, Fenceline alone and mixed with Kafka 4.3.1.
 
-Clients and operators do all that an API allows while nodes are killed, stopped, frozen, cut off, and lose disks and
-time. Afterwards every acknowledged record is readable, deleted by a request or a setting that says so, or covered by a
-receipt whose evidence holds it; no log start has moved without a cause, no topic holds records of an earlier life of
-its name, every replica is in sync and equals the others, and no node speaks of an internal error. `make soak` does this
-for fifteen minutes each (FENCELINE_CHAOS_MINUTES for another time, FENCELINE_CHAOS_SEED for one seed).
+Clients and operators use every API while nodes are killed, stopped, frozen, isolated, and lose disks and clock time.
+Afterwards every acknowledged record is readable, was deleted by a request or by retention, or is covered by a receipt
+whose evidence contains it; no log start has moved without a cause, no topic contains records of a deleted topic of the
+same name, every replica is in sync and equals the others, and no node logs an internal error. `make soak` runs each
+cluster for fifteen minutes (FENCELINE_CHAOS_MINUTES sets another duration, FENCELINE_CHAOS_SEED a single seed).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNREGISTER = "unregister"
 _KINDS = [pytest.param(ALONE, id="alone"), pytest.param(MIXED, id="mixed", marks=pytest.mark.kafka)]
 
 
-def test_every_operation_and_fault_of_the_list_is_driven_or_has_a_reason(tmp_path: Path) -> None:
+def test_every_listed_operation_and_fault_is_driven_or_exempted(tmp_path: Path) -> None:
     chaos = ChaosCluster(tmp_path, ALONE, random.Random(1))
     operators = Operators(chaos, topics(), random.Random(2))
     assert {*operators.driven, *operators.by_others} == set(OPERATIONS)
@@ -53,14 +53,14 @@ def test_every_operation_and_fault_of_the_list_is_driven_or_has_a_reason(tmp_pat
 
 
 @pytest.mark.timeout(600)
-def test_a_few_faults_in_normal_tests(tmp_path: Path) -> None:
+def test_a_short_run_of_operations_and_faults(tmp_path: Path) -> None:
     play(tmp_path, ALONE, minutes=None, longest_s=2.0, strikes=(Fault.KILL, Fault.DIRECTORY_LOST, Fault.STRANDED))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("kinds", _KINDS)
-def test_minutes_of_operations_and_faults(kinds: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_long_run_of_operations_and_faults(kinds: tuple[str, ...], tmp_path: Path) -> None:
     play(tmp_path, kinds, minutes=float(os.environ.get("FENCELINE_CHAOS_MINUTES", "15")), longest_s=8.0, strikes=())
 
 
@@ -129,7 +129,7 @@ def _rounds(
     deadline: float | None,
     done: Counter[str],
 ) -> None:
-    """Faults one after the other, in turns of random order; operations all the while."""
+    """Inject faults one by one, in rounds of random order, while operations run."""
     is_over = threading.Event()
     failures: list[BaseException] = []
 
@@ -167,7 +167,7 @@ def _rounds(
         thread.join(WAIT_S)
     if failures:
         raise failures[0]
-    assert not thread.is_alive(), "an operation hangs"
+    assert not thread.is_alive(), "an operation does not return"
 
 
 def _strike(chaos: ChaosCluster, operators: Operators, rng: random.Random, fault: Fault | str, lasts_s: float) -> None:
@@ -182,9 +182,9 @@ def _strike(chaos: ChaosCluster, operators: Operators, rng: random.Random, fault
 
 
 def _receipts(chaos: ChaosCluster) -> list[Receipt]:
-    """All of the ledger, once no node has one that is not delivered."""
+    """All receipts in the ledger, once no node has an undelivered one."""
 
-    def is_all_told() -> bool:
+    def all_delivered() -> bool:
         return not [
             path
             for node in chaos.ours
@@ -193,7 +193,7 @@ def _receipts(chaos: ChaosCluster) -> list[Receipt]:
             for path in log_dir.glob(pattern)
         ]
 
-    eventually(is_all_told, "all receipts are delivered", wait_s=WAIT_S)
+    eventually(all_delivered, "all receipts are delivered", wait_s=WAIT_S)
     ledger = TopicPartition(LOSSES_TOPIC, 0)
     with Admin({"bootstrap.servers": chaos.bootstrap}) as admin:
         if LOSSES_TOPIC not in admin.metadata().topics:
@@ -215,7 +215,7 @@ def _receipts(chaos: ChaosCluster) -> list[Receipt]:
 
 
 def _differing(chaos: ChaosCluster, topic: Topic) -> list[str]:
-    """Replicas whose records differ where both have some. The nodes have stopped."""
+    """Replicas whose records differ at offsets that both have. The nodes must have stopped."""
     if topic.is_compacted:
         return []
     found = []

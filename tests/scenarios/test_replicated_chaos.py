@@ -1,11 +1,11 @@
-"""Replicated partitions under load while nodes are killed, frozen, cut off, restarted, run out of disk and of time.
+"""Replicated partitions under load while nodes are killed, frozen, isolated, restarted, run out of disk and of time.
 
-Clients of four makes write and read, three of them also as members of a group, who leave and come again. Every answer
-and every record that came is judged by `history_checks`, what the group was told by its ledger. Afterwards the replicas
-hold the same bytes, no node has ended by itself, no client was told of a truncation, and no log speaks of an internal
-error. A run prints its seed and what happened when it fails. `make soak` does this for thirty minutes, with a line each
-minute (FENCELINE_CHAOS_MINUTES for another time, FENCELINE_CHAOS_SEED for one seed, FENCELINE_CHAOS_KINDS for some
-troubles).
+Four client libraries write and read, three of them also as members of a group, which leave and rejoin. Every response
+and every received record is checked by `history_checks`, every commit of the group by its ledger. Afterwards the
+replicas contain the same bytes, no node has exited by itself, no client reported a truncation, and no node has logged
+an internal error. A run that fails prints its seed and its events. `make soak` runs it for thirty minutes, with a line
+each minute (FENCELINE_CHAOS_MINUTES sets another duration, FENCELINE_CHAOS_SEED a single seed, FENCELINE_CHAOS_KINDS a
+subset of the faults).
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ OVERRIDES = {
 
 
 @pytest.mark.timeout(300)
-def test_some_troubles_in_normal_tests(tmp_path: Path) -> None:
+def test_a_short_run_of_faults(tmp_path: Path) -> None:
     play(None, tmp_path, seed=_seed(), longest_s=2.0, minutes=None, troubles=6)
 
 
 @pytest.mark.soak
-def test_half_an_hour_of_trouble(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+def test_a_long_run_of_faults(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     minutes = float(os.environ.get("FENCELINE_CHAOS_MINUTES", "30"))
     play(pytestconfig, tmp_path, seed=_seed(), longest_s=8.0, minutes=minutes, troubles=None)
 

@@ -1,4 +1,4 @@
-"""Other people's clients go on when leaders are killed: nothing lost, nothing twice, nothing out of order.
+"""Third-party clients continue when leaders are killed: no record is lost, duplicated or reordered.
 
 Three brokers, three replicas, min.insync.replicas=2, acks=all, idempotent producers.
 """
@@ -47,7 +47,7 @@ def leader_of(cluster: LocalCluster, topic: str, partition: int) -> int:
 
 
 def read_everything(cluster: LocalCluster, history: History, topic: str) -> None:
-    """The log as one reads it in the end, of committed records only."""
+    """Read the final log into the history, committed records only."""
     aside = History()
     reader = LibrdkafkaReader(cluster.bootstrap, aside, topic, PARTITIONS)
     reader.start()
@@ -66,7 +66,7 @@ def read_everything(cluster: LocalCluster, history: History, topic: str) -> None
         pytest.param(OwnSender, OwnReader, id="fenceline"),
     ],
 )
-def test_leaders_are_killed_under_a_client(
+def test_a_client_continues_when_leaders_are_killed(
     cluster: LocalCluster, topic: str, sender_of: type[Sender], reader_of: type[Reader]
 ) -> None:
     history = History()
@@ -89,8 +89,8 @@ def test_leaders_are_killed_under_a_client(
     assert verdict.truncations == 0
 
 
-def test_clients_come_back_when_the_whole_cluster_was_killed(cluster: LocalCluster, topic: str) -> None:
-    """Meanwhile brokers answer that know of no live one."""
+def test_clients_recover_when_the_whole_cluster_was_killed(cluster: LocalCluster, topic: str) -> None:
+    """During the restart brokers answer while they know of no live broker."""
     history = History()
     where = (cluster.bootstrap, history, topic, PARTITIONS)
     senders = [LibrdkafkaSender(*where, 100), KafkaPythonSender(*where, 100), OwnSender(*where, 100)]
@@ -114,8 +114,8 @@ def test_clients_come_back_when_the_whole_cluster_was_killed(cluster: LocalClust
     assert verdict.truncations == 0
 
 
-def test_commits_of_a_group_outlive_their_coordinator(cluster: LocalCluster, topic: str) -> None:
-    """What a commit was answered for is on all in-sync replicas of the offsets topic."""
+def test_commits_of_a_group_survive_a_kill_of_its_coordinator(cluster: LocalCluster, topic: str) -> None:
+    """An acknowledged commit is on all in-sync replicas of the offsets topic."""
     group = f"group-{topic}"
     settings = {"bootstrap.servers": cluster.bootstrap, "group.id": group, "enable.auto.commit": False, "log_level": 0}
     partition = confluent_kafka.TopicPartition(topic, 0)
@@ -154,8 +154,8 @@ def test_commits_of_a_group_outlive_their_coordinator(cluster: LocalCluster, top
         eventually(lambda: all_in_sync(cluster.bootstrap, "__consumer_offsets"), "all are in sync", wait_s=120)
 
 
-def test_without_replicas_a_group_waits_for_its_coordinator() -> None:
-    """As with Kafka: nobody else has what was committed, so nobody answers for it."""
+def test_a_group_waits_for_a_coordinator_without_replicas() -> None:
+    """As with Kafka: no other broker has the committed offsets, so none answers for the group."""
     overrides = {**SOON_MISSED, **GROUPS, "offsets.topic.replication.factor": "1"}
     with LocalCluster(3, overrides=overrides) as cluster:
         create(cluster.bootstrap, topic="alone", partitions=1)
@@ -163,23 +163,23 @@ def test_without_replicas_a_group_waits_for_its_coordinator() -> None:
         consumer = confluent_kafka.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "g", "log_level": 0})
         at = confluent_kafka.TopicPartition("alone", 0, 5)
 
-        def is_told(ask: Callable[[], Sequence[confluent_kafka.TopicPartition] | None]) -> bool:
+        def is_committed(ask: Callable[[], Sequence[confluent_kafka.TopicPartition] | None]) -> bool:
             try:
                 told = ask()
             except confluent_kafka.KafkaException:
                 return False
             return told is not None and told[0].error is None and told[0].offset == 5
 
-        eventually(lambda: is_told(lambda: consumer.commit(offsets=[at], asynchronous=False)), "it is committed")
+        eventually(lambda: is_committed(lambda: consumer.commit(offsets=[at], asynchronous=False)), "it is committed")
         cluster.kill(node)
-        assert not is_told(lambda: consumer.committed([at], timeout=5))
+        assert not is_committed(lambda: consumer.committed([at], timeout=5))
         cluster.restart(node)
-        eventually(lambda: is_told(lambda: consumer.committed([at], timeout=5)), "it is told again", wait_s=120)
+        eventually(lambda: is_committed(lambda: consumer.committed([at], timeout=5)), "it is told again", wait_s=120)
         consumer.close()
 
 
-def test_a_group_outlives_its_coordinator(cluster: LocalCluster, topic: str) -> None:
-    """Members of three makes go on in their group: none begins before what was committed, no record is left out."""
+def test_a_group_survives_a_kill_of_its_coordinator(cluster: LocalCluster, topic: str) -> None:
+    """Members of three client libraries stay in the group: none starts below the committed offset or skips a record."""
     history = History()
     ledger = GroupLedger(topic, PARTITIONS)
     sender = LibrdkafkaSender(cluster.bootstrap, history, topic, PARTITIONS, 300)
@@ -207,7 +207,7 @@ def test_a_group_outlives_its_coordinator(cluster: LocalCluster, topic: str) -> 
 
 
 def _await_commits(ledger: GroupLedger, sender: Sender) -> None:
-    """Until the group has committed more of every partition."""
+    """Wait until the group has committed a higher offset of every partition."""
     wanted = {partition: each + 1 for partition, each in ledger.committed().items()}
     eventually(lambda: ledger.reached(wanted), "more of each partition is committed", wait_s=120)
     assert sender.failure is None
@@ -230,7 +230,9 @@ def _coordinator(cluster: LocalCluster, group: str) -> int | None:
 
 
 @pytest.mark.kafka
-def test_leaders_are_killed_under_kafkas_verifiable_tools(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
+def test_kafkas_verifiable_tools_continue_when_leaders_are_killed(
+    cluster: LocalCluster, topic: str, tmp_path: Path
+) -> None:
     history = History()
     producer = history.producer("VerifiableProducer")
     settings = tmp_path / "producer.properties"
@@ -272,7 +274,7 @@ def test_leaders_are_killed_under_kafkas_verifiable_tools(cluster: LocalCluster,
     consumer = history.consumer("VerifiableConsumer")
     for each in reading.events():
         match each["name"]:
-            case "partitions_assigned":  # goes on at what was committed
+            case "partitions_assigned":  # continues at the committed offset
                 consumer = history.consumer("VerifiableConsumer")
             case "record_data":
                 consumer.polled((topic, int(each["partition"])), int(each["offset"]), int(each["value"]))
@@ -296,7 +298,7 @@ def _await_more_lines(tool: RunningTool, name: str, count: int) -> None:
 
 
 @pytest.mark.kafka
-def test_leaders_are_killed_under_kafkas_console_tools(cluster: LocalCluster, topic: str) -> None:
+def test_kafkas_console_tools_continue_when_leaders_are_killed(cluster: LocalCluster, topic: str) -> None:
     count = 2_000
     writing = RunningTool(
         "org.apache.kafka.tools.ConsoleProducer",

@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol whose coordinator is killed: members stay, with what they have, in their epochs."""
+"""Groups of the consumer protocol whose coordinator is killed: members keep their assignments and epochs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def port_of(cluster: LocalCluster, node: int) -> int:
     return port
 
 
-class Successors:
-    """Whoever coordinates a group after its coordinator was killed."""
+class NextCoordinators:
+    """The coordinators of a group after its first coordinator was killed."""
 
     def __init__(self, cluster: LocalCluster, group: str, killed: int) -> None:
         self._cluster = cluster
@@ -47,7 +47,7 @@ class Successors:
         self._asked = port_of(cluster, 1 + killed % 3)
 
     def port(self) -> int:
-        """Where it is now."""
+        """The port of the current coordinator."""
 
         def another() -> int | None:
             found = coordinator_of(self._asked, self._group)
@@ -55,9 +55,9 @@ class Successors:
 
         return port_of(self._cluster, eventually(another, "another one coordinates", wait_s=120))
 
-    def tell(self, ask: Callable[[RawConnection], _T]) -> _T:
-        """The answer to this, the first that is not one of a coordinator that loads or that is none any more: on a busy
-        machine it may move again, as sessions are short."""
+    def answer_to(self, ask: Callable[[RawConnection], _T]) -> _T:
+        """Ask until a coordinator answers that has loaded the group and still coordinates it: on a busy machine it may
+        move again, as sessions are short."""
 
         def answer() -> tuple[_T] | None:
             with RawConnection(self.port()) as connection:
@@ -68,21 +68,21 @@ class Successors:
 
 
 @contextmanager
-def killed_coordinator(cluster: LocalCluster, group: str) -> Iterator[Successors]:
-    """It is killed, and another one takes its place; it is started again at the end."""
+def killed_coordinator(cluster: LocalCluster, group: str) -> Iterator[NextCoordinators]:
+    """Kill the coordinator and wait for its successor; restart it at the end."""
     eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
     killed = eventually(lambda: coordinator_of(port_of(cluster, 1), group), "there is a coordinator")
     cluster.kill(killed)
     try:
-        successors = Successors(cluster, group, killed)
+        successors = NextCoordinators(cluster, group, killed)
         successors.port()
         yield successors
     finally:
         cluster.restart(killed)
 
 
-def test_members_of_a_large_group_stay(cluster: LocalCluster) -> None:
-    """At a coordinator that has read of them only, and that knows what everybody has."""
+def test_members_of_a_large_group_keep_their_epochs_and_assignments(cluster: LocalCluster) -> None:
+    """The new coordinator has only read their records, and knows the assignment of every member."""
     group = topic = f"large-{next(_names)}"
     with Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
@@ -93,15 +93,15 @@ def test_members_of_a_large_group_stay(cluster: LocalCluster) -> None:
     assert sorted(each for member in members for each in member.uses) == list(range(PARTITIONS))
     epochs = [member.epoch for member in members]
     with killed_coordinator(cluster, group) as successors:
-        assert successors.tell(lambda connection: describe(connection, group)) == before
-        assert {successors.tell(member.beat) for member in members} == {ErrorCode.NONE}
+        assert successors.answer_to(lambda connection: describe(connection, group)) == before
+        assert {successors.answer_to(member.beat) for member in members} == {ErrorCode.NONE}
         assert [member.epoch for member in members] == epochs
-        assert successors.tell(lambda connection: describe(connection, group)) == before
-        assert successors.tell(BareMember(group, "somebody else", topic).beat) is ErrorCode.NONE
+        assert successors.answer_to(lambda connection: describe(connection, group)) == before
+        assert successors.answer_to(BareMember(group, "somebody else", topic).beat) is ErrorCode.NONE
 
 
-def test_a_reconciliation_goes_on_where_it_was(cluster: LocalCluster) -> None:
-    """One member was asked to give something up, another waits for it, when the coordinator is killed."""
+def test_a_reconciliation_continues_at_the_next_coordinator(cluster: LocalCluster) -> None:
+    """The coordinator is killed while one member must revoke partitions and another waits for them."""
     group = topic = f"halfway-{next(_names)}"
     with Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
         admin.create_topics([NewTopic(topic, 4, 1)])
@@ -115,16 +115,16 @@ def test_a_reconciliation_goes_on_where_it_was(cluster: LocalCluster) -> None:
         assert isinstance(before, dict)
         assert before["group_state"] == "Reconciling"
     with killed_coordinator(cluster, group) as successors:
-        assert successors.tell(lambda connection: describe(connection, group)) == before
-        assert successors.tell(new.beat) is ErrorCode.NONE
-        assert list(new.uses) == [], "what the other one still uses is nobody else's"
-        after = successors.tell(lambda connection: settle(connection, group, [old, new]))
+        assert successors.answer_to(lambda connection: describe(connection, group)) == before
+        assert successors.answer_to(new.beat) is ErrorCode.NONE
+        assert list(new.uses) == [], "partitions that another member still owns are not assigned"
+        after = successors.answer_to(lambda connection: settle(connection, group, [old, new]))
     assert after["group_epoch"] == before["group_epoch"]
     assert sorted([*old.uses, *new.uses]) == list(range(4))
 
 
-def test_librdkafka_reads_on(cluster: LocalCluster) -> None:
-    """Nothing is read twice or left out, and nobody has other partitions than before."""
+def test_librdkafka_continues_after_a_kill_of_the_coordinator(cluster: LocalCluster) -> None:
+    """No record is read twice or skipped, and every member keeps its partitions."""
     group = topic = f"reads-on-{next(_names)}"
     create(cluster.bootstrap, topic=topic, partitions=3)
     consumers = [
@@ -148,7 +148,7 @@ def test_librdkafka_reads_on(cluster: LocalCluster) -> None:
             found = [message for message in consumer.consume(200, 0.05) if message.error() is None]
             read.extend((message.partition(), message.offset()) for message in found)
             if found:
-                # A coordinator that is away takes no commits; nobody starts anew, so nobody needs them.
+                # Commits fail while the coordinator is down; no member restarts, so none needs them.
                 with suppress(confluent_kafka.KafkaException):
                     consumer.commit(asynchronous=False)
 
@@ -190,8 +190,8 @@ def write(producer: Producer, topic: str, count: int) -> None:
 
 
 @pytest.mark.kafka
-def test_kafkas_tools_read_and_describe_after_the_kill(cluster: LocalCluster) -> None:
-    """The console consumer leaves a group; its coordinator is killed; the next one goes on, and the tool shows it."""
+def test_kafkas_tools_read_and_describe_after_a_kill_of_the_coordinator(cluster: LocalCluster) -> None:
+    """A console consumer leaves a group whose coordinator is killed; the next one continues, as the tool shows."""
     group = topic = f"tools-{next(_names)}"
     create(cluster.bootstrap, topic=topic, partitions=3)
 

@@ -1,4 +1,4 @@
-"""Groups whose coordinator goes: known positions stay known, and what a truncation did to them is told."""
+"""Groups whose coordinator is killed: committed offsets stay known, and those that were truncated are marked."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def port_of(cluster: LocalCluster, node: int) -> int:
     return port
 
 
-# --- known positions --------------------------------------------------------------------------------------------------
+# --- committed offsets ------------------------------------------------------------------------------------------------
 
 
-class Asker:
-    """Asks one broker for positions of known groups, over and over, and keeps what it may not answer."""
+class OffsetFetcher:
+    """Fetches committed offsets of known groups from one broker in a loop, and collects invalid answers."""
 
     def __init__(self, port: int, groups: list[str], topic: str, offsets: dict[int, int], seed: int) -> None:
         self.answers: Counter[str] = Counter()
@@ -62,7 +62,7 @@ class Asker:
         self._stops = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Asker:
+    def __enter__(self) -> OffsetFetcher:
         self._thread.start()
         return self
 
@@ -95,8 +95,8 @@ class Asker:
             self.wrong.append(f"{group}: {offsets}")
 
 
-def test_a_known_group_never_has_an_unknown_position(cluster: LocalCluster) -> None:
-    """Coordinators move while they still load, and one is killed: a position is told as it is, or not yet."""
+def test_a_committed_offset_is_never_reported_as_unknown(cluster: LocalCluster) -> None:
+    """Coordinators move while they load, and one is killed: a committed offset is returned correctly or not yet."""
     topic, partitions = f"positions-{next(_names)}", 100
     create(cluster.bootstrap, topic=topic, partitions=partitions)
     groups = [f"{topic}-{number}" for number in range(1_000)]
@@ -105,27 +105,27 @@ def test_a_known_group_never_has_an_unknown_position(cluster: LocalCluster) -> N
     node = eventually(lambda: coordinator_of(first, groups[0]), "there is a coordinator")
     eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
     commit_many(port_of(cluster, node), groups, topic, offsets)
-    askers = [Asker(port_of(cluster, each), groups, topic, offsets, each) for each in (1, 2, 3)]
-    with askers[0], askers[1], askers[2]:
+    fetchers = [OffsetFetcher(port_of(cluster, each), groups, topic, offsets, each) for each in (1, 2, 3)]
+    with fetchers[0], fetchers[1], fetchers[2]:
         for round_number in range(12):
             leader = 1 + round_number % 3
             order = [leader, *(each for each in (1, 2, 3) if each != leader)]
             order_replicas(first, CONSUMER_OFFSETS_TOPIC, {0: order})
             eventually(lambda: elect(first, CONSUMER_OFFSETS_TOPIC, [0]) is None, "it is elected")
-        _await_more(askers)
+        _await_more(fetchers)
         killed = eventually(lambda: coordinator_of(first, groups[0]), "there is a coordinator")
         cluster.kill(killed)
-        _await_more([asker for number, asker in enumerate(askers, 1) if number != killed])
+        _await_more([fetcher for number, fetcher in enumerate(fetchers, 1) if number != killed])
         cluster.restart(killed)
         eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
-    assert [wrong for asker in askers for wrong in asker.wrong] == []
-    answers = sum((asker.answers for asker in askers), Counter())
+    assert [wrong for fetcher in fetchers for wrong in fetcher.wrong] == []
+    answers = sum((fetcher.answers for fetcher in fetchers), Counter())
     assert answers["told"] > 0
     assert answers["COORDINATOR_LOAD_IN_PROGRESS"] > 0, answers
 
 
-def test_members_of_a_thousand_groups_stay_when_their_coordinator_goes(cluster: LocalCluster) -> None:
-    """Each goes on in its generation, at a coordinator that has read of it only."""
+def test_members_of_a_thousand_groups_survive_a_kill_of_their_coordinator(cluster: LocalCluster) -> None:
+    """Each member keeps its generation, at a coordinator that has only read its record."""
     name, first = f"stay-{next(_names)}", port_of(cluster, 1)
     groups = [f"{name}-{number}" for number in range(1_000)]
     node = eventually(lambda: coordinator_of(first, groups[0]), "there is a coordinator")
@@ -151,8 +151,8 @@ def test_members_of_a_thousand_groups_stay_when_their_coordinator_goes(cluster: 
     eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
 
 
-def test_a_static_member_comes_back_at_the_next_coordinator(cluster: LocalCluster) -> None:
-    """In its generation, with its assignment; whoever was there in its name before is sent away."""
+def test_a_static_member_rejoins_at_the_next_coordinator(cluster: LocalCluster) -> None:
+    """It keeps its generation and assignment; the previous member of the same instance id is fenced."""
     group, topic, first = f"static-{next(_names)}", f"static-topic-{next(_names)}", port_of(cluster, 1)
     create(cluster.bootstrap, topic=topic, partitions=1)
     node = eventually(lambda: coordinator_of(first, group), "there is a coordinator")
@@ -183,9 +183,11 @@ def test_a_static_member_comes_back_at_the_next_coordinator(cluster: LocalCluste
     eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
 
 
-def _await_more(askers: list[Asker]) -> None:
-    before = sum(asker.answers["told"] for asker in askers)
-    eventually(lambda: sum(asker.answers["told"] for asker in askers) > before, "positions are told again", wait_s=120)
+def _await_more(fetchers: list[OffsetFetcher]) -> None:
+    before = sum(fetcher.answers["told"] for fetcher in fetchers)
+    eventually(
+        lambda: sum(fetcher.answers["told"] for fetcher in fetchers) > before, "positions are told again", wait_s=120
+    )
 
 
 # --- a truncation -----------------------------------------------------------------------------------------------------
@@ -209,8 +211,8 @@ def position(cluster: LocalCluster, group: str) -> dict[str, Any]:
 
 @pytest.fixture
 def cut(cluster: LocalCluster) -> Iterator[tuple[str, int, int]]:
-    """A topic and two epochs. What was read up to KEPT + LOST in the first is cut away at KEPT; the groups of its name
-    have committed that before."""
+    """A topic and two epochs. Two groups have committed KEPT + LOST in the first epoch; an unclean election has
+    truncated the log at KEPT."""
     topic = f"cut-{next(_names)}"
     partition = TopicPartition(topic, 0)
     with Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
@@ -255,7 +257,7 @@ def cut(cluster: LocalCluster) -> Iterator[tuple[str, int, int]]:
         eventually(lambda: isr() == {1, 2}, "both are in sync")
 
 
-def test_positions_that_a_truncation_cut_off_are_marked(cluster: LocalCluster, cut: tuple[str, int, int]) -> None:
+def test_committed_offsets_beyond_a_truncation_are_marked(cluster: LocalCluster, cut: tuple[str, int, int]) -> None:
     topic, old_epoch, new_epoch = cut
     one, other, partition = f"{topic}-one", f"{topic}-other", TopicPartition(topic, 0)
     before = position(cluster, one)
@@ -270,7 +272,7 @@ def test_positions_that_a_truncation_cut_off_are_marked(cluster: LocalCluster, c
         "member": None,
     }
     with Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
-        # One that has read on, and one that was told and commits where the logs part.
+        # One group has read on; one detected the truncation and commits the divergent offset.
         admin.alter_group_offsets(one, {partition: CommittedOffset(KEPT + 10, new_epoch)})
         admin.alter_group_offsets(other, {partition: CommittedOffset(KEPT, old_epoch)})
         taken = admin.list_group_offsets(one)[partition]
@@ -305,8 +307,8 @@ def test_positions_that_a_truncation_cut_off_are_marked(cluster: LocalCluster, c
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_kafkas_consumer_goes_on_when_its_coordinator_is_killed(cluster: LocalCluster, protocol: str) -> None:
-    """In the group when it happens, and one that joins afterwards: each goes on at what was committed."""
+def test_kafkas_consumer_continues_when_its_coordinator_is_killed(cluster: LocalCluster, protocol: str) -> None:
+    """A member that is in the group, and one that joins afterwards: each continues at the committed offset."""
     topic, group = f"java-{next(_names)}", f"java-group-{next(_names)}"
     create(cluster.bootstrap, topic=topic, partitions=1)
     first = port_of(cluster, 1)
@@ -352,5 +354,5 @@ def test_kafkas_consumer_goes_on_when_its_coordinator_is_killed(cluster: LocalCl
         finally:
             again.end()
     read = [int(event["offset"]) for event in reading.events("record_data")]
-    assert read == list(range(1_000)), "in the group all the time"
+    assert read == list(range(1_000)), "it never left the group"
     assert [int(event["offset"]) for event in again.events("record_data")] == list(range(1_000, 1_100))

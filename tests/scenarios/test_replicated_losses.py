@@ -1,9 +1,9 @@
-"""Unclean elections under load: receipts tell of everything that is missing, with what was lost in the evidence.
+"""Unclean elections under load: receipts cover every missing record, and their evidence contains the lost ones.
 
-A partition's replica that lacks acknowledged records becomes its leader, again and again, under acks=all with
-`min.insync.replicas=1`. Afterwards every acknowledged record is in the log, or in the evidence of a receipt; and no
-reader has crossed a truncation without being told. `make soak` does this for five minutes (FENCELINE_CHAOS_MINUTES for
-another time, FENCELINE_CHAOS_SEED for one seed).
+A replica that lacks acknowledged records is repeatedly elected leader, under acks=all with `min.insync.replicas=1`.
+Afterwards every acknowledged record is in the log, or in the evidence of a receipt; and no reader has crossed a
+truncation undetected. `make soak` runs it for five minutes (FENCELINE_CHAOS_MINUTES sets another duration,
+FENCELINE_CHAOS_SEED a single seed).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.usefixtures("quiet_clients")
 
 
 @pytest.mark.timeout(300)
-def test_an_unclean_election(tmp_path: Path) -> None:
+def test_receipts_cover_the_losses_of_an_unclean_election(tmp_path: Path) -> None:
     play(None, tmp_path, rounds=1, minutes=0)
 
 
 @pytest.mark.soak
-def test_minutes_of_unclean_elections(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+def test_receipts_cover_the_losses_of_minutes_of_unclean_elections(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     play(pytestconfig, tmp_path, rounds=0, minutes=float(os.environ.get("FENCELINE_CHAOS_MINUTES", "5")))
 
 
@@ -47,7 +47,7 @@ def play(config: pytest.Config | None, root: Path, *, rounds: int, minutes: floa
     with LocalCluster(3, data_dir=root / "cluster", overrides=SOON_MISSED) as cluster:
         unclean_rounds.create(cluster.bootstrap)
         where = (cluster.bootstrap, history, TOPIC, len(PAIRS))
-        # An idempotent producer refuses to go on where what it was told of has gone.
+        # An idempotent producer fails once its acknowledged records are gone from the log.
         senders = [
             LibrdkafkaSender(*where, 300, is_idempotent=False),
             OwnSender(*where, 200, is_idempotent=False),
@@ -77,7 +77,7 @@ def play(config: pytest.Config | None, root: Path, *, rounds: int, minutes: floa
         f"{lost} acknowledged records lost and told of, {verdict.truncations} truncations told to readers"
     )
     assert found == ""
-    assert lost > 0, "nothing was lost: what is tested did not happen"
+    assert lost > 0, "no record was lost, so nothing was tested"
     assert verdict.truncations > 0
     assert classes[LossClass.COMMITTED] + classes[LossClass.MAYBE_ACKNOWLEDGED] > 0
     assert verdict.given_up == []

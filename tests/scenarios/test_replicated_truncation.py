@@ -1,7 +1,7 @@
-"""Clients that detect a truncation name the offset where the logs part, after an unclean election.
+"""Clients that detect a truncation report the divergent offset, after an unclean election.
 
-A partition with two replicas: one is down while the other takes records and commits them alone. Then that one is down,
-and the first is elected though it lacks them. A reader that had read them, and takes no reset for an answer, is told.
+A partition with two replicas: one is down while the other appends records and commits them alone. Then the leader goes
+down, and the first is elected although it lacks them. A reader of these records without a reset policy gets an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _names = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A topic of one partition and two replicas, where the logs will part at KEPT."""
+    """A topic of one partition and two replicas, whose logs will diverge at KEPT."""
 
     cluster: LocalCluster
     topic: str
@@ -64,7 +64,7 @@ class Stage:
                 each.result(60)
 
     def lose(self) -> None:
-        """The records from KEPT on were read; now others lie there, and the old leader is down."""
+        """Kill the leader, elect the replica that lacks the records from KEPT on, and write others there."""
         cluster = self.cluster
         cluster.kill(self.leader)
         cluster.restart(self.other)
@@ -99,7 +99,7 @@ def stage(cluster: LocalCluster) -> Iterator[Stage]:
     stage.mend()
 
 
-def test_confluent_kafka(stage: Stage) -> None:
+def test_confluent_kafka_reports_the_divergent_offset(stage: Stage) -> None:
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": stage.cluster.bootstrap,
@@ -126,16 +126,16 @@ def test_confluent_kafka(stage: Stage) -> None:
                 raise KafkaException(error)
         return sum(message.error() is None for message in messages)
 
-    told = _told(poll, KafkaException).args[0]
+    told = _error_of(poll, KafkaException).args[0]
     consumer.close()
-    # It reports the lack of a reset, which the truncation is the reason of.
+    # It may report the missing reset policy, with the truncation as its cause.
     assert told.code() in (KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET_RESET), told
     assert "truncation" in told.str(), told.str()
     assert f"offset {KEPT + LOST}" in told.str(), told.str()
     assert f"end offset is {KEPT}" in told.str(), told.str()
 
 
-def test_kafka_python(stage: Stage) -> None:
+def test_kafka_python_reports_the_divergent_offset(stage: Stage) -> None:
     consumer = KafkaConsumer(
         bootstrap_servers=stage.cluster.bootstrap.split(","),
         auto_offset_reset="none",
@@ -149,12 +149,12 @@ def test_kafka_python(stage: Stage) -> None:
     while read < KEPT + LOST:
         read += sum(map(len, consumer.poll(timeout_ms=1000).values()))
     stage.lose()
-    told = _told(lambda: len(consumer.poll(timeout_ms=1000)), KafkaPythonTruncation)
+    told = _error_of(lambda: len(consumer.poll(timeout_ms=1000)), KafkaPythonTruncation)
     consumer.close()
     assert told.divergent_offsets[partition].offset == KEPT
 
 
-def test_fenceline(stage: Stage) -> None:
+def test_fenceline_reports_the_divergent_offset(stage: Stage) -> None:
     with Consumer({"bootstrap.servers": stage.cluster.bootstrap, "auto.offset.reset": "none"}) as consumer:
         partition = TopicPartition(stage.topic, 0)
         consumer.assign([partition])
@@ -163,13 +163,13 @@ def test_fenceline(stage: Stage) -> None:
         while read < KEPT + LOST:
             read += len(consumer.poll(1000))
         stage.lose()
-        told = _told(lambda: len(consumer.poll(1000)), LogTruncationError)
+        told = _error_of(lambda: len(consumer.poll(1000)), LogTruncationError)
     assert (told.offset, told.divergent_offset) == (KEPT + LOST, KEPT)
 
 
 @pytest.mark.kafka
-def test_kafkas_own_client(stage: Stage) -> None:
-    """In a JVM of its own: what the console tool says of it goes into a log that it does not write by default."""
+def test_kafkas_own_client_reports_the_divergent_offset(stage: Stage) -> None:
+    """In a separate JVM: the console tool reports it in a log that it does not write by default."""
     port, process = launch_gateway(
         classpath=str(DEFAULT_JARS / "server" / "*"),
         javaopts=["-Xmx256m", *QUICK_START],
@@ -198,7 +198,7 @@ def test_kafkas_own_client(stage: Stage) -> None:
         while read < KEPT + LOST:
             read += consumer.poll(second).count()
         stage.lose()
-        told = _told(lambda: consumer.poll(second).count(), Py4JJavaError).java_exception
+        told = _error_of(lambda: consumer.poll(second).count(), Py4JJavaError).java_exception
         assert told.getClass().getSimpleName() == "LogTruncationException", told.toString()
         assert told.offsetOutOfRangePartitions()[partition] == KEPT + LOST
         assert told.divergentOffsets()[partition].offset() == KEPT
@@ -210,8 +210,8 @@ def test_kafkas_own_client(stage: Stage) -> None:
         reaper.forget_process(process.pid)
 
 
-def _told(poll: Callable[[], int], kind: type[_Error], wait_s: float = 120) -> _Error:
-    """What `poll` raises in the end; until then it waits for up to a second, and gives how many records came."""
+def _error_of(poll: Callable[[], int], kind: type[_Error], wait_s: float = 120) -> _Error:
+    """Call `poll` until it raises an error of this kind; until then it must return 0 records."""
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         try:

@@ -1,4 +1,4 @@
-"""SIGTERM under load, a second signal, and what clients see of it."""
+"""SIGTERM under load, a second signal, and their effect on clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.scenarios.test_kill_loop import TOPIC as LOAD_TOPIC
 from tests.scenarios.test_kill_loop import Load, read_everything
 
 
-def test_sigterm_under_load_with_parked_fetches_and_groups(tmp_path: Path) -> None:
+def test_sigterm_stops_cleanly_under_load_with_parked_fetches_and_groups(tmp_path: Path) -> None:
     node = EmbeddedNode(data_dir=tmp_path, overrides={"offsets.topic.num.partitions": "1"})
     with node, ExitStack() as stack:
         with connection_to(node) as connection:
@@ -74,12 +74,12 @@ def test_sigterm_under_load_with_parked_fetches_and_groups(tmp_path: Path) -> No
         assert len(positions) == sum(map(len, found.values()))
 
 
-def test_a_second_signal_ends_the_node_at_once(tmp_path: Path) -> None:
-    """130 where the second one came in time; a clean stop that was quicker is as good."""
+def test_a_second_signal_stops_the_node_at_once(tmp_path: Path) -> None:
+    """The exit code is 130 if the second signal arrives during the stop; a clean stop also passes."""
     with EmbeddedNode(data_dir=tmp_path) as node, many_sockets(node, 1) as (peer,):
         with connection_to(node) as connection:
             create(connection, "t")
-        # A parked fetch makes the node wait for a moment, so that the second signal meets a stop under way.
+        # A parked fetch delays the stop, so that the second signal arrives during it.
         peer.sendall(
             b"".join(encode_request_frame(ApiKey.FETCH, 12, 1, "p", fetch_body("t", {0: 0}, 1 << 20, 600_000)))
         )
@@ -91,7 +91,7 @@ def test_a_second_signal_ends_the_node_at_once(tmp_path: Path) -> None:
             time.sleep(0.05)
             node.send_signal(signal.SIGTERM)
         code = node.wait(wait_s=60)
-        # Where the stop was quicker than the second signal, that one may meet an interpreter that is about to end.
+        # If the stop finished first, the second signal may hit an interpreter that is exiting.
         stopped = code == 0 or (code == -signal.SIGTERM and (node.log_dir / ".kafka_cleanshutdown").exists())
         assert stopped or code == 130, code
         node.start()
@@ -107,9 +107,9 @@ def test_either_signal_stops_cleanly(tmp_path: Path, number: signal.Signals) -> 
         assert node.errors == ""
 
 
-def test_a_start_without_a_quorum_leaves_the_clean_mark_of_the_last_stop(tmp_path: Path) -> None:
-    """However it ends: it has registered with no controller and opened no log, so the next start is a clean one, and
-    the partition that this node alone has is not elected uncleanly."""
+def test_a_start_without_a_quorum_keeps_the_clean_shutdown_file(tmp_path: Path) -> None:
+    """Whether it is stopped or killed: it has not registered and has opened no log, so the next start is clean, and the
+    partition of which this node has the only replica is not elected uncleanly."""
     with MixedCluster(tmp_path / "cluster", [COMBINED] * 3) as cluster:
         cluster.wait_ready()
         cluster.wait_complete()

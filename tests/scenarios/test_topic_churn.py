@@ -1,4 +1,4 @@
-"""Topics that come, grow and go under the hands of producers and consumers."""
+"""Topics are created, extended and deleted while producers and consumers use them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.scenarios.faults import connection_to, create, delete, fetch, fetch_b
 from tests.scenarios.test_hostile_clients import many_sockets
 
 EXPECTED = {0, 3, 6, 100}
-"""What a client of a topic that comes and goes is told: nothing wrong, unknown, not leader, unknown id."""
+"""Error codes for clients of a topic that is deleted and created: none, unknown, not leader, unknown id."""
 
 
 @contextmanager
 def in_background(node: EmbeddedNode, step: Callable[[object], int]) -> Iterator[set[int]]:
-    """Repeat `step` on its own connection; the error codes it saw."""
+    """Repeat `step` on its own connection; yields the error codes that it returned."""
     seen: set[int] = set()
     failures: list[BaseException] = []
     stop = threading.Event()
@@ -46,8 +46,8 @@ def in_background(node: EmbeddedNode, step: Callable[[object], int]) -> Iterator
     assert not failures, failures
 
 
-def test_deleted_and_created_again_under_load() -> None:
-    value = os.urandom(300_000)  # large enough that fetches go out as slices of mapped files
+def test_a_topic_is_deleted_and_created_again_under_load() -> None:
+    value = os.urandom(300_000)  # large enough that responses are slices of mapped files
     with (
         EmbeddedNode(overrides={"log.flush.scheduler.interval.ms": "20"}) as node,
         connection_to(node) as connection,
@@ -74,14 +74,14 @@ def test_deleted_and_created_again_under_load() -> None:
 
 
 def test_records_of_a_deleted_topic_stay_readable_while_they_are_sent() -> None:
-    """The answer is slices of mapped files: deletion must not pull them away from under the socket."""
+    """The response is slices of mapped files: deletion must not unmap them while they are sent."""
     content = os.urandom(900_000)
     with EmbeddedNode() as node, connection_to(node) as connection, many_sockets(node, 1) as (slow,):
         create(connection, "t", partitions=8, file_delete_delay_ms="0")
         for partition in range(8):
             for _ in range(6):
                 assert produce(connection, "t", content, partition=partition).error_code == 0
-        # More than the sockets' buffers take: most of it waits in the node while the topic goes.
+        # More than the socket buffers hold: most of it is queued in the node while the topic is deleted.
         body = fetch_body("t", dict.fromkeys(range(8), 0), 50 << 20, 0)
         slow.sendall(b"".join(encode_request_frame(ApiKey.FETCH, 12, 1, "slow", body)))
         (size,) = struct.unpack(">i", receive_exactly(slow, 4))
@@ -95,12 +95,12 @@ def test_records_of_a_deleted_topic_stay_readable_while_they_are_sent() -> None:
     assert node.errors == ""
 
 
-def test_partitions_added_under_load() -> None:
+def test_partitions_are_added_under_load() -> None:
     with EmbeddedNode() as node, connection_to(node) as connection:
         create(connection, "t")
         failed: list[str] = []
 
-        def told(error: KafkaError | None, _: Message) -> None:
+        def on_delivery_report(error: KafkaError | None, _: Message) -> None:
             if error is not None:
                 failed.append(str(error))
 
@@ -115,7 +115,7 @@ def test_partitions_added_under_load() -> None:
         sent = 0
         for count in range(2, 12):
             for _ in range(200):
-                producer.produce("t", b"%d" % sent, key=b"%d" % sent, on_delivery=told)
+                producer.produce("t", b"%d" % sent, key=b"%d" % sent, on_delivery=on_delivery_report)
                 sent += 1
             topic = {"name": "t", "count": count}
             answer = connection.call(ApiKey.CREATE_PARTITIONS, 3, {"topics": [topic], "timeout_ms": 60_000})

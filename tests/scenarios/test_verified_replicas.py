@@ -1,5 +1,5 @@
-"""`fenceline verify` over directories of brokers that an unclean election has parted, Fenceline's and Kafka's, while
-some of them run: it names the offset that readers are told, until the old leader has cut its log.
+"""`fenceline verify` on directories of running brokers, Fenceline's and Kafka's, whose logs diverged in an unclean
+election: it reports the divergent offset until the old leader has truncated its log.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def folders(cluster: MixedCluster) -> list[Path]:
     return [node.log_dir for node in cluster.nodes]
 
 
-def test_where_replicas_part_is_named_until_one_has_cut_its_log(story: UncleanStory) -> None:
+def test_divergence_is_reported_until_the_old_leader_truncates_its_log(story: UncleanStory) -> None:
     topic, where = story.tp.topic, [story.cluster.node(number).log_dir for number in (FIRST, SECOND)]
     story.part()
     partition = [each / f"{topic}-0" for each in where]

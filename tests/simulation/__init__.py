@@ -1,1 +1,1 @@
-"""The simulation itself, and the stories that it plays."""
+"""The simulation itself, and its scenarios."""

@@ -1,6 +1,7 @@
-"""Rules of replication, each with a patch that breaks it: the bugs that Kafka had, and those that it could have had.
+"""Rules of replication, each with a patch that breaks it: bugs that Kafka had, and similar ones.
 
-The table of `test_broken_data_rules`. Where a bug has a number, the patch puts back what that number mended.
+The table of `test_broken_data_rules`. If a rule has a number of a change, the patch reverts that
+change.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def breaks(seed: int, check: str, seen: str, *, scenario: str = "brokers", **opt
     return keep
 
 
-# -- how a follower finds where its log leaves the leader's ------------------------------------------------------------
+# -- how a follower finds where its log diverges from the leader's -----------------------------------------------------
 
 
 def _never_asks_about_its_last_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -67,7 +68,7 @@ def _never_asks_about_its_last_epoch(patch: pytest.MonkeyPatch) -> None:
 
 @breaks(2, "WeakIsr", "2026-11-21")
 def _kip_101_a_log_is_not_truncated_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
-    """Before KIP-101: who begins to follow cuts to what it knows to be committed, which is a round trip behind."""
+    """Before KIP-101: a new follower truncates to its high watermark, which is a round trip behind."""
     _never_asks_about_its_last_epoch(patch)
     follow = LeaderLink.follow
 
@@ -86,11 +87,11 @@ def _kip_101_a_log_is_not_truncated_to_the_high_watermark(patch: pytest.MonkeyPa
 
 @breaks(15, "WeakIsr", "2026-11-21")
 def _kip_279_an_unknown_epoch_is_looked_up(patch: pytest.MonkeyPatch) -> None:
-    """KIP-101 alone: one question before the first fetch, and the high watermark where the leader lacks the epoch."""
+    """KIP-101 alone: one epoch request before the first fetch; the high watermark if the leader lacks the epoch."""
     ask, duty, diverges = Fetcher._ask, Fetcher._duty, FollowerState.on_divergence
 
     def answered(self: Fetcher) -> dict[int, FollowerState]:
-        """Those that have had their one answer."""
+        """States that have received their one response."""
         return self.__dict__.setdefault("answered", {})  # type: ignore[no-any-return]
 
     def ask_once(self: Fetcher, state: FollowerState) -> Any:
@@ -115,7 +116,7 @@ def _kip_279_an_unknown_epoch_is_looked_up(patch: pytest.MonkeyPatch) -> None:
 
 @breaks(2, "E2, E7", "2026-11-21")
 def _kip_320_requests_are_fenced_by_epochs(patch: pytest.MonkeyPatch) -> None:
-    """KIP-279 alone: nobody looks at the epoch of a request, nor at that of the question to an answer (G10)."""
+    """KIP-279 alone: neither the epoch of a request nor the epoch that a response belongs to is checked (G10)."""
     for module in (fetch_reads, offsets):
         patch.setattr(module, "check_leader_epoch", lambda requested, local: ErrorCode.NONE)
     _any_answer_counts(patch)
@@ -131,7 +132,7 @@ def _any_answer_counts(patch: pytest.MonkeyPatch) -> None:
 
 @breaks(2, "WeakIsr", "2026-11-21")
 def _kip_320_first_try_members_are_counted_once_they_fetch(patch: pytest.MonkeyPatch) -> None:
-    """The first try: the high watermark may move before the members of the in-sync set have come to the new epoch."""
+    """The first design: the high watermark may advance before in-sync members have reached the new epoch."""
     inherit_progress = LeaderState.inherit_progress
 
     def hope(self: LeaderState, before: LeaderState | None, now_ms: int) -> None:
@@ -145,7 +146,7 @@ def _kip_320_first_try_members_are_counted_once_they_fetch(patch: pytest.MonkeyP
 
 @breaks(2, "rest", "2026-11-21")
 def _kafka_10706_an_epoch_without_records_is_removed(patch: pytest.MonkeyPatch) -> None:
-    """E18: a cut at or behind the log's end left the epoch in the cache, and the follower asked for ever."""
+    """E18: a truncation at or beyond the log end left the epoch in the cache, and the follower retried forever."""
     truncate = truncation.truncate_to
 
     def keep(log: Any, offset: int) -> Truncated:
@@ -158,7 +159,7 @@ def _kafka_10706_an_epoch_without_records_is_removed(patch: pytest.MonkeyPatch) 
 
 @breaks(6, "G14b, E40", "2026-11-21")
 def _g14b_a_high_watermark_decreases_only_with_the_log(patch: pytest.MonkeyPatch) -> None:
-    """Kafka's followers take over what the leader says, up or down (E29)."""
+    """Kafka's followers adopt the leader's high watermark, higher or lower (E29)."""
     apply = Replica.apply_leader_offsets
 
     def as_told(self: Replica, high_watermark: int, log_start_offset: int) -> None:
@@ -173,7 +174,7 @@ def _g14b_a_high_watermark_decreases_only_with_the_log(patch: pytest.MonkeyPatch
 
 @breaks(171, "StrongIsr", "2026-11-21")
 def _kip_903_an_in_sync_member_is_the_process_that_fetched(patch: pytest.MonkeyPatch) -> None:
-    """Nobody compares broker epochs: who came back without its tail joins by what its earlier life had."""
+    """Broker epochs are not compared: a broker that restarted without its tail joins by its progress before."""
     patch.setattr(
         LeaderState,
         "_is_eligible",
@@ -184,7 +185,7 @@ def _kip_903_an_in_sync_member_is_the_process_that_fetched(patch: pytest.MonkeyP
 
 @breaks(2, "WeakIsr", "2026-11-21")
 def _e31_a_diverging_fetch_does_not_count(patch: pytest.MonkeyPatch) -> None:
-    """A fetch that the leader answers with a divergence moves the follower on all the same."""
+    """A fetch that the leader answers with a divergence still advances the follower's progress."""
     diverges = FetchReads._divergence
 
     def counted(self: Any, replica: Replica, partition: Any) -> Any:
@@ -235,7 +236,7 @@ def _e40_a_member_that_lags_holds_the_high_watermark(patch: pytest.MonkeyPatch) 
 
 @breaks(30, "ELR", "2026-11-21")
 def _e40_below_min_isr_nothing_is_committed(patch: pytest.MonkeyPatch) -> None:
-    """KIP-966: what is committed by fewer replicas than that may be lost by a clean election of an eligible one."""
+    """KIP-966: records committed by fewer replicas may be lost in a clean election of an eligible replica."""
     patch.setattr(LeaderState, "has_enough_replicas", lambda self, min_insync_replicas: True)
 
 
@@ -261,7 +262,7 @@ def _e36_a_fenced_broker_does_not_join(patch: pytest.MonkeyPatch) -> None:
 
 @breaks(223, "logs", "2026-11-24")
 def _g53_the_state_of_followers_ends_with_the_leadership(patch: pytest.MonkeyPatch) -> None:
-    """A leader that comes back goes on with what its followers had fetched from it the last time."""
+    """A leader that is elected again continues with the progress of its followers in its previous term."""
     lead, inherit_progress, end = ReplicaRoles._lead, LeaderState.inherit_progress, Replica.end_leadership
     led: dict[Replica, LeaderState] = {}
     begins: list[Replica] = []
@@ -286,7 +287,7 @@ def _g53_the_state_of_followers_ends_with_the_leadership(patch: pytest.MonkeyPat
     patch.setattr(LeaderState, "inherit_progress", reuse)
 
 
-# -- what is told to readers -------------------------------------------------------------------------------------------
+# -- responses to readers ----------------------------------------------------------------------------------------------
 
 
 @breaks(20, "KIP-207", "2026-11-21")
@@ -329,7 +330,7 @@ def _v37_a_recovering_leader_serves_no_requests(patch: pytest.MonkeyPatch) -> No
 
 @breaks(92, "readers", "2026-11-21")
 def _e49_a_consumer_validates_its_epoch(patch: pytest.MonkeyPatch) -> None:
-    """Before KIP-320. Of the checks themselves: this reader is the simulation's own."""
+    """Before KIP-320. It tests the checks themselves: the reader belongs to the simulation."""
 
     async def trust(self: Consumer, place: Any, position: Any) -> int:
         position.led = (place.leader, place.epoch)

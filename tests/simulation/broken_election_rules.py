@@ -1,6 +1,6 @@
-"""Rules of elections and of nodes that start, each with a patch that breaks it: the second half of the table.
+"""Rules of elections and of starting nodes, each with a patch that breaks it: the second half of the table.
 
-What replication itself must do is in `broken_data_rules`.
+The rules of replication are in `broken_data_rules`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CUT_AND_TORN: Final = {
 
 @breaks(4, "ELR", "2026-11-21")
 def _kip_966_the_last_replica_standing_may_have_lost_its_tail(patch: pytest.MonkeyPatch) -> None:
-    """Who comes back after an unclean stop is taken for one that has everything (G47, K23)."""
+    """A broker that returns after an unclean stop counts as having every record (G47, K23)."""
     leave = PartitionChanges.leave
 
     def clean(self: PartitionChanges, partitions: Any, broker: int, **more: Any) -> None:
@@ -65,7 +65,7 @@ def _a_restarted_broker_is_in_no_in_sync_set(patch: pytest.MonkeyPatch) -> None:
 
 @breaks(1, "V9", "2026-11-21")
 def _v9_an_unclean_election_is_recorded(patch: pytest.MonkeyPatch) -> None:
-    """V36: whatever else is decided, who leads from outside of the in-sync set is RECOVERING."""
+    """V36: a leader elected from outside of the in-sync set is RECOVERING in every case."""
     change = elections.change_partition
 
     def silent(*arguments: Any, **targets: Any) -> Any:
@@ -79,7 +79,7 @@ def _v9_an_unclean_election_is_recorded(patch: pytest.MonkeyPatch) -> None:
 
 @breaks(87, "V9", "2026-11-22")
 def _v39_a_recovering_leader_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None:
-    """V39 at the leader, which lets followers fetch and asks for them; V21 at the controller."""
+    """V39 at the leader, which serves followers and proposes to add them; V21 at the controller."""
     propose, checked, fault = LeaderState.propose_expansion, FetchReads._checked, alter_partition._fault
     topics = isr_changes._topics
 
@@ -141,13 +141,13 @@ def _v18_an_in_sync_set_changes_only_from_the_newest_version(patch: pytest.Monke
     patch.setattr(alter_partition, "_fault", old_ones_too)
 
 
-# -- found by this story -----------------------------------------------------------------------------------------------
+# -- found by this scenario --------------------------------------------------------------------------------------------
 
 
 @breaks(6, "a node ends", "2026-11-21")
 def _a_metadata_snapshot_has_durable_records_only(patch: pytest.MonkeyPatch) -> None:
-    """Brokers that do not vote flush nothing by themselves: after a power cut the log ended below its snapshot. A start
-    begins anew at the snapshot since then, which goes as well."""
+    """Brokers that do not vote do not flush by themselves: after a power failure the log ended below its snapshot. A
+    start now begins at the snapshot in that case; the patch removes this, too."""
     open_log = metadata_log._open_log
     patch.setattr(MetadataLog, "unflushed_before", lambda self, end_offset: [])
     patch.setattr(metadata_log, "_open_log", lambda *given, **named: open_log(*given, **named | {"votes": True}))
@@ -155,8 +155,8 @@ def _a_metadata_snapshot_has_durable_records_only(patch: pytest.MonkeyPatch) -> 
 
 @breaks(17, "rest", "2026-11-22", **_CUT_AND_TORN)
 def _a_truncation_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
-    """What was appended after a cut, and torn by a power cut, lay below the old recovery point: the partition stayed
-    offline. The log itself refuses such an append since then, which goes as well."""
+    """Records appended after a truncation and torn by a power failure were below the old recovery point: the partition
+    stayed offline. The log itself now rejects such an append; the patch removes this, too."""
 
     async def later(self: Replication) -> None:
         return None
@@ -167,5 +167,5 @@ def _a_truncation_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
 
 @breaks(62, "a node ends", "2026-11-21")
 def _a_full_disk_of_the_controller_is_retried(patch: pytest.MonkeyPatch) -> None:
-    """A broker that started meanwhile ended."""
+    """A broker that started meanwhile exited."""
     patch.setattr(broker_lifecycle, "_RETRIABLE", broker_lifecycle._RETRIABLE - {ErrorCode.KAFKA_STORAGE_ERROR})

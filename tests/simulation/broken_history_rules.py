@@ -1,6 +1,6 @@
-"""Bugs from Kafka's history, each put back by a patch: the third part of the table of `test_broken_data_rules`.
+"""Bugs from Kafka's history, each reintroduced by a patch: the third part of the table of `test_broken_data_rules`.
 
-What each number is about, and which rules of the other tables are such bugs too, is in `kafka_history`.
+The meaning of each number, and the rules of other tables that are such bugs too, are in `kafka_history`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _kafka_9491_a_full_truncation_moves_the_high_watermark(patch: pytest.MonkeyP
 
 @breaks(31, "StrongIsr", "2026-11-23")
 def _kafka_7128_a_joining_follower_has_reached_this_epoch(patch: pytest.MonkeyPatch) -> None:
-    """To have come to the high watermark was enough, which a new leader does not know yet."""
+    """Reaching the high watermark was enough, which a new leader does not know yet."""
     patch.setattr(
         LeaderState,
         "_has_reached_this_epoch",
@@ -90,7 +90,7 @@ def _kafka_12403_the_state_of_a_deleted_topic_is_removed(patch: pytest.MonkeyPat
 
 @breaks(41, "a node ends", "2026-11-23")
 def _kafka_16541_an_epoch_file_is_complete_before_it_is_renamed(patch: pytest.MonkeyPatch) -> None:
-    """With what made it harmful there: a log whose file could not be read was not opened. Here it is read anew."""
+    """With the behaviour that made it harmful: a log with an unreadable file was not opened. Here it is rebuilt."""
     fsync, read_epochs = LifeDisk.fsync, checkpoints.read_epochs
 
     def skip(self: LifeDisk, fd: int) -> None:

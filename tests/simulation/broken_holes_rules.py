@@ -1,7 +1,7 @@
-"""Holes that an audit found, each opened again by a patch: the fourth part of the table of `test_broken_data_rules`.
+"""Holes that an audit found, each reintroduced by a patch: the fourth part of the table of `test_broken_data_rules`.
 
-No seed had met them, since no simulated cluster had an operator who deletes topics and records, and nobody looked at
-clean marks.
+No seed had detected them: no simulated cluster had an operator who deletes topics and records, and no check covered
+clean shutdown files.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _UNCLEAN: Final = {
 
 @breaks(0, "clean mark", "2026-11-23", scenario="operations", **_STOPS)
 def _b1_a_start_that_never_registered_leaves_the_clean_mark(patch: pytest.MonkeyPatch) -> None:
-    """It wrote a mark of its own, with no broker epoch: the next start counted as unclean."""
+    """It wrote its own file, without a broker epoch: the next start counted as unclean."""
 
     def overwrite(self: LogDir) -> None:
         try:
@@ -80,14 +80,14 @@ def _b1_a_start_that_never_registered_leaves_the_clean_mark(patch: pytest.Monkey
 
 @breaks(0, "rest", "2026-11-23", scenario="operations", liveness_s="30")
 def _b4_answers_are_bounded_by_what_allowed_the_batch(patch: pytest.MonkeyPatch) -> None:
-    """A bound that no configuration knows of: an answer above it closes the connection, and is asked for again."""
+    """A fixed bound outside of the configuration: a response above it closes the connection, and is requested again."""
     patch.setattr(Replication, "_largest_answer", lambda self: _BOUND_BYTES)
     patch.setattr(leader_link, "largest_partition", lambda version, begun: None)
 
 
 @breaks(28, "rest", "2026-11-23", scenario="operations", **_UNCLEAN)
 def _b6_recovered_is_proposed_until_the_controller_has_it(patch: pytest.MonkeyPatch) -> None:
-    """Once for each leader epoch: what another change of the partition overtook was never asked again."""
+    """Once for each leader epoch: a proposal overtaken by another change of the partition was never retried."""
     patch.setattr(Replication, "_propose_recovered_again", lambda self, replica: None)
     propose = LeaderState.propose_recovered
     patch.setattr(LeaderState, "propose_recovered", lambda self: propose(self) if not self._has_recovered else None)
@@ -122,7 +122,7 @@ _BEGINS_ANEW: Final = {
     "tidy_ms": "300",
     "spoil_s": "0",
 }
-"""Followers that come back below the leader's log start, and end in the middle of their next append."""
+"""Followers that return below the leader's log start, and end in the middle of their next append."""
 _ANEW: Final = {
     "operations": "recreate topic,delete records",
     "operate_s": "0.2",
@@ -144,29 +144,29 @@ _ANEW: Final = {
     "drop_s": "0",
     "replicas": "2",
 }
-"""Topics that are made anew, and processes that end between two checkpoints."""
+"""Topics that are recreated, and processes that end between two checkpoints."""
 
 
 @breaks(105, "rest", "2026-11-23", scenario="operations", **_BEGINS_ANEW)
 def _b2_nothing_is_appended_below_the_durable_recovery_point(patch: pytest.MonkeyPatch) -> None:
-    """A follower that begins anew inside of a batch goes on below what its checkpoint calls safe."""
+    """A follower that restarts its log within a batch appends below the recovery point of its checkpoint."""
     patch.setattr(log_dir_offsets, "recovery_point_to_write", lambda log: log.recovery_point)
     patch.setattr(SegmentedLog, "_check_recovery_point", lambda self, base: None)
 
 
 @breaks(18, "log start", "2026-11-23", scenario="operations", **_ANEW)
 def _b3_a_checkpoint_belongs_to_one_directory(patch: pytest.MonkeyPatch) -> None:
-    """It belonged to a name, and a topic that was made anew took over the offsets of the one before."""
+    """It belonged to a name, and a recreated topic took over the offsets of the previous one."""
     patch.setattr(LogDirOffsets, "applies_to", lambda self, topic_partition, directory: True)
 
 
 _TORN_APART: Final = {"drop_s": "0.25", "crash_s": "0.8", "down_s": "0.3", "partitions": "2", "controllers": "1"}
-"""Answers of coordinators are lost, so that commits are tried again while the group moves on."""
+"""Responses of coordinators are lost, so that commits are retried while the group rebalances."""
 
 
 @breaks(6, "commits", "2026-11-23", scenario="members", **_TORN_APART)
 def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatch) -> None:
-    """Its retry went out under whatever generation the member had by then."""
+    """Its retry was sent with the generation of the member at that time."""
 
     async def send(self: ConsumerOffsets, made: PendingCommit, timeout_ms: float | None) -> None:
         member, deadline = self._member, self._deadline(timeout_ms)
@@ -186,5 +186,5 @@ def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatc
 
 @breaks(0, "durability", "2026-11-23", flush_each="1")
 def _a_follower_flushes_before_its_fetch_acknowledges(patch: pytest.MonkeyPatch) -> None:
-    """`flush.messages=1`: its next fetch went out while the flush was under way."""
+    """`flush.messages=1`: its next fetch was sent while the flush was in progress."""
     patch.setattr(Duties, "flush_first", lambda self, replica, state: False)

@@ -379,7 +379,7 @@ def _a_download_is_synced_before_it_is_renamed(patch: pytest.MonkeyPatch) -> Non
 
 @_breaks("quorum", 6, "N50")
 def _a_snapshot_without_its_footer_is_not_loaded(patch: pytest.MonkeyPatch) -> None:
-    """Downloads end a piece early, and nobody looks for the end of the file."""
+    """Downloads end a chunk early, and the footer is not checked."""
     written, batches, verify = Download.written, snapshot_files._batches, snapshot_files.verify_snapshot
 
     def early(self: Download, snapshot_id: SnapshotId, end_position: int) -> None:
@@ -424,7 +424,7 @@ def _voters_change_one_at_a_time(patch: pytest.MonkeyPatch) -> None:
 
 @_breaks("controllers", 0, "N50")
 def _kafka_14618_a_snapshot_is_named_by_its_end_offset(patch: pytest.MonkeyPatch) -> None:
-    """By the offset behind its last record, not by that record's."""
+    """By the offset after its last record, not by that record's."""
     begin = Snapshots._begin
 
     def one_less(self: Snapshots, image: Any, quorum: Any) -> None:

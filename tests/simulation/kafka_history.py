@@ -1,6 +1,6 @@
 """Bugs from Kafka's history that the simulation finds again: which issue corresponds to which broken rule.
 
-Owns the issue numbers and what each repaired. The patch, the seed and the check belong to the rules (`broken_rules`,
+Owns the issue numbers and what each fixed. The patch, the seed and the check belong to the rules (`broken_rules`,
 `broken_data_rules`, `broken_election_rules`, `broken_history_rules`).
 """
 
@@ -137,19 +137,19 @@ class Found(NamedTuple):
 
 
 def found(rule: str) -> Found:
-    """Of the tables of broken rules."""
+    """The bugs found by the rules of all tables."""
     if rule in QUORUM_RULES:
         return Found(QUORUM_RULES[rule].scenario, QUORUM_RULES[rule].seed, QUORUM_RULES[rule].check)
     return Found("brokers", DATA_RULES[rule].seed, DATA_RULES[rule].check)
 
 
 def rows() -> Iterator[str]:
-    """Of the table in docs/simulation.md."""
+    """Rows of the table in docs/simulation.md."""
     for issue, (rule, repaired) in HISTORY.items():
         scenario, seed, check = found(rule)
         yield f"| {issue} | {repaired} | {scenario} | {seed if seed != NO_SEED else 'none'} | {check} |"
 
 
 def table() -> str:
-    """As docs/simulation.md has it."""
+    """The table as in docs/simulation.md."""
     return HEAD + "\n".join(rows()) + "\n"

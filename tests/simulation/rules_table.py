@@ -2,7 +2,7 @@
 
 Owns the search for seeds: `python -m tests.simulation.rules_table RULE...`. With names (or prefixes), or `all`, it
 searches for the first seed that detects each of these, and writes seed, check and date into the modules of the rules
-and both tables into the documentation. A seed that also fails without the breach is no verdict.
+and both tables into the documentation. A seed that also fails without the breach proves nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _write_tables() -> None:
 
 
 def main(wanted: list[str]) -> None:
-    """See the module."""
+    """The command; see the module."""
     names = [name for name in RULES if wanted == ["all"] or name.startswith(tuple(wanted) or ("-",))]
     for name in names:
         known = RULES[name].seed

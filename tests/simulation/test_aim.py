@@ -41,7 +41,7 @@ def test_an_invalid_aim_is_rejected(options: dict[str, str]) -> None:
 
 
 def test_every_fault_of_clusters_can_be_aimed() -> None:
-    """Wrong bits are not in clusters with data."""
+    """Clusters with data have no wrong bits."""
     world = World(1, Options(nodes=2))
     faults = Faults(world)
     others = set(Fault) - {

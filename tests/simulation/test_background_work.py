@@ -1,4 +1,4 @@
-"""Which disk call begins background work of a node: the files of retention, compaction and metadata snapshots."""
+"""Which disk call starts background work of a node: the files of retention, compaction and metadata snapshots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SNAPSHOT = "/data/__cluster_metadata-0/00000000000000000007-0000000002.checkpoi
         ("/data/t-0-1/00000000000000000000.index.cleaned", None),
     ],
 )
-def test_a_file_that_is_created(path: str, operation: Operation | None) -> None:
+def test_work_starts_when_its_file_is_created(path: str, operation: Operation | None) -> None:
     assert begun_by_creating(path) is operation
 
 
@@ -38,16 +38,16 @@ def test_a_file_that_is_created(path: str, operation: Operation | None) -> None:
         ("/data/__cluster_metadata-0/00000000000000000000.log.deleted", None),
     ],
 )
-def test_a_file_that_is_renamed(target: str, operation: Operation | None) -> None:
+def test_work_starts_when_its_file_is_renamed(target: str, operation: Operation | None) -> None:
     assert begun_by_renaming(target) is operation
 
 
-def test_a_file_that_is_opened() -> None:
+def test_work_starts_when_its_file_is_opened() -> None:
     assert begun_by_opening(_SNAPSHOT) is Operation.METADATA_SNAPSHOT
     assert begun_by_opening("/data/bootstrap.checkpoint") is None
     assert begun_by_opening(_SEGMENT) is None
 
 
-def test_the_topic_of_a_file() -> None:
+def test_the_topic_is_taken_from_the_path_of_a_file() -> None:
     assert topic_at(_SEGMENT) == "t-0"
     assert topic_at(_SNAPSHOT) is None

@@ -25,7 +25,7 @@ def test_a_breach_is_detected(name: str) -> None:
 
 
 def test_the_documentation_has_the_table() -> None:
-    """As `rules_table` writes it."""
+    """The table is the one that `rules_table` writes."""
     assert table() in DOCUMENT.read_text()
 
 

@@ -19,7 +19,7 @@ FIRST = NodeState(1, 1, True, 0, 0, 0, ((0, 0),), ((1, "a"),), -1)
 
 
 def batch(base: int, epoch: int = 1, topic: str | None = None) -> StoredBatch:
-    """One record."""
+    """A batch of one record."""
     record = NoOpRecord() if topic is None else TopicRecord(topic, UUID(int=base + 1))
     content = bytes(record_batch([record], 30, 0, base_offset=base, epoch=epoch))
     return StoredBatch(base, base + 1, epoch, content)
@@ -27,7 +27,7 @@ def batch(base: int, epoch: int = 1, topic: str | None = None) -> StoredBatch:
 
 @dataclass
 class FakeView:
-    """A node that says what it is told to say."""
+    """A node that reports values set by the test."""
 
     now: NodeState = FIRST
     log: list[StoredBatch] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Scene:
         self.invariants.check(self.nodes[node_id - 1])
 
     def sync(self, node_id: int, batches: list[StoredBatch]) -> None:
-        """They are on the node's disk, safe."""
+        """Write the batches to the node's disk and sync them."""
         disk = self.nodes[node_id - 1].disk
         fd = disk.open_append("/data/0.log")
         for each in batches:
@@ -93,16 +93,16 @@ def _two_leaders(scene: Scene) -> None:
     scene.set(2, is_leader=True)
 
 
-def _epoch_falls(scene: Scene) -> None:
+def _epoch_decreases(scene: Scene) -> None:
     scene.set(2, epoch=0)
 
 
-def _epoch_falls_after_a_restart(scene: Scene) -> None:
+def _epoch_decreases_after_a_restart(scene: Scene) -> None:
     scene.set(2, epoch=7, leader_id=-1)
     scene.restart(2, epoch=6, leader_id=-1)
 
 
-def _high_watermark_falls(scene: Scene) -> None:
+def _high_watermark_decreases(scene: Scene) -> None:
     scene.set(2, high_watermark=2)
 
 
@@ -132,7 +132,7 @@ def _leader_without_committed_records(scene: Scene) -> None:
     scene.set(2, epoch=2, is_leader=True, log_end=2, high_watermark=2)
 
 
-def _image_at_rest_is_another(scene: Scene) -> None:
+def _published_image_changes(scene: Scene) -> None:
     image = scene.invariants.committed.image_at(2)
     assert image is not None
     scene.one.published = image
@@ -148,19 +148,19 @@ def _leader_with_other_records(scene: Scene) -> None:
     scene.set(2, epoch=2, is_leader=True)
 
 
-def _high_watermark_behind_the_end(scene: Scene) -> None:
+def _high_watermark_beyond_the_log_end(scene: Scene) -> None:
     scene.set(2, high_watermark=4)
 
 
-def _start_without_snapshot(scene: Scene) -> None:
+def _log_start_without_snapshot(scene: Scene) -> None:
     scene.set(2, log_start=2)
 
 
-def _start_behind_the_end(scene: Scene) -> None:
+def _log_start_beyond_the_log_end(scene: Scene) -> None:
     scene.set(2, log_start=4)
 
 
-def _two_voters_at_once(scene: Scene) -> None:
+def _two_voters_added_at_once(scene: Scene) -> None:
     scene.set(2, voters=((1, "a"), (2, "b"), (3, "c")))
 
 
@@ -196,7 +196,7 @@ def _committed_and_not_synced(scene: Scene) -> None:
     scene.set(1, log_end=4, high_watermark=4)
 
 
-def _leader_cuts_its_log(scene: Scene) -> None:
+def _leader_truncates_its_log(scene: Scene) -> None:
     scene.one.log.append(batch(3))
     scene.set(1, log_end=4)
     scene.set(1, log_end=3)
@@ -211,7 +211,7 @@ def _leader_loads_a_snapshot(scene: Scene) -> None:
     scene.set(1, snapshots=((4, 1),), log_start=4, log_end=4)
 
 
-def _a_well_quorum_is_disturbed(scene: Scene) -> None:
+def _healthy_quorum_is_disturbed(scene: Scene) -> None:
     _two_voters(scene)
     scene.set(2, is_leader=False, in_touch=True, voters=((1, "a"), (2, "b")))
     scene.world.scheduler.now_s = 30.0
@@ -227,7 +227,7 @@ def _image_before_commit(scene: Scene) -> None:
     scene.set(1, image_offset=3)
 
 
-def _image_is_another(scene: Scene) -> None:
+def _image_differs_from_the_log(scene: Scene) -> None:
     image = scene.invariants.committed.image_at(2)
     assert image is not None
     scene.one.published = replace(image, topics_by_name=EMPTY_IMAGE.topics_by_name)
@@ -242,7 +242,7 @@ def _snapshot(image: MetadataImage) -> bytes:
     return b"".join(_snapshot_batches(image))
 
 
-def _snapshot_is_another(scene: Scene) -> None:
+def _snapshot_differs_from_the_log(scene: Scene) -> None:
     image = scene.invariants.committed.image_at(2)
     assert image is not None
     other = replace(image, topics_by_name=EMPTY_IMAGE.topics_by_name, topics_by_id=EMPTY_IMAGE.topics_by_id)
@@ -250,14 +250,14 @@ def _snapshot_is_another(scene: Scene) -> None:
     scene.set(2, snapshots=((0, 0), (3, 1)))
 
 
-def _snapshot_without_its_end(scene: Scene) -> None:
+def _snapshot_without_footer(scene: Scene) -> None:
     image = scene.invariants.committed.image_at(2)
     assert image is not None
     scene.two.snapshots[3, 1] = b"".join(_snapshot_batches(image)[:-1])
     scene.set(2, snapshots=((0, 0), (3, 1)))
 
 
-def _snapshot_of_the_future(scene: Scene) -> None:
+def _snapshot_beyond_the_log_end(scene: Scene) -> None:
     scene.set(2, snapshots=((0, 0), (9, 1)))
 
 
@@ -269,32 +269,32 @@ def _snapshot_of_another_epoch(scene: Scene) -> None:
     ("violation", "rule"),
     [
         (_two_leaders, "Q51"),
-        (_epoch_falls, "Q50"),
-        (_epoch_falls_after_a_restart, "Q50"),
-        (_high_watermark_falls, "Q53"),
+        (_epoch_decreases, "Q50"),
+        (_epoch_decreases_after_a_restart, "Q50"),
+        (_high_watermark_decreases, "Q53"),
         (_committed_record_changed, "Q56"),
         (_another_batch_of_the_same_epoch, "log matching"),
         (_committed_record_in_another_epoch, "Q56"),
         (_hole_in_the_committed_log, "Q56"),
         (_leader_without_committed_records, "Q56"),
         (_leader_with_other_records, "Q56"),
-        (_high_watermark_behind_the_end, "N49"),
-        (_start_without_snapshot, "N48"),
-        (_start_behind_the_end, "N49"),
-        (_two_voters_at_once, "Q44"),
+        (_high_watermark_beyond_the_log_end, "N49"),
+        (_log_start_without_snapshot, "N48"),
+        (_log_start_beyond_the_log_end, "N49"),
+        (_two_voters_added_at_once, "Q44"),
         (_committed_on_one_of_two, "Q52"),
         (_committed_and_not_synced, "Q52"),
         (_a_follower_commits_before_its_leader, "Q52"),
         (_commits_an_old_epoch_by_counting, "Q32"),
-        (_leader_cuts_its_log, "Q55"),
+        (_leader_truncates_its_log, "Q55"),
         (_leader_loads_a_snapshot, "Q55"),
-        (_a_well_quorum_is_disturbed, "K7"),
+        (_healthy_quorum_is_disturbed, "K7"),
         (_image_before_commit, "G35"),
-        (_image_is_another, "C1"),
-        (_image_at_rest_is_another, "C1"),
-        (_snapshot_is_another, "N50"),
-        (_snapshot_without_its_end, "N50"),
-        (_snapshot_of_the_future, "N53"),
+        (_image_differs_from_the_log, "C1"),
+        (_published_image_changes, "C1"),
+        (_snapshot_differs_from_the_log, "N50"),
+        (_snapshot_without_footer, "N50"),
+        (_snapshot_beyond_the_log_end, "N53"),
         (_snapshot_of_another_epoch, "N53"),
     ],
 )
@@ -322,7 +322,7 @@ def test_a_correct_history_passes() -> None:
     scene.set(2, log_end=4)
     scene.set(2, high_watermark=4)
     scene.restart(1, epoch=1, high_watermark=0, is_leader=False)
-    late = scene.world.add(3, scene.body)  # elected in an epoch that is over, and has not heard of it
+    late = scene.world.add(3, scene.body)  # elected in an epoch that is over, which it does not know yet
     late.view = FakeView(now=FIRST._replace(epoch=1, leader_id=3, is_leader=False))
     scene.invariants.check(late)
     scene.invariants._leaders.clear()

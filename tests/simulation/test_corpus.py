@@ -88,7 +88,7 @@ def test_a_game_that_fails_is_no_entry(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_replayed_corpus_keeps_the_games_that_reach_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And games that are there for another reason."""
+    """It also keeps games that have another reason."""
     produce, lag = _MET - {_LAG}, {_LAG}
     met = {1: set(), 2: lag, 3: produce, 4: _MET, 5: set()}
     games = {seed: Game("operations", seed, {}) for seed in met}
@@ -103,7 +103,7 @@ def test_a_replayed_corpus_keeps_the_games_that_reach_most(tmp_path: Path, monke
 
 
 def test_the_search_is_deterministic() -> None:
-    """And options that a story takes."""
+    """Also, the scenario of each game has the drawn options."""
     games = [[search._next() for _ in range(30)] for search in (Search(Path("/none"), 5), Search(Path("/none"), 5))]
     assert games[0] == games[1]
     for game in games[0]:
@@ -156,7 +156,7 @@ def test_unreachable_triples_have_a_reason() -> None:
 
 
 def test_the_corpus_of_this_repository_can_be_played() -> None:
-    """Each entry is a game with options that its story knows, and reaches something first."""
+    """Each entry is a game with valid options of its scenario, and reaches at least one triple first."""
     reached: set[Triple] = set()
     for entry in load(CORPUS):
         assert entry.game.scenario in SCENARIOS
@@ -166,11 +166,11 @@ def test_the_corpus_of_this_repository_can_be_played() -> None:
         reached |= entry.first
     assert reached <= coverage_table.wanted()
     for triple in coverage_table.wanted() - reached:
-        assert coverage_table.rare_because(triple), f"{triple} is in no game, and has no written reason"
+        assert coverage_table.rare_because(triple), f"{triple} is in no game, and has no documented reason"
 
 
 def test_make_simulate_runs_the_games_that_detect_the_holes() -> None:
-    """Those whose options are not drawn are games of the corpus; the others are among the first seeds."""
+    """Games with options that are not drawn are in the corpus; the others are among the first seeds."""
     played = [entry.game for entry in load(CORPUS)]
     assert [game for game in GAMES if game.overrides and game not in played] == []
     assert [game for game in GAMES if not game.overrides and game.seed >= SEEDS] == []

@@ -25,7 +25,7 @@ def _coverage(clock: _Clock) -> Coverage:
     return coverage
 
 
-def test_an_operation_meets_the_faults_that_are_active() -> None:
+def test_an_operation_coincides_with_active_faults() -> None:
     clock = _Clock()
     coverage = _coverage(clock)
     coverage.fault("slow disk", 2, lasts_s=3.0)
@@ -36,7 +36,7 @@ def test_an_operation_meets_the_faults_that_are_active() -> None:
     assert coverage.counts == {Triple("log", "2-t0", "produce", "slow disk"): 1}
 
 
-def test_a_fault_meets_the_operations_in_progress() -> None:
+def test_a_fault_coincides_with_operations_in_progress() -> None:
     clock = _Clock()
     coverage = _coverage(clock)
     coverage.operation("produce", "t0")
@@ -66,7 +66,7 @@ def test_one_sample_serves_all_operations_on_the_same_logs() -> None:
     }
 
 
-def test_a_change_meets_what_is_active_on_its_node_and_in_progress_on_its_topic() -> None:
+def test_a_change_coincides_with_faults_of_its_node_and_operations_on_its_topic() -> None:
     clock = _Clock()
     coverage = _coverage(clock)
     sample, coverage.sample = coverage.sample, lambda node_id, topic: ()
@@ -115,7 +115,7 @@ def test_an_operation_is_in_progress_until_its_effect_has_ended() -> None:
     ],
 )
 def test_background_work_is_an_operation(operation: Operation, seed: int, options: dict[str, str]) -> None:
-    """On its topic, or of the whole cluster for the metadata; and no seed is another for being looked at."""
+    """It belongs to its topic, metadata work to the whole cluster; and counting it changes no seed."""
     options |= {"crash_s": "0.7", "safety_s": "4"}
     outcome = play(seed, "operations", overrides=options)
     assert outcome.failure is None
@@ -178,7 +178,7 @@ def test_a_fault_can_be_extended() -> None:
     assert sorted(map(str, coverage.counts)) == ["log 1-t0, produce, stranded"]
 
 
-def test_a_change_of_a_node_meets_each_operation_with_the_logs_of_its_topic() -> None:
+def test_a_change_of_a_node_coincides_with_each_operation_on_its_logs() -> None:
     coverage = _coverage(_Clock())
     sample, coverage.sample = coverage.sample, lambda node_id, topic: ()
     for topic in ("t0", "t1", None):
@@ -193,8 +193,8 @@ def test_a_change_of_a_node_meets_each_operation_with_the_logs_of_its_topic() ->
     }
 
 
-def test_the_operations_that_a_fault_would_meet() -> None:
-    """Operations on the logs that are in this state now, and nothing is counted by asking."""
+def test_operations_that_a_fault_would_coincide_with_are_listed() -> None:
+    """Only operations on logs that are in this state now; the query counts nothing."""
     clock = _Clock()
     coverage = _coverage(clock)
     coverage.operation("reassign", "t0")

@@ -1,6 +1,4 @@
-"""Receipts after a crash: what the check of the scenario `brokers` reports as a loss without a receipt, and what it
-does not.
-"""
+"""Receipts after a crash: which losses the check of the scenario `brokers` reports as losses without a receipt."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def receipt(lost: list[StoredBatch], **other: object) -> Receipt:
 
 
 class Machine:
-    """A log that is written, a crash, and what the next life finds and says."""
+    """A log, a crash, and the log and receipts of the next process."""
 
     def __init__(self, *, synced: bool) -> None:
         self.disk = SimDisk()
@@ -113,19 +111,19 @@ def test_a_killed_process_loses_nothing_without_a_receipt() -> None:
     "wrong",
     [{"start_offset": 3}, {"records": 3}, {"size_bytes": 1}, {"leader_epochs": (2,)}, {"end_offset_exclusive": 5}],
 )
-def test_a_receipt_that_is_not_exact(wrong: dict[str, object]) -> None:
+def test_an_inexact_receipt_is_detected(wrong: dict[str, object]) -> None:
     with pytest.raises(InvariantBroken, match="receipts after a crash"):
         killed().opens(LOG[:1], receipt(LOG[1:], **wrong))
 
 
-def test_a_receipt_for_records_that_are_still_there() -> None:
+def test_a_receipt_for_records_that_are_not_lost_is_detected() -> None:
     with pytest.raises(InvariantBroken, match="not lost"):
         killed().opens(LOG, receipt(LOG[1:]))
     with pytest.raises(InvariantBroken, match="not lost"):
         killed().opens(LOG, receipt(LOG[1:], cause=Cause.RECOVERY))
 
 
-def test_a_log_start_within_a_batch() -> None:
+def test_a_receipt_excludes_records_below_the_log_start() -> None:
     """The record below it had been deleted before."""
     exact = receipt(LOG, start_offset=1, records=5)
     for told in (exact, receipt(LOG)):
@@ -140,14 +138,14 @@ def test_a_log_start_within_a_batch() -> None:
 
 
 def test_records_deleted_up_to_the_middle_of_a_batch_are_not_lost() -> None:
-    """Right after the start, before the log was looked at (operations, seed 33001665)."""
+    """The deletion came right after the start, before the log was checked (operations, seed 33001665)."""
     Machine(synced=True).crash(power_lost=True).opens(LOG[1:], start=3)
     with pytest.raises(InvariantBroken, match="without a receipt"):
         Machine(synced=True).crash(power_lost=True).opens([stored(8)], start=8)
 
 
-def test_a_compacted_log_that_restarts() -> None:
-    """What compaction took before is told by no receipt, and all that was left is below the new log start."""
+def test_receipts_of_a_restarted_compacted_log() -> None:
+    """A receipt need not cover records that compaction removed before; the others are below the new log start."""
     killed().opens([], receipt(LOG), start=9, is_compacted=True)
     killed().opens([], receipt(LOG[1:], records=2), start=9, is_compacted=True)
     for wrong in ({"end_offset_exclusive": 7}, {"leader_epochs": (2,)}, {"records": 7}):
@@ -157,8 +155,8 @@ def test_a_compacted_log_that_restarts() -> None:
         killed().opens(LOG[2:], receipt(LOG), start=0, is_compacted=True)
 
 
-def test_a_compacted_log_that_was_emptied_right_before_the_crash() -> None:
-    """Its leader has all of it, and no file says any more why it is empty (operations, seed 36000837)."""
+def test_a_compacted_log_emptied_right_before_the_crash_is_no_loss() -> None:
+    """Its leader has every record, and no file shows any more why the log is empty (operations, seed 36000837)."""
     killed().opens([], is_compacted=True, leader_has=True)
     with pytest.raises(InvariantBroken, match="without a receipt"):
         killed().opens([], is_compacted=True)
@@ -166,8 +164,8 @@ def test_a_compacted_log_that_was_emptied_right_before_the_crash() -> None:
         killed().opens([], leader_has=True)
 
 
-def test_a_replica_that_was_recreated_elsewhere_is_another_one() -> None:
-    """Its disk had gone before the log was looked at in this life (operations, seed 37001253)."""
+def test_a_replica_recreated_in_another_directory_is_no_loss() -> None:
+    """Its disk had failed before the log was checked in this process (operations, seed 37001253)."""
     killed().opens([], directory="/data2/t0-0")
 
 
@@ -184,7 +182,7 @@ def test_a_power_failure_loses_unsynced_data_without_a_receipt() -> None:
     assert len(seen) > 1
 
 
-def test_records_that_survived_a_power_failure_but_are_not_in_the_log() -> None:
+def test_durable_records_missing_after_a_power_failure_are_a_loss() -> None:
     machine = Machine(synced=True).crash(power_lost=True)
     with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is missing without a receipt"):
         machine.opens(LOG[:2])
@@ -197,8 +195,8 @@ def test_a_removed_directory_is_no_loss() -> None:
     machine.opens([])
 
 
-def test_a_late_receipt_of_a_directory_that_was_set_aside() -> None:
-    """It tells nothing of the log in use, whose batches have the same offsets (`operations`, seed 43002494)."""
+def test_a_late_receipt_of_a_directory_set_aside_covers_nothing_else() -> None:
+    """It does not cover the log in use, whose batches have the same offsets (`operations`, seed 43002494)."""
     late = receipt(LOG, cause=Cause.RECOVERY, evidence=("/data/t0-0.x-stray/lost+found/0.log.0",))
     killed().opens(LOG, late)
     with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is missing without a receipt"):

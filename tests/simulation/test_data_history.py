@@ -47,7 +47,7 @@ def test_a_batch_of_another_incarnation() -> None:
         history.wrote(stored(1, (None, b"value 82e53860")), BatchId(0, 0), "n1")
 
 
-def test_an_unclean_leader_whose_log_starts_later_keeps_what_was_deleted() -> None:
+def test_an_unclean_leader_with_a_later_log_start_keeps_deleted_records() -> None:
     history = History("t0-0")
     batches = [stored(offset, (None, b"x")) for offset in range(4)]
     history.commit(batches, "n1")
@@ -56,7 +56,7 @@ def test_an_unclean_leader_whose_log_starts_later_keeps_what_was_deleted() -> No
     assert history.lost_batches == batches[3:]
 
 
-def test_an_unclean_leader_that_begins_within_a_batch_lacks_the_rest_of_it() -> None:
+def test_an_unclean_leader_whose_log_starts_within_a_batch_lacks_the_rest() -> None:
     history = History("t0-0")
     batches = [stored(0, (None, b"x")), stored(1, (None, b"x"), (None, b"x"))]
     history.commit(batches, "n1")
@@ -75,24 +75,24 @@ class TestCompacted:
         history.becomes_compacted()
         return history
 
-    def test_what_may_not_go(self) -> None:
+    def test_the_last_record_of_each_key_survives(self) -> None:
         assert self.history().survivors(0) == {2}
         assert self.history().survivors(3) == set()
 
-    def test_a_batch_with_fewer_records(self) -> None:
+    def test_a_batch_may_lose_superseded_records(self) -> None:
         history = self.history()
         history.compare(stored(1, (b"b", b"1")), "n1")
         history.wrote(stored(1, (b"b", b"1")), None, "n2")
         history.read(BatchId(1, 0), stored(1, (b"b", b"1")).content, None, "consumer")
 
-    def test_a_record_that_is_another_one(self) -> None:
+    def test_a_changed_record_is_detected(self) -> None:
         with pytest.raises(InvariantBroken, match="log matching"):
             self.history().compare(stored(1, (b"b", b"9")), "n1")
         with pytest.raises(InvariantBroken, match="of epoch 0 is committed"):
             self.history().compare(stored(1, (b"b", b"1"), epoch=1), "n1")
 
-    def test_a_stale_leader_gives_what_an_unclean_election_cost(self) -> None:
-        """It cannot know; a leader of the newest history may not (operations, game 25003157)."""
+    def test_a_stale_leader_may_return_records_lost_in_an_unclean_election(self) -> None:
+        """It cannot detect this; a leader of the newest history must not return them (operations, game 25003157)."""
         history = self.history()
         other = stored(1, (b"b", b"9"), epoch=1)
         history.wrote(other, None, "n3")
@@ -101,7 +101,7 @@ class TestCompacted:
         history.last_unclean = 2
         history.read(BatchId(1, 1), other.content, None, "consumer")
 
-    def test_an_unclean_leader_has_what_compaction_removed_and_not_what_came_in_other_epochs(self) -> None:
+    def test_an_unclean_leader_has_compacted_records_and_none_of_other_epochs(self) -> None:
         history = History("t0-0")
         batches = [stored(0, (b"a", b"1")), stored(1, (b"b", b"1")), stored(2, (b"c", b"1"), epoch=1)]
         history.becomes_compacted()
@@ -113,7 +113,7 @@ class TestCompacted:
 
 
 def test_a_reader_crosses_deleted_records_and_no_truncation() -> None:
-    """The log was emptied up to 5 and goes on there: what lay before its first batch is known from other logs only."""
+    """The log was deleted up to 5 and continues there: its earlier batches are known from other logs only."""
     history, batch = History("t0-0"), stored(5, (None, b"value"), epoch=3)
     history.wrote(batch, None, "n1")
     history.commit([stored(0, *[(None, b"gone")] * 5), batch], "n1")

@@ -56,20 +56,20 @@ def test_verify_reads_all_disks_together() -> None:
     verify_finds_nothing(disks, PATHS)
 
 
-def test_replicas_that_differ() -> None:
+def test_differing_replicas_are_detected() -> None:
     with pytest.raises(InvariantBroken, match=r"\(verify\)"):
         verify_finds_nothing({"n1": replica(b"a", b"b"), "n2": replica(b"a", b"c")}, PATHS)
 
 
-def test_a_changed_byte_that_verify_misses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_byte_missed_by_verify_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fenceline.testing.simulation.disk_checks.errors_of", lambda disks, directories, holding: [])
     with pytest.raises(InvariantBroken, match="does not find the changed byte"):
         verify_finds_a_changed_byte({"n1": replica(b"a")}, PATHS[:1], Random(0))
 
 
 @pytest.mark.parametrize("position", [5, 13], ids=["base offset", "leader epoch"])
-def test_a_changed_byte_that_shows_by_the_next_file(position: int) -> None:
-    """No checksum covers them. Where the batch behind it begins a file, that one is out of place."""
+def test_a_changed_byte_is_revealed_by_the_next_file(position: int) -> None:
+    """No checksum covers them. If the next batch starts a file, its position reveals the change."""
 
     class FirstSegment(Random):
         def choice(self, seq: Any) -> Any:

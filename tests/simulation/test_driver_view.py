@@ -1,5 +1,5 @@
-"""What the checks see of a node while its disk is at work: nothing that a loss of power could take back unheard, and
-everything that others may have heard."""
+"""The state of a node that checks see during disk work: none that a power failure could revert before another node has
+seen it, and all that other nodes may have seen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fenceline.testing.simulation.controller_of_one import DriverView
 
 
 def _node() -> Any:
-    """What a view looks at; it leads epoch 3."""
+    """The parts of a node that a view reads; the node leads epoch 3."""
     quorum = SimpleNamespace(role=Leader(3, 1, 0), in_touch=False, high_watermark=5, voters=())
     log = SimpleNamespace(is_changing=False, start_offset=0, end_offset=7, snapshots=[(0, 0)])
     return SimpleNamespace(
@@ -45,7 +45,7 @@ def test_an_election_counts_when_it_is_durable() -> None:
 
 
 def test_the_state_before_a_durable_election_is_checked() -> None:
-    """A record that is called committed in the same step, an image, a snapshot."""
+    """A record committed in the same step, an image, a snapshot."""
     node = _node()
     view = _view(node)
     assert view.has_changed()

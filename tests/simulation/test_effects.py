@@ -98,7 +98,7 @@ def test_deleted_records_are_in_progress_until_the_replicas_begin_at_the_same_of
 
 
 def test_a_deletion_is_in_progress_while_a_disk_has_files_of_the_topic() -> None:
-    """Also that of a broker that is down and has not heard of it."""
+    """This includes the disk of a broker that is down and does not know of the deletion."""
     cluster = _Cluster()
     assert not cluster.lasts(Operation.DELETE_TOPIC)
     del cluster.topics["t0"]

@@ -1,4 +1,4 @@
-"""Topics with `flush.messages=1`: what a replica has acknowledged is durable on its disk."""
+"""Topics with `flush.messages=1`: acknowledged records are durable on the disk of a replica."""
 
 from __future__ import annotations
 

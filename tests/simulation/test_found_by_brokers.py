@@ -21,24 +21,24 @@ from .test_brokers_scenario import NO_FAULTS
 @pytest.mark.parametrize(
     "seed",
     [
-        394,  # a refused batch was sent again and acknowledged by another leader: its first copy was not
-        915,  # a start on a full disk cut a log without a note, so that no receipt ever told of it
-        1073,  # a cut that a full disk refused was the only thing to do for a leader's link, which slept on
+        394,  # a rejected batch was sent again and acknowledged by another leader, but its first copy was not
+        915,  # a start on a full disk truncated a log without recording it, so that no receipt was written
+        1073,  # a truncation failed on a full disk and was the only work of a leader link, which never woke
         1449,  # a node that started with a full disk left a partition offline for good
-        3171,  # a leader that heard at once of a smaller in-sync set and of the next leader commits in between
-        3308,  # power goes in a cut, and takes of what was to stay more than recovery can read
-        4012,  # a controller that was elected when it had begun to stop led on, and never stopped
-        4178,  # power was lost between a cut and the checkpoint that follows it, and again after the next appends
+        3171,  # a leader that learns of a smaller in-sync set and of the next leader at once commits in between
+        3308,  # a power failure during a truncation damages kept records so that recovery cannot read them
+        4012,  # a controller that was elected while it was stopping kept leading, and never stopped
+        4178,  # power failed between a truncation and its checkpoint, and again after the next appends
     ],
 )
-def test_seeds_that_found_something(seed: int) -> None:
+def test_seeds_that_found_a_bug(seed: int) -> None:
     outcome = play(seed, "brokers")
     assert outcome.failure is None, outcome.report()
 
 
-def test_topics_that_are_deleted_while_a_node_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed 88: a log was opened by its topic's name, the topic was deleted and created anew, and the records of the
-    old one were taken for those of the new one."""
+def test_a_topic_recreated_while_a_node_starts_is_a_new_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 88: a log was opened by its topic's name, the topic was deleted and recreated, and the records of the
+    old one were used as those of the new one."""
 
     async def slowly(node: Broker) -> list[tuple[LogDir, ExistingPartition]]:
         copies = await recover_logs(node)
@@ -53,9 +53,9 @@ def test_topics_that_are_deleted_while_a_node_starts(monkeypatch: pytest.MonkeyP
         assert outcome.struck["kill"] > 1
 
 
-def test_a_start_ends_when_the_metadata_fails() -> None:
-    """Seed 144: the disk was full when a node started, its quorum gave up, and the broker waited for ever to see
-    itself registered."""
+def test_a_start_fails_if_the_metadata_quorum_fails() -> None:
+    """Seed 144: the disk was full when a node started, its quorum stopped, and the broker waited forever for its
+    registration."""
 
     class Controller:
         def __init__(self) -> None:
@@ -87,6 +87,6 @@ def test_a_start_ends_when_the_metadata_fails() -> None:
         starting.cancel()
         await asyncio.wait((starting,))
         assert starting.cancelled()
-        assert ended.by == "cancelled", "who asks a node to stop ends its start"
+        assert ended.by == "cancelled", "a request to stop ends the start"
 
     run(scenario())

@@ -20,7 +20,7 @@ from fenceline.testing.simulation.stage import play
 
 
 class _Disk(SimDisk):
-    """Reads give the lowest bit of the byte `at` wrong, once `is_wrong` is set."""
+    """Reads return byte `at` with its lowest bit flipped, once `is_wrong` is set."""
 
     is_wrong = False
     at = 0
@@ -38,8 +38,8 @@ def _append(log: MetadataLog, count: int = 1) -> None:
 
 
 def test_data_of_a_killed_process_is_made_durable_at_the_start() -> None:
-    """Controllers, seed 6: a follower was killed before its flush, and told the leader after its start that it has all
-    that its files hold."""
+    """Controllers, seed 6: a follower was killed before its flush, and after its start reported all records in its
+    files to the leader."""
     disk = SimDisk()
     disk.mkdir("/data")
     _append(MetadataLog.open(disk, "/data", now_ms=0), 3)
@@ -54,7 +54,7 @@ def test_data_of_a_killed_process_is_made_durable_at_the_start() -> None:
 
 
 def test_metadata_with_wrong_bits_is_rejected() -> None:
-    """Controllers, seed 36: what is committed is read back from the disk, and may come wrong."""
+    """Controllers, seed 36: committed records are read back from the disk, and may have wrong bits."""
     disk = _Disk(resident=lambda: False)
     disk.mkdir("/data")
     log = MetadataLog.open(disk, "/data", now_ms=0)
@@ -93,7 +93,7 @@ def test_metadata_with_wrong_bits_is_rejected() -> None:
     assert isinstance(failed[0], OperatorError)
 
 
-def test_a_batch_that_does_not_follow_is_rejected() -> None:
+def test_a_batch_out_of_sequence_is_rejected() -> None:
     disk = _Disk(resident=lambda: False)
     disk.mkdir("/data")
     log = MetadataLog.open(disk, "/data", now_ms=0)
@@ -129,8 +129,8 @@ def test_an_epoch_missing_from_the_checkpoint_is_rejected(at: int) -> None:
 
 
 def test_an_append_to_a_full_disk_leaves_no_epoch_behind() -> None:
-    """Else nothing that the leader sends fits any more, and the node wins elections with an epoch that it does not
-    have: all's seed 246."""
+    """Otherwise no append from the leader is accepted any more, and the node wins elections with an epoch that it does
+    not have: all's seed 246."""
     disk = SimDisk()
     disk.mkdir("/data")
     log = MetadataLog.open(disk, "/data", now_ms=0)
@@ -157,21 +157,21 @@ def test_an_append_to_a_full_disk_leaves_no_epoch_behind() -> None:
     ("scenario", "seed"),
     [
         ("quorum", 174),  # a snapshot that needs a damaged record
-        ("controllers", 246),  # epochs of batches that a full disk refused
-        ("controllers", 256),  # too many open files when a term begins
-        ("quorum", 1272),  # one wrong bit in one read at a start cut off what was committed
+        ("controllers", 246),  # epochs of batches that were rejected by a full disk
+        ("controllers", 256),  # too many open files at the start of a term
+        ("quorum", 1272),  # one wrong bit in one read at a start truncated committed records
         ("quorum", 1964),  # a wrong bit in the offset of a batch
         ("quorum", 1432),  # a wrong bit in the epochs' checkpoint was written back
     ],
 )
-def test_seeds_that_found_something(scenario: str, seed: int) -> None:
+def test_seeds_that_found_a_bug(scenario: str, seed: int) -> None:
     outcome = play(seed, scenario)
     assert outcome.failure is None, outcome.report()
 
 
 def test_a_broker_fetches_metadata_lost_in_a_power_failure_again() -> None:
-    """Brokers, seed 22: who never votes syncs no append, so a hole may lie before batches that are whole. A voter with
-    such a log may have acknowledged what is gone: it starts only where others have it (`test_holes`)."""
+    """Brokers, seed 22: a broker that never votes syncs no append, so a hole may precede complete batches. A voter with
+    such a log may have acknowledged lost records: it starts only if others have them (`test_holes`)."""
     disk = SimDisk()
     disk.mkdir("/data")
     log = MetadataLog.open(disk, "/data", now_ms=0)

@@ -22,8 +22,8 @@ POWER = {
 
 
 def test_a_voter_that_loses_power_in_its_first_flush_starts_again() -> None:
-    """As brokers' seed 872: a hole before whole batches, power lost again in the start that followed, and the voter has
-    everything back in the end."""
+    """As brokers' seed 872: a hole before complete batches, another power failure in the next start, and finally the
+    voter has all its records again."""
     told: list[str] = []
     outcome = play(358, "quorum", overrides=POWER, sink=told.append)
     assert outcome.failure is None, outcome.report()
@@ -34,9 +34,9 @@ def test_a_voter_that_loses_power_in_its_first_flush_starts_again() -> None:
     assert cut[0] < again[-1]
 
 
-def _elected_without_what_is_acknowledged() -> None:
-    """Of three voters one is behind. Leader and follower commit; the follower's disk loses a stretch of what it has
-    acknowledged, and the leader is gone for a while."""
+def _play_an_election_with_lost_acknowledged_records() -> None:
+    """One of three voters lags. Leader and follower commit; the follower's disk loses a range of acknowledged records,
+    and the leader is down for a while."""
     play = _Play("controllers", {"nodes": "3"}, 1)
     try:
         list(play.execute("settle", []))
@@ -52,7 +52,7 @@ def _elected_without_what_is_acknowledged() -> None:
         list(play.execute("tear", ["last"]))
         _start(damaged, behind)
         list(play.execute("run", ["30"]))
-        assert play._leader()[1] != behind.node_id, "it lacks what was committed"
+        assert play._leader()[1] != behind.node_id, "it lacks committed records"
         assert len(play._invariants.committed) == before
         processes[leader].start()
         assert next(iter(play.execute("settle", []))).endswith("3 of 3 follow or lead, clients are served")
@@ -67,11 +67,11 @@ def _start(*processes: Process) -> None:
         process.start()
 
 
-def test_no_voter_leads_without_what_a_damaged_voter_had_acknowledged() -> None:
-    _elected_without_what_is_acknowledged()
+def test_no_voter_leads_without_records_that_a_damaged_voter_acknowledged() -> None:
+    _play_an_election_with_lost_acknowledged_records()
 
 
-def test_without_the_promised_end_a_voter_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_promised_end_a_voter_leads_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promised_end, "write", lambda disk, directory, end: None)
     with pytest.raises((InvariantBroken, AssertionError)):
-        _elected_without_what_is_acknowledged()
+        _play_an_election_with_lost_acknowledged_records()

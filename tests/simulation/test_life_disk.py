@@ -39,12 +39,12 @@ def test_an_ended_process_changes_nothing() -> None:
     ):
         with pytest.raises(ProcessEnded):
             call()
-    assert machine.disk.peek("/d/a") == b"written", "the system writes what a killed process has written"
+    assert machine.disk.peek("/d/a") == b"written", "the system persists the writes of a killed process"
     assert machine.disk.open_descriptors == 0
 
 
 def test_replacing_a_file_survives_a_crash_at_every_call() -> None:
-    """Old or new, never half: the promise that everything durable is built on."""
+    """The file is old or new, never partial: all durable state depends on this."""
     seen: set[tuple[int, bytes | None]] = set()
     crashes = 0
     for calls in range(8):
@@ -78,7 +78,7 @@ def test_a_write_is_torn() -> None:
 
 
 def test_the_next_append_of_one_directory_is_torn() -> None:
-    """What else is written comes through."""
+    """Other writes succeed."""
     sizes = set()
     for seed in range(20):
         machine = Machine(seed)

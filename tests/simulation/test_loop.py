@@ -37,7 +37,7 @@ def test_time_passes_only_by_timers() -> None:
 
     began = time.process_time()
     assert run(scenario()) == [0, 3600, 3605, 3615, 3619]
-    assert time.process_time() - began < 60, "an hour was not waited for"
+    assert time.process_time() - began < 60, "an hour of virtual time takes no real time"
 
 
 def test_callbacks_run_in_the_order_they_were_given() -> None:
@@ -71,7 +71,7 @@ def test_timers_of_one_instant_are_shuffled_by_the_seed() -> None:
     assert sorted(order(Random(2))) == list(range(20))
 
 
-def test_nothing_left_is_reported() -> None:
+def test_a_loop_without_pending_work_is_reported() -> None:
     async def scenario() -> None:
         await asyncio.Event().wait()
 
@@ -115,7 +115,7 @@ def test_a_paused_process_catches_up_and_others_continue() -> None:
     assert [when for name, when in seen if name == "paused"] == [2.5, 2.5, 3]
 
 
-def test_a_killed_process_does_nothing_more() -> None:
+def test_a_killed_process_runs_no_more_code() -> None:
     scheduler = Scheduler()
     victim, killer = SimLoop(scheduler, "victim"), SimLoop(scheduler, "killer")
     seen: list[str] = []
@@ -141,7 +141,7 @@ def test_a_killed_process_does_nothing_more() -> None:
     victim.close_tasks()
 
 
-def test_a_process_may_end_in_the_middle_of_its_own_work() -> None:
+def test_a_process_may_be_killed_by_its_own_callback() -> None:
     scheduler = Scheduler()
     loop = SimLoop(scheduler, "n1")
     seen: list[int] = []
@@ -158,7 +158,7 @@ def test_a_process_may_end_in_the_middle_of_its_own_work() -> None:
     loop.close_tasks()
 
 
-def test_jobs_overlap_with_the_loop_and_their_result_comes_later() -> None:
+def test_jobs_overlap_with_the_loop_and_deliver_their_result_later() -> None:
     times = iter([(1.0, 2.0), (0.1, 0.0), (0.5, 0.0)])
     loop = SimLoop(Scheduler(), job_times=lambda: next(times))
     seen: list[tuple[Any, float]] = []
@@ -181,7 +181,7 @@ def test_jobs_overlap_with_the_loop_and_their_result_comes_later() -> None:
         ("second runs", pytest.approx(1.0)),
         ("second known", pytest.approx(3.0)),
         ("first known", pytest.approx(3.0)),
-    ], "one thread tells in its order"
+    ], "jobs of one thread complete in order"
 
 
 def test_a_job_has_no_loop_and_its_error_is_delivered() -> None:
@@ -215,7 +215,7 @@ def test_the_network_of_the_machine_is_unreachable() -> None:
     run(scenario())
 
 
-def test_cancelled_timers_do_not_pile_up() -> None:
+def test_cancelled_timers_are_removed() -> None:
     scheduler = Scheduler()
     loop = SimLoop(scheduler)
     for _ in range(10_000):
@@ -225,7 +225,7 @@ def test_cancelled_timers_do_not_pile_up() -> None:
 
 
 def test_the_watcher_is_called_after_callbacks_that_may_change_a_process() -> None:
-    """Not after the timer of a sleep and not after the end of a job: they only make the coroutine due."""
+    """Not after the timer of a sleep or the end of a job: these only schedule the coroutine."""
     looks: list[float] = []
     scheduler = Scheduler()
     scheduler.watcher = lambda owner: looks.append(scheduler.now_s)
@@ -240,11 +240,11 @@ def test_the_watcher_is_called_after_callbacks_that_may_change_a_process() -> No
     scheduler.run()
     loop.close()
     assert ran == [2.0]
-    assert looks == [0.0, 1.0, 2.0, 3.0], "when it begins, sleeps no more, in the job, and when it knows of that"
+    assert looks == [0.0, 1.0, 2.0, 3.0], "at the start, after the sleep, in the job, and after it"
 
 
 def test_an_unretrieved_error_is_reported_even_if_the_task_is_referenced() -> None:
-    """asyncio reports it when the task is collected; a follower stood still for ever meanwhile."""
+    """asyncio reports it when the task is collected; a follower hung forever meanwhile."""
     scheduler = Scheduler()
     loop = SimLoop(scheduler, "p")
 

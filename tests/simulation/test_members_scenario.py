@@ -11,14 +11,14 @@ from fenceline.testing.simulation.stage import play
     "seed",
     [
         1,
-        24,  # a commit by a call overtook an automatic one that was made before it, which then overwrote it
+        24,  # an explicit commit overtook an earlier automatic one, which then overwrote it
     ],
 )
-def test_a_group_keeps_what_it_committed(seed: int) -> None:
+def test_a_group_keeps_its_committed_offsets(seed: int) -> None:
     outcome = play(seed, "members")
     assert outcome.failure is None, outcome.report()
 
 
 def test_the_same_seed_is_the_same_run() -> None:
-    """Also for a client that asks for random numbers."""
+    """Also for a client that draws random numbers."""
     assert play(3, "members").digest == play(3, "members").digest

@@ -1,4 +1,4 @@
-"""What peers observe of the network and of each other."""
+"""The network and other processes as observed by peers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fenceline.testing.simulation.trace import Trace
 
 
 class Pair:
-    """Node 1 asks, node 2 answers with what it got, backwards."""
+    """Node 1 sends requests, node 2 responds with the reversed bytes."""
 
     def __init__(self, conditions: NetworkConditions | None = None, seed: int = 1) -> None:
         self.scheduler = Scheduler(Random(seed))
@@ -56,7 +56,7 @@ def test_a_request_is_answered_after_two_delays() -> None:
 
 
 @pytest.mark.parametrize("connected", [False, True])
-def test_a_process_that_does_not_run_refuses(connected: bool) -> None:
+def test_a_stopped_process_refuses_connections(connected: bool) -> None:
     pair = Pair()
     pair.end(power_lost=False)
     with pytest.raises(PeerRefused):
@@ -142,13 +142,13 @@ def test_losses_and_duplicates() -> None:
 
     outcomes = pair.run(scenario())
     assert {type(each) for each in outcomes} == {bytes, type}
-    assert len(pair.got) > len(set(pair.got)), "some came twice"
-    assert len(set(pair.got)) < 200, "some never came"
+    assert len(pair.got) > len(set(pair.got)), "some requests are duplicated"
+    assert len(set(pair.got)) < 200, "some requests are lost"
 
 
 @pytest.mark.parametrize(("link", "arrives"), [((1, 2), False), ((2, 1), True)])
 def test_a_partition_of_one_direction(link: tuple[int, int], arrives: bool) -> None:
-    """What was sent on a connection arrives when the partition has healed; single requests are lost."""
+    """Bytes sent on a connection arrive when the partition has healed; single requests are lost."""
     pair = Pair()
 
     async def scenario() -> None:
@@ -160,7 +160,7 @@ def test_a_partition_of_one_direction(link: tuple[int, int], arrives: bool) -> N
         pair.asker.call_later(5, pair.network.heal)
         assert await connection.request(b"abc", timeout_s=10) == b"cba"
         assert pair.scheduler.now_s > 5
-        assert pair.got == [b"abc"], "nothing was lost with the connection"
+        assert pair.got == [b"abc"], "no byte on the connection was lost"
 
     pair.run(scenario())
 
@@ -190,7 +190,7 @@ def test_connections_that_are_reset() -> None:
         assert await _outcome(connection.request(b"slow")) is Lost
         again = await pair.network.connect(1, 2)
         assert await again.request(b"abc") == b"cba"
-        assert await _outcome(again.request(b"bad")) is Lost, "who sends what nobody understands is cut off"
+        assert await _outcome(again.request(b"bad")) is Lost, "a peer that sends invalid bytes is disconnected"
 
     pair.run(scenario())
     assert lost == [1]

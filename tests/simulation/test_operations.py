@@ -48,7 +48,7 @@ BEGUN = {
 }
 
 
-def test_each_name_has_one_line_of_meaning() -> None:
+def test_each_name_has_a_one_line_description() -> None:
     assert list(OPERATIONS) == list(Operation)
     assert list(FAULTS) == list(Fault)
     for meaning in (*OPERATIONS.values(), *FAULTS.values()):
@@ -84,14 +84,14 @@ def _outcome_of(profile: str) -> Outcome:
 
 
 def test_a_node_whose_disk_failed_is_restarted() -> None:
-    """Without the restart, partitions that it took offline would stay so, as they do on a real node: seed 2."""
+    """Without the restart, the partitions on it would stay offline, as on a real node: seed 2."""
     outcome = play(2, "operations", overrides={"fail_s": "1"})
     assert outcome.failure is None, outcome.report()
     assert outcome.struck[Fault.FAILING_DISK]
     assert Fault.FAILING_DISK in {each.fault for each in outcome.triples}
 
 
-def test_a_node_that_was_away_loads_a_metadata_snapshot() -> None:
+def test_a_node_that_was_down_loads_a_metadata_snapshot() -> None:
     options = {"forget_metadata": "1", "snapshot_bytes": "300", "snapshot_interval_ms": "200", "quiet_s": "0"}
     lines: list[str] = []
     overrides = options | {"crash_s": "0.5", "down_s": "1", "max_job_ms": "100"}
@@ -106,7 +106,7 @@ def test_directories_are_lost() -> None:
 
 
 def test_records_restored_by_a_later_unclean_election_are_not_lost() -> None:
-    """Seed 100066: a replica that lost its log leads, then the one that has all of it leads again."""
+    """Seed 100066: a replica that lost its log leads, then the one with the complete log leads again."""
     busy = {"quiet_s": "0", "safety_s": "6", "tidy_ms": "2000"}
     outcome = play(100066, "operations", overrides={"retention": "0", "stop_s": "1.5"} | busy)
     assert outcome.failure is None, outcome.report()
@@ -115,24 +115,24 @@ def test_records_restored_by_a_later_unclean_election_are_not_lost() -> None:
 @pytest.mark.parametrize(
     ("seed", "options"),
     [
-        (30012, {}),  # compaction took a record for a newer one, and an unclean election that one
-        (9102826, {}),  # a receipt that waits beside the directories, a cut, and a kill in the middle of it (checker)
+        (30012, {}),  # compaction removed a superseded record, and an unclean election lost the newer one
+        (9102826, {}),  # a receipt pending beside the directories, a truncation, and a kill during it (checker)
         (9100995, {}),  # the only replica with acknowledged records was moved away
         (9200178, {}),  # the same while its node was down
         (
             9320468,
             {},
-        ),  # an unclean election cost a record for which compaction had taken an older (checker)
-        (9320087, {}),  # an empty log began anew after the leader had called it in sync
-        (21000399, {}),  # a broker lost power between a metadata snapshot that it fetched and the cut of its log
+        ),  # an unclean election lost a record for which compaction had removed an older one (checker)
+        (9320087, {}),  # an empty log was restarted after the leader had added the replica to the in-sync set
+        (21000399, {}),  # a broker lost power between fetching a metadata snapshot and truncating its log
         (9200933, {}),  # a flush of a deleted topic wrote into the directory of the next one of that name
-        (9100327, {}),  # an empty log began above the start of a leader with another history
-        (9103861, {}),  # the ledger has a receipt before the cut has ended (checker)
+        (9100327, {}),  # an empty log was restarted above the log start of a leader with another history
+        (9103861, {}),  # the ledger has a receipt before the truncation has ended (checker)
         (9100066, {}),  # a fetch commits, and its read finds that the directory has failed (checker)
-        (9101397, {}),  # an empty log begins anew below its start and grows within one step (checker)
-        (9102718, {}),  # a leader that has not heard of the new topic answers for the old one by its name (checker)
+        (9101397, {}),  # an empty log is restarted below its start and grows within one step (checker)
+        (9102718, {}),  # a leader that does not know the new topic answers for the old one of the same name (checker)
         (
-            7000004,  # a follower was in sync whose log ended where the leader's began, with another history
+            7000004,  # a follower was in sync whose log ended at the leader's log start, with another history
             dict(CALM)
             | {
                 "elr": "1",
@@ -152,12 +152,12 @@ def test_records_restored_by_a_later_unclean_election_are_not_lost() -> None:
         ),
     ],
 )
-def test_games_that_found_something(seed: int, options: dict[str, str]) -> None:
+def test_games_that_found_a_bug(seed: int, options: dict[str, str]) -> None:
     outcome = play(seed, "operations", overrides=options)
     assert outcome.failure is None, outcome.report()
 
 
-def test_a_loss_without_a_receipt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_without_a_receipt_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed 0 loses acknowledged records to an unclean election."""
     check = DataChecks.losses_have_receipts
 
@@ -172,7 +172,7 @@ def test_a_loss_without_a_receipt_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_replica_that_lost_its_files_is_replaced() -> None:
-    """The operator elects another one where all that may be elected cleanly have lost their directory, and live."""
+    """The operator elects another replica if all eligible ones have lost their directory and are running."""
     online, lost = UUID(int=7), LOST_DIRECTORY
     brokers = {
         node: BrokerImage(node, 1, UUID(int=node), (), {}, None, node == 3, False, (online,)) for node in (1, 2, 3)
@@ -187,10 +187,10 @@ def test_a_replica_that_lost_its_files_is_replaced() -> None:
     assert has_lost_files(partition(last=(1,)), image)
     assert not has_lost_files(partition(1, 2), image), "it will be elected"
     assert not has_lost_files(partition(2), image)
-    assert not has_lost_files(partition(3, lost_of=3), image), "it may come back"
+    assert not has_lost_files(partition(3, lost_of=3), image), "it may return"
 
 
-def test_a_log_that_the_cleaner_gives_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_the_cleaner_stops_cleaning_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Compaction, keys: object) -> Iterator[int]:
         raise Uncleanable("a test")
 

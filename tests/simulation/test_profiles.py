@@ -40,8 +40,8 @@ def test_machines_receive_messages_late() -> None:
     assert _struck_in("leaders")["lag"] > 1
 
 
-class _Sends(asyncio.Protocol):
-    """Answers what it gets with the same."""
+class _Echo(asyncio.Protocol):
+    """Sends back what it receives."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -51,8 +51,8 @@ class _Sends(asyncio.Protocol):
         self.transport.write(data)
 
 
-class _Waits(asyncio.Protocol):
-    """Knows when an answer came."""
+class _Receiver(asyncio.Protocol):
+    """Records when a response arrived."""
 
     def __init__(self) -> None:
         self.answered = asyncio.Event()
@@ -61,7 +61,7 @@ class _Waits(asyncio.Protocol):
         self.answered.set()
 
 
-async def _answer_s(world: World, transport: asyncio.Transport, waits: _Waits) -> float:
+async def _answer_s(world: World, transport: asyncio.Transport, waits: _Receiver) -> float:
     waits.answered.clear()
     asked_s = world.scheduler.now_s
     transport.write(b"?")
@@ -74,9 +74,9 @@ def test_a_link_that_lags_is_late_one_way_and_on_its_port() -> None:
     sockets = Sockets(world)
 
     async def look() -> list[float]:
-        listener = await sockets.of(2).listen(world.loop, _Sends, 9092)
+        listener = await sockets.of(2).listen(world.loop, _Echo, 9092)
         await listener.start_serving()
-        transport, waits = await sockets.of(1).connect(world.loop, _Waits, "n2", 9092)
+        transport, waits = await sockets.of(1).connect(world.loop, _Receiver, "n2", 9092)
         took_s = [await _answer_s(world, transport, waits)]
         world.network.lag(2, 1, 9092, 0.5)
         world.network.lag(1, 2, 9093, 3.0)

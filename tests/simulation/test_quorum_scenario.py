@@ -26,7 +26,7 @@ def test_seeds(first: int) -> None:
 
 @pytest.mark.parametrize("nodes", [2, 3, 5])
 def test_voter_changes_cost_no_leader_its_majority(nodes: int) -> None:
-    """Also where one voter is left, and the leader is the one who goes: the other must fetch what removes it."""
+    """Also if one voter remains and the leader is removed: the other must fetch the removal."""
     calm = dict.fromkeys(_FAULTS, "0")
     lines: list[str] = []
     overrides = {**calm, "nodes": str(nodes), "admin_s": "0.5", "safety_s": "40", "clients": "1", "think_ms": "500"}
@@ -38,7 +38,7 @@ def test_voter_changes_cost_no_leader_its_majority(nodes: int) -> None:
 
 @pytest.mark.parametrize("nodes", [3, 5])
 def test_without_faults_the_leader_does_not_change(nodes: int) -> None:
-    """The pre-vote and the timers leave a cluster alone that is well."""
+    """The pre-vote and the timers do not disturb a healthy cluster."""
     calm = dict.fromkeys(_FAULTS, "0")
     lines: list[str] = []
     outcome = play(

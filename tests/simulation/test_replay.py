@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_log_lines_of_other_threads_are_not_in_the_trace() -> None:
-    """A test before this one may have left a thread at work in this process."""
+    """An earlier test may have left a running thread in this process."""
     told, ended = [], threading.Event()
 
     def log_on() -> None:
@@ -52,7 +52,7 @@ def test_log_lines_of_other_threads_are_not_in_the_trace() -> None:
 
 
 def _digests_in_a_new_process(hash_seed: str) -> list[str]:
-    """Of the whole trace of each scenario, in a process where sets and maps have another order."""
+    """Digests of the complete trace of each scenario, from a process where sets and maps have another order."""
     code = "from fenceline.testing.simulation.stage import SCENARIOS, play\n"
     code += f"for scenario in sorted(SCENARIOS): print(play({SEED}, scenario).digest)"
     return _lines_of_a_new_process(code, hash_seed)
@@ -82,7 +82,7 @@ def test_the_same_seed_in_two_processes() -> None:
 
 
 def test_two_topics_in_two_processes() -> None:
-    """Topics are found by their names' hashes, which are others in each process."""
+    """Topics are looked up by hashes of their names, which differ between processes."""
     for seed, scenario in ((7, "brokers"), (6, "operations")):
         assert options_of(seed, scenario).topics == 2
         lines: list[str] = []
@@ -123,7 +123,7 @@ def test_options_are_drawn_printed_and_overridden() -> None:
     options = options_of(3, "controller", {"crash_s": "2.5", "shuffle": "no", "clients": "7"})
     assert (options.crash_s, options.shuffle, options.clients) == (2.5, False, 7)
     printed = dict(each.split("=") for each in str(options).split())
-    assert Options().with_text(printed) == options, "what is printed gives the same options"
+    assert Options().with_text(printed) == options, "the printed options reproduce the drawn ones"
     with pytest.raises(ValueError, match="unknown option 'crash'"):
         options_of(3, "controller", {"crash": "1"})
 
@@ -157,7 +157,7 @@ def test_many_seeds_from_the_command_line(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_parent(ends: signal.Signals) -> None:
-    """Ctrl-C, or a kill, in the midst of seeds."""
+    """Ctrl-C, or a kill, while seeds run."""
     command = [sys.executable, "-m", "fenceline.testing.simulation", "--seeds", "0..1000000", "--progress", "1"]
     with subprocess.Popen([*command, "--workers", "2"], stdout=subprocess.PIPE, text=True) as process:
         reaper.watch_process(process.pid)

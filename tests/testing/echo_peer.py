@@ -35,19 +35,19 @@ class Connection:
         self.peer.ask("send", connection=self._number, text=text)
 
     def look(self) -> dict[str, Any]:
-        """`state`, and how often what is not acknowledged was sent again (`retransmits`)."""
+        """`state`, and the number of retransmissions (`retransmits`)."""
         seen: dict[str, Any] = self.peer.ask("look", connection=self._number)
         self.heard += seen["heard"]
         self.is_ended = seen["ended"]
         return seen
 
     def wait_heard(self, text: str) -> None:
-        """Wait until all of the text has come, and fail where it is another."""
+        """Wait until the complete text has arrived; fails if it differs."""
         eventually(lambda: self.look() and len(self.heard) >= len(text), f"{text!r} is heard, {self}")
         assert self.heard == text
 
     def wait_lost(self) -> None:
-        """Wait until it is certain that what was sent last, if only a SYN, does not arrive."""
+        """Wait until the last sent bytes, or the SYN, have certainly not arrived."""
         eventually(lambda: self.look()["retransmits"] >= LOST_AFTER_RETRANSMITS, f"nothing arrives, {self}")
 
     def wait_state(self, state: int) -> None:
@@ -91,7 +91,7 @@ class Peer:
         return json.loads(self._process.stdout.readline())
 
     def dial(self, other: Peer) -> Connection:
-        """Begin a connection; it may never come up."""
+        """Start to connect; the connection may never be established."""
         return Connection(self, self.ask("dial", port=other.port))
 
     def accept(self) -> Connection:
@@ -101,14 +101,14 @@ class Peer:
         return Connection(self, numbers[0])
 
     def connect(self, other: Peer) -> tuple[Connection, Connection]:
-        """A connection that is up, this end and the other."""
+        """Both ends of an established connection."""
         ours = self.dial(other)
         ours.wait_state(ESTABLISHED)
         return ours, other.accept()
 
 
 def need_cuts() -> None:
-    """Skip or fail where the network of another process can not be cut."""
+    """Skip or fail where the network of another process cannot be cut."""
     if (reason := _why_no_cuts()) is not None:
         unavailable(reason)
 

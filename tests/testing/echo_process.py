@@ -1,6 +1,6 @@
-"""A process with plain TCP sockets that does what a test tells it, and nothing on its own.
+"""A process with plain TCP sockets that only executes the commands of a test.
 
-It accepts and reads only when it is asked, so that what it says is what was there at that moment. Run as a program,
+It accepts and reads only when it is asked, so that its answers show the state at that moment. Run as a program,
 without the project: it starts at once.
 """
 

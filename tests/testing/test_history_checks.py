@@ -1,4 +1,4 @@
-"""The history checker finds each kind of anomaly in a made-up history, and none in a history without any."""
+"""The history checker finds each kind of anomaly in an artificial history, and none in a correct history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fenceline.testing.history_checks import Anomaly, Kind, LossRange, check, su
 P = ("t", 0)
 
 
-class Made:
+class ArtificialHistory:
     """Ten records of one idempotent producer at offsets 0 to 9, read by one consumer, in two copies of the log."""
 
     def __init__(self, *, is_idempotent: bool = True) -> None:
@@ -45,7 +45,7 @@ class Made:
 
 
 def test_a_correct_history_has_no_anomaly() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.acknowledge(*range(8))  # the fate of the last two is unknown
     made.poll(*range(4))
     made.consumer.positioned(P, 2)
@@ -56,7 +56,7 @@ def test_a_correct_history_has_no_anomaly() -> None:
 
 
 def test_lost_write() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.acknowledge(*range(10))
     del made.log[9], made.offsets[9], made.other[9]
     (found,) = made.found()
@@ -64,14 +64,14 @@ def test_lost_write() -> None:
 
 
 def test_lost_write_without_an_offset() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.producer.acknowledged(P, made.values[9])
     del made.log[9], made.offsets[9], made.other[9]
     assert made.kinds() == {Kind.LOST_WRITE}
 
 
 def test_a_write_that_one_copy_lost() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.acknowledge(9)
     del made.other[9]
     found = made.found()
@@ -80,20 +80,20 @@ def test_a_write_that_one_copy_lost() -> None:
 
 
 def test_copies_of_different_length_without_an_acknowledgement() -> None:
-    made = Made()
+    made = ArtificialHistory()
     del made.other[9]
     assert made.kinds() == {Kind.COPIES_DIFFER}
 
 
 def test_lost_read() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.poll(*range(10))
     del made.log[9], made.offsets[9], made.other[9]
     assert made.kinds() == {Kind.LOST_READ}
 
 
 def test_duplicate() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.log[7] = made.other[7] = made.values[3]
     (one, two) = made.found()
     assert one.kind is two.kind is Kind.DUPLICATE
@@ -101,7 +101,7 @@ def test_duplicate() -> None:
 
 
 def test_a_producer_that_is_not_idempotent_may_repeat_and_reorder() -> None:
-    made = Made(is_idempotent=False)
+    made = ArtificialHistory(is_idempotent=False)
     made.log[7] = made.other[7] = made.values[3]
     made.log[1], made.log[2] = made.log[2], made.log[1]
     made.other[:] = made.log
@@ -110,7 +110,7 @@ def test_a_producer_that_is_not_idempotent_may_repeat_and_reorder() -> None:
 
 
 def test_two_values_at_one_offset_of_two_copies() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.other[4] = stranger = made.producer.next_value()
     made.producer.sent(P, stranger)
     assert made.kinds() == {Kind.INCONSISTENT_OFFSET, Kind.REORDERED}
@@ -118,40 +118,40 @@ def test_two_values_at_one_offset_of_two_copies() -> None:
 
 
 def test_two_values_at_one_offset_of_a_consumer_and_the_log() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.consumer.polled(P, 4, made.values[5])
     (found,) = made.found()
     assert (found.kind, found.offset, found.who) == (Kind.INCONSISTENT_OFFSET, 4, "c")
 
 
-def test_an_offset_that_is_in_a_log_twice() -> None:
-    made = Made()
+def test_an_offset_occurs_twice_in_a_log() -> None:
+    made = ArtificialHistory()
     made.offsets[5] = 4
     assert Kind.INCONSISTENT_OFFSET in made.kinds()
 
 
-def test_acknowledged_elsewhere() -> None:
-    made = Made()
+def test_acknowledged_at_another_offset() -> None:
+    made = ArtificialHistory()
     made.producer.acknowledged(P, made.values[4], 5)
     (found,) = made.found()
     assert (found.kind, found.offset, found.value) == (Kind.DISAGREEMENT, 5, made.values[4])
 
 
 def test_acknowledged_at_two_offsets() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.acknowledge(4)
     made.producer.acknowledged(P, made.values[4], 5)
     assert made.kinds() == {Kind.DISAGREEMENT}
 
 
 def test_rejected_and_written() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.producer.rejected(P, made.values[4])
     assert made.kinds() == {Kind.REJECTED_AND_WRITTEN}
 
 
 def test_rejected_and_not_written() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.producer.rejected(P, made.values[9])
     del made.log[9], made.offsets[9], made.other[9]
     assert made.found() == []
@@ -159,7 +159,7 @@ def test_rejected_and_not_written() -> None:
 
 @pytest.mark.parametrize("where", [("t", 0), ("t", 1)])
 def test_a_value_never_sent_to_this_partition(where: tuple[str, int]) -> None:
-    made = Made()
+    made = ArtificialHistory()
     stranger = made.producer.next_value()
     if where != P:
         made.producer.sent(where, stranger)
@@ -171,23 +171,23 @@ def test_a_value_never_sent_to_this_partition(where: tuple[str, int]) -> None:
 
 
 def test_reordered() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.log[4], made.log[5] = made.log[5], made.log[4]
     made.other[:] = made.log
     (found,) = made.found()
-    # The fifth is found at 5, so what its producer sent next must not be before that.
+    # Record 4 is at offset 5, so the next record of its producer must not precede it.
     assert (found.kind, found.offset, found.value) == (Kind.REORDERED, 4, made.values[5])
 
 
 def test_poll_skip() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.poll(0, 1, 3, 4)
     (found,) = made.found()
     assert (found.kind, found.offset, found.value, found.who) == (Kind.POLL_SKIP, 2, made.values[2], "c")
 
 
 def test_poll_skip_after_a_seek() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.poll(0)
     made.consumer.positioned(P, 5)
     made.poll(6)
@@ -195,8 +195,8 @@ def test_poll_skip_after_a_seek() -> None:
     assert (found.kind, found.offset) == (Kind.POLL_SKIP, 5)
 
 
-def test_an_offset_that_holds_nothing_is_not_skipped() -> None:
-    made = Made()
+def test_an_offset_without_a_record_is_not_skipped() -> None:
+    made = ArtificialHistory()
     made.poll(0, 1)
     del made.log[2], made.offsets[2]
     made.other = []
@@ -206,14 +206,14 @@ def test_an_offset_that_holds_nothing_is_not_skipped() -> None:
 
 @pytest.mark.parametrize("again", [3, 2])
 def test_nonmonotonic_poll(again: int) -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.poll(2, 3, again)
     (found,) = made.found()
     assert (found.kind, found.offset) == (Kind.NONMONOTONIC_POLL, again)
 
 
 def test_hole() -> None:
-    made = Made()
+    made = ArtificialHistory()
     del made.log[4], made.offsets[4]
     made.history.log("replica 1", P, made.offsets, made.log)
     (found,) = check(made.history)
@@ -221,8 +221,8 @@ def test_hole() -> None:
 
 
 def test_a_reported_loss_is_no_anomaly() -> None:
-    """Eight and nine were acknowledged and read, then lost; two others lie there now."""
-    made = Made()
+    """Records 8 and 9 were acknowledged and read, then lost; two others are at these offsets now."""
+    made = ArtificialHistory()
     made.acknowledge(*range(10))
     made.poll(*range(10))
     later = [made.producer.next_value() for _ in range(2)]
@@ -238,8 +238,8 @@ def test_a_reported_loss_is_no_anomaly() -> None:
     assert made.kinds(LossRange(("u", 0), 8, 10)) >= {Kind.LOST_WRITE, Kind.INCONSISTENT_OFFSET}
 
 
-def _two_lost_and_two_anew(made: Made) -> list[int]:
-    """Eight and nine were acknowledged and read, then lost; the values of those that lie there now."""
+def _two_lost_and_two_rewritten(made: ArtificialHistory) -> list[int]:
+    """Records 8 and 9 were acknowledged and read, then lost; returns the values at these offsets now."""
     made.acknowledge(*range(10))
     made.poll(*range(10))
     later = [made.producer.next_value() for _ in range(3)]
@@ -252,8 +252,8 @@ def _two_lost_and_two_anew(made: Made) -> list[int]:
 
 
 def test_a_receipt_with_values_covers_nothing_else() -> None:
-    made = Made()
-    later = _two_lost_and_two_anew(made)
+    made = ArtificialHistory()
+    later = _two_lost_and_two_rewritten(made)
     made.consumer.positioned(P, 8)
     for number, value in enumerate(later):
         made.consumer.polled(P, 8 + number, value)
@@ -263,7 +263,7 @@ def test_a_receipt_with_values_covers_nothing_else() -> None:
 
 
 def test_an_acknowledgement_without_an_offset_is_covered_by_its_value() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.producer.acknowledged(P, made.values[9])
     del made.log[9], made.offsets[9], made.other[9]
     assert made.found(LossRange(P, 9, 10, frozenset(made.values[9:]))) == []
@@ -272,9 +272,9 @@ def test_an_acknowledgement_without_an_offset_is_covered_by_its_value() -> None:
 
 @pytest.mark.parametrize("position", [9, 10, None])
 def test_a_consumer_that_crosses_a_truncation_unnoticed(position: int | None) -> None:
-    """It goes on at ten, or goes back too little."""
-    made = Made()
-    later = _two_lost_and_two_anew(made)
+    """It continues at 10, or goes back too little."""
+    made = ArtificialHistory()
+    later = _two_lost_and_two_rewritten(made)
     if position is not None:
         made.consumer.positioned(P, position)
     for number in range(position or 10, 11):
@@ -284,19 +284,19 @@ def test_a_consumer_that_crosses_a_truncation_unnoticed(position: int | None) ->
 
 
 def test_a_consumer_that_ends_before_a_truncation_has_crossed_none() -> None:
-    made = Made()
-    _two_lost_and_two_anew(made)
+    made = ArtificialHistory()
+    _two_lost_and_two_rewritten(made)
     assert made.found(LossRange(P, 8, 10)) == []
 
 
-def test_a_check_needs_the_log() -> None:
-    made = Made()
+def test_a_check_without_the_log_is_rejected() -> None:
+    made = ArtificialHistory()
     with pytest.raises(ValueError, match="t-0"):
         list(check(made.history))
 
 
 def test_a_summary_counts_all_and_shows_some() -> None:
-    made = Made()
+    made = ArtificialHistory()
     made.acknowledge(*range(10))
     made.log.clear()
     made.offsets.clear()
@@ -311,7 +311,7 @@ def test_a_summary_counts_all_and_shows_some() -> None:
 
 
 def _random_history(rng: random.Random) -> tuple[History, list[tuple[int, int]]]:
-    """Three producers into one partition: each record is written in the end, not written, or written unnoticed."""
+    """Three producers into one partition: each record is written, not written, or written without a response."""
     history = History()
     producers = [history.producer(f"p{number}") for number in range(3)]
     log: list[tuple[int, int]] = []
@@ -363,7 +363,7 @@ def _swap(log: list[tuple[int, int]], at: int) -> Iterable[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_histories(seed: int) -> None:
+def test_random_histories_have_no_anomaly(seed: int) -> None:
     history, log = _random_history(random.Random(seed))
     history.log("end", P, *zip(*log, strict=True))
     assert summary(check(history)) == ""
@@ -371,7 +371,7 @@ def test_random_histories(seed: int) -> None:
 
 @pytest.mark.parametrize("fault", [_drop, _drop_and_close_up, _repeat, _swap])
 @pytest.mark.parametrize("seed", range(20))
-def test_random_histories_with_a_fault(
+def test_random_histories_with_a_fault_have_an_anomaly(
     seed: int, fault: Callable[[list[tuple[int, int]], int], Iterable[tuple[int, int]]]
 ) -> None:
     rng = random.Random(seed)

@@ -40,7 +40,7 @@ def port_of(cluster: LocalCluster) -> int:
     return int(cluster.bootstrap.rpartition(":")[2])
 
 
-def test_started_means_registered(cluster: LocalCluster) -> None:
+def test_started_nodes_are_registered(cluster: LocalCluster) -> None:
     assert known_brokers(port_of(cluster), timeout_s=30) == {1}
     [status] = cluster.status()
     assert (status.node, status.state, status.pid, status.exit_code) == (1, "running", cluster.pid(1), None)
@@ -65,7 +65,7 @@ def test_killed_on_request_and_restarted(cluster: LocalCluster, ended: queue.Sim
         assert "kept" in admin.metadata(["kept"]).topics
 
 
-def test_a_node_that_ends_by_itself(cluster: LocalCluster, ended: queue.SimpleQueue[NodeEnded]) -> None:
+def test_a_node_that_exits_by_itself_is_reported(cluster: LocalCluster, ended: queue.SimpleQueue[NodeEnded]) -> None:
     os.kill(cluster.pid(1), signal.SIGSEGV)
     news = ended.get(timeout=60)
     assert (news.exit_code, news.was_wanted) == (-signal.SIGSEGV, False)
@@ -98,7 +98,7 @@ def test_isolated_and_healed(cluster: LocalCluster) -> None:
     assert cluster.status_of(1).cuts == ()
 
 
-def test_requests_that_make_no_sense(cluster: LocalCluster) -> None:
+def test_invalid_requests_are_rejected(cluster: LocalCluster) -> None:
     for wrong in (
         lambda: cluster.kill(2),
         lambda: cluster.isolate(1, peers=[2]),
@@ -128,7 +128,7 @@ def test_requests_on_the_control_socket_are_bounded(cluster: LocalCluster) -> No
     assert ask(cluster.root, "status")["nodes"][0]["state"] == "running"
 
 
-def test_one_cluster_a_folder(cluster: LocalCluster) -> None:
+def test_a_folder_has_at_most_one_running_cluster(cluster: LocalCluster) -> None:
     second = LocalCluster(data_dir=cluster.root)
     with pytest.raises(OperatorError, match="is already running"):
         second.start()
@@ -137,7 +137,7 @@ def test_one_cluster_a_folder(cluster: LocalCluster) -> None:
     assert ask(cluster.root, "status")["bootstrap"] == cluster.bootstrap
 
 
-def test_stopped_and_continued_with_all_it_had(tmp_path: Path) -> None:
+def test_a_stopped_cluster_starts_again_with_its_data(tmp_path: Path) -> None:
     root = tmp_path / ("long" * 40)
     with LocalCluster(1, data_dir=root) as cluster:
         cluster_id = cluster.cluster_id
@@ -164,7 +164,7 @@ def test_a_node_that_cannot_start_is_reported_with_its_output(tmp_path: Path) ->
         cluster.close()
 
 
-def test_stopped_while_it_starts(tmp_path: Path) -> None:
+def test_a_cluster_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
     """The node never becomes ready: it is stopped as soon as it is there."""
     cluster = LocalCluster(1, data_dir=tmp_path)
     failures: list[OperatorError] = []
@@ -193,7 +193,7 @@ def test_a_temporary_folder_is_removed() -> None:
 
 
 @pytest.mark.parametrize("has_folder", [True, False])
-def test_nodes_end_with_a_process_that_is_killed(tmp_path: Path, has_folder: bool) -> None:
+def test_nodes_end_when_their_parent_is_killed(tmp_path: Path, has_folder: bool) -> None:
     program = (
         "import sys, pathlib\n"
         "from fenceline.testing.local_cluster import LocalCluster\n"

@@ -51,7 +51,7 @@ def is_lost(sender: Connection, receiver: Connection, text: str) -> None:
     assert receiver.heard == before
 
 
-def test_an_isolated_node_on_connections_that_are_open(cluster: Cluster) -> None:
+def test_isolation_cuts_open_connections(cluster: Cluster) -> None:
     dialled, taken = cluster[1].connect(cluster[2])
     called, answered = cluster[2].connect(cluster[1])
     asking, serving = cluster.client.connect(cluster[1])
@@ -72,7 +72,7 @@ def test_an_isolated_node_on_connections_that_are_open(cluster: Cluster) -> None
         near.wait_heard("bd")
 
 
-def test_an_isolated_node_and_new_connections(cluster: Cluster) -> None:
+def test_isolation_cuts_new_connections(cluster: Cluster) -> None:
     cluster.cuts.isolate(1, [Cut()])
     hanging = [cluster[1].dial(cluster[2]), cluster[2].dial(cluster[1]), cluster.client.dial(cluster[1])]
     for each in hanging:
@@ -87,7 +87,7 @@ def test_an_isolated_node_and_new_connections(cluster: Cluster) -> None:
         each.wait_state(ESTABLISHED)
 
 
-def test_only_from_one_node(cluster: Cluster) -> None:
+def test_a_node_is_cut_off_from_one_other_node(cluster: Cluster) -> None:
     cut_off = cluster[1].connect(cluster[2])
     cluster.cuts.isolate(1, [Cut(peer=2)])
     is_lost(*cut_off, "x")
@@ -100,7 +100,7 @@ def test_only_from_one_node(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("inbound", [True, False])
-def test_one_way(cluster: Cluster, inbound: bool) -> None:
+def test_only_one_direction_is_cut(cluster: Cluster, inbound: bool) -> None:
     ours, theirs = cluster[1].connect(cluster[2])
     cluster.cuts.isolate(1, [Cut(peer=2, inbound=inbound, outbound=not inbound)])
     lost, kept = ((theirs, ours), (ours, theirs)) if inbound else ((ours, theirs), (theirs, ours))
@@ -122,12 +122,12 @@ def test_a_request_arrives_and_the_response_does_not(cluster: Cluster) -> None:
     asking.wait_heard("answer")
 
 
-def test_a_connection_that_is_accepted_during_a_cut(cluster: Cluster) -> None:
+def test_a_connection_accepted_during_a_cut_is_cut(cluster: Cluster) -> None:
     asking = cluster.client.dial(cluster[1])
     asking.wait_state(ESTABLISHED)
     cluster.cuts.isolate(1, [Cut()])
     serving = cluster[1].accept()
-    # Nobody can reach the socket before it is accepted; the watch finds it soon afterwards.
+    # The socket cannot be filtered before it is accepted; the watch finds it soon afterwards.
     sent = 0
 
     def nothing_arrives() -> bool:
@@ -142,7 +142,7 @@ def test_a_connection_that_is_accepted_during_a_cut(cluster: Cluster) -> None:
     serving.wait_heard("x" * sent)
 
 
-def test_a_node_that_is_started_again_stays_cut_off(cluster: Cluster) -> None:
+def test_a_restarted_node_stays_cut_off(cluster: Cluster) -> None:
     with Peer(outbound_address(1)) as again:
         cluster.cuts = NetworkCuts(
             {("127.0.0.1", again.port): 1, ("127.0.0.1", cluster[2].port): 2},
@@ -163,7 +163,7 @@ def test_a_node_that_is_started_again_stays_cut_off(cluster: Cluster) -> None:
         hanging[-1].wait_state(ESTABLISHED)
 
 
-def test_healing_a_node_leaves_what_others_were_cut_off_from(cluster: Cluster) -> None:
+def test_healing_a_node_keeps_the_cuts_of_others(cluster: Cluster) -> None:
     pair = cluster[1].connect(cluster[2])
     cluster.cuts.isolate(1, [Cut()])
     cluster.cuts.isolate(2, [Cut()])
@@ -187,7 +187,7 @@ def test_healing_a_node_leaves_what_others_were_cut_off_from(cluster: Cluster) -
         (Cut(peer=3, inbound=False), {(1, 3)}),
     ],
 )
-def test_which_ways_are_cut(cut: Cut, lost: set[tuple[int | None, int | None]]) -> None:
+def test_each_cut_loses_its_directions(cut: Cut, lost: set[tuple[int | None, int | None]]) -> None:
     cuts = NetworkCuts({("127.0.0.1", port): port for port in (1, 2, 3)}, dict)
     cuts.isolate(1, [cut])
     everybody = (1, 2, 3, None)

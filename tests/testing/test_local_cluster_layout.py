@@ -1,4 +1,4 @@
-"""The folder of a local cluster: what is written once, what is continued, and what is rejected before a start."""
+"""The folder of a local cluster: formatting, reuse, and settings that are rejected before a start."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_every_node_can_read_its_settings(tmp_path: Path) -> None:
         assert not config.warnings
 
 
-def test_controllers_of_their_own(tmp_path: Path) -> None:
+def test_dedicated_controllers(tmp_path: Path) -> None:
     layout = make(tmp_path, nodes=2, controllers=3)
     assert [node.roles for node in layout.nodes] == [("broker",)] * 2 + [("controller",)] * 3
     assert settings(layout, 1)["listeners"] == f"PLAINTEXT://127.0.0.1:{layout.nodes[0].port}"
@@ -92,7 +92,7 @@ def test_formatted_once_and_for_one_cluster(tmp_path: Path) -> None:
     assert [(node.data_dir / "meta.properties").read_text() for node in layout.nodes] == metas
 
 
-def test_a_folder_that_was_left_half_formatted_is_finished(tmp_path: Path) -> None:
+def test_formatting_of_a_half_formatted_folder_is_completed(tmp_path: Path) -> None:
     layout = make(tmp_path)
     for path in layout.nodes[2].data_dir.glob("*.properties"):
         path.unlink()
@@ -121,7 +121,7 @@ def test_a_missing_directory_is_not_silently_recreated(
     assert not layout.nodes[lost - 1].data_dir.exists()
 
 
-def test_overrides_are_of_one_run(tmp_path: Path) -> None:
+def test_overrides_apply_to_one_run(tmp_path: Path) -> None:
     layout = plan(tmp_path, nodes=1, controllers=0, port=0)
     write(layout, {"num.partitions": "7", "offsets.topic.replication.factor": "2"})
     assert settings(layout, 1)["num.partitions"] == "7"
@@ -131,14 +131,14 @@ def test_overrides_are_of_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "controllers", "said"), [(2, None, "--nodes 3, not 2"), (3, 1, "--controllers 0")])
-def test_another_number_of_nodes(tmp_path: Path, nodes: int, controllers: int | None, said: str) -> None:
+def test_another_number_of_nodes_is_rejected(tmp_path: Path, nodes: int, controllers: int | None, said: str) -> None:
     make(tmp_path)
     with pytest.raises(OperatorError, match=said):
         plan(tmp_path, nodes=nodes, controllers=controllers, port=0)
 
 
 @pytest.mark.parametrize("is_controller", [False, True])
-def test_a_port_that_is_taken(tmp_path: Path, is_controller: bool) -> None:
+def test_a_port_in_use_is_rejected(tmp_path: Path, is_controller: bool) -> None:
     layout = make(tmp_path)
     node = layout.nodes[1]
     port = node.controller_port if is_controller else node.port
@@ -150,7 +150,7 @@ def test_a_port_that_is_taken(tmp_path: Path, is_controller: bool) -> None:
     assert ("cluster.json keeps it" in refused.value.advice) is is_controller
 
 
-def test_a_port_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_port_in_use_leaves_no_files_behind(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OperatorError, match="already in use"):
         plan(tmp_path, nodes=1, controllers=0, port=taken.getsockname()[1])
     assert not list(tmp_path.iterdir())
@@ -166,12 +166,12 @@ def test_a_port_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
         (1, 0, -1, "no 1 ports"),
     ],
 )
-def test_invalid_numbers(tmp_path: Path, nodes: int, controllers: int, port: int, said: str) -> None:
+def test_invalid_numbers_are_rejected(tmp_path: Path, nodes: int, controllers: int, port: int, said: str) -> None:
     with pytest.raises(OperatorError, match=said):
         plan(tmp_path, nodes=nodes, controllers=controllers, port=port)
 
 
-def test_a_folder_of_something_else(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     plan(tmp_path, nodes=1, controllers=0, port=0)
     (tmp_path / "thesis.txt").touch()
@@ -182,13 +182,13 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}', '{"version": 1, "cluster_id": "x", "nodes": [{}]}'])
-def test_a_damaged_description(tmp_path: Path, text: str) -> None:
+def test_a_damaged_description_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.json").write_text(text)
     with pytest.raises(OperatorError, match=r"cluster\.json cannot be parsed"):
         plan(tmp_path, nodes=None, controllers=None, port=0)
 
 
-def test_settings_that_are_the_clusters_own(tmp_path: Path) -> None:
+def test_settings_of_the_cluster_cannot_be_overridden(tmp_path: Path) -> None:
     layout = plan(tmp_path, nodes=1, controllers=0, port=0)
     with pytest.raises(OperatorError, match=r"node\.id cannot be set"):
         write(layout, {"node.id": "7"})
@@ -202,18 +202,18 @@ def test_the_description_is_readable_json(tmp_path: Path) -> None:
     assert kept["nodes"][0]["roles"] == ["broker", "controller"]
 
 
-def test_free_ports_are_consecutive_and_not_those_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_are_consecutive_and_not_ephemeral(monkeypatch: pytest.MonkeyPatch) -> None:
     first = free_ports(5)
     assert all(is_free(first + index) for index in range(5))
-    assert all(20_000 <= free_ports(200) <= 32_768 - 200 for _ in range(20)), "more than one block has"
+    assert all(20_000 <= free_ports(200) <= 32_768 - 200 for _ in range(20)), "more ports than one block"
     taken = free_ports(1) + 2
     monkeypatch.setattr(local_cluster_ports, "is_free", lambda port: port != taken)
     found = [free_ports(2, apart_from=range(taken + 3, taken + 5)) for _ in range(3)]
     assert not {taken, taken + 3, taken + 4} & {port for first in found for port in (first, first + 1)}
 
 
-def test_ports_are_assigned_once_and_not_by_two_processes() -> None:
-    """Some time goes by until a node opens the port that was free."""
+def test_ports_are_assigned_to_one_process_only() -> None:
+    """A node opens its port some time after the port was found free."""
     others = subprocess.Popen(
         [sys.executable, "-c", f"{_GIVE}; sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -27,7 +27,7 @@ def ports(cluster: LocalCluster) -> dict[int, int]:
 
 
 def create_topic(port: int, name: str) -> None:
-    """By this very node, as soon as the quorum has a leader that the node knows."""
+    """Send the request to this node, as soon as it knows the leader of the quorum."""
 
     def created() -> bool:
         try:
@@ -84,8 +84,8 @@ def test_cut_off_and_healed(cluster: LocalCluster, node: int) -> None:
     eventually(lambda: knows_topic(ports(cluster)[node], name), "what the others decided is known")
 
 
-def test_no_node_decides_alone(cluster: LocalCluster) -> None:
-    """A node that clients still reach, but no other node, does not take part in what is decided."""
+def test_an_isolated_node_commits_no_changes(cluster: LocalCluster) -> None:
+    """A node that only clients can reach commits no changes."""
     need_cuts()
     cluster.isolate(1, peers=[2, 3])
     create_topic(ports(cluster)[2], "two-of-three")
@@ -104,7 +104,7 @@ def test_all_stop_cleanly_and_continue(cluster: LocalCluster) -> None:
         eventually(lambda port=port: knows_topic(port, "kept"), "a topic is kept")
 
 
-def test_controllers_of_their_own(tmp_path: Path) -> None:
+def test_dedicated_controllers(tmp_path: Path) -> None:
     with LocalCluster(2, controllers=1, data_dir=tmp_path) as cluster:
         assert [status.roles for status in cluster.status()] == [("broker",), ("broker",), ("controller",)]
         assert [known_brokers(port, timeout_s=30) for port in ports(cluster).values()] == [{1, 2}] * 2

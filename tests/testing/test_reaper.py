@@ -1,4 +1,4 @@
-"""A process that starts nodes and brokers and is killed leaves none of them, and no folder, behind."""
+"""A killed process that had started nodes and brokers leaves no processes and no folders behind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _WAIT = "\nimport time\ntime.sleep(600)\n"
 
 
 def is_gone(pid: int) -> bool:
-    """No such process, or one that only waits to be waited for."""
+    """Whether there is no such process, or only a zombie."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -59,7 +59,7 @@ def can_connect(port: int) -> bool:
 
 
 class Started:
-    """A program in a process of its own, and the words that it prints when it is ready."""
+    """A program in its own process, and the words that it prints when it is ready."""
 
     def __init__(self, *command: str) -> None:
         self.process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, cwd=_ROOT)
@@ -91,7 +91,7 @@ def start() -> Iterator[Callable[..., Started]]:
 def assert_no_node(words: list[str]) -> None:
     pid, port, root = int(words[0]), int(words[1]), Path(words[2])
     eventually(lambda: is_gone(pid))
-    eventually(lambda: not can_connect(port))  # a thread of a process that is gone may live on for a moment
+    eventually(lambda: not can_connect(port))  # a thread of an ended process may exist for a moment
     eventually(lambda: not root.exists())
 
 
@@ -103,7 +103,7 @@ def test_a_node_ends_with_the_program_that_started_it(start: Callable[..., Start
     assert_no_node(program.words)
 
 
-def test_a_node_ends_with_a_program_that_did_not_close_it(start: Callable[..., Started]) -> None:
+def test_a_node_ends_with_a_program_that_does_not_close_it(start: Callable[..., Started]) -> None:
     program = start("-c", _NODE)
     assert program.process.wait(60) == 0
     assert_no_node(program.words)
@@ -128,7 +128,7 @@ def test_a_complete_process_group_is_killed(start: Callable[..., Started]) -> No
         eventually(lambda pid=pid: is_gone(pid))  # type: ignore[misc]
 
 
-def test_forgotten_processes_and_folders_stay(tmp_path: Path, start: Callable[..., Started]) -> None:
+def test_forgotten_processes_and_folders_are_kept(tmp_path: Path, start: Callable[..., Started]) -> None:
     kept, gone = tmp_path / "kept", tmp_path / "gone"
     kept.mkdir()
     gone.mkdir()
@@ -151,11 +151,11 @@ def test_forgotten_processes_and_folders_stay(tmp_path: Path, start: Callable[..
         sleeper.wait()
 
 
-def test_a_command_is_run_to_its_end() -> None:
+def test_a_command_runs_to_its_end() -> None:
     assert reaper.run(["sh", "-c", "cat; echo more >&2; exit 3"], stdin="told\n", timeout_s=60) == (3, "told\nmore\n")
 
 
-def test_a_command_that_takes_too_long_is_killed() -> None:
+def test_a_command_is_killed_after_its_timeout() -> None:
     command = ["sleep", "654321"]
     with pytest.raises(subprocess.TimeoutExpired):
         reaper.run(command, timeout_s=0.5)

@@ -28,8 +28,8 @@ def client() -> Iterator[Peer]:
         yield peer
 
 
-def treat(peer: Peer, treatment: SocketFilter, *, listening: bool, before: SocketFilter = UNFILTERED) -> int:
-    """Treat all listening sockets or all connections of a process; how many."""
+def apply_to_all(peer: Peer, treatment: SocketFilter, *, listening: bool, before: SocketFilter = UNFILTERED) -> int:
+    """Apply a filter to all listening sockets or all connections of a process; returns their number."""
     count = 0
     for found in sockets_of(peer.pid):
         if found.is_listening is listening:
@@ -48,45 +48,45 @@ def test_sockets_are_distinguished(server: Peer, client: Peer) -> None:
     assert connected[2][0] == "127.0.0.7"
 
 
-def test_incoming_is_lost_and_comes_when_the_cut_ends(server: Peer, client: Peer) -> None:
+def test_incoming_bytes_are_dropped_and_arrive_when_the_cut_ends(server: Peer, client: Peer) -> None:
     near, far = client.connect(server)
     cut = SocketFilter(lose_incoming=True)
     near.send("before ")
     far.wait_heard("before ")
-    assert treat(server, cut, listening=False) == 1
+    assert apply_to_all(server, cut, listening=False) == 1
     near.send("during ")
     near.wait_lost()
     far.look()
     assert far.heard == "before "
-    treat(server, UNFILTERED, listening=False, before=cut)
+    apply_to_all(server, UNFILTERED, listening=False, before=cut)
     near.send("after")
     far.wait_heard("before during after")
     assert not near.is_ended
 
 
-def test_outgoing_is_lost_while_incoming_arrives(server: Peer, client: Peer) -> None:
+def test_outgoing_bytes_are_dropped_while_incoming_arrive(server: Peer, client: Peer) -> None:
     near, far = client.connect(server)
     cut = SocketFilter(lose_outgoing=True)
-    treat(server, cut, listening=False)
+    apply_to_all(server, cut, listening=False)
     far.send("answer ")
     far.wait_lost()
     near.look()
     assert near.heard == ""
     near.send("question")
     far.wait_heard("question")
-    treat(server, UNFILTERED, listening=False, before=cut)
+    apply_to_all(server, UNFILTERED, listening=False, before=cut)
     far.send("and more")
     near.wait_heard("answer and more")
 
 
 def test_a_connect_hangs_and_is_not_refused(server: Peer, client: Peer) -> None:
     cut = SocketFilter(lose_incoming=True)
-    assert treat(server, cut, listening=True) == 1
+    assert apply_to_all(server, cut, listening=True) == 1
     near = client.dial(server)
     near.wait_lost()
     assert near.look()["state"] == SYN_SENT
     assert not near.is_ended
-    treat(server, UNFILTERED, listening=True, before=cut)
+    apply_to_all(server, UNFILTERED, listening=True, before=cut)
     near.wait_state(ESTABLISHED)
     near.send("hello")
     server.accept().wait_heard("hello")
@@ -104,7 +104,7 @@ def test_listening_sockets_distinguish_sources(
     server: Peer, client: Peer, treatment: SocketFilter, connects: str, hangs: str
 ) -> None:
     assert hangs == "127.0.0.7"
-    treat(server, treatment, listening=True)
+    apply_to_all(server, treatment, listening=True)
     with Peer(connects) as other:
         near, far = other.connect(server)
         near.send("x")
@@ -116,7 +116,7 @@ def test_listening_sockets_distinguish_sources(
 
 def test_the_end_of_a_cut_off_process_is_not_noticed(server: Peer, client: Peer) -> None:
     near, _ = client.connect(server)
-    treat(server, SocketFilter(lose_incoming=True, lose_outgoing=True), listening=False)
+    apply_to_all(server, SocketFilter(lose_incoming=True, lose_outgoing=True), listening=False)
     server.kill()
     near.send("anybody?")
     near.wait_lost()
@@ -132,7 +132,7 @@ def test_an_ended_process_has_no_sockets(server: Peer) -> None:
 @pytest.mark.parametrize(
     ("code", "said"), [(errno.EPERM, "cannot be reached"), (errno.ENOSYS, "cannot be cut on this kernel")]
 )
-def test_a_system_without_permission(server: Peer, monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
+def test_a_system_without_cuts_is_reported(server: Peer, monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
     class Refuses:
         def syscall(self, *arguments: int) -> int:
             ctypes.set_errno(code)
@@ -144,7 +144,7 @@ def test_a_system_without_permission(server: Peer, monkeypatch: pytest.MonkeyPat
     assert refused.value.advice
 
 
-def test_a_descriptor_that_was_closed_meanwhile_is_left_out(server: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_descriptor_closed_meanwhile_is_skipped(server: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         def syscall(self, *arguments: int) -> int:
             ctypes.set_errno(errno.EBADF)
@@ -154,13 +154,13 @@ def test_a_descriptor_that_was_closed_meanwhile_is_left_out(server: Peer, monkey
     assert list(sockets_of(server.pid)) == []
 
 
-def test_another_system(server: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_operating_systems_are_rejected(server: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_cuts.sys, "platform", "darwin")
     with pytest.raises(CutsUnavailable, match="darwin"):
         list(sockets_of(server.pid))
 
 
-def test_a_system_that_delivers_source_routed_packets(
+def test_a_system_that_accepts_source_routed_packets_is_rejected(
     server: Peer, client: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.connect(server)
@@ -168,12 +168,12 @@ def test_a_system_that_delivers_source_routed_packets(
         (tmp_path / device).write_text("1\n")
     monkeypatch.setattr(socket_cuts, "_SOURCE_ROUTE_ACCEPTED", f"{tmp_path}/{{}}")
     with pytest.raises(CutsUnavailable, match="source-routed"):
-        treat(server, SocketFilter(lose_outgoing=True), listening=False)
+        apply_to_all(server, SocketFilter(lose_outgoing=True), listening=False)
     (tmp_path / "all").write_text("0\n")
-    assert treat(server, SocketFilter(lose_outgoing=True), listening=False) == 1
+    assert apply_to_all(server, SocketFilter(lose_outgoing=True), listening=False) == 1
 
 
-def test_nothing_stays_open_here(server: Peer) -> None:
+def test_no_descriptors_stay_open(server: Peer) -> None:
     found = list(sockets_of(server.pid))
     assert found
     for each in found:

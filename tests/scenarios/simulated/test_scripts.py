@@ -1,4 +1,4 @@
-"""Scripts of simulated clusters, each a text file: what is done, and what is seen (`simulation.script`)."""
+"""Scripts of simulated clusters, each a text file: commands and their observations (`simulation.script`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG = {"quorum_lost_for_an_hour"}
 
 
 def _script_of(golden: str) -> str:
-    """A golden file is the script with what was seen: those lines begin with `> `, `#`."""
+    """The script in a golden file: its lines that start with `> ` or `#`; the others are observations."""
     lines = golden.splitlines()
     return "\n".join(line.removeprefix("> ") for line in lines if line.startswith(("> ", "#")))
 
@@ -23,12 +23,12 @@ def _script_of(golden: str) -> str:
     "path",
     [pytest.param(each, marks=[pytest.mark.soak] if each.stem in LONG else [], id=each.stem) for each in SCRIPTS],
 )
-def test_script(path: Path) -> None:
+def test_script_matches_its_golden_file(path: Path) -> None:
     golden = path.read_text()
     assert play_script(_script_of(golden)) == golden
 
 
 @pytest.mark.parametrize("line", ["settle", "cluster controllers\ndance leader", "cluster controllers\nkill leader"])
-def test_a_line_that_makes_no_sense(line: str) -> None:
+def test_an_invalid_line_is_rejected(line: str) -> None:
     with pytest.raises(ScriptError):
         play_script(line)
