@@ -75,7 +75,7 @@ CUT = [(0, 1000, BEFORE_MS), (1, 700, AFTER_MS)]
 """The issue's: 1500 were read, the log was cut to 1000 and has grown to 1700."""
 
 
-def test_a_truncation_below_the_position_is_noticed(place: str) -> None:
+def test_a_truncation_below_the_position_is_detected(place: str) -> None:
     reader = make(cluster_of(dated(CUT)), checkpointLocation=place)
     with pytest.raises(DataLossError) as caught:
         reader.latestOffset(AT_1500, ALL)
@@ -86,7 +86,7 @@ def test_a_truncation_below_the_position_is_noticed(place: str) -> None:
     assert reads(reader, AT_1500, later) == {"t-0": (1000, 1700)}
 
 
-def test_where_the_log_may_be_another_one_from_further_below_it_is_read_from_its_start(place: str) -> None:
+def test_an_unknown_divergence_point_restarts_at_the_log_start(place: str) -> None:
     # A leader of epoch 1 may have been read, too, and have lost what it wrote below 1000.
     log = dated([(0, 1000, BEFORE_MS), (2, 700, AFTER_MS)])
     with pytest.raises(DataLossError) as caught:
@@ -106,7 +106,7 @@ def test_where_the_log_may_be_another_one_from_further_below_it_is_read_from_its
     ],
     ids=["one epoch", "its leader led before", "a later epoch begins above", "old records expired"],
 )
-def test_what_is_proven_goes_on_with_epochs(place: str, log: FakeLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_proven_checkpoint_continues_with_epochs(place: str, log: FakeLog, caplog: pytest.LogCaptureFixture) -> None:
     cluster = cluster_of(log)
     reader = make(cluster, checkpointLocation=place)
     with caplog.at_level(logging.WARNING, "pyspark_fenceline"):
@@ -122,7 +122,7 @@ def test_what_is_proven_goes_on_with_epochs(place: str, log: FakeLog, caplog: py
         make(cluster).latestOffset(json.loads(json.dumps(later)), ALL)
 
 
-def test_without_new_records_the_checkpoint_gets_its_epochs_as_well(place: str) -> None:
+def test_epochs_are_added_to_the_checkpoint_without_new_records(place: str) -> None:
     log = dated([(0, 1500, BEFORE_MS)])
     reader = make(cluster_of(log), checkpointLocation=place)
     later = reader.latestOffset(AT_1500, ALL)
@@ -142,7 +142,7 @@ def unproven(log: FakeLog, **options: str) -> str:
     return str(caught.value)
 
 
-def test_without_the_times_of_the_checkpoint_nothing_is_proven() -> None:
+def test_a_checkpoint_without_commit_times_proves_nothing() -> None:
     message = unproven(dated(CUT))
     assert message.startswith(
         "The records before the checkpoint's positions are not proven to be in the log: t-0 at 1500: "
@@ -153,7 +153,7 @@ def test_without_the_times_of_the_checkpoint_nothing_is_proven() -> None:
     assert "no option checkpointLocation" in unproven(dated([(0, 1700, BEFORE_MS)]))
 
 
-def test_it_goes_on_where_that_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unproven_checkpoint_continues_when_the_option_accepts_it(caplog: pytest.LogCaptureFixture) -> None:
     for options in ({"onUnproven": "accept"}, {"failOnDataLoss": "false"}):
         reader = make(cluster_of(dated(CUT)), **options)
         caplog.clear()
@@ -169,7 +169,7 @@ def test_it_goes_on_where_that_is_accepted(caplog: pytest.LogCaptureFixture) -> 
         make(cluster_of(dated(CUT)), failOnDataLoss="false", onUnproven="fail").latestOffset(AT_1500, ALL)
 
 
-def test_accepting_is_for_what_is_not_known_only(place: str) -> None:
+def test_accepting_does_not_apply_to_a_proven_truncation(place: str) -> None:
     with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
         make(cluster_of(dated(CUT)), checkpointLocation=place, onUnproven="accept").latestOffset(AT_1500, ALL)
 
@@ -185,7 +185,7 @@ def test_accepting_is_for_what_is_not_known_only(place: str) -> None:
     ],
     ids=["dates of events", "a topic made anew, with other dates", "between plan and commit", "no records", "a gap"],
 )
-def test_what_the_dates_do_not_decide(place: str, log: FakeLog, because: str) -> None:
+def test_ambiguous_timestamps_prove_nothing(place: str, log: FakeLog, because: str) -> None:
     if because.endswith("another log"):
         # All of it is dated after the commit: that is known.
         with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
@@ -194,14 +194,14 @@ def test_what_the_dates_do_not_decide(place: str, log: FakeLog, because: str) ->
     assert because in unproven(log, checkpointLocation=place)
 
 
-def test_one_record_with_a_date_of_the_future_is_no_truncation(place: str) -> None:
+def test_one_record_with_a_future_timestamp_is_no_truncation(place: str) -> None:
     log = dated([(0, 1700, BEFORE_MS)])
     log.timestamps[700] = AFTER_MS
     reader = make(cluster_of(log), checkpointLocation=place)
     assert ends(reader.latestOffset(AT_1500, ALL)) == {"t-0": 1700}
 
 
-def test_an_epoch_without_a_record_that_is_dated_before_proves_nothing(place: str, gaps: list[range]) -> None:
+def test_an_epoch_without_a_record_dated_before_the_commit_proves_nothing(place: str, gaps: list[range]) -> None:
     log = dated([(0, 1000, BEFORE_MS), (1, 700, AFTER_MS)])
     gaps.append(range(1000, 1003))
     for offset in gaps[0]:
@@ -242,7 +242,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return tell
 
 
-def test_a_receipt_decides_where_dates_do_not(place: str, told: Callable[..., None]) -> None:
+def test_a_receipt_decides_where_timestamps_do_not(place: str, told: Callable[..., None]) -> None:
     told(receipt())
     log = dated([(0, 1000, 0), (2, 700, 1_000_000)])
     with pytest.raises(DataLossError) as caught:
@@ -252,7 +252,7 @@ def test_a_receipt_decides_where_dates_do_not(place: str, told: Callable[..., No
     assert "a1b2c3 (node 2 lost offsets 1000 to 1499" in unproven(log)
 
 
-def test_a_receipt_against_the_dates_is_not_decided(place: str, told: Callable[..., None]) -> None:
+def test_a_receipt_that_contradicts_the_timestamps_proves_nothing(place: str, told: Callable[..., None]) -> None:
     log = dated([(0, 1000, BEFORE_MS), (2, 700, BEFORE_MS + 1_000_000)])
     told(receipt())
     assert "a loss receipt contradicts it" in unproven(log, checkpointLocation=place)
@@ -272,14 +272,14 @@ def test_a_receipt_against_the_dates_is_not_decided(place: str, told: Callable[.
     ],
     ids=["before the plan", "not readable", "deleted on purpose", "fetched again", "above", "another partition"],
 )
-def test_receipts_of_other_records_say_nothing(place: str, told: Callable[..., None], fields: dict[str, Any]) -> None:
+def test_receipts_of_other_records_are_ignored(place: str, told: Callable[..., None], fields: dict[str, Any]) -> None:
     told(receipt(**fields))
     log = dated([(0, 1100, BEFORE_MS), (2, 600, BEFORE_MS + 1_100_000)])
     reader = make(cluster_of(log), checkpointLocation=place)
     assert ends(reader.latestOffset(AT_1500, ALL)) == {"t-0": 1700}
 
 
-def test_the_time_is_that_of_the_batch_that_read_the_partition_last(tmp_path: Path) -> None:
+def test_the_commit_time_is_of_the_last_batch_that_read_the_partition(tmp_path: Path) -> None:
     both = {"t": {"0": 1500, "1": 20}}
     write_entry(tmp_path, "q", 4, entry({"t": {"0": 900, "1": 10}}, planned_ms=PLANNED_MS - HOUR_MS))
     write_entry(tmp_path, "q", 5, entry({"t": {"0": 1500, "1": 10}}, planned_ms=PLANNED_MS))
@@ -294,7 +294,7 @@ def test_the_time_is_that_of_the_batch_that_read_the_partition_last(tmp_path: Pa
     assert [(loss.partition, loss.divergent_offset) for loss in caught.value.losses] == [(0, 1000)]
 
 
-def test_the_replay_of_a_batch_of_the_other_source_is_judged_as_well(tmp_path: Path) -> None:
+def test_a_replayed_batch_of_the_other_source_is_checked(tmp_path: Path) -> None:
     first: dict[str, Any] = {"t": {"0": 1200}}
     write_entry(tmp_path, "q", 0, entry(first, planned_ms=PLANNED_MS - 60_000))
     write_entry(tmp_path, "q", 1, entry(AT_1500, planned_ms=PLANNED_MS))
@@ -308,13 +308,13 @@ def test_the_replay_of_a_batch_of_the_other_source_is_judged_as_well(tmp_path: P
         make(cluster_of(dated(CUT))).partitions(first, AT_1500)
 
 
-def test_nothing_was_read_before_the_first_offset() -> None:
+def test_a_checkpoint_at_the_first_offset_has_read_nothing() -> None:
     log = dated([(3, 20, 0)])
     assert ends(make(cluster_of(log)).latestOffset({"t": {"0": 0}}, ALL)) == {"t-0": 20}
 
 
 @pytest.mark.parametrize("kind", ["missing", "of another format", "another query's"])
-def test_a_checkpoint_that_tells_no_times(tmp_path: Path, kind: str) -> None:
+def test_a_checkpoint_without_usable_commit_times_is_unproven(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "checkpoint"
     if kind == "of another format":
         write_entry(folder, "q", 0, entry(AT_1500, version="v2"))

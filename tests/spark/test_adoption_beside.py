@@ -94,7 +94,9 @@ def expected(end: int) -> list[tuple[int, bytes]]:
     return [(offset, b"%d" % offset) for offset in range(end)]
 
 
-def test_there_and_back(query: Query, node: ApacheKafka | EmbeddedNode, topic: str, tmp_path: Path) -> None:
+def test_switching_to_fenceline_and_back(
+    query: Query, node: ApacheKafka | EmbeddedNode, topic: str, tmp_path: Path
+) -> None:
     produce(node.bootstrap, topic, 150, 170, at_ms=_now_ms())
     with pytest.raises(Exception, match="CHECKPOINT_UNPROVEN") as caught:
         query.drain("fenceline")
@@ -122,7 +124,7 @@ def test_there_and_back(query: Query, node: ApacheKafka | EmbeddedNode, topic: s
     assert query.rows() == expected(210)
 
 
-def test_a_log_that_was_cut_below_the_position(
+def test_a_log_truncated_below_the_position_is_detected(
     query: Query, node: ApacheKafka | EmbeddedNode, topic: str, tmp_path: Path
 ) -> None:
     restart_cut(node, topic, 100)
@@ -137,7 +139,7 @@ def test_a_log_that_was_cut_below_the_position(
     assert query.rows() == expected(150)
 
 
-def test_a_receipt_decides_where_dates_do_not(spark: SparkSession, topic: str, tmp_path: Path) -> None:
+def test_a_receipt_decides_where_timestamps_do_not(spark: SparkSession, topic: str, tmp_path: Path) -> None:
     """Records are dated as events of long ago; a crash takes the end of the log, and recovery writes the receipt."""
     with EmbeddedNode() as node:
         with Admin(node.bootstrap) as admin:

@@ -73,7 +73,7 @@ def moved(rows: pa.Table, by: int) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("offset"), "offset", column)
 
 
-def test_a_table_that_is_the_log(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_a_table_equal_to_the_log_has_no_findings(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create(topic, 2)
     broker.produce(topic, range(500), partition=0)
     broker.produce(topic, range(20), partition=1)
@@ -88,7 +88,7 @@ def test_a_table_that_is_the_log(broker: Broker, topic: str, tmp_path: Path) -> 
     assert "Nothing was changed" in done.sentence()
 
 
-def test_every_difference_is_found_and_mended(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_every_difference_is_found_and_repaired(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create(topic, 2)
     for _ in range(5):
         broker.produce(topic, range(100), partition=0)
@@ -133,7 +133,7 @@ def test_every_difference_is_found_and_mended(broker: Broker, topic: str, tmp_pa
     check_readers(table)
 
 
-def test_a_table_may_begin_later_and_be_behind(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_a_table_may_begin_later_and_lag_behind(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create(topic)
     broker.produce(topic, range(100))
     table = keep(tmp_path / "t", records(broker, topic, 40, 80))
@@ -158,7 +158,7 @@ def test_rows_below_the_logs_start_are_kept(broker: Broker, topic: str, tmp_path
     assert repaired(broker, table).version is None
 
 
-def test_rows_of_which_the_log_says_nothing_are_kept_unless_asked(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_unprovable_rows_are_kept_unless_requested(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create(topic)
     broker.produce(topic, range(10))
     good = records(broker, topic, 0, 10)
@@ -256,7 +256,7 @@ def test_a_thousand_partitions(broker: Broker, topic: str, tmp_path: Path, parti
     assert DeltaTable(table).count() == 1500
 
 
-def test_tables_that_can_not_be_compared_are_refused(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_tables_that_cannot_be_compared_are_rejected(broker: Broker, topic: str, tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="no Delta table"):
         audited(broker, str(tmp_path / "nothing"))
     write_deltalake(str(tmp_path / "t"), pa.table({"offset": [1], "partition": [0]}))
@@ -292,7 +292,7 @@ def with_deleted_rows(table: Path, rows: pa.Table | None = None) -> str:
     )
 
 
-def test_rows_that_a_deletion_vector_deletes_are_no_rows(fenceline_node: Broker, topic: str, tmp_path: Path) -> None:
+def test_rows_deleted_by_a_deletion_vector_are_ignored(fenceline_node: Broker, topic: str, tmp_path: Path) -> None:
     fenceline_node.create(topic)
     fenceline_node.produce(topic, range(30))
     table = with_deleted_rows(tmp_path / "t", records(fenceline_node, topic, 0, 30))
@@ -313,13 +313,13 @@ def test_rows_that_a_deletion_vector_deletes_are_no_rows(fenceline_node: Broker,
     assert DeltaTable(table).version() == 0
 
 
-def test_tables_whose_files_do_not_tell_their_rows_are_refused(tmp_path: Path) -> None:
+def test_tables_with_column_mapping_are_rejected(tmp_path: Path) -> None:
     mapped = rewritten(tmp_path / "mapped", metaData={"configuration": {"delta.columnMapping.mode": "name"}})
     with pytest.raises(OperatorError, match="mapped by name"):
         audit_here(mapped, settings("127.0.0.1:1"))
 
 
-def test_a_table_with_columns_of_its_own_is_not_filled_by_guessing(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_a_table_with_extra_columns_is_not_filled(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create(topic)
     broker.produce(topic, range(5))
     rows = records(broker, topic, 0, 3)
@@ -330,9 +330,7 @@ def test_a_table_with_columns_of_its_own_is_not_filled_by_guessing(broker: Broke
 
 
 @pytest.mark.kafka
-def test_control_batches_and_aborted_transactions_are_no_holes(
-    apache_kafka: Broker, topic: str, tmp_path: Path
-) -> None:
+def test_control_batches_and_aborted_transactions_are_no_gaps(apache_kafka: Broker, topic: str, tmp_path: Path) -> None:
     from confluent_kafka import Producer
 
     broker = apache_kafka
@@ -364,7 +362,7 @@ def test_control_batches_and_aborted_transactions_are_no_holes(
     assert audited(broker, table).verdict.is_equal
 
 
-def test_a_truncated_log(tmp_path: Path) -> None:
+def test_rows_of_a_truncated_log_are_stale(tmp_path: Path) -> None:
     topic = "cut"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -385,7 +383,7 @@ def test_a_truncated_log(tmp_path: Path) -> None:
         assert values[100:] == [b"%d" % value for value in range(1000, 1060)]
 
 
-def test_a_poisoned_batch_is_named_and_what_lies_around_it_is_repaired(tmp_path: Path) -> None:
+def test_a_corrupt_batch_is_reported_and_its_neighbours_are_repaired(tmp_path: Path) -> None:
     topic = "poisoned"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -437,7 +435,7 @@ def command(broker: Broker, *arguments: str) -> Any:
     return CliRunner().invoke(app, ["audit", *arguments], env={"FENCELINE_BOOTSTRAP": broker.bootstrap})
 
 
-def test_the_command_says_it_and_repairs(fenceline_node: Broker, topic: str, tmp_path: Path) -> None:
+def test_the_command_reports_and_repairs(fenceline_node: Broker, topic: str, tmp_path: Path) -> None:
     fenceline_node.create(topic)
     fenceline_node.produce(topic, range(100))
     rows = records(fenceline_node, topic, 0, 100)

@@ -76,7 +76,7 @@ def rows(values: list[Any], offsets: list[int], epochs: list[int | None] | None 
     )
 
 
-def test_equal_values_get_the_records_epoch_and_others_are_not_in_the_log(
+def test_equal_values_get_the_epoch_of_the_record_and_others_are_stale(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep_log(cluster, monkeypatch, in_log([b"a", b"b", None, b"d", b"e"], [1, 1, 1, 2, -1]), 5)
@@ -85,7 +85,7 @@ def test_equal_values_get_the_records_epoch_and_others_are_not_in_the_log(
     assert found(table) == [2, NOT_IN_LOG, 1, 2, -1, 7, SAME_VALUES, -1]
 
 
-def test_every_column_that_both_have_must_be_equal(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shared_column_must_be_equal(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_log(cluster, monkeypatch, in_log([b"a", b"b", b"c"], [1, 1, 1]), 3)
     table = rows(["a", "b", "c"], [0, 1, 2])
     # Times of another unit and without a zone are the same times.
@@ -109,12 +109,12 @@ def test_null_is_equal_to_null_only() -> None:
     assert equal(one, other).tolist() == [True, True, True, False]
 
 
-def test_rows_of_a_topic_that_the_cluster_has_not_are_not_compared(cluster: FakeCluster) -> None:
+def test_rows_of_a_topic_unknown_to_the_cluster_are_not_compared(cluster: FakeCluster) -> None:
     table = rows(["a"], [0]).set_column(0, "topic", pa.array(["elsewhere"]))
     assert found(table) == [-1]
 
 
-def test_a_file_is_compared_some_row_groups_at_a_time(
+def test_a_file_is_compared_a_few_row_groups_at_a_time(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import pyarrow.parquet as pq
@@ -132,7 +132,7 @@ def test_a_file_is_compared_some_row_groups_at_a_time(
     assert refined.epochs.tolist() == [1] * 60 + [2] * 39 + [NOT_IN_LOG]
 
 
-def test_what_would_prove_nothing_is_refused() -> None:
+def test_columns_that_would_prove_nothing_are_rejected() -> None:
     place = ["topic", "partition", "offset"]
     assert content_columns([*place, "value", "parsed", "timestamp"], "it") == ("value", "timestamp")
     assert content_columns([*place, "timestamp"], "it") == ("timestamp",)

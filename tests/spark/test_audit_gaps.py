@@ -117,7 +117,7 @@ def audited(
     return Audited(report.verdict.is_equal, found)
 
 
-def test_neither_markers_nor_aborted_records_nor_compacted_ones_are_missing(
+def test_markers_aborted_records_and_compacted_records_are_not_missing(
     spark: SparkSession, kafka: ApacheKafka, tmp_path: Path
 ) -> None:
     tables = {level: str(tmp_path / level) for level in (COMMITTED, UNCOMMITTED)}

@@ -55,7 +55,7 @@ def all_findings(expected: Expected, rows: list[tuple[int, int]], present: set[i
 
 @settings(max_examples=600, deadline=None)
 @given(st.data())
-def test_ranges_say_what_single_rows_would(data: st.DataObject) -> None:
+def test_range_verdicts_equal_single_row_verdicts(data: st.DataObject) -> None:
     epochs = data.draw(st.lists(st.integers(0, 3), max_size=30).map(sorted))
     leader = (epochs[-1] if epochs else 0) + data.draw(st.integers(0, 1))
     start = data.draw(st.integers(0, len(epochs)))
@@ -102,7 +102,7 @@ def test_ranges_say_what_single_rows_would(data: st.DataObject) -> None:
         assert said(Kind.COMPACTED) == sorted(inside - present - (hidden if expected.committed_only else set()))
 
 
-def test_rows_out_of_order_and_without_a_place_are_counted() -> None:
+def test_rows_out_of_order_and_without_an_offset_are_counted() -> None:
     found = log_columns(
         {
             "topic": pa.array(["b", "a", None, "a", "a", "b"]),
@@ -121,7 +121,7 @@ def test_rows_out_of_order_and_without_a_place_are_counted() -> None:
     ]
 
 
-def test_runs_end_at_the_borders_of_buckets() -> None:
+def test_runs_end_at_bucket_boundaries() -> None:
     rows = [(offset, 0) for offset in range(5, 21)]
     found = [(r["bucket"], r["first_offset"], r["end_offset"]) for r in runs_of(columns(rows), 8).to_pylist()]
     assert found == [(0, 5, 8), (1, 8, 16), (2, 16, 21)]

@@ -65,7 +65,7 @@ def filled(fenceline_node: Broker, topic: str) -> Broker:
     return fenceline_node
 
 
-def test_what_a_table_is_not_meant_to_hold_is_not_missing(
+def test_records_filtered_out_by_the_transform_are_not_missing(
     spark: SparkSession, filled: Broker, topic: str, tmp_path: Path
 ) -> None:
     frame = read(spark, filled, topic, includeLeaderEpoch=True, includeHeaders=True)
@@ -92,7 +92,7 @@ def test_what_a_table_is_not_meant_to_hold_is_not_missing(
         pyspark_fenceline.audit(table, filled.bootstrap, topic, where="nothing = 1")
 
 
-def test_a_transform_that_raises_names_the_offset_and_nothing_is_written(
+def test_a_failing_transform_reports_the_offset_and_writes_nothing(
     spark: SparkSession, filled: Broker, topic: str, tmp_path: Path
 ) -> None:
     from pyspark.sql import functions as f
@@ -124,7 +124,7 @@ def test_a_transform_that_raises_names_the_offset_and_nothing_is_written(
         RowMapping(lambda one: one.select("topic", "partition")).rows(frame)
 
 
-def test_rows_without_an_epoch_are_compared_with_what_the_transform_makes(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_without_an_epoch_are_compared_with_the_transform_output(spark: SparkSession, tmp_path: Path) -> None:
     topic = "cut"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)

@@ -101,7 +101,7 @@ def add_null_epochs(story: Story) -> None:
 
 
 @pytest.mark.parametrize("has_column", [False, True])
-def test_a_table_without_epochs_is_not_called_equal_and_its_receipt_is_named(story: Story, has_column: bool) -> None:
+def test_a_table_without_epochs_is_unproven_and_its_receipt_is_reported(story: Story, has_column: bool) -> None:
     if has_column:
         add_null_epochs(story)
     found = audited(story)
@@ -116,7 +116,7 @@ def test_a_table_without_epochs_is_not_called_equal_and_its_receipt_is_named(sto
     assert repaired(story).version is None
 
 
-def test_the_way_of_a_table_of_the_connector(story: Story) -> None:
+def test_a_connector_table_is_backfilled_audited_and_repaired(story: Story) -> None:
     found = audited(story, by_values=True)
     assert told(found) == [("missing", 1000, 1500), ("stale", 1000, 1500)]
     assert found.verdict.outcome == "different"
@@ -159,7 +159,7 @@ def test_the_way_of_a_table_of_the_connector(story: Story) -> None:
     assert "Every row has an epoch" in filled(story).sentence()
 
 
-def test_epochs_that_are_partly_null_are_filled_and_others_are_not_touched(story: Story) -> None:
+def test_null_epochs_are_filled_and_others_are_unchanged(story: Story) -> None:
     epochs = story.after["leader_epoch"].to_pylist()
     rows = story.after.drop_columns("leader_epoch").append_column(
         "leader_epoch", pa.array([epoch if offset % 3 else None for offset, epoch in enumerate(epochs)], pa.int64())
@@ -180,7 +180,7 @@ def test_epochs_that_are_partly_null_are_filled_and_others_are_not_touched(story
     assert audited(story).verdict.is_equal
 
 
-def test_both_rows_of_an_offset_are_judged_by_themselves(story: Story) -> None:
+def test_both_rows_of_an_offset_are_checked_independently(story: Story) -> None:
     """A connector that read the log again from an earlier offset wrote the new history beside the old one."""
     write_deltalake(story.table, story.after.slice(1000, 500).select(CONNECTOR), mode="append")
     assert told(audited(story, by_values=True)) == [("stale", 1000, 1500)]
@@ -190,7 +190,7 @@ def test_both_rows_of_an_offset_are_judged_by_themselves(story: Story) -> None:
     assert in_table(story)["value"].to_pylist() == story.after["value"].to_pylist()
 
 
-def test_what_the_log_has_no_more_is_not_judged(story: Story) -> None:
+def test_rows_of_expired_offsets_are_not_checked(story: Story) -> None:
     broker = Broker("fenceline", story.bootstrap)
     broker.admin.delete_records({TopicPartition(TOPIC, 0): 1100})
     done = filled(story, apply=False)
@@ -203,7 +203,7 @@ def test_what_the_log_has_no_more_is_not_judged(story: Story) -> None:
     ]
 
 
-def test_a_table_of_another_topic_is_refused_and_nothing_of_it_called_stale(story: Story) -> None:
+def test_a_table_of_another_topic_is_rejected_and_not_stale(story: Story) -> None:
     other = Broker("fenceline", story.bootstrap)
     other.create("other")
     other.produce("other", range(9000, 9100))
@@ -220,7 +220,7 @@ def test_a_table_of_another_topic_is_refused_and_nothing_of_it_called_stale(stor
     assert told(audited(story)) == [("foreign", 0, 100)]
 
 
-def test_tables_that_cannot_be_filled_are_refused(story: Story, tmp_path: Path) -> None:
+def test_tables_that_cannot_be_filled_are_rejected(story: Story, tmp_path: Path) -> None:
     chosen = settings(story.bootstrap, by_values=True)
     lower = story.before.slice(0, 5).select([*CONNECTOR, "leader_epoch"])
     bare = str(tmp_path / "bare")

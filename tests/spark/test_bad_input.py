@@ -40,7 +40,7 @@ def node() -> Iterator[EmbeddedNode]:
         yield running
 
 
-def test_brokers_that_stay_away_end_the_query_in_clear_words(
+def test_unavailable_brokers_end_the_query_with_a_clear_error(
     spark: SparkSession, node: EmbeddedNode, tmp_path: Path, checkpoint: str
 ) -> None:
     broker, table = Broker("fenceline", node.bootstrap), str(tmp_path / "table")
@@ -54,7 +54,7 @@ def test_brokers_that_stay_away_end_the_query_in_clear_words(
     assert parse(caught.value) is None
 
 
-def test_brokers_that_come_back_in_time_are_waited_for(
+def test_a_query_waits_for_brokers_that_return_in_time(
     spark: SparkSession, node: EmbeddedNode, tmp_path: Path, checkpoint: str
 ) -> None:
     broker, table = Broker("fenceline", node.bootstrap), str(tmp_path / "table")
@@ -79,7 +79,7 @@ def test_brokers_that_come_back_in_time_are_waited_for(
     assert [offset for _, offset, _ in rows(table)] == list(range(20))
 
 
-def test_a_damaged_batch_in_the_middle_is_named_and_nothing_behind_it_is_skipped(
+def test_a_corrupt_batch_is_reported_and_no_later_record_is_skipped(
     spark: SparkSession, node: EmbeddedNode, tmp_path: Path, checkpoint: str
 ) -> None:
     broker, table = Broker("fenceline", node.bootstrap), str(tmp_path / "table")
@@ -121,7 +121,7 @@ def create_for_big(broker: Broker, topic: str) -> None:
     broker.admin.create_topics([NewTopic(topic, 1, 1, {"max.message.bytes": str(2 * BIG)})])
 
 
-def test_records_of_10_mb_and_of_nothing(
+def test_empty_and_10_mb_records(
     spark: SparkSession, fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
     create_for_big(fenceline_node, topic)
@@ -137,9 +137,7 @@ def test_records_of_10_mb_and_of_nothing(
     assert [tuple(row) for row in written] == ODD
 
 
-def test_records_of_10_mb_and_of_nothing_in_a_table_that_is_kept_equal(
-    spark: SparkSession, tmp_path: Path, checkpoint: str
-) -> None:
+def test_empty_and_10_mb_records_in_a_compared_table(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     """The log is cut in the middle of them, so that the sink copies a file of theirs without the stale rows."""
     table, topic = str(tmp_path / "table"), "odd"
     with EmbeddedNode() as node:
@@ -167,7 +165,7 @@ def keys_and_sizes(table: str) -> list[tuple[bytes | None, int | None]]:
     return list(zip(found["key"].to_pylist(), sizes, strict=True))
 
 
-def test_a_thousand_partitions_and_most_of_them_empty(
+def test_a_thousand_mostly_empty_partitions(
     spark: SparkSession, fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
     fenceline_node.create(topic, 1000)
@@ -189,7 +187,7 @@ def test_a_thousand_partitions_and_most_of_them_empty(
 
 
 @pytest.mark.parametrize("partition_by", ["topic,partition", ""])
-def test_a_thousand_partitions_with_records_in_a_table_that_is_kept_equal(
+def test_a_thousand_partitions_in_a_compared_table(
     spark: SparkSession, tmp_path: Path, checkpoint: str, partition_by: str
 ) -> None:
     """Two batches, an election between them, and rows of the first epoch that the log has in the second."""
@@ -244,7 +242,7 @@ def test_a_stream_of_an_empty_topic_waits_for_its_first_record(
     assert audit_here(table, settings(fenceline_node.bootstrap, topic)).verdict.is_equal
 
 
-def test_an_empty_topic_is_an_empty_table(
+def test_an_empty_topic_reads_as_an_empty_table(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
     """Twice empty, then beside one with records."""

@@ -88,7 +88,7 @@ def batch(cluster: FakeCluster) -> tuple[Offset, Offset]:
 
 
 @pytest.mark.parametrize("options", [{"onExpired": "continue"}, {"failOnDataLoss": "false"}])
-def test_what_expires_before_a_replay_is_told_without_new_records(
+def test_expiry_before_a_replay_is_reported_without_new_records(
     cluster: FakeCluster, batch: tuple[Offset, Offset], options: dict[str, str]
 ) -> None:
     start, end = batch
@@ -107,7 +107,7 @@ def test_what_expires_before_a_replay_is_told_without_new_records(
     assert life.tasks(after, later) == {0: (25, 28)}
 
 
-def test_what_expires_before_a_replay_is_told_by_a_batch_with_records(
+def test_expiry_before_a_replay_is_reported_by_a_batch_with_records(
     cluster: FakeCluster, batch: tuple[Offset, Offset]
 ) -> None:
     start, end = batch
@@ -122,7 +122,7 @@ def test_what_expires_before_a_replay_is_told_by_a_batch_with_records(
     assert Life(cluster, onExpired="continue").tasks(end, after) == {0: (25, 28)}
 
 
-def test_what_expires_beyond_a_replayed_batch_is_told_from_the_beginning_of_it(
+def test_expiry_beyond_a_replayed_batch_is_reported_from_its_start(
     cluster: FakeCluster, batch: tuple[Offset, Offset]
 ) -> None:
     start, end = batch
@@ -135,7 +135,7 @@ def test_what_expires_beyond_a_replayed_batch_is_told_from_the_beginning_of_it(
     assert life.tasks(end, after) == {0: (30, 45)}
 
 
-def test_two_losses_with_records_between_them_stay_two(cluster: FakeCluster, batch: tuple[Offset, Offset]) -> None:
+def test_two_losses_with_records_between_them_stay_separate(cluster: FakeCluster, batch: tuple[Offset, Offset]) -> None:
     start, end = batch
     cluster.log("t").append(20)
     cluster.log("t").start = 12
@@ -148,7 +148,7 @@ def test_two_losses_with_records_between_them_stay_two(cluster: FakeCluster, bat
     assert life.tasks(end, after) == {0: (30, 45)}
 
 
-def test_what_expires_between_plan_and_tasks_is_told(cluster: FakeCluster) -> None:
+def test_expiry_between_plan_and_tasks_is_reported(cluster: FakeCluster) -> None:
     life = Life(cluster, onExpired="continue")
     start = life.first()
     cluster.log("t").append(20)
@@ -158,7 +158,7 @@ def test_what_expires_between_plan_and_tasks_is_told(cluster: FakeCluster) -> No
     assert told(life.plan(end)) == [(EXPIRED, 5, 12, -1)]
 
 
-def test_what_expires_while_tasks_read_is_told_as_what_may_have_been_read(cluster: FakeCluster) -> None:
+def test_expiry_while_tasks_read_is_reported_as_possibly_read(cluster: FakeCluster) -> None:
     life = Life(cluster, onExpired="continue")
     start = life.first()
     cluster.log("t").append(20)
@@ -174,7 +174,7 @@ def test_what_expires_while_tasks_read_is_told_as_what_may_have_been_read(cluste
     assert life.plan(after) == after
 
 
-def test_what_expires_after_a_batch_was_read_is_no_loss(cluster: FakeCluster) -> None:
+def test_expiry_after_a_batch_was_read_is_no_loss(cluster: FakeCluster) -> None:
     life = Life(cluster, onExpired="continue")
     start = life.first()
     cluster.log("t").append(20)
@@ -185,7 +185,7 @@ def test_what_expires_after_a_batch_was_read_is_no_loss(cluster: FakeCluster) ->
     assert life.plan(end) == end
 
 
-def test_without_going_on_tasks_end_the_query_themselves_and_nothing_is_in_doubt(cluster: FakeCluster) -> None:
+def test_with_the_fail_policy_tasks_end_the_query_without_doubtful_records(cluster: FakeCluster) -> None:
     life = Life(cluster)
     start = life.first()
     cluster.log("t").append(20)
@@ -195,7 +195,7 @@ def test_without_going_on_tasks_end_the_query_themselves_and_nothing_is_in_doubt
     assert life.plan(end) == end
 
 
-def test_a_replay_ends_where_nothing_is_gone_on_from(cluster: FakeCluster, batch: tuple[Offset, Offset]) -> None:
+def test_a_replay_with_the_fail_policy_ends_the_query(cluster: FakeCluster, batch: tuple[Offset, Offset]) -> None:
     start, end = batch
     cluster.log("t").start = 12
     with pytest.raises(DataLossError) as caught:
@@ -203,7 +203,7 @@ def test_a_replay_ends_where_nothing_is_gone_on_from(cluster: FakeCluster, batch
     assert [(loss.offset, loss.log_start_offset) for loss in caught.value.losses] == [(5, 12)]
 
 
-def test_a_topic_created_anew_before_a_replay_is_told_from_the_beginning_of_the_batch(
+def test_a_topic_recreated_before_a_replay_is_reported_from_the_batch_start(
     cluster: FakeCluster, batch: tuple[Offset, Offset]
 ) -> None:
     start, end = batch
@@ -217,7 +217,7 @@ def test_a_topic_created_anew_before_a_replay_is_told_from_the_beginning_of_the_
     assert life.tasks(end, after) == {0: (0, 40)}
 
 
-def test_a_topic_created_anew_while_tasks_read_is_told_from_the_beginning_of_the_batch(cluster: FakeCluster) -> None:
+def test_a_topic_recreated_while_tasks_read_is_reported_from_the_batch_start(cluster: FakeCluster) -> None:
     life = Life(cluster, onRecreated="restart")
     start = life.first()
     cluster.log("t").append(20)
@@ -231,7 +231,7 @@ def test_a_topic_created_anew_while_tasks_read_is_told_from_the_beginning_of_the
     assert life.tasks(end, after) == {0: (0, 40)}
 
 
-def test_an_expiry_that_is_told_late_does_not_move_a_topic_created_anew(
+def test_a_late_expiry_report_does_not_move_a_recreated_topic(
     cluster: FakeCluster, batch: tuple[Offset, Offset]
 ) -> None:
     start, end = batch
@@ -260,7 +260,7 @@ def two_partitions() -> tuple[FakeCluster, Offset, Offset]:
     return cluster, start, life.plan(start)
 
 
-def test_a_partition_gone_before_a_replay_is_told_from_the_beginning_of_the_batch(
+def test_a_partition_deleted_before_a_replay_is_reported_from_the_batch_start(
     two_partitions: tuple[FakeCluster, Offset, Offset],
 ) -> None:
     cluster, start, end = two_partitions
@@ -273,7 +273,7 @@ def test_a_partition_gone_before_a_replay_is_told_from_the_beginning_of_the_batc
     assert life.plan(after) == after
 
 
-def test_a_partition_that_was_only_hidden_is_gone_back_to(
+def test_a_temporarily_invisible_partition_is_read_again(
     two_partitions: tuple[FakeCluster, Offset, Offset],
 ) -> None:
     cluster, start, end = two_partitions
@@ -286,7 +286,7 @@ def test_a_partition_that_was_only_hidden_is_gone_back_to(
     assert life.tasks(end, after) == {1: (5, 25)}
 
 
-def test_a_partition_that_was_hidden_from_one_look_only_is_gone_back_to(
+def test_a_partition_missing_from_one_metadata_answer_is_read_again(
     two_partitions: tuple[FakeCluster, Offset, Offset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The beginning of a batch is held against the logs before its end is; each look is patient."""
@@ -305,7 +305,7 @@ def test_a_partition_that_was_hidden_from_one_look_only_is_gone_back_to(
     assert life.tasks(end, after) == {1: (5, 25)}
 
 
-def test_only_the_partition_concerned_is_told_of(two_partitions: tuple[FakeCluster, Offset, Offset]) -> None:
+def test_only_the_affected_partition_is_reported(two_partitions: tuple[FakeCluster, Offset, Offset]) -> None:
     cluster, start, end = two_partitions
     cluster.log("t", 1).start = 7
     life = Life(cluster, onExpired="continue")

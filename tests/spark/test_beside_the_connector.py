@@ -63,7 +63,7 @@ def cut_at_100(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Pa
     return sinks, Broker("kafka", kafka.bootstrap), topic
 
 
-def test_a_log_that_was_cut_and_is_long_enough_again(cut_at_100: tuple[Sinks, Broker, str]) -> None:
+def test_a_truncated_log_that_grew_again(cut_at_100: tuple[Sinks, Broker, str]) -> None:
     sinks, broker, topic = cut_at_100
     broker.produce(topic, range(1000, 1100))
 
@@ -84,7 +84,7 @@ def test_a_log_that_was_cut_and_is_long_enough_again(cut_at_100: tuple[Sinks, Br
     # What is stale can be told: these rows carry the epoch that lost.
 
 
-def test_a_log_that_was_cut_and_is_still_shorter(cut_at_100: tuple[Sinks, Broker, str]) -> None:
+def test_a_truncated_log_that_is_still_shorter(cut_at_100: tuple[Sinks, Broker, str]) -> None:
     sinks, broker, topic = cut_at_100
     broker.produce(topic, range(1000, 1030))
 
@@ -103,7 +103,7 @@ def test_a_log_that_was_cut_and_is_still_shorter(cut_at_100: tuple[Sinks, Broker
     assert sinks.rows(OURS) == sorted([*old(0, 150), *new(100, 150)])
 
 
-def test_a_topic_that_was_created_anew(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Path) -> None:
+def test_a_recreated_topic(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Path) -> None:
     broker = Broker("kafka", kafka.bootstrap)
     broker.create(topic)
     broker.produce(topic, range(50))
@@ -126,7 +126,7 @@ def test_a_topic_that_was_created_anew(spark: SparkSession, kafka: ApacheKafka, 
     assert [(loss.kind, loss.offset, loss.resume_offset) for loss in losses] == [(LossKind.TOPIC_RECREATED, 50, 0)]
 
 
-def test_records_that_expired(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Path) -> None:
+def test_expired_records(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Path) -> None:
     broker = Broker("kafka", kafka.bootstrap)
     broker.create(topic)
     broker.produce(topic, range(50))
@@ -171,7 +171,7 @@ def cut_at_50_and_grow(kafka: ApacheKafka, broker: Broker, topic: str) -> None:
     after.admin.close()
 
 
-def test_a_batch_that_is_replayed_when_the_log_was_cut_below_it(
+def test_a_batch_replayed_after_a_truncation_below_it(
     spark: SparkSession, kafka: ApacheKafka, fifties: Broker, topic: str, tmp_path: Path
 ) -> None:
     """Spark replays a batch whose commit was lost without asking for offsets first (`pyspark.md` S8)."""
@@ -201,7 +201,7 @@ def test_a_batch_that_is_replayed_when_the_log_was_cut_below_it(
 
 
 @pytest.mark.parametrize("word", [OURS, THEIRS])
-def test_a_log_that_is_cut_between_the_plan_of_a_batch_and_its_reading(
+def test_a_log_truncated_between_planning_and_reading_a_batch(
     spark: SparkSession, kafka: ApacheKafka, fifties: Broker, topic: str, tmp_path: Path, word: str
 ) -> None:
     read: list[Row] = []

@@ -126,7 +126,7 @@ def offsets_of(table: pa.Table) -> list[int]:
     return found
 
 
-def test_something_has_gone_from_both_epochs_and_the_newest_of_each_key_is_there(story: Story) -> None:
+def test_both_epochs_are_compacted_to_the_newest_value_of_each_key(story: Story) -> None:
     assert len(story.epochs) == 2
     assert len(story.left) < RECORDS // 2
     assert {story.epoch_at(offset) for offset in story.left} == {start.epoch for start in story.epochs}
@@ -156,7 +156,7 @@ def test_a_consumer_ends_with_the_newest_value_of_each_key(story: Story, arrow: 
         assert consumer.truncations() == []
 
 
-def test_a_position_within_what_has_gone_is_no_truncation(story: Story) -> None:
+def test_a_position_in_a_compacted_range_is_no_truncation(story: Story) -> None:
     """It is held against the leader's epochs (KIP-320), of which no record need be left."""
     places = [hole for hole in story.holes if hole[1] - hole[0] > 2]
     first, second = places[0], places[-1]
@@ -171,7 +171,7 @@ def test_a_position_within_what_has_gone_is_no_truncation(story: Story) -> None:
         assert consumer.truncations() == []
 
 
-def test_ranges_begin_and_end_wherever_they_like(story: Story) -> None:
+def test_ranges_may_begin_and_end_at_compacted_offsets(story: Story) -> None:
     rng = Random(1)
     edges = [place for hole in story.holes for place in hole]
     for _ in range(60):
@@ -183,7 +183,7 @@ def test_ranges_begin_and_end_wherever_they_like(story: Story) -> None:
     assert rows_of(story.bootstrap, *hole, story.epoch_at(hole[0] - 1), story.epochs).num_rows == 0
 
 
-def test_the_source_gives_what_is_left_in_batches_of_offsets(story: Story) -> None:
+def test_the_source_returns_remaining_records_in_batches_of_offsets(story: Story) -> None:
     given = {"kafka.bootstrap.servers": story.bootstrap, "subscribe": TP.topic, "startingOffsets": "earliest"}
     options = read_options(given, streaming=True)
     schema = spark_schema(include_headers=False, include_leader_epoch=True)
@@ -239,9 +239,7 @@ def test_a_table_from_before_the_compaction_equals_the_log(story: Story, tmp_pat
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_a_table_from_after_it_does_too_and_only_what_is_there_can_be_missing(
-    story: Story, tmp_path: Path, everything: bool
-) -> None:
+def test_a_table_from_after_the_compaction_equals_the_log(story: Story, tmp_path: Path, everything: bool) -> None:
     after = story.whole.take(pa.array(story.left))
     table = keep(tmp_path / "whole", after)
     found = audited(story, table, everything=everything)

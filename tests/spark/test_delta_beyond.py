@@ -50,7 +50,7 @@ def opened(options: DeltaOptions, *, overwrite: bool = False) -> None:
 
 
 @pytest.mark.parametrize("partition_by", [None, BY_PARTITION])
-def test_rows_above_the_end_in_the_leaders_epoch_are_refused(
+def test_rows_above_the_end_in_the_epoch_of_the_leader_are_rejected(
     cluster: FakeCluster, options: DeltaOptions, partition_by: list[str] | None
 ) -> None:
     for index in (0, 1):
@@ -74,7 +74,7 @@ def test_rows_above_the_end_in_the_leaders_epoch_are_refused(
     opened(options, overwrite=True)
 
 
-def test_rows_that_come_between_two_batches_are_refused(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_rows_added_between_two_batches_are_rejected(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 10))
     others_write(options, [("t", 0, 12, 0)])
@@ -83,7 +83,7 @@ def test_rows_that_come_between_two_batches_are_refused(cluster: FakeCluster, op
         write(options, 1, records(cluster, 10, 11))
 
 
-def test_rows_that_come_while_a_batch_is_written_are_refused(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_rows_added_while_a_batch_is_written_are_rejected(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 5))
     files, evidence = task(options, records(cluster, 5, 10))
@@ -92,9 +92,7 @@ def test_rows_that_come_while_a_batch_is_written_are_refused(cluster: FakeCluste
         commit(options, 1, files, evidence)
 
 
-def test_a_log_that_was_shortened_in_the_same_epoch_is_no_longer_the_tables(
-    cluster: FakeCluster, options: DeltaOptions
-) -> None:
+def test_a_log_shortened_in_the_same_epoch_is_rejected(cluster: FakeCluster, options: DeltaOptions) -> None:
     """As the log of a topic of the same name in another cluster, whose brokers give no ids."""
     cluster.ids["t"] = None
     cluster.log("t").append(10)
@@ -105,7 +103,7 @@ def test_a_log_that_was_shortened_in_the_same_epoch_is_no_longer_the_tables(
         write(options, 1, records(cluster, 4, 5))
 
 
-def test_what_the_log_got_after_the_batch_was_read_is_not_refused(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_records_appended_after_the_batch_was_read_are_accepted(cluster: FakeCluster, options: DeltaOptions) -> None:
     log = cluster.log("t")
     log.append(10)
     write(options, 0, records(cluster, 0, 5))
@@ -119,7 +117,7 @@ def test_what_the_log_got_after_the_batch_was_read_is_not_refused(cluster: FakeC
     assert table_rows(options) == records(cluster, 0, 18)
 
 
-def test_a_readable_end_that_lags_behind_refuses_nothing(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_lagging_high_watermark_rejects_nothing(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     others_write(options, records(cluster, 0, 10))
     # A leader that has just been elected does not know yet how far the others have come.
@@ -129,7 +127,7 @@ def test_a_readable_end_that_lags_behind_refuses_nothing(cluster: FakeCluster, o
     assert table_rows(options) == records(cluster, 0, 10)
 
 
-def test_rows_of_other_epochs_there_have_their_own_rules(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_rows_of_other_epochs_above_the_end_are_stale_or_unknown(cluster: FakeCluster, options: DeltaOptions) -> None:
     log = cluster.log("t")
     log.append(10)
     log.elect(2)
@@ -141,7 +139,7 @@ def test_rows_of_other_epochs_there_have_their_own_rules(cluster: FakeCluster, o
     assert table_rows(options) == [*records(cluster, 0, 15), ("t", 0, 18, 3)]
 
 
-def test_a_topic_that_was_made_anew_is_told_as_that(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_recreated_topic_is_reported_as_recreated(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 10))
     others_write(options, [("t", 0, 10, 0)])
@@ -156,7 +154,7 @@ def test_a_topic_that_was_made_anew_is_told_as_that(cluster: FakeCluster, option
     assert table_rows(options) == records(cluster, 0, 4)
 
 
-def test_files_of_many_partitions_are_looked_into_once(
+def test_files_of_many_partitions_are_read_once(
     cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their bounds tell of all partitions together; what was found out is kept with the table."""
@@ -180,7 +178,7 @@ def test_files_of_many_partitions_are_looked_into_once(
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_stream_into_such_a_table_ends_before_anything_is_written(
+def test_a_stream_into_a_table_beyond_the_log_fails_before_writing(
     spark: Any, broker: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
     table = str(tmp_path / "table")

@@ -63,7 +63,7 @@ def cut(cluster: FakeCluster, options: DeltaOptions) -> None:
     log.append(5)
 
 
-def test_a_repair_is_an_entry_of_its_own_before_the_new_rows(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_repair_is_a_separate_entry_before_the_new_rows(cluster: FakeCluster, options: DeltaOptions) -> None:
     cut(cluster, options)
     before = DeltaTable(options.path).version()
     assert write(options, 1, records(cluster, 7, 12))
@@ -83,7 +83,7 @@ def test_a_repair_is_an_entry_of_its_own_before_the_new_rows(cluster: FakeCluste
     assert read_state(DeltaTable(options.path, version=before + 1)) is not None
 
 
-def test_a_reader_that_begins_between_repair_and_rows_reads_on(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_reader_starting_between_repair_and_rows_continues(cluster: FakeCluster, options: DeltaOptions) -> None:
     """It takes the table as it is there, and then what versions add."""
     cut(cluster, options)
     with pytest.MonkeyPatch.context() as patch:
@@ -138,7 +138,7 @@ def test_another_writer_between_repair_and_rows_is_seen(cluster: FakeCluster, op
     check_readers(options.path)
 
 
-def test_a_driver_that_stood_still_between_repair_and_rows_changes_nothing(
+def test_a_driver_suspended_between_repair_and_rows_changes_nothing(
     cluster: FakeCluster, options: DeltaOptions
 ) -> None:
     """Meanwhile another one has written the batch and the next one, and the log was cut again."""
@@ -164,7 +164,7 @@ def test_a_driver_that_stood_still_between_repair_and_rows_changes_nothing(
     check_readers(options.path)
 
 
-def test_a_repair_that_landed_and_still_failed_is_not_made_twice(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_failed_repair_that_landed_is_not_repeated(cluster: FakeCluster, options: DeltaOptions) -> None:
     from deltalake.exceptions import CommitFailedError
 
     cut(cluster, options)
@@ -186,7 +186,7 @@ def test_a_repair_that_landed_and_still_failed_is_not_made_twice(cluster: FakeCl
 # The change data feed ------------------------------------------------------------------------------------------------
 
 
-def test_a_repair_tells_the_change_feed_the_rows_that_went(cluster: FakeCluster, fed: DeltaOptions) -> None:
+def test_a_repair_writes_removed_rows_to_the_change_feed(cluster: FakeCluster, fed: DeltaOptions) -> None:
     cut(cluster, fed)
     before = DeltaTable(fed.path).version()
     write(fed, 1, records(cluster, 7, 12))
@@ -202,9 +202,7 @@ def test_a_repair_tells_the_change_feed_the_rows_that_went(cluster: FakeCluster,
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_condition_takes_out_what_is_stale_and_nothing_else(
-    cluster: FakeCluster, fed: DeltaOptions, seed: int
-) -> None:
+def test_the_condition_removes_only_stale_rows(cluster: FakeCluster, fed: DeltaOptions, seed: int) -> None:
     """Epochs that were lost between others, rows without an epoch, a name that must be quoted."""
     import random
 
@@ -232,7 +230,7 @@ def test_the_condition_takes_out_what_is_stale_and_nothing_else(
     check_readers(plain.path)
 
 
-def test_a_thousand_cut_partitions_in_a_table_with_a_change_feed(cluster: FakeCluster, fed: DeltaOptions) -> None:
+def test_a_thousand_truncated_partitions_in_a_table_with_a_change_feed(cluster: FakeCluster, fed: DeltaOptions) -> None:
     cluster.create("many", 1000)
     for index in range(1000):
         cluster.log("many", index).append(3)
@@ -244,7 +242,7 @@ def test_a_thousand_cut_partitions_in_a_table_with_a_change_feed(cluster: FakeCl
     assert table_rows(fed) == log_rows(cluster, "many")
 
 
-def test_a_topic_that_was_made_anew_in_a_table_with_a_change_feed(cluster: FakeCluster, fed: DeltaOptions) -> None:
+def test_a_recreated_topic_in_a_table_with_a_change_feed(cluster: FakeCluster, fed: DeltaOptions) -> None:
     cluster.create("u", 1)
     cluster.log("u").append(2)
     cluster.log("t").append(10)
@@ -288,7 +286,7 @@ def test_a_table_of_another_topic_keeps_its_rows(cluster: FakeCluster, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["a b", "it's", "x%y", "ü"])
-def test_files_whose_paths_are_escaped_go_too(cluster: FakeCluster, tmp_path: Path, name: str) -> None:
+def test_files_with_escaped_paths_are_removed(cluster: FakeCluster, tmp_path: Path, name: str) -> None:
     """As other writers, and an OPTIMIZE, name them where a partition's value has such signs in it."""
     path = str(tmp_path / "table")
     cluster.create(name, 1)
@@ -307,7 +305,7 @@ def test_files_whose_paths_are_escaped_go_too(cluster: FakeCluster, tmp_path: Pa
     check_readers(path)
 
 
-def test_the_history_tells_numbers_as_deltas_own_writers_do(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_the_history_has_the_metrics_of_delta_writers(cluster: FakeCluster, options: DeltaOptions) -> None:
     cut(cluster, options)
     write(options, 1, records(cluster, 7, 12))
     append, repair = DeltaTable(options.path).history(2)
@@ -319,7 +317,7 @@ def test_the_history_tells_numbers_as_deltas_own_writers_do(cluster: FakeCluster
     assert int(repair["operationMetrics"]["numRemovedBytes"]) > 0
 
 
-def test_a_batch_write_is_in_the_history_too(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_a_batch_write_is_in_the_history(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(4)
     files, _ = task(options, records(cluster, 0, 4))
     plain = replace(options, client=None, partition_by=("topic", "partition") if options.partition_by else ())

@@ -61,7 +61,7 @@ def options_in(folder: Path, *, by_partition: bool = True) -> DeltaOptions:
         ([SourcePosition(0, -1, "another")], AFTER_ALL),
     ],
 )
-def test_how_far_rows_may_go(places: list[SourcePosition], lowest: int) -> None:
+def test_limit_below_which_rows_may_be_removed(places: list[SourcePosition], lowest: int) -> None:
     assert removable_from(VIEW, places, Span("t", 0, 5, 15, 19, 5)) == lowest
 
 
@@ -69,14 +69,14 @@ def test_how_far_rows_may_go(places: list[SourcePosition], lowest: int) -> None:
 @pytest.mark.parametrize(
     ("epoch", "last", "lowest"), [(5, 19, BEFORE_ALL), (3, 15, AFTER_ALL), (6, 19, AFTER_ALL), (-1, 3, AFTER_ALL)]
 )
-def test_without_a_checkpoint_the_newest_row_tells(
+def test_without_a_checkpoint_the_newest_row_sets_the_limit(
     places: list[SourcePosition] | None, epoch: int, last: int, lowest: int
 ) -> None:
     assert removable_from(VIEW, places, Span("t", 0, epoch, 0, last, 1)) == lowest
     assert removable_from(VIEW, places, None) == AFTER_ALL
 
 
-def test_places_are_those_of_all_sources() -> None:
+def test_positions_of_all_sources_are_used() -> None:
     one = offset_of({T0: (5, 2), T1: (7, -1)}, {"t": "id"})
     other = offset_of({T0: (3, 1)}, {})
     assert parse_positions(entry(one)) == {T0: (SourcePosition(5, 2, "id"),), T1: (SourcePosition(7, -1, "id"),)}
@@ -102,11 +102,11 @@ def test_places_are_those_of_all_sources() -> None:
         "",
     ],
 )
-def test_of_other_sources_and_forms_nothing_is_concluded(text: str) -> None:
+def test_other_sources_and_formats_are_ignored(text: str) -> None:
     assert parse_positions(text) is None
 
 
-def test_a_checkpoint_is_believed_where_it_is_the_querys_own(tmp_path: Path) -> None:
+def test_only_the_checkpoint_of_the_query_itself_is_used(tmp_path: Path) -> None:
     options, folder = options_in(tmp_path), tmp_path / "checkpoint"
     assert positions_after(options, "q", 3) is None
     write_entry(folder, "q", 3, entry(offset_of({T0: (5, 2)}, {})))
@@ -123,7 +123,7 @@ def place(folder: Path, batch: int, cluster: FakeCluster, positions: dict[TopicP
 
 @pytest.mark.parametrize("by_partition", [True, False])
 @pytest.mark.parametrize("epoch", [0, -1])
-def test_rows_of_a_quiet_partition_go_once_the_source_has_gone_back(
+def test_rows_of_an_idle_partition_are_removed_after_the_source_rewinds(
     cluster: FakeCluster, tmp_path: Path, epoch: int, by_partition: bool
 ) -> None:
     """`epoch`: -1 as the first release of the source wrote it after a rewind."""
@@ -149,7 +149,7 @@ def test_rows_of_a_quiet_partition_go_once_the_source_has_gone_back(
     assert state.partitions[T0].leader_epoch == (1 if epoch == 0 else -1)
 
 
-def test_a_topic_that_was_made_anew_is_not_the_log_of_the_rows(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_recreated_topic_is_not_the_log_of_the_rows(cluster: FakeCluster, tmp_path: Path) -> None:
     options = options_in(tmp_path)
     cluster.create("u", 1)
     cluster.log("t").append(10)
@@ -164,7 +164,7 @@ def test_a_topic_that_was_made_anew_is_not_the_log_of_the_rows(cluster: FakeClus
     assert len(table_rows(options)) == 11
 
 
-def test_all_of_a_topic_that_was_made_anew_goes_with_its_first_records(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_all_rows_of_a_recreated_topic_are_removed_with_its_first_records(cluster: FakeCluster, tmp_path: Path) -> None:
     options = replace(options_in(tmp_path), on_recreated="replace")
     cluster.log("t").append(10)
     cluster.log("t", 1).append(10)
@@ -239,7 +239,7 @@ class Replicas:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_whatever_comes_back_is_there_and_nothing_else_is(cluster: FakeCluster, tmp_path: Path, seed: int) -> None:
+def test_the_table_holds_restored_rows_and_no_others(cluster: FakeCluster, tmp_path: Path, seed: int) -> None:
     """Elections at every moment, crashes at any step and replays. After each commit the table has all that the source
     counts as read; once the log is quiet and the source has noticed, it has nothing else, without one more record.
     """

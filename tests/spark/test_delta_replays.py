@@ -27,7 +27,7 @@ def options(tmp_path: Path, request: pytest.FixtureRequest) -> DeltaOptions:
     return delta_options(given if request.param is None else {**given, "partitionBy": request.param})
 
 
-def test_a_replay_adds_what_the_log_did_not_hold_when_the_batch_was_read_first(
+def test_a_replay_adds_records_missing_when_the_batch_was_first_read(
     cluster: FakeCluster, options: DeltaOptions
 ) -> None:
     """Two unclean elections, one before the batch is read, one before its replay: the log is again what it was when
@@ -52,7 +52,7 @@ def test_a_replay_adds_what_the_log_did_not_hold_when_the_batch_was_read_first(
     assert files_on_disk(options) == {Path(file.path).name for file in table_files(again)}
 
 
-def test_a_replay_whose_own_commit_landed_unheard_keeps_its_files(
+def test_a_replay_whose_commit_landed_without_an_answer_keeps_its_files(
     cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = cluster.log("t")

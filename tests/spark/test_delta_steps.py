@@ -38,7 +38,7 @@ def write_wide(options: DeltaOptions, number: int, rows: Iterable[Row]) -> bool:
 
 
 @pytest.mark.parametrize(("moment", "crashes"), CRASHES)
-def test_a_crash_where_the_table_is_made(
+def test_a_crash_while_the_table_is_created(
     cluster: FakeCluster, options: DeltaOptions, moment: Any, crashes: int
 ) -> None:
     cluster.log("t").append(10)
@@ -60,7 +60,7 @@ def test_a_crash_where_the_table_is_made(
 
 
 @pytest.mark.parametrize(("moment", "crashes"), CRASHES)
-def test_a_crash_where_columns_are_added(
+def test_a_crash_while_columns_are_added(
     cluster: FakeCluster, options: DeltaOptions, moment: Any, crashes: int
 ) -> None:
     log = cluster.log("t")
@@ -86,7 +86,7 @@ def test_a_crash_where_columns_are_added(
     assert found == [None] * 7 + ["x"] * 5
 
 
-def test_who_does_not_know_the_new_column_goes_on_beside_who_does(cluster: FakeCluster, options: DeltaOptions) -> None:
+def test_writers_with_and_without_the_new_column_coexist(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 4))
     with pytest.MonkeyPatch.context() as patch:

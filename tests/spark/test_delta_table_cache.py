@@ -47,7 +47,7 @@ def held(options: DeltaOptions) -> list[int]:
     return sorted(table.to_pyarrow_table()["v"].to_pylist())
 
 
-def test_what_others_commit_is_seen_without_opening_it_again(tmp_path: Path, opens: list[str]) -> None:
+def test_commits_of_other_writers_are_seen_without_reopening(tmp_path: Path, opens: list[str]) -> None:
     options = DeltaOptions(str(tmp_path / "t"))
     assert cached_table(options) is None
     for number in range(5):
@@ -57,7 +57,7 @@ def test_what_others_commit_is_seen_without_opening_it_again(tmp_path: Path, ope
     assert len(opens) == 2
 
 
-def test_a_table_that_was_made_anew_is_opened_anew(tmp_path: Path, opens: list[str]) -> None:
+def test_a_recreated_table_is_reopened(tmp_path: Path, opens: list[str]) -> None:
     options = DeltaOptions(str(tmp_path / "t"))
     for number in range(3):
         put(tmp_path / "t", number)
@@ -74,7 +74,7 @@ def test_a_table_that_was_made_anew_is_opened_anew(tmp_path: Path, opens: list[s
     assert held(options) == list(range(20, 26))
 
 
-def test_a_table_whose_entries_are_gone_is_opened_anew(tmp_path: Path, opens: list[str]) -> None:
+def test_a_table_with_deleted_log_entries_is_reopened(tmp_path: Path, opens: list[str]) -> None:
     """As when somebody else has written a checkpoint and cleaned the log up."""
     options = DeltaOptions(str(tmp_path / "t"))
     put(tmp_path / "t", 0)
@@ -88,7 +88,7 @@ def test_a_table_whose_entries_are_gone_is_opened_anew(tmp_path: Path, opens: li
     assert len(opens) == 2
 
 
-def test_only_a_few_tables_are_kept_and_none_for_ever(
+def test_few_tables_are_cached_and_none_indefinitely(
     tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_table_cache, "_MAX_HANDLES", 2)
@@ -113,7 +113,7 @@ def stated(options: DeltaOptions, end: int) -> None:
     write_deltalake(options.path, table, mode="append", commit_properties=properties)
 
 
-def test_a_glance_knows_form_and_state_without_bringing_the_table_up_to_date(
+def test_a_glance_reads_schema_and_state_without_a_refresh(
     tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = delta_options({"path": str(tmp_path / "t"), "kafka.bootstrap.servers": "fake:1"})
@@ -151,7 +151,7 @@ def test_a_glance_knows_form_and_state_without_bringing_the_table_up_to_date(
     assert table_summary(options) is None
 
 
-def test_a_refresh_in_the_background_is_waited_for(tmp_path: Path, opens: list[str]) -> None:
+def test_lookups_wait_for_a_background_refresh(tmp_path: Path, opens: list[str]) -> None:
     options = DeltaOptions(str(tmp_path / "t"))
     put(tmp_path / "t", 0)
     table = cached_table(options)

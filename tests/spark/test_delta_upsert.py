@@ -67,7 +67,7 @@ def test_a_batch_without_rows_and_a_write_without_a_number(options: DeltaOptions
     assert held(options) == [("a", 1, "y")]
 
 
-def test_two_rows_of_one_key_in_a_batch_are_refused(options: DeltaOptions) -> None:
+def test_duplicate_keys_in_a_batch_are_rejected(options: DeltaOptions) -> None:
     batch(options, 0, ("a", 1, "x"))
     version = DeltaTable(options.path).version()
     with pytest.raises(OperatorError, match=r"1 keys \(region, id\) have several rows in one batch") as caught:
@@ -84,7 +84,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_crash_at_any_step_and_a_replay_give_every_key_once(options: DeltaOptions, step: Any) -> None:
+def test_a_crash_at_any_step_and_a_replay_write_every_key_once(options: DeltaOptions, step: Any) -> None:
     batch(options, 0, ("a", 1, "x"), ("a", 2, "x"))
     with pytest.MonkeyPatch.context() as patch:
         step(patch)
@@ -95,7 +95,7 @@ def test_a_crash_at_any_step_and_a_replay_give_every_key_once(options: DeltaOpti
     assert DeltaTable(options.path).transaction_version("q") == 1
 
 
-def test_of_two_writers_both_count(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_of_two_writers_are_both_applied(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one merges into what the first one left; a second driver of the same batch changes nothing."""
     batch(options, 0, ("a", 1, "x"))
     real, raced = delta_upsert.upsert, []
@@ -122,7 +122,7 @@ def test_of_two_writers_both_count(options: DeltaOptions, monkeypatch: pytest.Mo
     assert held(options) == [("a", 1, "z"), ("a", 5, "other")]
 
 
-def test_a_table_with_a_change_feed_tells_updates(tmp_path: Path) -> None:
+def test_the_change_feed_contains_updates(tmp_path: Path) -> None:
     given = {"path": str(tmp_path / "t"), "upsertKeys": "id", "delta.enablechangedatafeed": "true"}
     options = delta_options(given)
     batch(options, 0, ("a", 1, "x"))
@@ -135,7 +135,7 @@ def test_a_table_with_a_change_feed_tells_updates(tmp_path: Path) -> None:
     ]
 
 
-def test_keys_that_are_no_columns_are_refused(tmp_path: Path) -> None:
+def test_unknown_key_columns_are_rejected(tmp_path: Path) -> None:
     given = {"path": str(tmp_path / "t")}
     with pytest.raises(OperatorError, match="names column idd, which the DataFrame does not have"):
         check_keys(delta_options({**given, "upsertKeys": "idd"}), SCHEMA, overwrite=False)

@@ -52,7 +52,7 @@ def forget_newest_commit(checkpoint: Path, sink: Path) -> None:
         written.with_name(f".{written.name}.crc").unlink(missing_ok=True)
 
 
-def test_records_that_expire_before_a_batch_is_replayed(
+def test_records_expired_before_a_batch_is_replayed(
     spark: SparkSession, apache_kafka: Broker, topic: str, tmp_path: Path
 ) -> None:
     apache_kafka.create(topic)
@@ -80,7 +80,7 @@ def test_records_that_expire_before_a_batch_is_replayed(
 
 
 @pytest.mark.parametrize("word", [OURS, THEIRS])
-def test_records_that_expire_between_the_plan_of_a_batch_and_its_reading(
+def test_records_expired_between_planning_and_reading_a_batch(
     spark: SparkSession, apache_kafka: Broker, topic: str, tmp_path: Path, word: str
 ) -> None:
     read: list[Row] = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def test_columns_that_come_later_are_added_when_asked_for(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+def test_columns_added_later_are_merged_when_requested(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     table, topic = str(tmp_path / "table"), "grown"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)

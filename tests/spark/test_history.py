@@ -37,7 +37,7 @@ def test_a_position_has_the_epoch_of_the_record_before_it() -> None:
     assert [tag(cluster, offset).leader_epoch for offset in range(7)] == [-1, 0, 0, 3, 3, 3, 7]
 
 
-def test_where_the_record_before_has_expired_nothing_is_known() -> None:
+def test_the_epoch_is_unknown_when_the_previous_record_expired() -> None:
     cluster = cluster_of(FakeLog([0, 0, 3, 3, 7], leader_epoch=7, start=3))
     assert [tag(cluster, offset).leader_epoch for offset in (2, 3, 4, 5)] == [-1, -1, 3, 7]
 
@@ -50,7 +50,7 @@ def test_a_broker_without_epochs_leaves_positions_untagged() -> None:
     assert check(cluster, Position(9, 3)) == Holds()
 
 
-def test_boundaries_are_asked_for_once_while_the_leader_stays() -> None:
+def test_epoch_boundaries_are_requested_once_per_leader() -> None:
     cluster = cluster_of(FakeLog([1, 1, 4], leader_epoch=4))
     history = History(cluster)
     tag(cluster, 3, history)
@@ -65,7 +65,7 @@ def test_boundaries_are_asked_for_once_while_the_leader_stays() -> None:
     assert cluster.questions.count("epoch_ends") == asked + 3
 
 
-def test_truncation_is_seen_when_the_epoch_ends_earlier() -> None:
+def test_truncation_is_detected_when_the_epoch_ends_earlier() -> None:
     log = FakeLog([4] * 150, leader_epoch=4)
     cluster = cluster_of(log)
     position = tag(cluster, 150)
@@ -74,7 +74,7 @@ def test_truncation_is_seen_when_the_epoch_ends_earlier() -> None:
     assert check(cluster, position) == Diverged(100, 4, 100)
 
 
-def test_truncation_is_seen_when_the_log_never_had_the_epoch() -> None:
+def test_truncation_is_detected_when_the_log_never_had_the_epoch() -> None:
     # Two leaders wrote past 60 in epochs 4 and 5; the reader followed 5, then the leader of 4 won (gaps.md G6).
     cluster = cluster_of(FakeLog([3] * 60 + [4] * 90, leader_epoch=6))
     assert check(cluster, Position(120, 5, starts((3, 0), (5, 60)))) == Diverged(60, 3, 60)
@@ -82,7 +82,7 @@ def test_truncation_is_seen_when_the_log_never_had_the_epoch() -> None:
     assert check(cluster, Position(120, 5)) == Diverged(None, 4, 0)
 
 
-def test_the_point_is_exact_over_several_elections() -> None:
+def test_the_divergence_point_is_exact_over_several_elections() -> None:
     # What was read: 1@0 2@10 4@20 7@30. The log: 1@0 2@10 3@15 5@40 8@50.
     cluster = cluster_of(FakeLog([1] * 10 + [2] * 5 + [3] * 25 + [5] * 10 + [8] * 50, leader_epoch=8))
     assert check(cluster, Position(45, 7, starts((1, 0), (2, 10), (4, 20), (7, 30)))) == Diverged(15, 2, 15)
@@ -90,21 +90,21 @@ def test_the_point_is_exact_over_several_elections() -> None:
     assert check(cluster, Position(45, 7, starts((4, 20), (7, 30)))) == Diverged(None, 3, 0)
 
 
-def test_a_position_remembers_so_many_epochs_and_no_more() -> None:
+def test_a_position_remembers_a_bounded_number_of_epochs() -> None:
     log = _build([(1, 1)] * (EPOCHS_KEPT + 5))
     position = tag(cluster_of(log), len(log.epochs))
     assert len(position.epochs) == EPOCHS_KEPT
     assert position.epochs[-1] == EpochStart(log.epochs[-1], len(log.epochs) - 1)
 
 
-def test_the_leaders_own_epoch_as_a_tag_would_have_missed_it() -> None:
+def test_tagging_with_the_leader_epoch_would_miss_the_truncation() -> None:
     # Why tags are exact: position 100 read in epoch 3 under leader 5, then a log of epoch 4 takes over.
     cluster = cluster_of(FakeLog([3] * 90 + [4] * 60, leader_epoch=6))
     assert cluster.logs[TP].epoch_end(5).end_offset >= 100
     assert isinstance(check(cluster, Position(100, 3)), Diverged)
 
 
-def test_an_epoch_from_the_future_is_a_truncation() -> None:
+def test_a_future_epoch_is_a_truncation() -> None:
     cluster = cluster_of(FakeLog([1] * 5, leader_epoch=1))
     assert check(cluster, Position(5, 9)) == Diverged(None, -1, 0)
     assert check(cluster, Position(5, 9, starts((1, 0), (9, 4)))) == Diverged(4, 1, 4)
@@ -139,7 +139,7 @@ def test_tags_are_exact_for_any_log(steps: list[tuple[int, int]], offset: int, s
 
 @given(_grown, st.integers(0, 40), st.integers(0, 40), _grown)
 @settings(max_examples=300)
-def test_a_cut_below_a_tagged_position_never_goes_unnoticed(
+def test_a_truncation_below_a_tagged_position_is_always_detected(
     steps: list[tuple[int, int]], offset: int, keep: int, later: list[tuple[int, int]]
 ) -> None:
     log = _build(steps)
@@ -164,7 +164,7 @@ _branches = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers
 
 @given(_branches, st.data())
 @settings(max_examples=500)
-def test_the_parting_of_two_replicas_is_exact_or_below(
+def test_the_divergence_of_two_replicas_is_exact_or_below(
     elections: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
     """Four replicas, unclean elections in turn: each leader appends to its own log as far as that goes, and others copy

@@ -31,7 +31,7 @@ def has_commits(table: str, count: int) -> bool:
 @pytest.mark.parametrize(
     ("seed", "kills"), [(1, 1), *(pytest.param(seed, 3, marks=pytest.mark.soak) for seed in range(2, 8))]
 )
-def test_a_killed_query_lands_every_row_once(
+def test_a_killed_query_writes_every_row_once(
     fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str, seed: int, kills: int
 ) -> None:
     need_java()

@@ -75,7 +75,7 @@ def is_taken(plan: Path) -> bool:
     ("seed", "worker_kills", "driver_kills"),
     [(1, 3, 1), pytest.param(2, 50, 50, marks=pytest.mark.soak)],
 )
-def test_whoever_dies_at_whichever_step_the_table_is_the_log(
+def test_a_process_killed_at_any_step_leaves_the_table_equal_to_the_log(
     restarted: Broker, tmp_path: Path, checkpoint: str, seed: int, worker_kills: int, driver_kills: int
 ) -> None:
     need_java()
@@ -122,7 +122,7 @@ def test_whoever_dies_at_whichever_step_the_table_is_the_log(
         ),
     ],
 )
-def test_a_driver_that_comes_to_itself_when_another_has_taken_over_changes_nothing(
+def test_a_suspended_driver_resumed_after_a_takeover_changes_nothing(
     restarted: Broker, tmp_path: Path, checkpoint: str, step: str
 ) -> None:
     """It stands still in the middle of a commit. Another one runs the query to its end, from the same checkpoint."""

@@ -80,7 +80,7 @@ def _sorted(rows: pa.Table) -> list[tuple[int, int, bytes]]:
 
 
 @pytest.mark.parametrize("more_cuts", [1, pytest.param(12, marks=pytest.mark.soak)])
-def test_whoever_dies_while_the_log_is_cut_the_table_is_the_log(
+def test_a_process_killed_during_a_truncation_leaves_the_table_equal_to_the_log(
     story: UncleanStory, tmp_path: Path, checkpoint: str, more_cuts: int
 ) -> None:
     need_java()

@@ -139,7 +139,7 @@ def test_streams(spark: SparkSession, broker: Broker, filled: str, tmp_path: Pat
 
 
 @only_kafka
-def test_a_checkpoint_of_the_connector_goes_on_with_us(
+def test_a_checkpoint_of_the_connector_is_continued(
     spark: SparkSession, broker: Broker, filled: str, tmp_path: Path
 ) -> None:
     target, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")

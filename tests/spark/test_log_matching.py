@@ -86,7 +86,7 @@ def run(steps: list[tuple[object, ...]]) -> tuple[Replicas, FakeLog]:
 
 @settings(max_examples=1500, deadline=None)
 @given(st.lists(STEPS, max_size=40))
-def test_exactly_the_rows_that_are_not_in_the_log_are_stale(steps: list[tuple[object, ...]]) -> None:
+def test_exactly_the_rows_missing_from_the_log_are_stale(steps: list[tuple[object, ...]]) -> None:
     replicas, log = run(steps)
     view = view_of(log)
     rows = sorted(replicas.rows)
@@ -104,7 +104,7 @@ def test_exactly_the_rows_that_are_not_in_the_log_are_stale(steps: list[tuple[ob
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(STEPS, max_size=40), st.data())
-def test_bounds_of_many_rows_tell_no_more_than_the_rows(steps: list[tuple[object, ...]], data: st.DataObject) -> None:
+def test_bounds_of_many_rows_prove_no_more_than_the_rows(steps: list[tuple[object, ...]], data: st.DataObject) -> None:
     _, log = run(steps)
     view = view_of(log)
     size = len(log.epochs)
@@ -118,7 +118,7 @@ def test_bounds_of_many_rows_tell_no_more_than_the_rows(steps: list[tuple[object
     assert verdict is not SpanVerdict.ALL_STALE or stale.all()
 
 
-def test_the_rule_of_newer_epochs_alone_would_miss_a_row() -> None:
+def test_checking_newer_epochs_alone_would_miss_a_row() -> None:
     # Read at offset 9 from a leader of epoch 5 that was lost; the log went on in epoch 6 at offset 12.
     log = FakeLog([3] * 12 + [6] * 4, leader_epoch=6)
     view = view_of(log)
@@ -139,7 +139,7 @@ def test_rows_above_the_end_are_stale_only_when_a_later_leader_ends_there() -> N
     ]  # fmt: skip
 
 
-def test_below_the_logs_start_only_what_can_be_proved_is_stale() -> None:
+def test_below_the_log_start_only_provably_stale_rows_are_stale() -> None:
     log = FakeLog([1] * 5 + [3] * 10, leader_epoch=3, start=8)
     view = view_of(log)
     rows = [(2, 1), (2, 4), (6, 3), (4, 3), (7, 2)]
@@ -177,13 +177,13 @@ def test_brokers_without_epochs_prove_nothing() -> None:
     ]  # fmt: skip
 
 
-def test_an_answer_that_is_older_than_the_row_proves_nothing() -> None:
+def test_an_answer_older_than_the_row_proves_nothing() -> None:
     view = view_of(FakeLog([1] * 10, leader_epoch=1))
     assert held_interval(view, 2) == held_interval(view, -1)
     assert not stale_rows(view, *arrays([(3, 2), (50, 2)])).any()
 
 
-def test_many_partitions_are_asked_in_rounds_and_kept_while_their_leaders_stay() -> None:
+def test_partitions_are_queried_in_rounds_and_cached_while_leaders_stay() -> None:
     cluster = FakeCluster(t=40, gone=1)
     for index in range(40):
         log = cluster.log("t", index)
@@ -206,7 +206,7 @@ def test_many_partitions_are_asked_in_rounds_and_kept_while_their_leaders_stay()
     assert views.get(wanted)[TopicPartition("t", 3)].leader_epoch == 9
 
 
-def test_an_election_between_two_questions_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_repeated_after_an_election_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster(t=1)
     log = cluster.log("t")
     log.append(5)

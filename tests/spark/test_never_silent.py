@@ -201,7 +201,7 @@ _steps = st.lists(
 
 @given(_steps, st.none() | st.integers(3, 9))
 @settings(max_examples=150)
-def test_the_sink_holds_what_the_log_holds(steps: list[Any], limit: int | None) -> None:
+def test_the_sink_equals_the_log(steps: list[Any], limit: int | None) -> None:
     replicas = Replicas()
     client = FakeReader(replicas)
     with _patched(client, replicas.cluster):
@@ -227,7 +227,7 @@ def test_the_sink_holds_what_the_log_holds(steps: list[Any], limit: int | None) 
 
 @given(_steps)
 @settings(max_examples=150)
-def test_nothing_that_was_read_changes_without_an_error(steps: list[Any]) -> None:
+def test_read_records_never_change_without_an_error(steps: list[Any]) -> None:
     """With `onTruncation=fail`: as long as the query lives, what it has read is in the log."""
     replicas = Replicas()
     client = FakeReader(replicas)

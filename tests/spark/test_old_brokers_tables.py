@@ -78,7 +78,7 @@ def told(found: Audit) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("versions", [None, KAFKA_2_1, KAFKA_2_4])
-def test_what_needs_no_epochs_is_found_and_repaired(versions: Versions | None, tmp_path: Path) -> None:
+def test_differences_that_need_no_epochs_are_found_and_repaired(versions: Versions | None, tmp_path: Path) -> None:
     table = tmp_path / "table"
     with without_epochs() if versions is None else ScriptedCluster(versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
@@ -101,7 +101,7 @@ def test_what_needs_no_epochs_is_found_and_repaired(versions: Versions | None, t
 
 
 @pytest.mark.parametrize("versions", [KAFKA_2_1, KAFKA_2_4])
-def test_stale_rows_are_found_and_repaired_where_brokers_tell_epochs(versions: Versions, tmp_path: Path) -> None:
+def test_stale_rows_are_found_and_repaired_where_brokers_return_epochs(versions: Versions, tmp_path: Path) -> None:
     table = tmp_path / "table"
     with ScriptedCluster(versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
@@ -115,7 +115,7 @@ def test_stale_rows_are_found_and_repaired_where_brokers_tell_epochs(versions: V
         assert [value for _, value in table_rows(table)] == cluster.logs[tp].values()
 
 
-def test_without_epochs_the_verdict_says_what_it_can_not_see(tmp_path: Path) -> None:
+def test_without_epochs_the_verdict_states_its_limits(tmp_path: Path) -> None:
     table = tmp_path / "table"
     with without_epochs() as cluster:
         (tp,) = cluster.add_topic("t")

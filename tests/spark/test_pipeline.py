@@ -48,7 +48,7 @@ def run(folder: Path, broker: Broker) -> None:
         running.await_success(PATIENCE_S)
 
 
-def test_the_pipelines_table_stays_the_log(tmp_path: Path) -> None:
+def test_the_table_of_the_pipeline_stays_equal_to_the_log(tmp_path: Path) -> None:
     need_java()
     if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("yaml") is None:
         unavailable("pyspark[pipelines] is not installed")

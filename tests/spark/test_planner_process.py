@@ -51,7 +51,7 @@ def test_a_planner_ends_with_its_parent(polls: bool) -> None:
                 os.killpg(parent.pid, signal.SIGKILL)
 
 
-def test_no_process_but_sparks_planner_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_planner_of_spark_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[int] = []
     monkeypatch.setattr(planner_process, "end_with", watched.append)
     monkeypatch.setattr(planner_process, "_is_watched", False)

@@ -47,19 +47,19 @@ def test_the_checkpoint_shows_state(tmp_path: Path, form: str) -> None:
     assert query_state(StateHint(checkpoint=form.format(without)), OFFSET) == Stateless()
 
 
-def test_an_empty_folder_is_no_state(tmp_path: Path) -> None:
+def test_an_empty_state_folder_is_no_state(tmp_path: Path) -> None:
     place = a_checkpoint(tmp_path, OFFSET, state=False)
     (tmp_path / "state").mkdir()
     assert query_state(StateHint(checkpoint=place), OFFSET) == Stateless()
 
 
-def test_state_that_the_checkpoint_shows_wins_over_the_option(tmp_path: Path) -> None:
+def test_state_in_the_checkpoint_overrides_the_option(tmp_path: Path) -> None:
     place = a_checkpoint(tmp_path, OFFSET, state=True)
     assert isinstance(query_state(StateHint(is_stateful=False, checkpoint=place), OFFSET), Stateful)
 
 
 @pytest.mark.parametrize("kind", ["missing", "another query's", "its twin's", "of another format", "behind"])
-def test_a_checkpoint_that_says_nothing(tmp_path: Path, kind: str) -> None:
+def test_a_checkpoint_without_evidence_of_state(tmp_path: Path, kind: str) -> None:
     place = a_checkpoint(tmp_path / "checkpoint", OFFSET, state=False)
     match kind:
         case "missing":
@@ -81,20 +81,20 @@ def test_a_checkpoint_that_says_nothing(tmp_path: Path, kind: str) -> None:
     assert isinstance(query_state(StateHint(True, place), OFFSET), Stateful)
 
 
-def test_an_offset_without_an_id_may_be_that_of_another_query(tmp_path: Path) -> None:
+def test_an_offset_without_an_id_may_belong_to_another_query(tmp_path: Path) -> None:
     bare = {"topics": {}, "version": 1}
     found = query_state(StateHint(checkpoint=a_checkpoint(tmp_path, bare, state=False)), bare)
     assert isinstance(found, NotKnown)
 
 
-def test_the_state_of_a_query_without_its_id_is_seen_all_the_same(tmp_path: Path) -> None:
+def test_the_state_of_a_query_without_an_id_is_detected(tmp_path: Path) -> None:
     """What is found wins over what is not known: the checkpoint is most likely the query's."""
     bare = {"topics": {}, "version": 1}
     place = a_checkpoint(tmp_path, bare, state=True)
     assert isinstance(query_state(StateHint(False, place), bare), Stateful)
 
 
-def test_two_queries_at_one_place_are_told_apart() -> None:
+def test_two_queries_at_the_same_offset_are_distinguished() -> None:
     cluster = cluster_with(150)
     (_, one), (_, other) = planned(cluster), planned(cluster)
     assert one["topics"] == other["topics"]
@@ -105,12 +105,12 @@ def test_two_queries_at_one_place_are_told_apart() -> None:
     assert make(cluster, onUnproven="accept").latestOffset({"t": {"0": 150}}, ALL)["query"]
 
 
-def test_without_a_word_nothing_is_known() -> None:
+def test_without_the_option_state_is_unknown() -> None:
     assert isinstance(query_state(StateHint(), OFFSET), NotKnown)
 
 
 @pytest.mark.parametrize("state", [Stateful("It keeps state"), NotKnown("It is not known")])
-def test_a_refusal_names_the_ways_out(state: Stateful | NotKnown) -> None:
+def test_a_rejection_lists_the_remedies(state: Stateful | NotKnown) -> None:
     text = why_no_rewind(state)
     assert text is not None
     assert text.startswith(state.because)
@@ -133,7 +133,7 @@ def cut_at_100() -> tuple[FakeCluster, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("lenient", [{"onTruncation": "rewind"}, {"failOnDataLoss": "false"}])
-def test_a_stateful_query_does_not_go_back(tmp_path: Path, lenient: dict[str, str]) -> None:
+def test_a_stateful_query_does_not_rewind(tmp_path: Path, lenient: dict[str, str]) -> None:
     cluster, end = cut_at_100()
     place = a_checkpoint(tmp_path, end, state=True)
     for hint in ({"checkpointLocation": place}, {"statefulQuery": "true"}):
@@ -144,7 +144,7 @@ def test_a_stateful_query_does_not_go_back(tmp_path: Path, lenient: dict[str, st
         assert "offsets 100 to 149" in str(caught.value)
 
 
-def test_a_query_of_which_nothing_is_known_does_not_go_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_query_with_unknown_state_does_not_rewind(caplog: pytest.LogCaptureFixture) -> None:
     cluster, end = cut_at_100()
     # An option that is given, and says nothing.
     hint = {"checkpointLocation": ""}
@@ -159,7 +159,7 @@ def test_a_query_of_which_nothing_is_known_does_not_go_back(caplog: pytest.LogCa
     assert "will end at a truncation" in caplog.text
 
 
-def test_a_query_without_state_goes_back(tmp_path: Path) -> None:
+def test_a_query_without_state_rewinds(tmp_path: Path) -> None:
     cluster, end = cut_at_100()
     reader = make(cluster, onTruncation="rewind", checkpointLocation=a_checkpoint(tmp_path, end, state=False))
     later = reader.latestOffset(end, ALL)
@@ -168,7 +168,7 @@ def test_a_query_without_state_goes_back(tmp_path: Path) -> None:
     assert reads(reader, end, later) == {"t-0": (100, 200)}
 
 
-def test_the_refusal_begins_with_what_happened(tmp_path: Path) -> None:
+def test_the_rejection_begins_with_the_loss(tmp_path: Path) -> None:
     cluster, end = cut_at_100()
     place = a_checkpoint(tmp_path, end, state=True)
     with pytest.raises(DataLossError) as caught:
@@ -178,7 +178,7 @@ def test_the_refusal_begins_with_what_happened(tmp_path: Path) -> None:
     assert text.index("keeps state") < text.index("Options: ") < text.index("LOG_TRUNCATED {")
 
 
-def test_the_checkpoint_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_is_inspected_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = cluster_with(150)
     _, first = planned(cluster)
     cluster.log("t").append(50)
@@ -190,7 +190,7 @@ def test_the_checkpoint_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert no_rewind_of(reader, first, second) == {None}
 
 
-def test_state_that_the_first_batch_leaves_is_seen(tmp_path: Path) -> None:
+def test_state_written_by_the_first_batch_is_detected(tmp_path: Path) -> None:
     """No state before the first batch does not say that there is none after it."""
     cluster = cluster_with(150)
     reader = make(cluster, onTruncation="rewind", checkpointLocation=str(tmp_path))
@@ -204,7 +204,7 @@ def test_state_that_the_first_batch_leaves_is_seen(tmp_path: Path) -> None:
         reader.latestOffset(end, ALL)
 
 
-def test_a_replay_of_a_stateful_query_does_not_go_back(tmp_path: Path) -> None:
+def test_a_replay_of_a_stateful_query_does_not_rewind(tmp_path: Path) -> None:
     cluster = cluster_with(150)
     _, first = planned(cluster)
     cluster.log("t").append(50)
@@ -222,7 +222,7 @@ def no_rewind_of(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> set
     return {one.no_rewind for one in found}
 
 
-def test_tasks_learn_that_their_query_may_not_go_back(tmp_path: Path) -> None:
+def test_tasks_know_that_their_query_may_not_rewind(tmp_path: Path) -> None:
     cluster = cluster_with(150)
     begin, first = planned(cluster)
     cluster.log("t").append(50)
@@ -239,7 +239,7 @@ def test_tasks_learn_that_their_query_may_not_go_back(tmp_path: Path) -> None:
     assert no_rewind_of(make(cluster), first, second) == {None}
 
 
-def test_elections_in_a_batch_are_no_reason_to_read_it_again_where_tasks_may_not_end_early(tmp_path: Path) -> None:
+def test_elections_cause_no_reread_where_tasks_may_not_end_early(tmp_path: Path) -> None:
     cluster = cluster_with(150)
     reader = make(cluster, onTruncation="rewind", checkpointLocation=str(tmp_path))
     begin = reader.initialOffset()

@@ -90,7 +90,7 @@ def test_rows_of_one_record_are_no_duplicates(filled: Broker, topic: str, tmp_pa
         audited(filled, table, topic, row_key=["lines"])
 
 
-def test_of_duplicates_only_rows_that_are_equal_in_every_column_go(filled: Broker, topic: str, tmp_path: Path) -> None:
+def test_only_duplicates_equal_in_every_column_are_removed(filled: Broker, topic: str, tmp_path: Path) -> None:
     table = str(tmp_path / "t")
     rows = records(filled, topic, 0, 100)
     write_deltalake(table, rows)
@@ -103,7 +103,7 @@ def test_of_duplicates_only_rows_that_are_equal_in_every_column_go(filled: Broke
     assert told(audited(filled, table, topic)) == [("duplicate", 50, 55, 5)]
 
 
-def test_nothing_is_changed_until_it_is_applied_and_only_what_is_proven_wrong(tmp_path: Path) -> None:
+def test_only_an_applied_repair_changes_rows_and_only_proven_ones(tmp_path: Path) -> None:
     topic, table = "cut", str(tmp_path / "t")
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -135,7 +135,7 @@ def test_nothing_is_changed_until_it_is_applied_and_only_what_is_proven_wrong(tm
         assert {kind for kind, *_ in told(audited(broker, table, topic))} == {"missing", "behind", "duplicate"}
 
 
-def test_kinds_that_have_no_repair_are_refused() -> None:
+def test_kinds_without_a_repair_are_rejected() -> None:
     assert chosen_kinds(None) == PROVEN_WRONG == {"stale", "beyond"}
     assert chosen_kinds("missing") == {"missing"}
     with pytest.raises(OperatorError, match="does not support findings of the kind expired, sdale") as caught:
@@ -146,7 +146,7 @@ def test_kinds_that_have_no_repair_are_refused() -> None:
 # Deleted on purpose ---------------------------------------------------------------------------------------------------
 
 
-def test_rows_that_others_deleted_do_not_come_back(filled: Broker, topic: str, tmp_path: Path) -> None:
+def test_rows_deleted_by_other_writers_are_not_restored(filled: Broker, topic: str, tmp_path: Path) -> None:
     table = str(tmp_path / "t")
     rows = records(filled, topic, 0, 100)
     write_deltalake(table, pa.concat_tables([rows.slice(0, 30), rows.slice(33, 47)]))
@@ -177,7 +177,7 @@ def test_rows_that_others_deleted_do_not_come_back(filled: Broker, topic: str, t
     assert offsets(table) == [*range(100)]
 
 
-def test_the_records_behind_stale_rows_that_others_deleted_are_missing(tmp_path: Path) -> None:
+def test_records_behind_deleted_stale_rows_are_missing(tmp_path: Path) -> None:
     topic, table = "cut", str(tmp_path / "t")
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -197,7 +197,7 @@ def test_the_records_behind_stale_rows_that_others_deleted_are_missing(tmp_path:
         assert offsets(table) == [o for o in range(150) if o not in (7, 8)]
 
 
-def test_where_it_cannot_be_told_what_was_deleted_nothing_is_added(filled: Broker, topic: str, tmp_path: Path) -> None:
+def test_nothing_is_added_when_deleted_rows_are_unknown(filled: Broker, topic: str, tmp_path: Path) -> None:
     table = str(tmp_path / "t")
     rows = records(filled, topic, 0, 100)
     write_deltalake(table, pa.concat_tables([rows.slice(0, 30), rows.slice(33, 67)]))
@@ -218,7 +218,7 @@ def test_where_it_cannot_be_told_what_was_deleted_nothing_is_added(filled: Broke
     assert offsets(table) == [*range(100)]
 
 
-def test_records_are_named_as_deleted_by_their_keys(filled: Broker, topic: str, tmp_path: Path) -> None:
+def test_deleted_records_can_be_given_by_key(filled: Broker, topic: str, tmp_path: Path) -> None:
     table = str(tmp_path / "t")
     rows = records(filled, topic, 0, 100)
     # The keys are k0 to k4; all of k3 is gone, and ten rows more.

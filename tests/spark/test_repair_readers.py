@@ -86,7 +86,7 @@ def check_repaired(table: str, chosen: Settings) -> None:
     check_readers(table)
 
 
-def test_a_reader_that_begins_between_the_entries_of_a_repair_reads_on(
+def test_a_reader_starting_between_the_entries_of_a_repair_continues(
     story: tuple[str, Settings, Broker],
 ) -> None:
     table, chosen, _ = story
@@ -102,7 +102,7 @@ def test_a_reader_that_begins_between_the_entries_of_a_repair_reads_on(
     assert change_feed(table) == held(table)
 
 
-def test_a_repair_that_ended_between_its_entries_is_completed_by_the_next_one(
+def test_an_interrupted_repair_is_completed_by_the_next_one(
     story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, chosen, _ = story
@@ -120,7 +120,7 @@ def test_a_repair_that_ended_between_its_entries_is_completed_by_the_next_one(
     check_repaired(table, chosen)
 
 
-def test_an_entry_that_landed_and_still_failed_is_not_made_twice(
+def test_a_failed_entry_that_landed_is_not_repeated(
     story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, chosen, _ = story
@@ -139,7 +139,7 @@ def test_an_entry_that_landed_and_still_failed_is_not_made_twice(
     check_repaired(table, chosen)
 
 
-def test_files_of_an_entry_that_may_have_landed_stay(
+def test_files_of_an_entry_that_may_have_landed_are_kept(
     story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, chosen, _ = story
@@ -161,7 +161,7 @@ def test_files_of_an_entry_that_may_have_landed_stay(
     assert sorted(offset for _, _, offset, _ in held(table)) == [offset for offset in range(160) if offset != 3]
 
 
-def test_what_another_writer_does_between_the_entries_is_seen(
+def test_changes_of_another_writer_between_the_entries_are_seen(
     story: tuple[str, Settings, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, chosen, broker = story

@@ -26,7 +26,7 @@ def offsets(table: str) -> list[tuple[int, int]]:
     return sorted((row["partition"], row["offset"]) for row in rows)
 
 
-def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+def test_a_truncated_log_its_table_and_derived_tables(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     table, topic = str(tmp_path / "table"), "cut"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -75,9 +75,7 @@ def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tm
         assert found_kinds == {("duplicate", 1), ("stale", 1), ("missing", 94), ("behind", 100)}
 
 
-def test_rows_of_a_partition_that_nobody_writes_any_more_go_too(
-    spark: SparkSession, tmp_path: Path, checkpoint: str
-) -> None:
+def test_stale_rows_of_an_idle_partition_are_removed(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     """The batch that carries the truncation has no record at all: what it may take out, Spark's checkpoint tells."""
     table, topic = str(tmp_path / "table"), "quiet"
     with EmbeddedNode() as node:
@@ -107,7 +105,7 @@ def test_rows_of_a_partition_that_nobody_writes_any_more_go_too(
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_an_audit_says_the_same_wherever_it_is_judged(
+def test_an_audit_has_the_same_result_on_driver_and_tasks(
     spark: SparkSession,
     fenceline_node: Broker,
     topic: str,
@@ -142,7 +140,7 @@ def test_an_audit_says_the_same_wherever_it_is_judged(
     assert kinds == {"behind", "duplicate", "foreign", "invalid", "missing"}
 
 
-def test_repair_fills_a_table_of_other_columns_by_a_transform(
+def test_repair_fills_a_table_with_other_columns_by_a_transform(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     table = str(tmp_path / "table")
@@ -174,9 +172,7 @@ def test_repair_fills_a_table_of_other_columns_by_a_transform(
     assert again.version is None
 
 
-def test_a_second_query_adds_nothing_that_is_there(
-    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
-) -> None:
+def test_a_second_query_adds_no_existing_rows(spark: SparkSession, broker: Broker, topic: str, tmp_path: Path) -> None:
     table = str(tmp_path / "table")
     broker.create(topic, 2)
     for partition in (0, 1):
@@ -190,7 +186,7 @@ def test_a_second_query_adds_nothing_that_is_there(
     assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
 
 
-def test_a_frame_without_epochs_is_refused_before_anything_is_written(
+def test_a_frame_without_epochs_is_rejected_before_anything_is_written(
     spark: SparkSession, fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
     fenceline_node.create(topic)

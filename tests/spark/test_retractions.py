@@ -182,7 +182,7 @@ def cut_at_100(cluster: FakeCluster) -> None:
     cluster.log("t").append(100)
 
 
-def test_lost_rows_come_again_as_deletes(evidence: str) -> None:
+def test_lost_rows_are_delivered_as_deletes(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
     cut_at_100(story.cluster)
@@ -199,7 +199,7 @@ def test_lost_rows_come_again_as_deletes(evidence: str) -> None:
     story.assert_equal_to_the_log()
 
 
-def test_a_quiet_log_is_enough(evidence: str) -> None:
+def test_retractions_need_no_new_records(evidence: str) -> None:
     """No record of the new history has come yet."""
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
@@ -208,7 +208,7 @@ def test_a_quiet_log_is_enough(evidence: str) -> None:
     story.assert_equal_to_the_log()
 
 
-def test_the_evidence_that_receipts_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_named_by_receipts_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = keep_log(tmp_path / "node", [0] * 150) / "t-0"
     (kept / "lost+found").mkdir()
     paths = []
@@ -238,7 +238,7 @@ def test_the_evidence_that_receipts_name(tmp_path: Path, monkeypatch: pytest.Mon
     story.assert_equal_to_the_log()
 
 
-def test_evidence_of_another_topic_of_that_name_does_not_count(tmp_path: Path) -> None:
+def test_evidence_of_another_topic_of_the_same_name_is_ignored(tmp_path: Path) -> None:
     other = keep_log(tmp_path / "node", [0] * 150, topic_id=UUID(int=8))
     story = Story(cluster_with(150), retractionEvidence=str(other))
     story.run()
@@ -247,7 +247,7 @@ def test_evidence_of_another_topic_of_that_name_does_not_count(tmp_path: Path) -
         story.plan()
 
 
-def test_records_of_another_epoch_do_not_count(tmp_path: Path) -> None:
+def test_evidence_of_another_epoch_is_ignored(tmp_path: Path) -> None:
     other = keep_log(tmp_path / "node", [0] * 120 + [1] * 30)
     story = Story(cluster_with(150), retractionEvidence=str(other))
     story.run()
@@ -308,7 +308,7 @@ def test_one_partition_of_several_is_cut(evidence: str) -> None:
     assert story.plan()["since"] == {"t": {"0": 0, "1": 0, "2": 0}}
 
 
-def test_receipts_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unauthorized_receipts_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not allowed")
 
@@ -324,7 +324,7 @@ def test_receipts_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
     story.assert_equal_to_the_log()
 
 
-def test_what_was_never_delivered_is_not_taken_back(tmp_path: Path) -> None:
+def test_records_never_delivered_are_not_retracted(tmp_path: Path) -> None:
     """The query began behind the point where the logs part."""
     kept = keep_log(tmp_path / "node", [0] * 150)
     cluster = cluster_with(120)
@@ -345,7 +345,7 @@ def test_what_was_never_delivered_is_not_taken_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_repaired", [False, True])
-def test_the_history_of_a_table(tmp_path: Path, is_repaired: bool) -> None:
+def test_lost_rows_are_read_from_the_history_of_a_table(tmp_path: Path, is_repaired: bool) -> None:
     table = write_table(tmp_path / "table", dict.fromkeys(range(90), 0))
     write_table(tmp_path / "table", dict.fromkeys(range(90, 150), 0))
     if is_repaired:
@@ -384,7 +384,7 @@ def test_evidence_and_table_together(tmp_path: Path) -> None:
     ]
 
 
-def test_a_vacuumed_table_says_so(tmp_path: Path) -> None:
+def test_a_vacuumed_table_is_reported(tmp_path: Path) -> None:
     table = write_table(tmp_path / "table", dict.fromkeys(range(150), 0))
     DeltaTable(table).delete("offset >= 100")
     opened = DeltaTable(table)
@@ -396,7 +396,7 @@ def test_a_vacuumed_table_says_so(tmp_path: Path) -> None:
         story.plan()
 
 
-def test_a_table_without_the_columns_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_table_without_the_columns_is_rejected_immediately(tmp_path: Path) -> None:
     path = tmp_path / "table"
     rows = {"topic": ["t"], "partition": pa.array([0], pa.int32()), "offset": [1], "value": ["text"]}
     write_deltalake(str(path), pa.table(rows))
@@ -405,7 +405,7 @@ def test_a_table_without_the_columns_is_refused_at_once(tmp_path: Path) -> None:
         story.run()
 
 
-def test_a_table_that_comes_later(tmp_path: Path) -> None:
+def test_a_table_created_later_is_used(tmp_path: Path) -> None:
     story = Story(cluster_with(150), retractionTable=str(tmp_path / "table"))
     story.run()
     cut_at_100(story.cluster)
@@ -416,7 +416,7 @@ def test_a_table_that_comes_later(tmp_path: Path) -> None:
     story.assert_equal_to_the_log()
 
 
-def test_rows_of_an_older_topic_of_that_name_do_not_count(tmp_path: Path) -> None:
+def test_rows_of_an_older_topic_of_the_same_name_are_ignored(tmp_path: Path) -> None:
     """The table's sink has taken them out when the topic was created anew."""
     path = tmp_path / "table"
     write_table(path, dict.fromkeys(range(150), 0))
@@ -435,7 +435,7 @@ def test_rows_of_an_older_topic_of_that_name_do_not_count(tmp_path: Path) -> Non
         story.plan()
 
 
-def test_a_replay_of_which_the_table_knows_the_version_no_more(tmp_path: Path) -> None:
+def test_a_replay_without_the_table_version_fails(tmp_path: Path) -> None:
     table = write_table(tmp_path / "table", dict.fromkeys(range(150), 0))
     story = Story(cluster_with(150), retractionTable=table)
     story.run()
@@ -453,7 +453,7 @@ def test_a_replay_of_which_the_table_knows_the_version_no_more(tmp_path: Path) -
 # Replays --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_replay_takes_the_same_rows_back(evidence: str) -> None:
+def test_a_replay_retracts_the_same_rows(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
     cut_at_100(story.cluster)
@@ -463,7 +463,7 @@ def test_a_replay_takes_the_same_rows_back(evidence: str) -> None:
     assert story.rows_of(story.at, end) == first
 
 
-def test_a_replay_whose_rows_have_gone_fails(evidence: str) -> None:
+def test_a_replay_without_its_rows_fails(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
     cut_at_100(story.cluster)
@@ -488,7 +488,7 @@ def test_a_replay_reads_the_table_as_it_was(tmp_path: Path) -> None:
     assert story.rows_of(story.at, end) == first
 
 
-def test_a_batch_whose_own_records_were_lost_is_replayed_from_what_is_kept(evidence: str) -> None:
+def test_a_batch_of_lost_records_is_replayed_from_evidence(evidence: str) -> None:
     """It may have been written already: the sink keeps the first version, and the state must be that one's."""
     story = Story(cluster_with(120), retractionEvidence=evidence)
     story.run()
@@ -502,7 +502,7 @@ def test_a_batch_whose_own_records_were_lost_is_replayed_from_what_is_kept(evide
     story.assert_equal_to_the_log()
 
 
-def test_a_batch_that_lies_above_the_cut_is_replayed_whole(evidence: str) -> None:
+def test_a_batch_above_the_truncation_is_replayed_completely(evidence: str) -> None:
     story = Story(cluster_with(120), retractionEvidence=evidence)
     story.run()
     story.cluster.log("t").append(30)
@@ -538,14 +538,14 @@ def test_a_retracting_batch_whose_new_records_are_lost_too(tmp_path: Path) -> No
     story.assert_equal_to_the_log()
 
 
-def test_compacted_topics_are_refused_when_the_query_starts() -> None:
+def test_compacted_topics_are_rejected_when_the_query_starts() -> None:
     cluster = cluster_with(150)
     cluster.policies["t"] = "compact,delete"
     with pytest.raises(OperatorError, match="Rows of t cannot be retracted: the topic is compacted"):
         Story(cluster).plan()
 
 
-def test_a_topic_that_is_compacted_later(evidence: str) -> None:
+def test_a_topic_compacted_later_is_rejected(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
     story.cluster.policies["t"] = "compact"
@@ -568,7 +568,7 @@ def test_a_topic_whose_configuration_may_not_be_read(monkeypatch: pytest.MonkeyP
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_that_was_made_without_it(evidence: str) -> None:
+def test_a_checkpoint_made_without_retractions_is_rejected(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     end = story.run()
     del end["since"]
@@ -577,7 +577,7 @@ def test_a_checkpoint_that_was_made_without_it(evidence: str) -> None:
         story.reader.latestOffset(end, ALL)
 
 
-def test_where_the_point_is_not_known(evidence: str) -> None:
+def test_an_unknown_divergence_point_is_rejected(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     end = story.run()
     place = end["topics"]["t"]["partitions"]["0"]
@@ -599,7 +599,7 @@ def test_records_of_the_new_history_that_expired_before_they_were_read(evidence:
         story.plan()
 
 
-def test_transactions_are_not_guessed(tmp_path: Path) -> None:
+def test_transactional_evidence_is_rejected_at_read_committed(tmp_path: Path) -> None:
     node = tmp_path / "node"
     keep_log(node, [0] * 150)
     for segment in sorted((node / "t-0").glob("*.log")):
@@ -631,19 +631,19 @@ BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "includeRetractions"
         {"failOnDataLoss": "false"},
     ],
 )
-def test_it_goes_with_truncations_alone(others: dict[str, str]) -> None:
+def test_retractions_are_for_truncations_only(others: dict[str, str]) -> None:
     with pytest.raises(OperatorError, match="includeRetractions needs onTruncation=rewind"):
         read_options({**BASE, **others}, streaming=True)
 
 
-def test_batches_and_options_without_it_are_refused() -> None:
+def test_batch_reads_and_incomplete_options_are_rejected() -> None:
     with pytest.raises(OperatorError, match="is for streams"):
         read_options(BASE, streaming=False)
     with pytest.raises(OperatorError, match="requires includeRetractions"):
         read_options({**BASE, "includeRetractions": "false", "retractionTable": "/x"}, streaming=True)
 
 
-def test_a_schema_without_the_change_type_is_refused() -> None:
+def test_a_schema_without_the_change_type_is_rejected() -> None:
     schema = spark_schema(include_headers=False, include_leader_epoch=False)
     with pytest.raises(OperatorError, match="has no column _change_type"):
         check_schema(schema, include_headers=False, include_leader_epoch=False, include_retractions=True)
@@ -653,7 +653,7 @@ def test_a_schema_without_the_change_type_is_refused() -> None:
         check_schema(whole, include_headers=False, include_leader_epoch=False)
 
 
-def test_a_range_is_cut_at_its_epochs() -> None:
+def test_a_range_is_split_at_its_epochs() -> None:
     lost = LostRange(TopicPartition("t", 0), 5, 20, (EpochStart(0, 0), EpochStart(2, 10), EpochStart(4, 15)))
     assert lost.spans() == [(5, 10, 0), (10, 15, 2), (15, 20, 4)]
     assert lost.part(10, 12).epochs == (EpochStart(2, 10),)
@@ -661,7 +661,7 @@ def test_a_range_is_cut_at_its_epochs() -> None:
         LostRange(TopicPartition("t", 0), 5, 20, (EpochStart(2, 10),))
 
 
-def test_ends_go_back(evidence: str) -> None:
+def test_end_offsets_move_back(evidence: str) -> None:
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
     story.cluster.log("t").elect(2, keep=100)
@@ -669,7 +669,7 @@ def test_ends_go_back(evidence: str) -> None:
     assert ends(story.run()) == {"t-0": 103}
 
 
-def test_what_is_damaged_or_was_compacted_is_missing(tmp_path: Path) -> None:
+def test_corrupt_and_compacted_evidence_is_missing(tmp_path: Path) -> None:
     node = keep_log(tmp_path / "node", [0] * 150)
     segment = sorted((node / "t-0").glob("*.log"))[-1]
     first = int(segment.name[:20])

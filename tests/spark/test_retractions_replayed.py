@@ -26,7 +26,7 @@ def node() -> Iterator[EmbeddedNode]:
         yield running
 
 
-def test_a_replay_takes_the_same_rows_back(node: EmbeddedNode, tmp_path: Path, checkpoint: str) -> None:
+def test_a_replay_retracts_the_same_rows(node: EmbeddedNode, tmp_path: Path, checkpoint: str) -> None:
     need_java()
     given, evidence = tmp_path / "given", tmp_path / "evidence"
     given.mkdir()

@@ -57,14 +57,14 @@ def failing(times: int, error: Exception) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("error", AWAY)
-def test_so_many_attempts_are_made(error: Exception) -> None:
+def test_the_configured_number_of_attempts_is_made(error: Exception) -> None:
     assert with_retries(failing(2, error), THREE) == 3
     with pytest.raises(type(error)) as caught:
         with_retries(failing(3, error), THREE)
     assert ("fetchOffset.numRetries: 3" in str(caught.value)) is (error is NOBODY)
 
 
-def test_what_no_attempt_would_mend_is_raised_at_once() -> None:
+def test_permanent_errors_are_raised_immediately() -> None:
     refused = PeerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "topic t")
     with pytest.raises(PeerError, match="topic t"):
         with_retries(failing(1, refused), THREE)
@@ -108,20 +108,18 @@ class Away(FakeReader):
 
 
 @pytest.mark.parametrize("error", AWAY)
-def test_a_task_reads_on_where_it_was_when_the_brokers_are_back(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_task_resumes_at_its_position_when_brokers_return(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     reader = Away(error, {20: 2})
     assert read(monkeypatch, reader) == list(range(40))
     assert [asked[TP].start_offset for asked in reader.asked] == [0, 20, 20]
 
 
-def test_a_task_counts_attempts_anew_once_it_has_read_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_resets_its_attempts_after_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(monkeypatch, Away(NOBODY, {10: 2, 20: 2, 30: 2})) == list(range(40))
 
 
 @pytest.mark.parametrize("error", AWAY)
-def test_a_task_ends_when_brokers_stay_away(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_task_fails_when_brokers_stay_unavailable(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     reader = Away(error, {0: 3})
     with pytest.raises(type(error)):
         read(monkeypatch, reader)
@@ -129,7 +127,7 @@ def test_a_task_ends_when_brokers_stay_away(monkeypatch: pytest.MonkeyPatch, err
 
 
 @pytest.mark.parametrize("code", [ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
-def test_a_task_does_not_wait_for_what_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, code: ErrorCode) -> None:
+def test_a_task_does_not_retry_permanent_errors(monkeypatch: pytest.MonkeyPatch, code: ErrorCode) -> None:
     reader = Away(ClientError(code, "t-0"), {0: 3})
     with pytest.raises(ClientError):
         read(monkeypatch, reader)
@@ -160,7 +158,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Flaky:
     return made
 
 
-def test_a_writing_task_asks_again(cluster: Flaky) -> None:
+def test_a_writing_task_retries(cluster: Flaky) -> None:
     cluster.away = 2
     assert delta_evidence.gather_evidence({}, (), {TP: 0}, THREE).leader_epochs == {TP: 0}
     cluster.away = 3
@@ -168,7 +166,7 @@ def test_a_writing_task_asks_again(cluster: Flaky) -> None:
         delta_evidence.gather_evidence({}, (), {TP: 0}, THREE)
 
 
-def test_a_commit_asks_again(cluster: Flaky, tmp_path: Path) -> None:
+def test_a_commit_retries(cluster: Flaky, tmp_path: Path) -> None:
     given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake"}
     options = delta_options({**given, "fetchOffset.numRetries": "3", "fetchOffset.retryIntervalMs": "0"})
     write(options, 0, records(cluster, 0, 10))

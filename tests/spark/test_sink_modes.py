@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("form", ["fenceline", "fenceline_delta"])
-def test_the_default_save_mode_is_refused_by_spark_with_the_modes_that_work(spark: SparkSession, form: str) -> None:
+def test_spark_rejects_the_default_save_mode_and_lists_the_supported_ones(spark: SparkSession, form: str) -> None:
     """Spark's Kafka connector takes it: it is written by Spark's older interface, which sources in Python have not."""
     frame = spark.range(1).selectExpr("cast(id as string) value")
     for mode in ("errorifexists", "ignore"):
@@ -33,7 +33,7 @@ def test_the_default_save_mode_is_refused_by_spark_with_the_modes_that_work(spar
 
 
 @pytest.mark.parametrize("form", ["fenceline", "fenceline_delta"])
-def test_update_mode_is_refused_by_spark(spark: SparkSession, tmp_path: Path, checkpoint: str, form: str) -> None:
+def test_update_mode_is_rejected_by_spark(spark: SparkSession, tmp_path: Path, checkpoint: str, form: str) -> None:
     feed = Feed(spark, tmp_path / "in")
     feed.add(1)
     frame = feed.stream().selectExpr("cast(v as string) value").groupBy("value").count()
@@ -77,7 +77,7 @@ def test_a_stream_replaces_rows_of_equal_keys_once(spark: SparkSession, tmp_path
         run(frame, table, checkpoint, upsertKeys="id")
 
 
-def test_aggregates_are_kept_by_key_in_foreach_batch(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+def test_foreach_batch_upserts_aggregates_by_key(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     """As the documentation has it: update mode, whose rows are the new values of some keys."""
     feed, table = Feed(spark, tmp_path / "in"), str(tmp_path / "table")
     feed.add(1, 2, 3)
@@ -94,7 +94,7 @@ def test_aggregates_are_kept_by_key_in_foreach_batch(spark: SparkSession, tmp_pa
     assert sorted((row["odd"], row["count"]) for row in found) == [(0, 2), (1, 2)]
 
 
-def test_a_cut_log_in_a_table_with_a_change_feed(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+def test_a_truncated_log_in_a_table_with_a_change_feed(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     from fenceline.testing.node import EmbeddedNode
 
     table, topic = str(tmp_path / "table"), "fed"

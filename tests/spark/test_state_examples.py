@@ -98,7 +98,7 @@ class Results:
         return Counter({bytes(row.key).decode(): row.flights for row in rows})
 
 
-def test_the_examples_are_right_after_a_truncation(spark: SparkSession, node: EmbeddedNode, tmp_path: Path) -> None:
+def test_the_examples_are_correct_after_a_truncation(spark: SparkSession, node: EmbeddedNode, tmp_path: Path) -> None:
     def fill_tables() -> None:
         for topic in ("flights", "gates"):
             frame = tracked(spark, node.bootstrap, topic)

@@ -59,7 +59,7 @@ def assert_refused(error: BaseException, checkpoint: str) -> None:
     assert "offsets 100 to 149" in str(error)
 
 
-def test_a_count_is_not_wrong(spark: SparkSession, node: EmbeddedNode, checkpoint: str) -> None:
+def test_a_count_fails_rather_than_being_wrong(spark: SparkSession, node: EmbeddedNode, checkpoint: str) -> None:
     query = Query(spark, node, checkpoint, lambda frame: frame.groupBy().count(), "complete")
     query.run(checkpointLocation=checkpoint)
     assert query.results[-1]["count"] == 150
@@ -75,7 +75,7 @@ def test_a_count_is_not_wrong(spark: SparkSession, node: EmbeddedNode, checkpoin
     assert query.results[-1]["count"] == 250
 
 
-def test_deduplication_drops_nothing(spark: SparkSession, node: EmbeddedNode, checkpoint: str) -> None:
+def test_deduplication_drops_no_new_records(spark: SparkSession, node: EmbeddedNode, checkpoint: str) -> None:
     query = Query(spark, node, checkpoint, lambda frame: frame.select("value").dropDuplicates(), "append")
     query.run(checkpointLocation=checkpoint)
     assert len(query.results) == 150
@@ -90,7 +90,7 @@ def test_deduplication_drops_nothing(spark: SparkSession, node: EmbeddedNode, ch
     assert query.results == []
 
 
-def test_a_query_without_state_goes_back(spark: SparkSession, node: EmbeddedNode, checkpoint: str) -> None:
+def test_a_query_without_state_rewinds(spark: SparkSession, node: EmbeddedNode, checkpoint: str) -> None:
     query = Query(spark, node, checkpoint, lambda frame: frame.select("value"), "append")
     query.run(checkpointLocation=checkpoint)
     cut_and_grow(node, range(1000, 1100))

@@ -13,7 +13,7 @@ from tests.spark.streams import ALL, cluster_with, losing, make, reads
 pytestmark = pytest.mark.usefixtures("no_idle_wait")
 
 
-def test_a_checkpoint_of_an_older_release_goes_back_to_the_beginning_when_it_can_not_know_better() -> None:
+def test_an_old_checkpoint_with_unknown_divergence_restarts_at_the_beginning() -> None:
     cluster = cluster_with(100)
     cluster.logs[TopicPartition("t", 0)] = FakeLog([3] * 60 + [4] * 90, leader_epoch=6)
     ids = cluster.ids["t"]
@@ -28,7 +28,7 @@ def test_a_checkpoint_of_an_older_release_goes_back_to_the_beginning_when_it_can
     assert later["topics"]["t"]["partitions"]["0"]["epochs"] == [[3, 0], [4, 60]]
 
 
-def test_a_checkpoint_without_epochs_notices_at_least_a_shorter_log() -> None:
+def test_a_checkpoint_without_epochs_detects_a_shorter_log() -> None:
     cluster = cluster_with(100)
     error = losing(cluster, {"t": {"0": 150}})
     assert (error.kind, error.losses[0].offset) == (LossKind.LOG_TRUNCATED, 150)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def test_a_cut_log_that_grew_again_ends_the_query(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+def test_a_truncated_log_that_grew_again_ends_the_query(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
     table, topic = str(tmp_path / "table"), "cut"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -75,7 +75,7 @@ def values(spark: SparkSession, table: str) -> list[int]:
     return sorted(int(row.value) for row in spark.read.parquet(table).collect())
 
 
-def test_a_batch_read_is_told_when_the_log_is_cut_after_it_was_planned(spark: SparkSession, node: EmbeddedNode) -> None:
+def test_a_batch_read_fails_when_the_log_is_truncated_after_planning(spark: SparkSession, node: EmbeddedNode) -> None:
     """Whatever its options say: no later batch would read what it left out."""
     before = Broker("fenceline", node.bootstrap)
     frames = [batch(spark, before.bootstrap, "t"), batch(spark, before.bootstrap, "t", onTruncation="rewind")]
@@ -90,7 +90,7 @@ def test_a_batch_read_is_told_when_the_log_is_cut_after_it_was_planned(spark: Sp
 
 
 @pytest.mark.parametrize("policy", ["fail", "rewind"])
-def test_a_stream_is_told_when_the_log_is_cut_between_plan_and_read(
+def test_a_stream_detects_a_truncation_between_plan_and_read(
     spark: SparkSession, node: EmbeddedNode, tmp_path: Path, checkpoint: str, policy: str
 ) -> None:
     """What executors find (`pyspark.md` S14): the batch was planned while all of it was there."""
@@ -126,7 +126,7 @@ def test_a_stream_is_told_when_the_log_is_cut_between_plan_and_read(
     assert sorted(set(values(spark, table))) == [*range(100), *range(1000, 1100)]
 
 
-def test_a_batch_that_is_replayed_is_told(
+def test_a_replayed_batch_detects_a_truncation(
     spark: SparkSession, node: EmbeddedNode, tmp_path: Path, checkpoint: str
 ) -> None:
     """Spark replays a batch that it has no commit of without asking for offsets first (S8)."""

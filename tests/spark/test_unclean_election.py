@@ -55,9 +55,7 @@ def found_in(losses: tuple[Loss, ...] | list[Loss] | None) -> list[tuple[LossKin
 
 
 @pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`")
-def test_the_connector_goes_on_and_the_source_does_not(
-    spark: SparkSession, story: UncleanStory, tmp_path: Path
-) -> None:
+def test_the_connector_continues_and_the_source_fails(spark: SparkSession, story: UncleanStory, tmp_path: Path) -> None:
     kept, lost = story.part()
     sinks = Sinks(spark, story.bootstrap, story.tp.topic, tmp_path)
     for word in (OURS, THEIRS):
@@ -85,7 +83,7 @@ def test_the_connector_goes_on_and_the_source_does_not(
     assert len(sinks.rows(OURS)) == KEPT + LOST + len(new)
 
 
-def test_a_query_that_runs_all_the_while_is_told(spark: SparkSession, story: UncleanStory, tmp_path: Path) -> None:
+def test_a_running_query_detects_an_unclean_election(spark: SparkSession, story: UncleanStory, tmp_path: Path) -> None:
     given = {
         "kafka.bootstrap.servers": story.bootstrap,
         "subscribe": story.tp.topic,
@@ -133,7 +131,7 @@ def test_a_query_that_runs_all_the_while_is_told(spark: SparkSession, story: Unc
     assert [offset for offset, value in rows() if value in lost] == sorted([*range(KEPT, END)] * 2)
 
 
-def test_a_table_is_the_log_again_by_its_stream_and_by_a_repair(
+def test_a_table_equals_the_log_again_after_its_stream_and_after_a_repair(
     spark: SparkSession, story: UncleanStory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same table twice: one goes on with its query, the other one is repaired by Spark's tasks."""
@@ -188,7 +186,7 @@ def test_a_table_is_the_log_again_by_its_stream_and_by_a_repair(
     assert audited(table) == ("equal", [])
 
 
-def test_a_count_that_subtracts_is_that_of_the_log(
+def test_a_subtracting_count_equals_the_log(
     spark: SparkSession, story: UncleanStory, checkpoint: str, cluster: MixedCluster
 ) -> None:
     """Evidence is what Fenceline's replica keeps when it cuts its log; a replica of Kafka keeps nothing, so that its
