@@ -1,7 +1,7 @@
-"""The victim of `test_killed_while_cut.py`: the query of `killed_steps.py`, which goes on until it is told to end, and
-begins anew when only a process of it has died.
+"""The victim of `test_killed_while_cut.py`: the query of `killed_steps.py`, which runs until it is requested to end,
+and restarts when only one of its processes has died.
 
-Arguments: as of `killed_steps.py`.
+Arguments: those of `killed_steps.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOK_S: Final = 0.1
 def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, plans_folder: str) -> None:
     from pyspark.errors import StreamingQueryException
 
-    # Imported by its name, so that Spark's workers find the class where that module is.
+    # Imported by name, so that Spark's workers find the class in that module.
     from tests.spark import killed_steps
 
     # Tasks may fail often: each loses its worker.
@@ -33,7 +33,7 @@ def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, p
     orders = Path(plans_folder)
     is_over = False
     while not is_over:
-        # Brokers are away for as long as an election takes.
+        # Brokers are unavailable for the duration of an election.
         given = {"maxOffsetsPerTrigger": ROWS_A_BATCH, "fetchOffset.numRetries": 1000}
         frame = tracked(spark, bootstrap, topic, **given)
         if (orders / WIDER).exists():

@@ -1,4 +1,4 @@
-"""What a log says of one row: the plain form that the ranges of the rule and of audits are held against."""
+"""The verdict of a log on one row: the reference for the range computations of the rule and of audits."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def judge_row(view: LogEpochs, offset: int, epoch: int) -> RowVerdict:
     if offset < view.start_offset:
         return RowVerdict.EXPIRED
     if epoch < 0 and view.leader_epoch == 0:
-        # There was one leader only.
+        # There was only one leader.
         return RowVerdict.IN_LOG
     is_known = epoch >= 0 and bool(view.epochs) and offset >= view.epochs[0].offset
     return RowVerdict.IN_LOG if is_known else RowVerdict.UNKNOWN
 
 
 def view_of(log: FakeLog) -> LogEpochs:
-    """As the log's leader tells it."""
+    """The epochs as the log's leader returns them."""
     walk = EpochWalk(log.leader_epoch)
     while (epoch := walk.next_epoch(log.start)) is not None:
         walk.add_answer(log.epoch_end(epoch))

@@ -1,5 +1,5 @@
-"""A stream that goes on from a checkpoint of Spark's own Kafka source: what is proven, and what is not. No session, no
-broker."""
+"""A stream that continues from a checkpoint of Spark's Kafka source: which positions are proven, and which are not.
+No session, no broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ AT_1500: dict[str, Any] = {"t": {"0": 1500}}
 
 
 def dated(epochs: list[tuple[int, int, int]], *, leader_epoch: int | None = None, start: int = 0) -> FakeLog:
-    """A log of runs of records: epoch, their number, and when the first one was written; a second lies between two."""
+    """A log of runs of records: epoch, record count, and the timestamp of the first record; records are one second
+    apart."""
     log = FakeLog([], start=start)
     for epoch, count, first_ms in epochs:
         for number in range(count):
@@ -47,7 +48,7 @@ def cluster_of(log: FakeLog) -> FakeCluster:
 
 @pytest.fixture(autouse=True)
 def gaps(monkeypatch: pytest.MonkeyPatch) -> list[range]:
-    """What compaction has taken out."""
+    """Offset ranges removed by compaction."""
     taken: list[range] = []
 
     def holding(_: object, ranges: Mapping[TopicPartition, tuple[int, int]]) -> set[TopicPartition]:
@@ -87,7 +88,7 @@ def test_a_truncation_below_the_position_is_detected(place: str) -> None:
 
 
 def test_an_unknown_divergence_point_restarts_at_the_log_start(place: str) -> None:
-    # A leader of epoch 1 may have been read, too, and have lost what it wrote below 1000.
+    # The query may also have read a leader of epoch 1, which may have lost records below 1000.
     log = dated([(0, 1000, BEFORE_MS), (2, 700, AFTER_MS)])
     with pytest.raises(DataLossError) as caught:
         make(cluster_of(log), checkpointLocation=place).latestOffset(AT_1500, ALL)
@@ -115,7 +116,7 @@ def test_a_proven_checkpoint_continues_with_epochs(place: str, log: FakeLog, cap
     assert reads(reader, AT_1500, later) == {"t-0": (1500, 1700)}
     assert later["topics"]["t"]["id"] == cluster.ids["t"]
     assert later["topics"]["t"]["partitions"]["0"]["epochs"]
-    # From now on it is a checkpoint like any other.
+    # From now on it is an ordinary checkpoint.
     log.elect(9, keep=1600)
     log.append(200)
     with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
@@ -128,7 +129,7 @@ def test_epochs_are_added_to_the_checkpoint_without_new_records(place: str) -> N
     later = reader.latestOffset(AT_1500, ALL)
     assert later["topics"]["t"]["partitions"]["0"] == {"epochs": [[0, 0]], "leader_epoch": 0, "offset": 1500}
     assert reads(reader, AT_1500, later) == {}
-    # A running query notices what happens to its first position.
+    # A running query detects a truncation below its first position.
     log.elect(1, keep=1000)
     log.append(700)
     with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
@@ -149,7 +150,7 @@ def test_a_checkpoint_without_commit_times_proves_nothing() -> None:
     )
     assert "no option checkpointLocation" in message
     assert "its epochs: 0 from 0, 1 from 1000" in message
-    # Nor in a log of one epoch: a topic that was created anew begins with epoch 0 as well.
+    # Nor in a log of one epoch: a recreated topic also begins with epoch 0.
     assert "no option checkpointLocation" in unproven(dated([(0, 1700, BEFORE_MS)]))
 
 
@@ -161,7 +162,7 @@ def test_an_unproven_checkpoint_continues_when_the_option_accepts_it(caplog: pyt
         assert reads(reader, AT_1500, later) == {"t-0": (1500, 1700)}
         assert CODE in caplog.text
         assert later["topics"]["t"]["partitions"]["0"]["epochs"] == [[0, 0], [1, 1000]]
-        # The progress tells, too.
+        # The progress reports it, too.
         assert later["unproven"] == AT_1500
         grown = cluster_of(dated([*CUT[:1], (1, 800, AFTER_MS)]))
         assert "unproven" not in make(grown).latestOffset(later, ALL)
@@ -187,7 +188,7 @@ def test_accepting_does_not_apply_to_a_proven_truncation(place: str) -> None:
 )
 def test_ambiguous_timestamps_prove_nothing(place: str, log: FakeLog, because: str) -> None:
     if because.endswith("another log"):
-        # All of it is dated after the commit: that is known.
+        # All records are dated after the commit: this is a proven truncation.
         with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
             make(cluster_of(log), checkpointLocation=place).latestOffset(AT_1500, ALL)
         return
@@ -207,7 +208,7 @@ def test_an_epoch_without_a_record_dated_before_the_commit_proves_nothing(place:
     for offset in gaps[0]:
         del log.timestamps[offset]
     assert "epoch 1 of the log begins at 1000, below the position" in unproven(log, checkpointLocation=place)
-    # One that has kept a later record of before the plan does.
+    # An epoch that kept a later record dated before the plan does.
     log = dated([(0, 1000, BEFORE_MS), (1, 700, BEFORE_MS + 1_000_000)])
     reader = make(cluster_of(log), checkpointLocation=place)
     assert ends(reader.latestOffset(AT_1500, ALL)) == {"t-0": 1700}
@@ -248,7 +249,7 @@ def test_a_receipt_decides_where_timestamps_do_not(place: str, told: Callable[..
     with pytest.raises(DataLossError) as caught:
         make(cluster_of(log), checkpointLocation=place).latestOffset(AT_1500, ALL)
     assert [(loss.offset, loss.divergent_offset) for loss in caught.value.losses] == [(1500, 1000)]
-    # Without the checkpoint's times it may be of before the read.
+    # Without commit times the loss may have happened before the read.
     assert "a1b2c3 (node 2 lost offsets 1000 to 1499" in unproven(log)
 
 

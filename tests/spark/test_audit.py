@@ -1,4 +1,5 @@
-"""Audit and repair without Spark, against a Fenceline node and Apache Kafka: every kind of difference, and its end."""
+"""Audit and repair without Spark, against a Fenceline node and Apache Kafka: every kind of difference, and its
+repair."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ COLUMNS = ["value", "topic", "partition", "offset", "leader_epoch"]
 
 
 def records(broker: Broker, topic: str, first: int, end: int, partition: int = 0) -> pa.Table:
-    """Rows as the source gives them."""
+    """Rows as the source returns them."""
     with RangeReader({"bootstrap.servers": broker.bootstrap}) as reader:
         batches = list(reader.read({TopicPartition(topic, partition): (first, end)}))
     if not batches:
@@ -121,7 +122,7 @@ def test_every_difference_is_found_and_repaired(broker: Broker, topic: str, tmp_
     rows = DeltaTable(table).to_pyarrow_table().sort_by([("partition", "ascending"), ("offset", "ascending")])
     assert rows["offset"].to_pylist() == [*range(500), *range(50)]
     assert rows.slice(0, 500).select(COLUMNS).cast(whole.schema).equals(whole)
-    # Only the file with rows beyond the log and one of the two with the same rows went.
+    # Only the file with rows beyond the log and one of the two duplicate files were removed.
     assert len(before - set(DeltaTable(table).file_uris())) == 2
     assert untouched <= set(DeltaTable(table).file_uris())
     version = DeltaTable(table).version()
@@ -171,7 +172,7 @@ def test_unprovable_rows_are_kept_unless_requested(broker: Broker, topic: str, t
     keep(tmp_path / "t", with_epoch(good.slice(8, 2), None))
     found = audited(broker, table)
     kinds = {(row["kind"], row["rows"]) for row in found.findings.to_pylist()}
-    # The log has one epoch only: there the row without one is proven.
+    # The log has only one epoch: there the row without an epoch is proven.
     assert kinds == {("foreign", 10), ("newer", 2), ("missing", 2)}
     assert not found.verdict.is_right
     done = repaired(broker, table, kinds=("stale", "beyond", "duplicate", "aborted"))
@@ -188,14 +189,14 @@ def test_an_empty_topic_and_an_empty_table(broker: Broker, topic: str, tmp_path:
     broker.produce(other, range(3))
     table = keep(tmp_path / "t", records(broker, other, 0, 3).slice(0, 0))
     assert DeltaTable(table).count() == 0
-    # Without a name there is nothing to compare.
+    # Without a topic name there is nothing to compare.
     assert "0 rows of 0 partitions); nothing was compared" in str(audited(broker, table))
     found = audited(broker, table, topic)
     assert (found.verdict.outcome, found.verdict.row_count, found.verdict.partition_count) == ("equal", 0, 3)
     assert told(found) == []
     assert repaired(broker, table, topic).version is None
     assert told(audited(broker, table, other)) == [("behind", 0, 0, 3, 3)]
-    # A row where the log has never had any.
+    # A row at an offset that the log never had.
     keep(tmp_path / "t", records(broker, other, 0, 1).set_column(1, "topic", pa.array([topic])))
     assert told(audited(broker, table, topic)) == [("beyond", 0, 0, 1, 1)]
     assert repaired(broker, table, topic).removed_rows == 1
@@ -238,7 +239,7 @@ def test_a_thousand_partitions(broker: Broker, topic: str, tmp_path: Path, parti
         ranges = {TopicPartition(topic, partition): (0, 3) for partition in range(0, 1000, 2)}
         rows = pa.Table.from_batches(list(reader.read(ranges))).select(COLUMNS)
     assert rows.num_rows == 1500
-    # The middle record of every tenth partition is not there, and partition 998 has its last one twice.
+    # The middle record of every tenth partition is missing, and partition 998 has its last one twice.
     gone = pa.compute.and_(
         pa.compute.equal(rows["offset"], 1),
         pa.compute.is_in(rows["partition"], pa.array(range(0, 1000, 20), pa.int32())),
@@ -270,7 +271,7 @@ def test_tables_that_cannot_be_compared_are_rejected(broker: Broker, topic: str,
 
 
 def rewritten(table: Path, rows: pa.Table | None = None, **actions: dict[str, Any]) -> str:
-    """A table whose first entry says something else."""
+    """A table with other actions in its first log entry."""
     plain = {"topic": ["t"] * 30, "partition": [0] * 30, "offset": list(range(30)), "leader_epoch": [0] * 30}
     write_deltalake(str(table), pa.table(plain) if rows is None else rows)
     entry = table / "_delta_log" / f"{0:020d}.json"
@@ -281,7 +282,7 @@ def rewritten(table: Path, rows: pa.Table | None = None, **actions: dict[str, An
 
 
 def with_deleted_rows(table: Path, rows: pa.Table | None = None) -> str:
-    """Of 30 rows a deletion vector deletes 3, 4, 7, 11, 18 and 29."""
+    """A table of 30 rows whose deletion vector deletes rows 3, 4, 7, 11, 18 and 29."""
     vector = {"storageType": "i", "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"}
     features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
     return rewritten(
@@ -306,7 +307,7 @@ def test_rows_deleted_by_a_deletion_vector_are_ignored(fenceline_node: Broker, t
         ("missing", 18, 19),
         ("behind", 29, 30),
     ]
-    # Files are not written anew here without them.
+    # Files with deletion vectors are not rewritten here.
     with pytest.raises(OperatorError, match="has deletion vectors") as caught:
         repaired(fenceline_node, table, topic)
     assert "PURGE" in caught.value.advice
@@ -356,7 +357,7 @@ def test_control_batches_and_aborted_transactions_are_no_gaps(apache_kafka: Brok
     done = repaired(broker, table, isolation_level="read_committed")
     assert done.removed_rows == 10
     assert audited(broker, table, isolation_level="read_committed").verdict.is_equal
-    # For who wants all records, those of aborted transactions are missing now.
+    # At read_uncommitted, records of aborted transactions are now missing.
     assert told(audited(broker, table)) == [("missing", 0, 6, 11, 5), ("behind", 0, 18, 23, 5)]
     repaired(broker, table)
     assert audited(broker, table).verdict.is_equal
@@ -388,7 +389,7 @@ def test_a_corrupt_batch_is_reported_and_its_neighbours_are_repaired(tmp_path: P
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
         broker.create(topic)
-        # However the producer batches, no batch holds records of two calls.
+        # However the producer batches, no batch contains records of two calls.
         for start in range(0, 300, 50):
             broker.produce(topic, range(start, start + 50))
         whole = records(broker, topic, 0, 300)
@@ -398,7 +399,7 @@ def test_a_corrupt_batch_is_reported_and_its_neighbours_are_repaired(tmp_path: P
         first, end = poison(node, topic, 150)
         node.start()
         broker = Broker("fenceline", node.bootstrap)
-        # Where the table has the rows nobody needs the batch.
+        # If the table has the rows, the batch is not needed.
         assert audited(broker, table).verdict.is_equal
         around = [
             ("missing", 0, 70, first, first - 70),
@@ -421,7 +422,7 @@ def test_a_corrupt_batch_is_reported_and_its_neighbours_are_repaired(tmp_path: P
 
 
 def poison(node: EmbeddedNode, topic: str, offset: int) -> tuple[int, int]:
-    """Turn a bit of the batch that begins at `offset`, in the stopped node's partition 0; the batch's offsets."""
+    """Flip a bit of the batch at `offset` in partition 0 of the stopped node; returns the offsets of the batch."""
     (folder,) = node.log_dir.rglob(f"{topic}-0")
     (segment,) = folder.glob("*.log")
     content = bytearray(segment.read_bytes())

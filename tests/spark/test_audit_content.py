@@ -1,4 +1,4 @@
-"""Rows without an epoch against the log's records: what is equal, what is not, and what cannot be compared."""
+"""Rows without an epoch against the log's records: which are equal, which differ, and which cannot be compared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def in_log(values: list[bytes | None], epochs: list[int]) -> pa.RecordBatch:
-    """Records of offset 0 on, as the client reads them; None: there is none."""
+    """Records from offset 0 on, as the client reads them; None: no record."""
     offsets = [offset for offset, value in enumerate(values) if value is not None]
     size = len(offsets)
     return pa.RecordBatch.from_pydict(
@@ -80,7 +80,7 @@ def test_equal_values_get_the_epoch_of_the_record_and_others_are_stale(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep_log(cluster, monkeypatch, in_log([b"a", b"b", None, b"d", b"e"], [1, 1, 1, 2, -1]), 5)
-    # In any order, twice, as text; one row has an epoch, of another there is no record, and one is above the end.
+    # In any order, duplicated, as text; one row has an epoch, one has no record, and one is above the end.
     table = rows(["d", "x", "a", "d", "c", "b", "e", "z"], [3, 3, 0, 3, 2, 1, 4, 9], [None] * 5 + [7, None, None])
     assert found(table) == [2, NOT_IN_LOG, 1, 2, -1, 7, SAME_VALUES, -1]
 
@@ -88,7 +88,7 @@ def test_equal_values_get_the_epoch_of_the_record_and_others_are_stale(
 def test_every_shared_column_must_be_equal(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_log(cluster, monkeypatch, in_log([b"a", b"b", b"c"], [1, 1, 1]), 3)
     table = rows(["a", "b", "c"], [0, 1, 2])
-    # Times of another unit and without a zone are the same times.
+    # Timestamps of another unit and without a time zone are equal.
     late = AT.replace(tzinfo=None, second=1)
     table = table.append_column("timestamp", pa.array([AT.replace(tzinfo=None), late, None], pa.timestamp("ms")))
     assert found(table, ("value", "timestamp")) == [1, NOT_IN_LOG, NOT_IN_LOG]
@@ -126,7 +126,7 @@ def test_a_file_is_compared_a_few_row_groups_at_a_time(
     file = TableFile("f.parquet", 0, {})
     columns = log_columns({name: kept[name] for name in kept.column_names[:4]})
     refined = ByValues({}, ("value", "key")).of_file(DeltaOptions(str(tmp_path)), file, columns)
-    # The file has no column `key`: it is null, which the log's is not.
+    # The file has no column `key`: it reads as null, unlike the key in the log.
     assert set(refined.epochs.tolist()) == {NOT_IN_LOG}
     refined = ByValues({}, ("value",)).of_file(DeltaOptions(str(tmp_path)), file, columns)
     assert refined.epochs.tolist() == [1] * 60 + [2] * 39 + [NOT_IN_LOG]

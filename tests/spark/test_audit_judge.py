@@ -1,4 +1,4 @@
-"""Ranges of an audit against one row at a time, for logs and tables made up at random."""
+"""Range verdicts of an audit against single-row verdicts, for random logs and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which offsets of fetched batches an audit takes for records: dense, thinned out, damaged."""
+"""Which offsets of fetched batches an audit counts as records: dense, compacted and corrupt batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def batch(base_offset: int, count: int, *, control: bool = False) -> bytearray:
 
 
 def thinned(base_offset: int, count: int, last_offset_delta: int) -> bytearray:
-    """A batch whose later records compaction has taken out: it keeps its last offset."""
+    """A batch whose later records were compacted away: it keeps its last offset."""
     made = batch(base_offset, count)
     struct.pack_into(">i", made, 23, last_offset_delta)
     struct.pack_into(">I", made, 17, crc32c(made[21:]))

@@ -1,4 +1,4 @@
-"""Loss receipts as an audit reads them: which of them make a row doubtful, and what is said where some are unknown."""
+"""Loss receipts as an audit reads them: which of them make a row doubtful, and what is reported if some are unknown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ranges(*values: bytes | None, topic_id: str | None = MINE) -> list[tuple[int
 def test_the_latest_version_of_each_receipt_of_the_partition_counts() -> None:
     assert ranges(receipt(topic_id=MINE), None, receipt(end_offset_exclusive=20)) == [(10, 20, (1, 3))]
     assert ranges(receipt(partition=1), receipt("b", topic="u")) == []
-    # A receipt of a torn end of which nothing can be read tells no offsets.
+    # A receipt for an unreadable torn end names no offsets.
     assert ranges(receipt(end_offset_exclusive=10)) == []
 
 
@@ -74,11 +74,11 @@ def test_a_ledger_that_cannot_be_read_does_not_stop_the_audit(monkeypatch: pytes
     assert "cannot be read" in found.notes[0]
 
 
-# What a receipt makes of rows ----------------------------------------------------------------------------------------
+# Effect of a receipt on rows ------------------------------------------------------------------------------------------
 
 
 def judged(view: LogEpochs, rows: dict[int, int], **expected: Any) -> list[Finding]:
-    """Findings of rows, offset by epoch, in a log without holes."""
+    """Findings for rows, given as epoch by offset, in a log without gaps."""
     offsets = np.array(sorted(rows), dtype=np.int64)
     epochs = np.array([rows[offset] for offset in sorted(rows)], dtype=np.int64)
 
@@ -111,17 +111,17 @@ def test_only_a_log_of_one_epoch_proves_rows_without_an_epoch() -> None:
     rows = dict.fromkeys(range(30), -1)
     assert judged(ONE, rows) == []
     assert {one.kind for one in judged(TWO, rows)} == {Kind.UNPROVEN}
-    # One epoch is left, but there were others: retention has taken them, or their leaders' logs are lost.
+    # One epoch is left, but there were others: retention deleted them, or their leaders' logs are lost.
     for leader, epochs in ((4, (EpochStart(4, 0),)), (1, (EpochStart(0, 0), EpochStart(1, 30))), (-1, ())):
         view = LogEpochs(leader, 0, 30, epochs)
         assert proven_without_epoch(view) == (0, 0)
         assert {one.kind for one in judged(view, rows)} == {Kind.UNPROVEN}
-    # The rows may be of a topic of the same name that is gone.
+    # The rows may be of a deleted topic of the same name.
     assert {one.kind for one in judged(ONE, rows, is_replaced=True)} == {Kind.UNPROVEN}
-    # One that names no epoch is none, whatever number stands for it in a table.
+    # An unknown epoch proves nothing, whatever number represents it in a table.
     columns = log_columns(
         {"topic": "t", "partition": 0, "offset": pa.array([3, 4]), "leader_epoch": pa.array([-3, -2])}
     )
     assert columns.epochs.tolist() == [-1, -1]
-    # What is above the end is not in the log, whatever its epoch.
+    # Rows above the end are not in the log, whatever their epoch.
     assert {one.kind for one in judged(ONE, {**rows, 40: -1})} == {Kind.BEYOND}

@@ -1,5 +1,5 @@
-"""Tables that a function or a predicate makes of the log, under Spark: what is missing of them, what is proven of rows
-without an epoch, and which record a function fails at.
+"""Tables derived from the log by a function or a predicate, under Spark: missing rows, proof for rows without an
+epoch, and the record at which a function fails.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ def test_records_filtered_out_by_the_transform_are_not_missing(
     assert done.added_rows == 10
     assert offsets(table) == [*range(0, 100, 2)]
     assert pyspark_fenceline.audit(table, filled.bootstrap, topic, transform=even).verdict.is_equal
-    # With a predicate on the source's columns alone.
+    # With a predicate on source columns only.
     table = keep(frame.where("key = 'k1'"), tmp_path / "keys")
     given = {"where": "key = 'k1'"}
     assert pyspark_fenceline.audit(table, filled.bootstrap, topic, **given).verdict.is_equal  # type: ignore[arg-type]
-    # What Spark cannot plan is said before anything is done.
+    # A query that Spark cannot plan fails before anything is done.
     keep(frame.where("key = 'k1'").limit(1), tmp_path / "keys", mode="overwrite")
     with pytest.raises(OperatorError, match=r"cannot be made from the log's records: .*nothing"):
         pyspark_fenceline.audit(table, filled.bootstrap, topic, where="nothing = 1")
@@ -117,7 +117,7 @@ def test_a_failing_transform_reports_the_offset_and_writes_nothing(
         pyspark_fenceline.backfill(bare, filled.bootstrap, topic, apply=True, transform=fails)
     assert DeltaTable(table).version() == DeltaTable(bare).version() == 0
     assert sorted((tmp_path / "t").rglob("*.parquet")) == files
-    # Spark's own errors have an offset as well.
+    # Spark's own errors also carry an offset.
     with pytest.raises(OperatorError, match=r"at offset 67: .*DIVIDE_BY_ZERO"):
         pyspark_fenceline.audit(table, filled.bootstrap, topic, transform=parsed, where="1 / (v - 67) > -10")
     with pytest.raises(OperatorError, match="no column offset"):
@@ -176,12 +176,12 @@ def test_a_table_of_sparks_own_connector_is_adopted(spark: SparkSession, tmp_pat
         restart_cut(node, topic, 100)
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1150))
-        # A DataFrame says the same as the table.
+        # A DataFrame gives the same result as the table.
         found = pyspark_fenceline.audit(frame, broker.bootstrap)
         assert (found.verdict.outcome, found.verdict.rows) == ("unproven", {"unproven": 200, "behind": 50})
         for given in (frame, table):
             found = pyspark_fenceline.audit(given, broker.bootstrap, by_values=True)
-            # The last row that is in the log is 99: what follows it is behind.
+            # The last row in the log is 99: later records are not yet in the table.
             assert told(found) == [("behind", 100, 250, 150), ("stale", 100, 200, 100)]
             assert found.verdict.outcome == "different"
         assert pyspark_fenceline.backfill(table, broker.bootstrap, apply=True).proven_rows == 100

@@ -1,4 +1,4 @@
-"""Tables without epochs: from Spark's Kafka connector's form to a table that is proven to equal the log."""
+"""Tables without epochs: from the format of Spark's Kafka connector to a table proven equal to the log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONNECTOR = ["key", "value", "topic", "partition", "offset", "timestamp"]
 
 
 def read(bootstrap: str, first: int, end: int) -> pa.Table:
-    """Rows as Spark's Kafka connector gives them, and `leader_epoch`."""
+    """Rows as Spark's Kafka connector returns them, with `leader_epoch`."""
     with RangeReader({"bootstrap.servers": bootstrap}) as reader:
         ranges = {TopicPartition(TOPIC, 0): (first, end)}
         batches = list(reader.read(ranges, include_leader_epoch=True, timestamp_unit="us"))
@@ -37,7 +37,7 @@ def read(bootstrap: str, first: int, end: int) -> pa.Table:
 
 
 class Story(NamedTuple):
-    """A log that lost 1000 to 1499 and grew again to 1800, and a table that a connector went on writing at 1500."""
+    """A log that lost 1000 to 1499 and grew again to 1800, and a table that a connector continued at 1500."""
 
     bootstrap: str
     table: str
@@ -54,7 +54,7 @@ def story(tmp_path: Path) -> Iterator[Story]:
             broker.produce(TOPIC, range(first, first + 500))
         before = read(node.bootstrap, 0, 1500)
         broker.admin.close()
-        # A crash takes the last batch: a receipt says so, and other records come to its offsets.
+        # A crash loses the last batch: a receipt records it, and other records reuse its offsets.
         node.kill()
         (segment,) = next(node.log_dir.rglob(f"{TOPIC}-0")).glob("*.log")
         segment.write_bytes(segment.read_bytes()[:-3])
@@ -112,7 +112,7 @@ def test_a_table_without_epochs_is_unproven_and_its_receipt_is_reported(story: S
     assert "receipt" in details[1]
     assert "lost offsets 1000 to 1499" in details[1]
     assert "receipt" not in details[0] + details[2]
-    # And nothing of it is proven to be wrong.
+    # And no row is proven stale.
     assert repaired(story).version is None
 
 
@@ -127,7 +127,7 @@ def test_a_connector_table_is_backfilled_audited_and_repaired(story: Story) -> N
     assert DeltaTable(story.table).version() == 1
     done = filled(story)
     assert (done.proven_rows, done.stale_rows) == (1300, 500)
-    # One entry for the column that the table did not have, and one for the epochs.
+    # One entry for the new column, and one for the epochs.
     assert (done.version, DeltaTable(story.table).version()) == (3, 3)
     (entry,) = DeltaTable(story.table).history(1)
     assert entry["fenceline"]["backfill"]["proven_rows"] == 1300
@@ -171,7 +171,7 @@ def test_null_epochs_are_filled_and_others_are_unchanged(story: Story) -> None:
     assert filled(story).proven_rows == 600
     assert in_table(story)["leader_epoch"].to_pylist() == epochs
     assert in_table(story).schema.field("leader_epoch").type == pa.int64()
-    # As delta-rs reads the files itself, and leaves out those that their statistics rule out.
+    # As delta-rs reads the files, skipping those that their statistics exclude.
     query = QueryBuilder().register("t", DeltaTable(story.table))
     counted = query.execute(
         "select count(*), count(value), sum(leader_epoch) from t where leader_epoch >= 0"
@@ -181,7 +181,7 @@ def test_null_epochs_are_filled_and_others_are_unchanged(story: Story) -> None:
 
 
 def test_both_rows_of_an_offset_are_checked_independently(story: Story) -> None:
-    """A connector that read the log again from an earlier offset wrote the new history beside the old one."""
+    """A connector that reread the log from an earlier offset wrote the new history next to the old one."""
     write_deltalake(story.table, story.after.slice(1000, 500).select(CONNECTOR), mode="append")
     assert told(audited(story, by_values=True)) == [("stale", 1000, 1500)]
     assert repaired(story, by_values=True).removed_rows == 500
@@ -213,7 +213,7 @@ def test_a_table_of_another_topic_is_rejected_and_not_stale(story: Story) -> Non
     for look in (lambda: filled(story), lambda: audited(story, by_values=True)):
         with pytest.raises(OperatorError, match=r"None of the 100 rows of the Delta table at .* has the values"):
             look()
-    # Rows that name a topic which the cluster has not are foreign, with values or without.
+    # Rows that name a topic unknown to the cluster are foreign, with values or without.
     gone = renamed.set_column(2, "topic", pa.array(["gone"] * 100))
     write_deltalake(story.table, gone, mode="overwrite")
     assert filled(story).unknown_rows == 100

@@ -1,4 +1,5 @@
-"""What a query may meet: brokers that are away, damaged segments, huge records, a thousand partitions, nothing."""
+"""Adverse input of a query: unavailable brokers, corrupt segments, huge records, a thousand partitions, empty
+topics."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ QUICK = {
 
 @pytest.fixture
 def node() -> Iterator[EmbeddedNode]:
-    """One that the test may stop."""
+    """A broker that the test may stop."""
     with EmbeddedNode() as running:
         yield running
 
@@ -67,7 +68,7 @@ def test_a_query_waits_for_brokers_that_return_in_time(
         broker.admin.close()
         node.stop()
         with RefusedAttempts(node.port) as refused:
-            # One look-up may last that long; the query must not end for that.
+            # One lookup may last that long; the query must survive it.
             longer_ms = 2 * QUICK["kafka.default.api.timeout.ms"]
             eventually(lambda: refused.lasted_ms > longer_ms or not query.isActive, "the query to miss its brokers")
         assert query.isActive
@@ -138,7 +139,7 @@ def test_empty_and_10_mb_records(
 
 
 def test_empty_and_10_mb_records_in_a_compared_table(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
-    """The log is cut in the middle of them, so that the sink copies a file of theirs without the stale rows."""
+    """The log is truncated between them, so that the sink rewrites one of their files without the stale rows."""
     table, topic = str(tmp_path / "table"), "odd"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -245,7 +246,7 @@ def test_a_stream_of_an_empty_topic_waits_for_its_first_record(
 def test_an_empty_topic_reads_as_an_empty_table(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
-    """Twice empty, then beside one with records."""
+    """Twice empty, then together with a topic that has records."""
     other, table = f"{topic}-other", str(tmp_path / "table")
     broker.create(topic, 3)
     broker.create(other)

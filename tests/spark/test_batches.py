@@ -1,7 +1,8 @@
-"""What a batch loses after its end was fixed, and how the next plan tells of it: a cluster in memory, no Spark session.
+"""Records a batch loses after its end was fixed, and how the next plan reports them: an in-memory cluster, no Spark
+session.
 
-`Life` is one life of a query's driver. Spark asks it to plan, then for the batch's tasks; a new life is asked for the
-tasks of the batch that was not committed before it plans anything (`pyspark.md` S8).
+`Life` is one run of a query's driver. Spark requests a plan, then the batch's tasks; after a restart it requests the
+tasks of the uncommitted batch before it plans anything (`pyspark.md` S8).
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class Life:
         self._reader = FencelineStreamReader(parsed, ReadPlan(parsed.client, schema, parsed.policy), cluster)
 
     def plan(self, at: Offset | None = None) -> Offset:
-        """The end of the batch after `at` (None: the first one); `at` itself when none is to run."""
+        """The end of the batch after `at` (None: the first one); `at` itself if there is no batch to run."""
         start = self._reader.initialOffset() if at is None else at
         end: Offset = json.loads(json.dumps(self._reader.latestOffset(start, ReadAllAvailable())))
         return end
 
     def tasks(self, start: Offset, end: Offset) -> dict[int, tuple[int, int]]:
-        """What the batch's tasks are to read of each partition."""
+        """The range of each partition that the batch's tasks read."""
         return {
             one.topic_partition.partition: (one.start_offset, one.end_offset_exclusive)
             for partition in self._reader.partitions(start, end)
@@ -63,7 +64,7 @@ class Life:
 
 
 def told(offset: Offset) -> list[tuple[LossKind, int, int, int]]:
-    """Of each loss that an offset tells of: kind, where it begins, the log's start, up to where it is in doubt."""
+    """For each loss in an offset: kind, first offset, log start offset, end of the doubtful range."""
     return [(loss.kind, loss.offset, loss.log_start_offset, loss.maybe_read_to) for loss in losses_named(offset)]
 
 
@@ -80,7 +81,7 @@ def cluster() -> FakeCluster:
 
 @pytest.fixture
 def batch(cluster: FakeCluster) -> tuple[Offset, Offset]:
-    """One that reads 5 to 24, and was not committed when its driver died."""
+    """A batch that reads 5 to 24, not committed when its driver died."""
     life = Life(cluster)
     start = life.first()
     cluster.log("t").append(20)
@@ -98,7 +99,7 @@ def test_expiry_before_a_replay_is_reported_without_new_records(
     after = life.plan(end)
     assert told(after) == [(EXPIRED, 5, 12, -1)]
     assert ends(after) == [25]
-    # Nothing moves for it, nothing is read again, and it is told once.
+    # No offset moves, nothing is read again, and it is reported once.
     assert life.tasks(end, after) == {}
     assert life.plan(after) == after
     cluster.log("t").append(3)
@@ -118,7 +119,7 @@ def test_expiry_before_a_replay_is_reported_by_a_batch_with_records(
     after = life.plan(end)
     assert (told(after), ends(after)) == ([(EXPIRED, 5, 12, -1)], [28])
     assert life.tasks(end, after) == {0: (25, 28)}
-    # And when that one is replayed.
+    # And when that batch is replayed.
     assert Life(cluster, onExpired="continue").tasks(end, after) == {0: (25, 28)}
 
 
@@ -143,7 +144,7 @@ def test_two_losses_with_records_between_them_stay_separate(cluster: FakeCluster
     assert life.tasks(start, end) == {0: (12, 25)}
     cluster.log("t").start = 30
     after = life.plan(end)
-    # Of the second, what the tasks were reading may have been read.
+    # In the second loss, records that tasks were reading may have been delivered.
     assert told(after) == [(EXPIRED, 12, 30, 25), (EXPIRED, 5, 12, -1)]
     assert life.tasks(end, after) == {0: (30, 45)}
 
@@ -164,7 +165,7 @@ def test_expiry_while_tasks_read_is_reported_as_possibly_read(cluster: FakeClust
     cluster.log("t").append(20)
     end = life.plan(start)
     assert life.tasks(start, end) == {0: (5, 25)}
-    # From here on nobody can tell the driver what its tasks have met.
+    # From here on the driver cannot learn what its tasks encountered.
     cluster.log("t").start = 12
     after = life.plan(end)
     assert told(after) == [(EXPIRED, 5, 12, 12)]
@@ -249,7 +250,7 @@ def test_a_late_expiry_report_does_not_move_a_recreated_topic(
 
 @pytest.fixture
 def two_partitions() -> tuple[FakeCluster, Offset, Offset]:
-    """A batch that reads 5 to 24 of each, and was not committed."""
+    """A batch that reads 5 to 24 of each partition, not committed."""
     cluster = FakeCluster(t=2)
     for index in (0, 1):
         cluster.log("t", index).append(5)
@@ -289,7 +290,7 @@ def test_a_temporarily_invisible_partition_is_read_again(
 def test_a_partition_missing_from_one_metadata_answer_is_read_again(
     two_partitions: tuple[FakeCluster, Offset, Offset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The beginning of a batch is held against the logs before its end is; each look is patient."""
+    """The start of a batch is checked against the logs before its end; each check waits for metadata."""
     cluster, start, end = two_partitions
     life = Life(cluster, failOnDataLoss="false", **{"fetchOffset.numRetries": "3"})
     hidden, everything = iter([True] * 3), cluster.topics

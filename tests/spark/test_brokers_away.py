@@ -1,4 +1,4 @@
-"""Brokers that go away when a batch is planned already, under Spark."""
+"""Brokers that become unavailable after a batch is planned, under Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints in the form of Spark's Kafka source: what is translated, copied, and refused. No session, no broker."""
+"""Checkpoints in the format of Spark's Kafka source: what is translated, copied and rejected. No session, no broker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_offsets_are_translated_and_everything_else_is_copied(held: Path, tmp_pa
     assert (made / "offsets" / "4").read_text().endswith('{"t":{"0":100,"1":0},"u":{"0":7}}')
     for same in ("metadata", "commits/5", "state/0/0/6.delta"):
         assert (made / same).read_bytes() == (held / same).read_bytes()
-    # The one that was read is as it was, and can be exported again.
+    # The original is unchanged and can be exported again.
     assert (held / "offsets" / "5").read_text() == entry(ours(150, 2), planned_ms=88)
     export_checkpoint(f"file://{held}", tmp_path / "again")
 
@@ -80,7 +80,7 @@ def test_existing_files_are_not_overwritten(held: Path, tmp_path: Path, kind: st
     with pytest.raises(OperatorError, match="already exists"):
         export_checkpoint(held, made)
     assert "mine" in (made if kind == "a file" else made / "mine").read_text()
-    # An empty folder holds nothing.
+    # An empty folder may be written to.
     (tmp_path / "empty").mkdir()
     export_checkpoint(held, tmp_path / "empty")
 
@@ -106,7 +106,7 @@ def test_checkpoints_that_cannot_be_exported_are_rejected(held: Path, tmp_path: 
     with pytest.raises(OperatorError, match="follows a loss and is not committed"):
         export_checkpoint(held, made)
     assert not made.exists()
-    # Once it is through, its end says all.
+    # Once the batch is complete, its end offset is sufficient.
     write_commit(held, 6, 1)
     assert dict(export_checkpoint(held, made).positions) == {T0: 120}
     write_entry(held, "the-query", 7, entry(back, version="v3"))

@@ -1,8 +1,8 @@
-"""Who reads a topic that was compacted, by Fenceline and by Apache Kafka: consumer, range reader, source, sink's audit
-and repair. No Spark session.
+"""Readers of a topic compacted by Fenceline and by Apache Kafka: consumer, range reader, source, audit and repair of
+the sink's table. No Spark session.
 
-What has gone is no truncation, no loss and no missing row; what is left is all there, each record with its own offset
-and epoch.
+Compacted records are no truncation, no loss and no missing rows; the remaining records are complete, each with its
+offset and epoch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Story(NamedTuple):
 
     @property
     def holes(self) -> list[tuple[int, int]]:
-        """Ranges between two records that are left, where others were."""
+        """Ranges of removed records between two remaining ones."""
         return [(one + 1, other) for one, other in zip(self.left, self.left[1:], strict=False) if other > one + 1]
 
     def epoch_at(self, offset: int) -> int:
@@ -106,7 +106,7 @@ def write(bootstrap: str, newest: dict[bytes, bytes], keys: range) -> None:
     rng = Random(keys.start)
     with Producer(bootstrap, **{"batch.size": 20_000}) as producer:
         for number in range(RECORDS // 2):
-            # What the first epoch ends with goes, and what the second one begins with.
+            # The last records of the first epoch and the first ones of the second are removed.
             key = b"k%d" % (rng.choice(keys) if number < RECORDS // 2 - 20 else keys[-1])
             value = rng.randbytes(1_500)
             newest[key] = value
@@ -157,7 +157,7 @@ def test_a_consumer_ends_with_the_newest_value_of_each_key(story: Story, arrow: 
 
 
 def test_a_position_in_a_compacted_range_is_no_truncation(story: Story) -> None:
-    """It is held against the leader's epochs (KIP-320), of which no record need be left."""
+    """The position is validated against the leader's epochs (KIP-320), which need have no records left."""
     places = [hole for hole in story.holes if hole[1] - hole[0] > 2]
     first, second = places[0], places[-1]
     across = next(hole for hole in story.holes if hole[0] < story.epochs[1].offset < hole[1])
@@ -230,7 +230,7 @@ def test_a_table_from_before_the_compaction_equals_the_log(story: Story, tmp_pat
     table = keep(tmp_path / "t", story.whole)
     found = audited(story, table)
     assert found.verdict.is_equal, str(found)
-    # Who reads all of the log can also say which rows it has no more.
+    # A full read of the log also reports rows that the log no longer has.
     found = audited(story, table, everything=True)
     assert found.verdict.is_equal, str(found)
     assert offsets_told(found, "compacted") == sorted(set(range(RECORDS)) - set(story.left))

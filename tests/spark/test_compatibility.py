@@ -39,7 +39,7 @@ def test_an_old_spark_version_is_rejected_on_use_only(monkeypatch: pytest.Monkey
 
 
 def test_looking_the_sources_up_imports_neither_arrow_nor_the_client() -> None:
-    # Spark does this in every session, whoever uses it.
+    # Spark does this in every session.
     program = """
 import sys, pyspark.sql.datasource
 before = set(sys.modules)

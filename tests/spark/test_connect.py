@@ -1,4 +1,4 @@
-"""The source over real connections: what clusters say of themselves and of their topics. No Spark session."""
+"""The source over real connections: metadata of clusters and of their topics. No Spark session."""
 
 from __future__ import annotations
 

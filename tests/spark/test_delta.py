@@ -1,4 +1,4 @@
-"""`format("fenceline_delta")` under Spark, fed from files: no broker needed."""
+"""`format("fenceline_delta")` under Spark, reading from files: no broker needed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_stream_is_written_once_however_often_its_commits_are_lost(
     query_id = run(feed.stream(), table, checkpoint)
     assert values(table) == [1, 2, 3]
     assert DeltaTable(table).transaction_version(app_id(query_id)) == 1
-    # Spark forgets that the last batch was committed: it replays it, with other files.
+    # The last commit is lost: Spark replays the batch, with other files.
     for lost in Path(checkpoint, "commits").glob("*1*"):
         lost.unlink()
     feed.add(4)

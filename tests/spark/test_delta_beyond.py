@@ -1,4 +1,4 @@
-"""Tables with rows that no log of this cluster can have given: the sink says so and writes nothing."""
+"""Tables with rows that cannot come from a log of this cluster: the sink reports them and writes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def options(tmp_path: Path) -> DeltaOptions:
 
 
 def others_write(options: DeltaOptions, rows: Iterable[Row], partition_by: list[str] | None = None) -> None:
-    """Somebody who does not compare anything."""
+    """A writer that compares nothing."""
     write_deltalake(options.path, pa.Table.from_batches([arrow(rows)]), mode="append", partition_by=partition_by)
 
 
@@ -65,12 +65,12 @@ def test_rows_above_the_end_in_the_epoch_of_the_leader_are_rejected(
         opened(options)
     assert "repair" in caught.value.advice
     assert "another table" in caught.value.advice
-    # Who has opened the table before they came, is told by the commit.
+    # A query that opened the table before they were added fails at its commit.
     before = table_rows(options)
     with pytest.raises(OperatorError, match=message):
         write(options, 0, records(cluster, 0, 10))
     assert table_rows(options) == before
-    # A table that is replaced as a whole may have held anything.
+    # A table that is replaced completely may have held any rows.
     opened(options, overwrite=True)
 
 
@@ -93,7 +93,7 @@ def test_rows_added_while_a_batch_is_written_are_rejected(cluster: FakeCluster, 
 
 
 def test_a_log_shortened_in_the_same_epoch_is_rejected(cluster: FakeCluster, options: DeltaOptions) -> None:
-    """As the log of a topic of the same name in another cluster, whose brokers give no ids."""
+    """As with a topic of the same name in another cluster whose brokers provide no topic ids."""
     cluster.ids["t"] = None
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 10))
@@ -109,7 +109,7 @@ def test_records_appended_after_the_batch_was_read_are_accepted(cluster: FakeClu
     write(options, 0, records(cluster, 0, 5))
     files, evidence = task(options, records(cluster, 5, 10))
     log.append(10)
-    # Another query is faster, and a third one is not compared with anything.
+    # Another query is faster, and a third one is not compared.
     write(options, 0, records(cluster, 5, 15), app="other")
     others_write(options, records(cluster, 15, 18))
     opened(options)
@@ -120,7 +120,7 @@ def test_records_appended_after_the_batch_was_read_are_accepted(cluster: FakeClu
 def test_a_lagging_high_watermark_rejects_nothing(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     others_write(options, records(cluster, 0, 10))
-    # A leader that has just been elected does not know yet how far the others have come.
+    # A newly elected leader does not know yet how far the followers have replicated.
     cluster.stale_ends[TopicPartition("t", 0)] = [7] * 8
     opened(options)
     write(options, 0, records(cluster, 5, 10))
@@ -132,7 +132,7 @@ def test_rows_of_other_epochs_above_the_end_are_stale_or_unknown(cluster: FakeCl
     log.append(10)
     log.elect(2)
     log.append(5)
-    # Of an older epoch: stale. Of a newer one: unknown to this leader, which may have been deposed.
+    # Rows of an older epoch are stale. Rows of a newer one are unknown to this leader, which may have been deposed.
     others_write(options, [*records(cluster, 0, 10), ("t", 0, 16, 0), ("t", 0, 17, 1), ("t", 0, 18, 3)])
     opened(options)
     write(options, 0, records(cluster, 10, 15))
@@ -157,7 +157,7 @@ def test_a_recreated_topic_is_reported_as_recreated(cluster: FakeCluster, option
 def test_files_of_many_partitions_are_read_once(
     cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their bounds tell of all partitions together; what was found out is kept with the table."""
+    """Their bounds cover all partitions together; the result is cached with the table."""
     cluster.log("t").append(100)
     cluster.log("t", 1).append(3)
     others_write(options, [*records(cluster, 0, 100), *records(cluster, 0, 3, 1)])
@@ -205,7 +205,7 @@ def test_a_stream_into_a_table_beyond_the_log_fails_before_writing(
     assert "above the end of the log" in str(caught.value)
     assert parquet_files(table) == before
     assert DeltaTable(table).version() == 0
-    # What it advises helps: the rows go, the query goes on, and the log's own records come when it gets there.
+    # The advice helps: the rows are removed, the query continues, and the log's records are added when it reaches them.
     done = pyspark_fenceline.repair(table, broker.bootstrap, topic, apply=True, kinds=("beyond", "missing"))
     assert (done.removed_rows, done.added_rows) == (3, 6)
     broker.produce(topic, range(10, 20))
