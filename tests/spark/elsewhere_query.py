@@ -99,7 +99,7 @@ def truncated(spark: Any, given: dict[str, str], folder: str) -> dict[str, Any]:
         frame = spark.readStream.format("fenceline").options(**given, onTruncation=policy, statefulQuery=False).load()
         return ended(frame.writeStream.foreachBatch(write), folder, "rows")
 
-    def told(losses: Any) -> list[list[Any]]:
+    def loss_fields(losses: Any) -> list[list[Any]]:
         # Losses that the driver finds while planning include the topic id.
         return [
             [str(loss.kind), loss.divergent_offset, loss.offset, "driver" if loss.found_topic_id else "executor"]
@@ -111,10 +111,10 @@ def truncated(spark: Any, given: dict[str, str], folder: str) -> dict[str, Any]:
         try:
             run("fail")
         except Exception as error:
-            found[attempt] = told(parse(error))
+            found[attempt] = loss_fields(parse(error))
             found[f"{attempt} text"] = str(error)[:4000]
     query = run("rewind")
-    found["rewound"] = told(loss for progress in query.recentProgress for loss in losses_of(progress))
+    found["rewound"] = loss_fields(loss for progress in query.recentProgress for loss in losses_of(progress))
     found["values"] = sorted({int(row.value) for row in spark.read.parquet(f"{folder}/rows").collect()})
     return found
 

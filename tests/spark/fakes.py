@@ -134,7 +134,7 @@ class FakeCluster:
         return self.logs[tp]
 
 
-def in_place_of_brokers(monkeypatch: pytest.MonkeyPatch, **topics: int) -> FakeCluster:
+def install_fake_cluster(monkeypatch: pytest.MonkeyPatch, **topics: int) -> FakeCluster:
     """Every new connection gets this cluster, with empty caches."""
     made = FakeCluster(**topics)
     monkeypatch.setattr(connect, "connect", lambda _: made)

@@ -97,7 +97,7 @@ def arm(folder: str, side: str) -> None:
         return
     _armed.add(side)
 
-    def deadly(step: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def killable(step: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def run(*positional: Any, **named: Any) -> Any:
             die(folder, side, f"before {step}")
             result = real(*positional, **named)
@@ -107,10 +107,10 @@ def arm(folder: str, side: str) -> None:
         return run
 
     for step, (owner, name) in (EXECUTOR_STEPS if side == "executor" else DRIVER_STEPS).items():
-        setattr(owner, name, deadly(step, getattr(owner, name)))
+        setattr(owner, name, killable(step, getattr(owner, name)))
 
 
-class DeadlyWriter(DeltaStreamWriter):
+class KillableWriter(DeltaStreamWriter):
     folder = ""
 
     def write(self, iterator: Any) -> Any:
@@ -122,7 +122,7 @@ class DeadlyWriter(DeltaStreamWriter):
         super().commit(messages, batchId)
 
 
-class DeadlyDelta(DeltaDataSource):
+class KillableDelta(DeltaDataSource):
     """`fenceline_delta` with the option plans."""
 
     @classmethod
@@ -134,12 +134,12 @@ class DeadlyDelta(DeltaDataSource):
         folder = given.pop("plans")
         arm(folder, "driver")
         made = delta.DeltaDataSource(given).streamWriter(schema, overwrite)
-        writer = DeadlyWriter(made._tasks, overwrite=overwrite)
+        writer = KillableWriter(made._tasks, overwrite=overwrite)
         writer.folder = folder
         return writer
 
 
-def deadly(frame: DataFrame, bootstrap: str, checkpoint: str, plans_folder: str) -> DataStreamWriter:
+def killable(frame: DataFrame, bootstrap: str, checkpoint: str, plans_folder: str) -> DataStreamWriter:
     writer = frame.writeStream.format("deadly_delta").option("checkpointLocation", checkpoint)
     return writer.options(**{"kafka.bootstrap.servers": bootstrap, "plans": plans_folder, "mergeSchema": True})
 
@@ -150,10 +150,10 @@ def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, p
 
     # Tasks may fail often: each loses its worker.
     spark = session("local[2,100]", folder, spark__log__level="OFF")
-    spark.dataSource.register(killed_steps.DeadlyDelta)
+    spark.dataSource.register(killed_steps.KillableDelta)
     frame = stream(spark, bootstrap, topic, maxOffsetsPerTrigger=ROWS_A_BATCH, includeLeaderEpoch=True)
     # A column missing from the table when the query starts.
-    writer = killed_steps.deadly(frame.withColumn(MORE, frame["offset"]), bootstrap, checkpoint, plans_folder)
+    writer = killed_steps.killable(frame.withColumn(MORE, frame["offset"]), bootstrap, checkpoint, plans_folder)
     writer.trigger(availableNow=True).start(table).awaitTermination()
     spark.stop()
 

@@ -29,7 +29,7 @@ def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, p
 
     # Tasks may fail often: each loses its worker.
     spark = session("local[2,100]", folder, spark__log__level="OFF")
-    spark.dataSource.register(killed_steps.DeadlyDelta)
+    spark.dataSource.register(killed_steps.KillableDelta)
     orders = Path(plans_folder)
     is_over = False
     while not is_over:
@@ -38,7 +38,7 @@ def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, p
         frame = tracked(spark, bootstrap, topic, **given)
         if (orders / WIDER).exists():
             frame = frame.withColumn(MORE, frame["offset"])
-        query = killed_steps.deadly(frame, bootstrap, checkpoint, plans_folder).start(table)
+        query = killed_steps.killable(frame, bootstrap, checkpoint, plans_folder).start(table)
         try:
             while not is_over:
                 query.awaitTermination(_LOOK_S)

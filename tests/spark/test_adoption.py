@@ -236,15 +236,15 @@ def receipt(**fields: Any) -> LossReceipt:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def tell(*receipts: LossReceipt) -> None:
+def set_receipts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def replace_receipts(*receipts: LossReceipt) -> None:
         monkeypatch.setattr(stream, "known_losses", lambda *_: list(receipts))
 
-    return tell
+    return replace_receipts
 
 
-def test_a_receipt_decides_where_timestamps_do_not(place: str, told: Callable[..., None]) -> None:
-    told(receipt())
+def test_a_receipt_decides_where_timestamps_do_not(place: str, set_receipts: Callable[..., None]) -> None:
+    set_receipts(receipt())
     log = dated([(0, 1000, 0), (2, 700, 1_000_000)])
     with pytest.raises(DataLossError) as caught:
         make(cluster_of(log), checkpointLocation=place).latestOffset(AT_1500, ALL)
@@ -253,11 +253,13 @@ def test_a_receipt_decides_where_timestamps_do_not(place: str, told: Callable[..
     assert "a1b2c3 (node 2 lost offsets 1000 to 1499" in unproven(log)
 
 
-def test_a_receipt_that_contradicts_the_timestamps_proves_nothing(place: str, told: Callable[..., None]) -> None:
+def test_a_receipt_that_contradicts_the_timestamps_proves_nothing(
+    place: str, set_receipts: Callable[..., None]
+) -> None:
     log = dated([(0, 1000, BEFORE_MS), (2, 700, BEFORE_MS + 1_000_000)])
-    told(receipt())
+    set_receipts(receipt())
     assert "a loss receipt contradicts it" in unproven(log, checkpointLocation=place)
-    told(receipt(topic_id="older-id", cause="topic_deleted", loss_class="expired"))
+    set_receipts(receipt(topic_id="older-id", cause="topic_deleted", loss_class="expired"))
     assert "another id existed after the plan" in unproven(log, checkpointLocation=place)
 
 
@@ -273,8 +275,10 @@ def test_a_receipt_that_contradicts_the_timestamps_proves_nothing(place: str, to
     ],
     ids=["before the plan", "not readable", "deleted on purpose", "fetched again", "above", "another partition"],
 )
-def test_receipts_of_other_records_are_ignored(place: str, told: Callable[..., None], fields: dict[str, Any]) -> None:
-    told(receipt(**fields))
+def test_receipts_of_other_records_are_ignored(
+    place: str, set_receipts: Callable[..., None], fields: dict[str, Any]
+) -> None:
+    set_receipts(receipt(**fields))
     log = dated([(0, 1100, BEFORE_MS), (2, 600, BEFORE_MS + 1_100_000)])
     reader = make(cluster_of(log), checkpointLocation=place)
     assert ends(reader.latestOffset(AT_1500, ALL)) == {"t-0": 1700}

@@ -57,7 +57,7 @@ def repaired(
     return repair_here(table, settings(broker.bootstrap, topics, **options), apply=True, kinds=kinds)
 
 
-def told(found: Audit) -> list[tuple[str, int, int, int, int]]:
+def findings_of(found: Audit) -> list[tuple[str, int, int, int, int]]:
     return [
         (row["kind"], row["partition"], row["start_offset"], row["end_offset_exclusive"], row["rows"])
         for row in found.findings.to_pylist()
@@ -83,7 +83,7 @@ def test_a_table_equal_to_the_log_has_no_findings(broker: Broker, topic: str, tm
     found = audited(broker, table)
     assert found.verdict.is_equal, str(found)
     assert found.verdict.row_count == 520
-    assert told(found) == []
+    assert findings_of(found) == []
     done = repaired(broker, table)
     assert done.version is None
     assert "Nothing was changed" in done.sentence()
@@ -102,7 +102,7 @@ def test_every_difference_is_found_and_repaired(broker: Broker, topic: str, tmp_
     untouched = {file for file in DeltaTable(table).file_uris() if "partition=1" in file}
     keep(tmp_path / "t", whole.slice(300, 100))
     found = audited(broker, table, topic)
-    assert told(found) == [
+    assert findings_of(found) == [
         ("missing", 0, 100, 150, 50),
         ("duplicate", 0, 180, 200, 20),
         ("missing", 0, 220, 300, 80),
@@ -141,7 +141,7 @@ def test_a_table_may_begin_later_and_lag_behind(broker: Broker, topic: str, tmp_
     assert audited(broker, table).verdict.outcome == "different"
     found = audited(broker, table, starting="table")
     assert found.verdict.outcome == "behind"
-    assert told(found) == [("behind", 0, 80, 100, 20)]
+    assert findings_of(found) == [("behind", 0, 80, 100, 20)]
     chosen = settings(broker.bootstrap, topic, starting="table")
     assert repair_here(table, chosen, apply=True, kinds=("stale", "missing")).version is None
     assert repair_here(table, chosen, apply=True, kinds=("behind",)).added_rows == 20
@@ -155,7 +155,7 @@ def test_rows_below_the_logs_start_are_kept(broker: Broker, topic: str, tmp_path
     broker.admin.delete_records({TopicPartition(topic, 0): 50})
     found = audited(broker, table)
     assert found.verdict.is_equal
-    assert told(found) == [("expired", 0, 0, 20, 0), ("expired", 0, 20, 50, 30)]
+    assert findings_of(found) == [("expired", 0, 0, 20, 0), ("expired", 0, 20, 50, 30)]
     assert repaired(broker, table).version is None
 
 
@@ -193,12 +193,12 @@ def test_an_empty_topic_and_an_empty_table(broker: Broker, topic: str, tmp_path:
     assert "0 rows of 0 partitions); nothing was compared" in str(audited(broker, table))
     found = audited(broker, table, topic)
     assert (found.verdict.outcome, found.verdict.row_count, found.verdict.partition_count) == ("equal", 0, 3)
-    assert told(found) == []
+    assert findings_of(found) == []
     assert repaired(broker, table, topic).version is None
-    assert told(audited(broker, table, other)) == [("behind", 0, 0, 3, 3)]
+    assert findings_of(audited(broker, table, other)) == [("behind", 0, 0, 3, 3)]
     # A row at an offset that the log never had.
     keep(tmp_path / "t", records(broker, other, 0, 1).set_column(1, "topic", pa.array([topic])))
-    assert told(audited(broker, table, topic)) == [("beyond", 0, 0, 1, 1)]
+    assert findings_of(audited(broker, table, topic)) == [("beyond", 0, 0, 1, 1)]
     assert repaired(broker, table, topic).removed_rows == 1
     assert audited(broker, table, topic).verdict.is_equal
 
@@ -214,7 +214,7 @@ def test_null_keys_and_null_values_are_records(broker: Broker, topic: str, tmp_p
         rows = pa.Table.from_batches(list(reader.read({TopicPartition(topic, 0): (0, 4)})))
     rows = rows.select(["key", *COLUMNS])
     table = keep(tmp_path / "t", rows.slice(3))
-    assert told(audited(broker, table)) == [("missing", 0, 0, 3, 3)]
+    assert findings_of(audited(broker, table)) == [("missing", 0, 0, 3, 3)]
     done = repaired(broker, table)
     assert (done.removed_rows, done.added_rows) == (0, 3)
     found = DeltaTable(table).to_pyarrow_table().sort_by("offset")
@@ -250,7 +250,7 @@ def test_a_thousand_partitions(broker: Broker, topic: str, tmp_path: Path, parti
     found = audited(broker, table, topic)
     assert found.verdict.partition_count == 1000
     holes = [("missing", partition, 1, 2, 1) for partition in range(0, 1000, 20)]
-    assert told(found) == [*holes, ("duplicate", 998, 2, 3, 1)]
+    assert findings_of(found) == [*holes, ("duplicate", 998, 2, 3, 1)]
     done = repaired(broker, table, topic)
     assert (done.removed_rows, done.added_rows) == (1, 50)
     assert audited(broker, table, topic).verdict.is_equal
@@ -299,7 +299,7 @@ def test_rows_deleted_by_a_deletion_vector_are_ignored(fenceline_node: Broker, t
     table = with_deleted_rows(tmp_path / "t", records(fenceline_node, topic, 0, 30))
     found = audited(fenceline_node, table, topic)
     assert found.verdict.row_count == 24
-    absent = [(kind, start, end) for kind, _, start, end, _ in told(found)]
+    absent = [(kind, start, end) for kind, _, start, end, _ in findings_of(found)]
     assert absent == [
         ("missing", 3, 5),
         ("missing", 7, 8),
@@ -353,12 +353,12 @@ def test_control_batches_and_aborted_transactions_are_no_gaps(apache_kafka: Brok
     table = keep(tmp_path / "all", every)
     assert audited(broker, table).verdict.is_equal
     found = audited(broker, table, isolation_level="read_committed")
-    assert told(found) == [("aborted", 0, 6, 11, 5), ("aborted", 0, 18, 23, 5)]
+    assert findings_of(found) == [("aborted", 0, 6, 11, 5), ("aborted", 0, 18, 23, 5)]
     done = repaired(broker, table, isolation_level="read_committed")
     assert done.removed_rows == 10
     assert audited(broker, table, isolation_level="read_committed").verdict.is_equal
     # At read_uncommitted, records of aborted transactions are now missing.
-    assert told(audited(broker, table)) == [("missing", 0, 6, 11, 5), ("behind", 0, 18, 23, 5)]
+    assert findings_of(audited(broker, table)) == [("missing", 0, 6, 11, 5), ("behind", 0, 18, 23, 5)]
     repaired(broker, table)
     assert audited(broker, table).verdict.is_equal
 
@@ -376,7 +376,7 @@ def test_rows_of_a_truncated_log_are_stale(tmp_path: Path) -> None:
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1060))
         found = audited(broker, table)
-        assert told(found) == [("behind", 0, 100, 160, 60), ("stale", 0, 100, 200, 100)]
+        assert findings_of(found) == [("behind", 0, 100, 160, 60), ("stale", 0, 100, 200, 100)]
         done = repaired(broker, table)
         assert (done.removed_rows, done.added_rows, done.files_removed) == (100, 60, 2)
         assert audited(broker, table).verdict.is_equal
@@ -396,7 +396,7 @@ def test_a_corrupt_batch_is_reported_and_its_neighbours_are_repaired(tmp_path: P
         table = keep(tmp_path / "full", whole)
         short = keep(tmp_path / "short", pa.concat_tables([whole.slice(0, 70), whole.slice(260, 10)]))
         node.stop()
-        first, end = poison(node, topic, 150)
+        first, end = corrupt_batch(node, topic, 150)
         node.start()
         broker = Broker("fenceline", node.bootstrap)
         # If the table has the rows, the batch is not needed.
@@ -408,7 +408,7 @@ def test_a_corrupt_batch_is_reported_and_its_neighbours_are_repaired(tmp_path: P
             ("behind", 0, 270, 300, 30),
         ]
         found = audited(broker, short)
-        assert told(found) == around
+        assert findings_of(found) == around
         assert found.verdict.outcome == "different"
         done = repaired(broker, short)
         assert done.added_rows == 300 - 80 - (end - first)
@@ -416,12 +416,12 @@ def test_a_corrupt_batch_is_reported_and_its_neighbours_are_repaired(tmp_path: P
             ("unreadable", first, end)
         ]
         assert "1 findings are left unchanged (unreadable)" in done.sentence()
-        assert told(audited(broker, short)) == [("unreadable", 0, first, end, 0)]
+        assert findings_of(audited(broker, short)) == [("unreadable", 0, first, end, 0)]
         offsets = DeltaTable(short).to_pyarrow_table(columns=["offset"])["offset"].to_pylist()
         assert sorted(offsets) == [offset for offset in range(300) if not first <= offset < end]
 
 
-def poison(node: EmbeddedNode, topic: str, offset: int) -> tuple[int, int]:
+def corrupt_batch(node: EmbeddedNode, topic: str, offset: int) -> tuple[int, int]:
     """Flip a bit of the batch at `offset` in partition 0 of the stopped node; returns the offsets of the batch."""
     (folder,) = node.log_dir.rglob(f"{topic}-0")
     (segment,) = folder.glob("*.log")

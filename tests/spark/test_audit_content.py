@@ -19,7 +19,7 @@ from pyspark_fenceline.audit_runs import NOT_IN_LOG, SAME_VALUES
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile
 from pyspark_fenceline.log_columns import log_columns
-from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, install_fake_cluster
 
 TP = TopicPartition("t", 0)
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -45,7 +45,7 @@ def in_log(values: list[bytes | None], epochs: list[int]) -> pa.RecordBatch:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=1)
+    return install_fake_cluster(monkeypatch, t=1)
 
 
 def keep_log(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, batch: pa.RecordBatch, end: int) -> None:

@@ -78,7 +78,7 @@ def test_range_verdicts_equal_single_row_verdicts(data: st.DataObject) -> None:
     held = [row[0] for row, v in zip(rows, verdicts, strict=True) if v in (RowVerdict.IN_LOG, RowVerdict.UNKNOWN)]
     expired = [row[0] for row, v in zip(rows, verdicts, strict=True) if v is RowVerdict.EXPIRED]
 
-    def said(kind: Kind) -> list[int]:
+    def offsets_of_kind(kind: Kind) -> list[int]:
         return sorted(o for f in findings if f.kind is kind for o in range(f.start_offset, f.end_offset_exclusive))
 
     for kind, meant in (
@@ -87,19 +87,23 @@ def test_range_verdicts_equal_single_row_verdicts(data: st.DataObject) -> None:
         (Kind.NEWER, (RowVerdict.NEWER,)),
         (Kind.UNPROVEN, (RowVerdict.UNKNOWN,)),
     ):
-        assert said(kind) == sorted(row[0] for row, v in zip(rows, verdicts, strict=True) if v in meant), kind
-        assert sum(f.rows for f in findings if f.kind is kind) == len(said(kind))
+        assert offsets_of_kind(kind) == sorted(row[0] for row, v in zip(rows, verdicts, strict=True) if v in meant), (
+            kind
+        )
+        assert sum(f.rows for f in findings if f.kind is kind) == len(offsets_of_kind(kind))
     extra = {o: (held + expired).count(o) - 1 for o in {*held, *expired}}
     assert sum(f.rows for f in findings if f.kind is Kind.DUPLICATE) == sum(extra.values())
-    assert said(Kind.DUPLICATE) == sorted(o for o, more in extra.items() if more)
+    assert offsets_of_kind(Kind.DUPLICATE) == sorted(o for o, more in extra.items() if more)
     lacking = {o for o in present if o < readable} - set(held)
-    assert said(Kind.MISSING) == sorted(o for o in lacking if o < rows_end)
-    assert said(Kind.BEHIND) == sorted(o for o in lacking if o >= rows_end)
-    assert sorted(set(said(Kind.EXPIRED))) == sorted({*expired, *(set(range(start)) - set(expired))})
+    assert offsets_of_kind(Kind.MISSING) == sorted(o for o in lacking if o < rows_end)
+    assert offsets_of_kind(Kind.BEHIND) == sorted(o for o in lacking if o >= rows_end)
+    assert sorted(set(offsets_of_kind(Kind.EXPIRED))) == sorted({*expired, *(set(range(start)) - set(expired))})
     inside = {o for o in held if start <= o < readable}
     if everything:
-        assert said(Kind.ABORTED) == sorted(inside & hidden if expected.committed_only else set())
-        assert said(Kind.COMPACTED) == sorted(inside - present - (hidden if expected.committed_only else set()))
+        assert offsets_of_kind(Kind.ABORTED) == sorted(inside & hidden if expected.committed_only else set())
+        assert offsets_of_kind(Kind.COMPACTED) == sorted(
+            inside - present - (hidden if expected.committed_only else set())
+        )
 
 
 def test_rows_out_of_order_and_without_an_offset_are_counted() -> None:

@@ -65,12 +65,12 @@ def test_a_cluster_without_a_ledger_has_no_receipts() -> None:
 
 
 def test_a_ledger_that_cannot_be_read_does_not_stop_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Silent(FakeCluster):
+    class UnreadableLedger(FakeCluster):
         def log_starts(self, partitions: Any) -> Any:
             raise PeerError(ErrorCode.LEADER_NOT_AVAILABLE, "nobody leads")
 
     monkeypatch.setattr(connect, "forget", lambda *_: None)
-    found = read_receipts(Silent(**{LOSSES_TOPIC: 1}), {}, {TP: MINE})
+    found = read_receipts(UnreadableLedger(**{LOSSES_TOPIC: 1}), {}, {TP: MINE})
     assert "cannot be read" in found.notes[0]
 
 

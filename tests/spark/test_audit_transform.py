@@ -48,7 +48,7 @@ def keep(frame: DataFrame, table: Path, *, mode: str = "append") -> str:
     return str(table)
 
 
-def told(found: Any) -> list[tuple[str, int, int, int]]:
+def findings_of(found: Any) -> list[tuple[str, int, int, int]]:
     rows = found.findings.orderBy("start_offset", "kind").collect()
     return [(row.kind, row.start_offset, row.end_offset_exclusive, row.rows) for row in rows]
 
@@ -75,7 +75,7 @@ def test_records_filtered_out_by_the_transform_are_not_missing(
     assert plain.verdict.rows["missing"] > 40
     for given in ({"transform": even}, {"transform": parsed, "where": "v % 2 = 0"}):
         found = pyspark_fenceline.audit(table, filled.bootstrap, topic, **given)  # type: ignore[arg-type]
-        assert {row[0] for row in told(found)} == {"missing", "behind"}
+        assert {row[0] for row in findings_of(found)} == {"missing", "behind"}
         assert (found.verdict.rows["missing"], found.verdict.rows["behind"]) == (5, 5)
     given = {"transform": parsed, "where": "v % 2 = 0"}
     done = pyspark_fenceline.repair(table, filled.bootstrap, topic, apply=True, kinds=ABSENT, **given)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_a_table_of_sparks_own_connector_is_adopted(spark: SparkSession, tmp_pat
         for given in (frame, table):
             found = pyspark_fenceline.audit(given, broker.bootstrap, by_values=True)
             # The last row in the log is 99: later records are not yet in the table.
-            assert told(found) == [("behind", 100, 250, 150), ("stale", 100, 200, 100)]
+            assert findings_of(found) == [("behind", 100, 250, 150), ("stale", 100, 200, 100)]
             assert found.verdict.outcome == "different"
         assert pyspark_fenceline.backfill(table, broker.bootstrap, apply=True).proven_rows == 100
         fixed = pyspark_fenceline.repair(table, broker.bootstrap, apply=True, kinds=("stale", *ABSENT), by_values=True)
@@ -195,9 +195,9 @@ def test_a_frame_of_several_rows_a_record_is_audited_by_its_key(
 ) -> None:
     frame = exploded(read(spark, filled, topic, includeLeaderEpoch=True))
     assert pyspark_fenceline.audit(frame, filled.bootstrap, row_key=["line"]).verdict.is_equal
-    assert told(pyspark_fenceline.audit(frame, filled.bootstrap)) == [("duplicate", 0, 100, 100)]
+    assert findings_of(pyspark_fenceline.audit(frame, filled.bootstrap)) == [("duplicate", 0, 100, 100)]
     twice = frame.unionByName(frame.where("offset = 7 and line = 1"))
-    assert told(pyspark_fenceline.audit(twice, filled.bootstrap, row_key=["line"])) == [("duplicate", 7, 8, 1)]
+    assert findings_of(pyspark_fenceline.audit(twice, filled.bootstrap, row_key=["line"])) == [("duplicate", 7, 8, 1)]
     two = frame.selectExpr("*", "offset as Offset")
     with pytest.raises(OperatorError, match="more than one column offset"):
         pyspark_fenceline.audit(two, filled.bootstrap)

@@ -77,7 +77,7 @@ def audited(story: Story, **options: Any) -> Audit:
     return audit_here(story.table, settings(story.bootstrap, **options))
 
 
-def told(found: Audit) -> list[tuple[str, int, int]]:
+def findings_of(found: Audit) -> list[tuple[str, int, int]]:
     return [(row["kind"], row["start_offset"], row["end_offset_exclusive"]) for row in found.findings.to_pylist()]
 
 
@@ -106,7 +106,7 @@ def test_a_table_without_epochs_is_unproven_and_its_receipt_is_reported(story: S
         add_null_epochs(story)
     found = audited(story)
     assert (found.verdict.outcome, found.verdict.is_equal, found.verdict.is_right) == ("unproven", False, False)
-    assert told(found) == [("unproven", 0, 1000), ("unproven", 1000, 1500), ("unproven", 1500, 1800)]
+    assert findings_of(found) == [("unproven", 0, 1000), ("unproven", 1000, 1500), ("unproven", 1500, 1800)]
     assert "1800 of 1800 rows have no epoch" in str(found)
     details = [row["detail"] for row in found.findings.to_pylist()]
     assert "receipt" in details[1]
@@ -118,7 +118,7 @@ def test_a_table_without_epochs_is_unproven_and_its_receipt_is_reported(story: S
 
 def test_a_connector_table_is_backfilled_audited_and_repaired(story: Story) -> None:
     found = audited(story, by_values=True)
-    assert told(found) == [("missing", 1000, 1500), ("stale", 1000, 1500)]
+    assert findings_of(found) == [("missing", 1000, 1500), ("stale", 1000, 1500)]
     assert found.verdict.outcome == "different"
 
     planned = filled(story, apply=False)
@@ -145,7 +145,7 @@ def test_a_connector_table_is_backfilled_audited_and_repaired(story: Story) -> N
         pc.or_(pc.less(story.after["offset"], 1000), pc.greater_equal(story.after["offset"], 1500))
     )
     assert kept.equals(true.cast(kept.schema))
-    assert told(audited(story)) == [("unproven", 1000, 1500)]
+    assert findings_of(audited(story)) == [("unproven", 1000, 1500)]
     assert filled(story).version is None
 
     done_repair = repaired(story, "stale", "missing", by_values=True)
@@ -183,7 +183,7 @@ def test_null_epochs_are_filled_and_others_are_unchanged(story: Story) -> None:
 def test_both_rows_of_an_offset_are_checked_independently(story: Story) -> None:
     """A connector that reread the log from an earlier offset wrote the new history next to the old one."""
     write_deltalake(story.table, story.after.slice(1000, 500).select(CONNECTOR), mode="append")
-    assert told(audited(story, by_values=True)) == [("stale", 1000, 1500)]
+    assert findings_of(audited(story, by_values=True)) == [("stale", 1000, 1500)]
     assert repaired(story, by_values=True).removed_rows == 500
     assert filled(story).proven_rows == 1800
     assert audited(story).verdict.is_equal
@@ -196,7 +196,7 @@ def test_rows_of_expired_offsets_are_not_checked(story: Story) -> None:
     done = filled(story, apply=False)
     assert (done.proven_rows, done.stale_rows, done.unknown_rows) == (300, 400, 1100)
     assert "1100 rows cannot be compared" in done.sentence()
-    assert told(audited(story, by_values=True)) == [
+    assert findings_of(audited(story, by_values=True)) == [
         ("expired", 0, 1100),
         ("missing", 1100, 1500),
         ("stale", 1100, 1500),
@@ -217,7 +217,7 @@ def test_a_table_of_another_topic_is_rejected_and_not_stale(story: Story) -> Non
     gone = renamed.set_column(2, "topic", pa.array(["gone"] * 100))
     write_deltalake(story.table, gone, mode="overwrite")
     assert filled(story).unknown_rows == 100
-    assert told(audited(story)) == [("foreign", 0, 100)]
+    assert findings_of(audited(story)) == [("foreign", 0, 100)]
 
 
 def test_tables_that_cannot_be_filled_are_rejected(story: Story, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Records a batch loses after its end was fixed, and how the next plan reports them: an in-memory cluster, no Spark
 session.
 
-`Life` is one run of a query's driver. Spark requests a plan, then the batch's tasks; after a restart it requests the
+`DriverRun` is one run of a driver. Spark requests a plan, then the tasks of the batch; after a restart it requests the
 tasks of the uncommitted batch before it plans anything (`pyspark.md` S8).
 """
 
@@ -34,7 +34,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "IDLE_WAIT_MS", 0)
 
 
-class Life:
+class DriverRun:
     def __init__(self, cluster: FakeCluster, **options: str) -> None:
         given = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "startingOffsets": "earliest"}
         parsed = read_options({**given, "fetchOffset.retryIntervalMs": "0", **options}, streaming=True)
@@ -63,7 +63,7 @@ class Life:
         return end
 
 
-def told(offset: Offset) -> list[tuple[LossKind, int, int, int]]:
+def losses_in(offset: Offset) -> list[tuple[LossKind, int, int, int]]:
     """For each loss in an offset: kind, first offset, log start offset, end of the doubtful range."""
     return [(loss.kind, loss.offset, loss.log_start_offset, loss.maybe_read_to) for loss in losses_named(offset)]
 
@@ -82,7 +82,7 @@ def cluster() -> FakeCluster:
 @pytest.fixture
 def batch(cluster: FakeCluster) -> tuple[Offset, Offset]:
     """A batch that reads 5 to 24, not committed when its driver died."""
-    life = Life(cluster)
+    life = DriverRun(cluster)
     start = life.first()
     cluster.log("t").append(20)
     return start, life.plan(start)
@@ -94,17 +94,17 @@ def test_expiry_before_a_replay_is_reported_without_new_records(
 ) -> None:
     start, end = batch
     cluster.log("t").start = 12
-    life = Life(cluster, **options)
+    life = DriverRun(cluster, **options)
     assert life.tasks(start, end) == {0: (12, 25)}
     after = life.plan(end)
-    assert told(after) == [(EXPIRED, 5, 12, -1)]
+    assert losses_in(after) == [(EXPIRED, 5, 12, -1)]
     assert ends(after) == [25]
     # No offset moves, nothing is read again, and it is reported once.
     assert life.tasks(end, after) == {}
     assert life.plan(after) == after
     cluster.log("t").append(3)
     later = life.plan(after)
-    assert told(later) == []
+    assert losses_in(later) == []
     assert life.tasks(after, later) == {0: (25, 28)}
 
 
@@ -113,14 +113,14 @@ def test_expiry_before_a_replay_is_reported_by_a_batch_with_records(
 ) -> None:
     start, end = batch
     cluster.log("t").start = 12
-    life = Life(cluster, onExpired="continue")
+    life = DriverRun(cluster, onExpired="continue")
     life.tasks(start, end)
     cluster.log("t").append(3)
     after = life.plan(end)
-    assert (told(after), ends(after)) == ([(EXPIRED, 5, 12, -1)], [28])
+    assert (losses_in(after), ends(after)) == ([(EXPIRED, 5, 12, -1)], [28])
     assert life.tasks(end, after) == {0: (25, 28)}
     # And when that batch is replayed.
-    assert Life(cluster, onExpired="continue").tasks(end, after) == {0: (25, 28)}
+    assert DriverRun(cluster, onExpired="continue").tasks(end, after) == {0: (25, 28)}
 
 
 def test_expiry_beyond_a_replayed_batch_is_reported_from_its_start(
@@ -129,10 +129,10 @@ def test_expiry_beyond_a_replayed_batch_is_reported_from_its_start(
     start, end = batch
     cluster.log("t").append(20)
     cluster.log("t").start = 30
-    life = Life(cluster, onExpired="continue")
+    life = DriverRun(cluster, onExpired="continue")
     assert life.tasks(start, end) == {}
     after = life.plan(end)
-    assert told(after) == [(EXPIRED, 5, 30, -1)]
+    assert losses_in(after) == [(EXPIRED, 5, 30, -1)]
     assert life.tasks(end, after) == {0: (30, 45)}
 
 
@@ -140,27 +140,27 @@ def test_two_losses_with_records_between_them_stay_separate(cluster: FakeCluster
     start, end = batch
     cluster.log("t").append(20)
     cluster.log("t").start = 12
-    life = Life(cluster, onExpired="continue")
+    life = DriverRun(cluster, onExpired="continue")
     assert life.tasks(start, end) == {0: (12, 25)}
     cluster.log("t").start = 30
     after = life.plan(end)
     # In the second loss, records that tasks were reading may have been delivered.
-    assert told(after) == [(EXPIRED, 12, 30, 25), (EXPIRED, 5, 12, -1)]
+    assert losses_in(after) == [(EXPIRED, 12, 30, 25), (EXPIRED, 5, 12, -1)]
     assert life.tasks(end, after) == {0: (30, 45)}
 
 
 def test_expiry_between_plan_and_tasks_is_reported(cluster: FakeCluster) -> None:
-    life = Life(cluster, onExpired="continue")
+    life = DriverRun(cluster, onExpired="continue")
     start = life.first()
     cluster.log("t").append(20)
     end = life.plan(start)
     cluster.log("t").start = 12
     assert life.tasks(start, end) == {0: (12, 25)}
-    assert told(life.plan(end)) == [(EXPIRED, 5, 12, -1)]
+    assert losses_in(life.plan(end)) == [(EXPIRED, 5, 12, -1)]
 
 
 def test_expiry_while_tasks_read_is_reported_as_possibly_read(cluster: FakeCluster) -> None:
-    life = Life(cluster, onExpired="continue")
+    life = DriverRun(cluster, onExpired="continue")
     start = life.first()
     cluster.log("t").append(20)
     end = life.plan(start)
@@ -168,7 +168,7 @@ def test_expiry_while_tasks_read_is_reported_as_possibly_read(cluster: FakeClust
     # From here on the driver cannot learn what its tasks encountered.
     cluster.log("t").start = 12
     after = life.plan(end)
-    assert told(after) == [(EXPIRED, 5, 12, 12)]
+    assert losses_in(after) == [(EXPIRED, 5, 12, 12)]
     (loss,) = losses_named(after)
     assert "may already have read those below 12" in loss.sentence()
     assert life.tasks(end, after) == {}
@@ -176,7 +176,7 @@ def test_expiry_while_tasks_read_is_reported_as_possibly_read(cluster: FakeClust
 
 
 def test_expiry_after_a_batch_was_read_is_no_loss(cluster: FakeCluster) -> None:
-    life = Life(cluster, onExpired="continue")
+    life = DriverRun(cluster, onExpired="continue")
     start = life.first()
     cluster.log("t").append(20)
     end = life.plan(start)
@@ -187,7 +187,7 @@ def test_expiry_after_a_batch_was_read_is_no_loss(cluster: FakeCluster) -> None:
 
 
 def test_with_the_fail_policy_tasks_end_the_query_without_doubtful_records(cluster: FakeCluster) -> None:
-    life = Life(cluster)
+    life = DriverRun(cluster)
     start = life.first()
     cluster.log("t").append(20)
     end = life.plan(start)
@@ -200,7 +200,7 @@ def test_a_replay_with_the_fail_policy_ends_the_query(cluster: FakeCluster, batc
     start, end = batch
     cluster.log("t").start = 12
     with pytest.raises(DataLossError) as caught:
-        Life(cluster).tasks(start, end)
+        DriverRun(cluster).tasks(start, end)
     assert [(loss.offset, loss.log_start_offset) for loss in caught.value.losses] == [(5, 12)]
 
 
@@ -211,15 +211,15 @@ def test_a_topic_recreated_before_a_replay_is_reported_from_the_batch_start(
     cluster.delete("t")
     cluster.create("t", 1, id="other")
     cluster.log("t").append(40)
-    life = Life(cluster, onRecreated="restart")
+    life = DriverRun(cluster, onRecreated="restart")
     assert life.tasks(start, end) == {}
     after = life.plan(end)
-    assert told(after) == [(RECREATED, 5, 0, -1)]
+    assert losses_in(after) == [(RECREATED, 5, 0, -1)]
     assert life.tasks(end, after) == {0: (0, 40)}
 
 
 def test_a_topic_recreated_while_tasks_read_is_reported_from_the_batch_start(cluster: FakeCluster) -> None:
-    life = Life(cluster, onRecreated="restart")
+    life = DriverRun(cluster, onRecreated="restart")
     start = life.first()
     cluster.log("t").append(20)
     end = life.plan(start)
@@ -228,7 +228,7 @@ def test_a_topic_recreated_while_tasks_read_is_reported_from_the_batch_start(clu
     cluster.create("t", 1, id="other")
     cluster.log("t").append(40)
     after = life.plan(end)
-    assert told(after) == [(RECREATED, 5, 0, 25)]
+    assert losses_in(after) == [(RECREATED, 5, 0, 25)]
     assert life.tasks(end, after) == {0: (0, 40)}
 
 
@@ -238,13 +238,13 @@ def test_a_late_expiry_report_does_not_move_a_recreated_topic(
     start, end = batch
     cluster.log("t").append(20)
     cluster.log("t").start = 30
-    life = Life(cluster, failOnDataLoss="false")
+    life = DriverRun(cluster, failOnDataLoss="false")
     assert life.tasks(start, end) == {}
     cluster.delete("t")
     cluster.create("t", 1, id="other")
     cluster.log("t").append(40)
     after = life.plan(end)
-    assert sorted(told(after)) == sorted([(EXPIRED, 5, 30, -1), (RECREATED, 25, 0, -1)])
+    assert sorted(losses_in(after)) == sorted([(EXPIRED, 5, 30, -1), (RECREATED, 25, 0, -1)])
     assert life.tasks(end, after) == {0: (0, 40)}
 
 
@@ -254,7 +254,7 @@ def two_partitions() -> tuple[FakeCluster, Offset, Offset]:
     cluster = FakeCluster(t=2)
     for index in (0, 1):
         cluster.log("t", index).append(5)
-    life = Life(cluster)
+    life = DriverRun(cluster)
     start = life.first()
     for index in (0, 1):
         cluster.log("t", index).append(20)
@@ -266,10 +266,10 @@ def test_a_partition_deleted_before_a_replay_is_reported_from_the_batch_start(
 ) -> None:
     cluster, start, end = two_partitions
     del cluster.logs[SECOND]
-    life = Life(cluster, failOnDataLoss="false")
+    life = DriverRun(cluster, failOnDataLoss="false")
     assert life.tasks(start, end) == {0: (5, 25)}
     after = life.plan(end)
-    assert told(after) == [(GONE, 5, -1, -1)]
+    assert losses_in(after) == [(GONE, 5, -1, -1)]
     assert ends(after) == [25]
     assert life.plan(after) == after
 
@@ -279,7 +279,7 @@ def test_a_temporarily_invisible_partition_is_read_again(
 ) -> None:
     cluster, start, end = two_partitions
     hidden = cluster.logs.pop(SECOND)
-    life = Life(cluster, failOnDataLoss="false")
+    life = DriverRun(cluster, failOnDataLoss="false")
     assert life.tasks(start, end) == {0: (5, 25)}
     cluster.logs[SECOND] = hidden
     after = life.plan(end)
@@ -292,7 +292,7 @@ def test_a_partition_missing_from_one_metadata_answer_is_read_again(
 ) -> None:
     """The start of a batch is checked against the logs before its end; each check waits for metadata."""
     cluster, start, end = two_partitions
-    life = Life(cluster, failOnDataLoss="false", **{"fetchOffset.numRetries": "3"})
+    life = DriverRun(cluster, failOnDataLoss="false", **{"fetchOffset.numRetries": "3"})
     hidden, everything = iter([True] * 3), cluster.topics
 
     def topics(names: Collection[str] | None) -> Mapping[str, TopicFacts]:
@@ -309,7 +309,7 @@ def test_a_partition_missing_from_one_metadata_answer_is_read_again(
 def test_only_the_affected_partition_is_reported(two_partitions: tuple[FakeCluster, Offset, Offset]) -> None:
     cluster, start, end = two_partitions
     cluster.log("t", 1).start = 7
-    life = Life(cluster, onExpired="continue")
+    life = DriverRun(cluster, onExpired="continue")
     assert life.tasks(start, end) == {0: (5, 25), 1: (7, 25)}
     found = losses_named(life.plan(end))
     assert [(loss.partition, loss.offset, loss.log_start_offset) for loss in found] == [(1, 5, 7)]

@@ -217,7 +217,7 @@ def audited(story: Story, table: str, **options: Any) -> Audit:
     return audit_here(table, settings(story.bootstrap, TP.topic, **options))
 
 
-def offsets_told(found: Audit, kind: str) -> list[int]:
+def offsets_of_kind(found: Audit, kind: str) -> list[int]:
     return [
         offset
         for row in found.findings.to_pylist()
@@ -233,7 +233,7 @@ def test_a_table_from_before_the_compaction_equals_the_log(story: Story, tmp_pat
     # A full read of the log also reports rows that the log no longer has.
     found = audited(story, table, everything=True)
     assert found.verdict.is_equal, str(found)
-    assert offsets_told(found, "compacted") == sorted(set(range(RECORDS)) - set(story.left))
+    assert offsets_of_kind(found, "compacted") == sorted(set(range(RECORDS)) - set(story.left))
     assert {row["kind"] for row in found.findings.to_pylist()} == {"compacted"}
     assert repair_here(table, settings(story.bootstrap, TP.topic), apply=True).version is None
 
@@ -250,7 +250,7 @@ def test_a_table_from_after_the_compaction_equals_the_log(story: Story, tmp_path
     kept = [offset for offset in story.left if offset not in gone]
     table = keep(tmp_path / "short", story.whole.take(pa.array(kept)))
     found = audited(story, table, everything=everything)
-    assert offsets_told(found, "missing") == gone
+    assert offsets_of_kind(found, "missing") == gone
     chosen = settings(story.bootstrap, TP.topic, everything=everything)
     done = repair_here(table, chosen, apply=True, kinds=("missing",))
     assert (done.removed_rows, done.added_rows) == (0, len(gone))

@@ -20,7 +20,7 @@ from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_options import DeltaOptions, delta_options
 from pyspark_fenceline.delta_state import read_state
 from tests.spark.conftest import Broker
-from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, install_fake_cluster
 from tests.spark.test_delta_plan import SCHEMA, Row, arrow, commit, records, table_rows, task, write
 
 BY_PARTITION = ["topic", "partition"]
@@ -28,7 +28,7 @@ BY_PARTITION = ["topic", "partition"]
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=2)
+    return install_fake_cluster(monkeypatch, t=2)
 
 
 @pytest.fixture

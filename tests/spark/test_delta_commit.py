@@ -23,7 +23,7 @@ SCHEMA = struct("topic string, offset long")
 
 
 class Crash(BaseException):
-    """The process is gone; nothing catches this."""
+    """Simulates the death of the process; nothing catches it."""
 
 
 def write(options: DeltaOptions, *offsets: int, topic: str = "t") -> list[DataFile]:
@@ -98,11 +98,11 @@ def _crash_after(monkeypatch: pytest.MonkeyPatch, target: Any, name: str) -> Non
 
 
 STEPS = [
-    pytest.param(_crash_before, "open_table", id="files written, nothing else"),
-    pytest.param(_crash_before, "_create", id="before the table is made"),
-    pytest.param(_crash_after, "_create", id="after the table is made"),
+    pytest.param(_crash_before, "open_table", id="only files written"),
+    pytest.param(_crash_before, "_create", id="before the table is created"),
+    pytest.param(_crash_after, "_create", id="after the table is created"),
     pytest.param(_crash_before, "commit_entry", id="before the log entry"),
-    pytest.param(_crash_after, "commit_entry", id="after the log entry, before Spark hears of it"),
+    pytest.param(_crash_after, "commit_entry", id="after the log entry, before Spark is notified"),
 ]
 
 
@@ -130,7 +130,7 @@ def test_only_one_of_two_drivers_of_a_query_commits(options: DeltaOptions, monke
     raced: list[bool] = []
 
     def zombie_first(*positional: Any, **named: Any) -> None:
-        # A second driver replays the same batch between this one's look at the table and its commit.
+        # A second driver replays the same batch after this driver read the table and before its commit.
         if not raced:
             raced.append(True)
             assert batch(options, 1)
@@ -185,7 +185,7 @@ def test_a_batch_write_without_rows_makes_no_commit(options: DeltaOptions) -> No
     assert open_table(options) is None
 
 
-# Tables that do not fit ----------------------------------------------------------------------------------------------
+# Incompatible tables --------------------------------------------------------------------------------------------------
 
 
 def made(path: Path, fields: str, **table: Any) -> DeltaTable:

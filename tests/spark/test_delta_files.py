@@ -28,7 +28,7 @@ def written(
     schema = struct(ddl)
     shape = new_shape(schema, chosen.partition_by)
     writer = FileWriter(chosen, shape, file_schema(schema, shape), required, task_number=3)
-    # As Spark hands rows over: times in the session's zone, not in UTC.
+    # As Spark passes rows: timestamps in the session's time zone, not in UTC.
     arriving = to_arrow_schema(schema, timezone="Asia/Tokyo")
     try:
         for batch in batches:
@@ -91,7 +91,7 @@ def test_rows_go_to_the_file_of_their_partition_values(tmp_path: Path) -> None:
         (f.partition_values["topic"], f.partition_values["p"]): pq.read_table(tmp_path / f.path).column("v").to_pylist()
         for f in files
     }
-    # Delta holds the empty text as null.
+    # Delta stores the empty string as null.
     assert found == {("b", "1"): [1, 3, 7], ("a", "1"): [2], (None, "2"): [4, 5], ("a b/ü", "1"): [6]}
     for file in files:
         assert "v" in json.loads(file.statistics)["minValues"]
@@ -162,6 +162,6 @@ def test_local_paths_may_be_uris() -> None:
 def test_only_repeated_values_get_a_dictionary() -> None:
     rows = pa.table({"unique": list(range(1000)), "same": ["x"] * 1000, "few": [number % 9 for number in range(1000)]})
     assert dictionary_columns(rows) == ["same", "few"]
-    # Too few rows tell nothing, and parts of nested columns have names of their own.
+    # Too few rows are no evidence, and fields of nested columns have their own names.
     assert dictionary_columns(rows.slice(0, 20)) == ["unique", "same", "few"]
     assert dictionary_columns(rows.append_column("nested", pa.array([[1]] * 1000))) is True

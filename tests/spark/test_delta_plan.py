@@ -1,5 +1,5 @@
-"""A table that is to hold what the log holds: tasks and commits as Spark runs them, against a log in memory that is
-cut and grows again, with crashes and second drivers in between.
+"""A table kept equal to the log: tasks and commits as Spark runs them, against an in-memory log that is truncated
+and grows again, with crashes and concurrent drivers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyspark_fenceline.delta_schema import file_schema, fit, new_shape
 from pyspark_fenceline.delta_state import read_state
 from pyspark_fenceline.delta_table_files import compared_epochs, table_files
 from pyspark_fenceline.log_matching import LogEpochs
-from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, install_fake_cluster
 from tests.spark.schemas import struct
 from tests.spark.table_readers import check_readers
 
@@ -36,12 +36,12 @@ Row = tuple[str, int, int, int | None]
 
 
 class Crash(BaseException):
-    """The process is gone; nothing catches this."""
+    """Simulates the death of the process; nothing catches it."""
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=2)
+    return install_fake_cluster(monkeypatch, t=2)
 
 
 @pytest.fixture(params=["by partition", "flat"])
@@ -72,7 +72,7 @@ def arrow(rows: Iterable[Row]) -> pa.RecordBatch:
 def task(
     options: DeltaOptions, rows: Iterable[Row], *, schema: Any = SCHEMA
 ) -> tuple[list[DataFile], TruncationEvidence]:
-    """What one task does: files, then the question to the log."""
+    """The work of one task: write files, then query the log."""
     table = open_table(options)
     shape = (
         new_shape(schema, partition_columns(options))
@@ -136,7 +136,7 @@ def test_stale_rows_are_removed_with_the_next_batch(cluster: FakeCluster, option
     write(options, 1, records(cluster, 5, 10))
     log.elect(1, keep=7)
     log.append(5)
-    # Only the other partition has news, and without a checkpoint nobody knows that the source has noticed.
+    # Only the other partition has new records, and without a checkpoint the sink cannot know that the source rewound.
     cluster.log("t", 1).append(1)
     write(options, 2, records(cluster, 4, 5, 1))
     assert table_rows(options) == [("t", 0, offset, 0) for offset in range(10)] + records(cluster, 0, 5, 1)
@@ -157,7 +157,7 @@ def test_rows_of_a_lost_leader_are_removed_without_a_newer_epoch_below(
     log.append(9)
     write(options, 0, records(cluster, 0, 9))
     lost = [("t", 0, offset, 5) for offset in (9, 10)]
-    # Read from a leader of epoch 5 while it led; the log went on without it.
+    # Read from a leader of epoch 5 while it led; the log continued without its records.
     log.leader_epoch = 5
     write(options, 1, lost)
     log.leader_epoch = 3
@@ -180,7 +180,7 @@ def test_only_the_affected_files_are_rewritten(cluster: FakeCluster, options: De
     cluster.log("t").append(1)
     write(options, 6, records(cluster, 15, 16))
     after = {file.path for file in table_files(open_table(options))}
-    # One file of the cut partition was stale as a whole, one in part.
+    # One file of the truncated partition was completely stale, one partly.
     assert len(before - after) == 2
     assert len(after - before) == 2
     assert table_rows(options) == log_rows(cluster)
@@ -207,7 +207,7 @@ def test_nothing_is_read_or_listed_while_leaders_are_unchanged(
 def test_records_already_in_the_table_are_not_added_again(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(20)
     write(options, 0, records(cluster, 0, 10))
-    # A new checkpoint: another query that begins anew, and one that begins in between.
+    # A new checkpoint: a query that starts at the beginning, and one that starts in the middle.
     write(options, 0, records(cluster, 9, 11), app="last one")
     write(options, 0, records(cluster, 0, 12), app="again")
     write(options, 0, records(cluster, 3, 20), app="third")
@@ -225,10 +225,10 @@ def test_rows_truncated_while_a_batch_is_written_are_removed_with_the_next(
     log.append(1)
     write(options, 0, rows)
     assert table_rows(options) == rows
-    # The source has found out and reads on from where the histories part.
+    # The source has detected it and continues at the divergence point.
     write(options, 1, records(cluster, 6, 7))
     assert table_rows(options) == log_rows(cluster)
-    # Rows of both histories in one batch: what the source read last is in the log.
+    # Rows of both histories in one batch: the rows that the source read last are in the log.
     mixed = [("t", 0, offset, 1) for offset in range(7, 12)]
     log.elect(2)
     log.append(2)
@@ -240,7 +240,7 @@ def test_rows_truncated_while_a_batch_is_written_are_removed_with_the_next(
 def test_rows_restored_by_an_old_leader_are_in_the_table(
     cluster: FakeCluster, options: DeltaOptions, committed: int
 ) -> None:
-    """Two unclean elections between two plans of the source: it sees a log that it has read, and reads on."""
+    """Two unclean elections between two plans of the source: it sees a log that it has already read, and continues."""
     log = cluster.log("t")
     log.append(10)
     rows = records(cluster, 0, 10)
@@ -248,7 +248,7 @@ def test_rows_restored_by_an_old_leader_are_in_the_table(
     held = list(log.epochs)
     log.elect(1, keep=6)
     log.append(8)
-    # A batch of the old history is committed under the leader that has lost it, and one without its rows.
+    # A batch of the old history is committed under the leader that has lost it, then a batch without its rows.
     write(options, 1, rows[committed:])
     write(options, 2, [("t", 1, 0, 0)])
     cluster.log("t", 1).append(1)
@@ -266,7 +266,7 @@ def test_a_deposed_leader_unaware_of_it_proves_nothing(cluster: FakeCluster, opt
     log.append(5)
     write(options, 0, records(cluster, 0, 10))
     held = list(log.epochs)
-    # The old leader answers: its log ends where it was cut off from the others.
+    # The old leader answers: its log ends where it was isolated.
     log.epochs, log.leader_epoch = held[:5] + [0] * 2, 0
     write(options, 1, [])
     assert len(table_rows(options)) == 10
@@ -284,7 +284,7 @@ def test_answers_of_a_leader_older_than_the_newest_known_remove_no_rows(
     held = list(log.epochs)
     log.elect(2)
     files, evidence = task(options, [])
-    # Between the task's question and the commit's own an old leader comes to answer, with a shorter log.
+    # Between the task's request and the commit's request an old leader with a shorter log answers.
     log.epochs, log.leader_epoch = [*held[:5], 1], 1
     commit_files(options, SCHEMA, files, transaction=AppTransaction("q", 1), overwrite=False, evidence=evidence)
     assert len(table_rows(options)) == 10
@@ -301,7 +301,7 @@ def test_a_leader_older_than_the_batch_removes_no_rows(cluster: FakeCluster, opt
     log.elect(2, keep=5)
     log.append(2)
     cut_off = list(log.epochs)
-    # A third leader has what the second one lost; the source reads from it, and the sink asks the second one.
+    # A third leader has what the second one lost; the source reads from it, and the sink queries the second one.
     log.epochs, log.leader_epoch = held, 3
     rows = records(cluster, 10, 11)
     log.epochs, log.leader_epoch = cut_off, 2
@@ -316,7 +316,7 @@ def test_the_newer_of_two_leaders_found_by_tasks_decides(newer_first: bool) -> N
     old = TruncationEvidence({tp: 2}, {tp: LogEpochs(2, 0, 5)}, {"t": "old id"})
     new = TruncationEvidence({tp: 3}, {tp: LogEpochs(3, 0, 4)}, {"t": "new id"})
     assert merge_evidence([new, old] if newer_first else [old, new]) == new
-    # The newer one had nothing to look up: then the older one's history is nobody's.
+    # The newer one had nothing to look up: then the history of the older one is not used.
     bare = TruncationEvidence({tp: 3}, {}, {"t": "new id"})
     assert merge_evidence([bare, old] if newer_first else [old, bare]) == bare
 
@@ -344,7 +344,7 @@ def test_a_batch_of_a_thousand_partitions(cluster: FakeCluster, options: DeltaOp
         cluster.log("many", index).elect(1, keep=1)
         cluster.log("many", index).append(1)
     before = {file.path for file in table_files(open_table(options))}
-    # One of them has news: its stale row goes, and nobody else's file.
+    # One partition has new records: its stale row is removed, and no other file changes.
     write(options, 1, records(cluster, 1, 2, 500, "many"))
     gone = before - {file.path for file in table_files(open_table(options))}
     assert len(gone) == 1
@@ -399,7 +399,7 @@ def test_a_table_of_other_writers_is_compared_as_a_whole(cluster: FakeCluster, t
     cluster.log("t", 1).append(1)
     options = delta_options({"path": path, "kafka.bootstrap.servers": "fake"})
     write(options, 0, records(cluster, 0, 7) + records(cluster, 0, 1, 1))
-    # (3, 7) is of an epoch that the leader does not know: that proves nothing.
+    # (3, 7) is of an epoch unknown to the leader: this proves nothing.
     assert table_rows(options) == sorted([*log_rows(cluster), ("t", 0, 3, 7)])
 
 
@@ -500,7 +500,7 @@ def test_a_frame_without_the_columns_is_rejected_with_a_clear_message(options: D
     assert "includeLeaderEpoch" in caught.value.advice
 
 
-# Crashes, zombies and others -----------------------------------------------------------------------------------------
+# Crashes, zombies and other writers -----------------------------------------------------------------------------------
 
 
 def before(owner: Any, name: str) -> Any:
@@ -557,14 +557,14 @@ def test_a_crash_at_any_step_of_a_repair_is_recovered_by_a_replay(
     write(options, 0, records(cluster, 0, 10))
     log.elect(1, keep=7)
     log.append(5)
-    # Some of the rows are there already, so that the batch's own file is copied too.
+    # Some of the rows are already in the table, so that the batch's own file is rewritten too.
     rows = records(cluster, 5, 12)
     for _ in range(crashes):
         with pytest.MonkeyPatch.context() as patch:
             STEPS[step](patch)
             with contextlib.suppress(Crash):
                 write(options, 1, rows)
-        # In between the table is a beginning of the log: what was cut off is gone, what is new has not come.
+        # In between the table is a prefix of the log: truncated rows are removed, new ones not yet added.
         assert table_rows(options) in (records_before(), records_before()[:7], log_rows(cluster))
         check_readers(options.path)
     write(options, 1, rows)
@@ -617,7 +617,7 @@ def test_rows_added_concurrently_by_another_writer_are_seen(
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_table_always_converges_to_the_log(cluster: FakeCluster, tmp_path: Path, seed: int) -> None:
-    """A query that rewinds as far as it likes, elections that cut, crashes at any step, drivers that replay."""
+    """A query that rewinds to any offset, elections that truncate, crashes at any step, drivers that replay."""
     chance = random.Random(seed)
     given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake", "mergeSchema": str(seed % 3 > 0)}
     options = delta_options(given if seed % 2 else {**given, "partitionBy": ""})
@@ -651,7 +651,7 @@ def test_the_table_always_converges_to_the_log(cluster: FakeCluster, tmp_path: P
     for index in (0, 1):
         log = cluster.log("t", index)
         log.elect(log.leader_epoch + 1)
-        # Stale rows only go with a batch that has rows of their partition.
+        # Stale rows are removed only with a batch that has rows of their partition.
         log.append(1)
     write(options, batch, records(cluster, 0, 1 << 40) + records(cluster, 0, 1 << 40, 1))
     assert table_rows(options) == log_rows(cluster), f"seed {seed}"

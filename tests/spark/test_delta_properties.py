@@ -1,4 +1,4 @@
-"""Options that name a table's properties, names that mean nothing, and tables from which no row can be taken."""
+"""Options that set table properties, unknown option names, and tables from which no row can be removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyspark_fenceline.delta_options import delta_options
 from pyspark_fenceline.delta_properties import check_properties, table_properties
 from pyspark_fenceline.delta_table_files import refuse_deletion_vectors
 from pyspark_fenceline.options import write_options
-from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, install_fake_cluster
 from tests.spark.test_audit import rewritten
 from tests.spark.test_delta_plan import SCHEMA, records, write
 
@@ -25,11 +25,11 @@ PATH = {"path": "/table"}
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=2)
+    return install_fake_cluster(monkeypatch, t=2)
 
 
 def test_properties_are_set_when_the_table_is_created(cluster: FakeCluster, tmp_path: Path) -> None:
-    """Spark hands the names over in lower case."""
+    """Spark passes the names in lower case."""
     given = {
         "path": str(tmp_path / "t"),
         "kafka.bootstrap.servers": "fake:1",

@@ -1,4 +1,4 @@
-"""Which stale rows may go with a batch: never one that the source would not read again; quiet partitions' too."""
+"""Which stale rows may be removed with a batch: only rows that the source will reread; idle partitions included."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyspark_fenceline.delta_state import read_state
 from pyspark_fenceline.log_columns import Span
 from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogEpochs
 from tests.spark.checkpoints import entry, offset_of, write_entry
-from tests.spark.fakes import FakeCluster, FakeLog, in_place_of_brokers
+from tests.spark.fakes import FakeCluster, FakeLog, install_fake_cluster
 from tests.spark.table_readers import check_readers
 from tests.spark.test_delta_plan import STEPS, Crash, Row, commit, log_rows, records, table_rows, task, write
 
@@ -28,7 +28,7 @@ VIEW = LogEpochs(5, 0, 20, (EpochStart(1, 0), EpochStart(3, 10), EpochStart(5, 1
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    return in_place_of_brokers(monkeypatch, t=2)
+    return install_fake_cluster(monkeypatch, t=2)
 
 
 def options_in(folder: Path, *, by_partition: bool = True) -> DeltaOptions:
@@ -43,20 +43,20 @@ def options_in(folder: Path, *, by_partition: bool = True) -> DeltaOptions:
 @pytest.mark.parametrize(
     ("places", "lowest"),
     [
-        # The record before the place is in the log: all that the source has read is.
+        # The record before the position is in the log, so everything that the source has read is.
         ([SourcePosition(20, 5, "id")], BEFORE_ALL),
         ([SourcePosition(15, 3)], BEFORE_ALL),
         ([SourcePosition(10, 1)], BEFORE_ALL),
         ([SourcePosition(0, -1)], BEFORE_ALL),
-        # It is not: what lies behind the place is read all the same.
+        # It is not: records after the position are read anyway.
         ([SourcePosition(15, 4)], 15),
         ([SourcePosition(12, 1)], 12),
         ([SourcePosition(18, 3)], 18),
         ([SourcePosition(9, 7)], 9),
         ([SourcePosition(9, -1)], 9),
-        # The one that knows least decides.
+        # The least informed position decides.
         ([SourcePosition(20, 5), SourcePosition(12, 1)], 12),
-        # A place in another topic of that name says nothing.
+        # A position in another topic of the same name proves nothing.
         ([SourcePosition(20, 5, "another")], AFTER_ALL),
         ([SourcePosition(0, -1, "another")], AFTER_ALL),
     ],
@@ -84,7 +84,7 @@ def test_positions_of_all_sources_are_used() -> None:
         T0: (SourcePosition(5, 2, "id"), SourcePosition(3, 1)),
         T1: (SourcePosition(7, -1, "id"),),
     }
-    # Spark's own Kafka source tells no epochs.
+    # Offsets of Spark's Kafka source have no epochs.
     assert parse_positions(entry({"t": {"0": 4}})) == {T0: (SourcePosition(4, -1),)}
 
 
@@ -132,12 +132,12 @@ def test_rows_of_an_idle_partition_are_removed_after_the_source_rewinds(
     other.append(4)
     write(options, 0, records(cluster, 0, 10) + records(cluster, 0, 4, 1))
     log.elect(1, keep=7)
-    # The other partition has news; the source does not know of the cut yet.
+    # The other partition has new records; the source has not detected the truncation yet.
     other.append(1)
     place(tmp_path, 1, cluster, {T0: (10, 0), T1: (5, 0)})
     write(options, 1, records(cluster, 4, 5, 1))
     assert len(table_rows(options)) == 15
-    # A batch that brings nothing but the place.
+    # A batch that has only the new position.
     place(tmp_path, 2, cluster, {T0: (7, epoch), T1: (5, 0)})
     write(options, 2, [])
     assert table_rows(options) == log_rows(cluster)
@@ -180,7 +180,8 @@ def test_all_rows_of_a_recreated_topic_are_removed_with_its_first_records(cluste
 
 
 class Source:
-    """One partition's reader: what it counts as read, as epochs by offset, and where its last batch began."""
+    """A reader of one partition: the records it counts as read, as epochs by offset, and the start of its last
+    batch."""
 
     def __init__(self, log: FakeLog) -> None:
         self.log = log
@@ -196,7 +197,7 @@ class Source:
         return len(self.read), self.read[-1] if self.read else -1
 
     def plan(self, chance: random.Random, *, everything: bool) -> bool:
-        """Whether there is anything to do; as a position that holds is not looked behind (log matching)."""
+        """Whether there is a batch to run; nothing below a valid position is checked (log matching)."""
         now = self.log.epochs
         holds = not self.read or (len(self.read) <= len(now) and now[len(self.read) - 1] == self.read[-1])
         start = len(self.read) if holds else common(self.read, now)
@@ -210,10 +211,10 @@ class Source:
         return True
 
     def again(self) -> tuple[int, int]:
-        """What a replay reads: the same, as far as the log still has it."""
+        """The records that a replay reads: the same ones, as far as the log still has them."""
         now = self.log.epochs
         start, end = min(self.start, common(self.before, now)), common(self.planned, now)
-        # Where less is left than was planned, the next batch begins there, and there is one.
+        # If less is left than was planned, the next batch begins there, and always runs.
         self.must_go_back = end < len(self.planned)
         self.read = self.planned[:end]
         return start, end
@@ -225,7 +226,7 @@ def common(ours: list[int], theirs: list[int]) -> int:
 
 
 class Replicas:
-    """Whatever a log has ever been may come back, as a whole or in part, under a new epoch."""
+    """Any earlier state of a log may return, completely or partly, under a new epoch."""
 
     def __init__(self, log: FakeLog) -> None:
         self.log = log
@@ -240,8 +241,9 @@ class Replicas:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_the_table_holds_restored_rows_and_no_others(cluster: FakeCluster, tmp_path: Path, seed: int) -> None:
-    """Elections at every moment, crashes at any step and replays. After each commit the table has all that the source
-    counts as read; once the log is quiet and the source has noticed, it has nothing else, without one more record.
+    """Elections at every moment, crashes at any step and replays. After each commit the table has all records that
+    the source counts as read; once the log is idle and the source has detected the change, it has no others, without
+    a new record.
     """
     chance = random.Random(seed)
     options = options_in(tmp_path, by_partition=bool(seed % 2))

@@ -1,4 +1,5 @@
-"""kill -9 of a whole driver (Python, JVM, workers) in the middle of a stream, and what the table holds then."""
+"""kill -9 of a whole driver (Python, JVM, workers) in the middle of a stream, and the content of the table
+afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.spark.conftest import Broker
 from tests.spark.killed_query import ROWS_A_BATCH
 from tests.spark.own_process import driver
 
-# A driver and a JVM of its own: it need not wait for the others of Spark.
+# A separate driver and JVM: it need not wait for the other tests of Spark.
 pytestmark = [pytest.mark.spark, pytest.mark.together("killed driver"), pytest.mark.timeout(300)]
 ROWS = 3000
 

@@ -1,4 +1,4 @@
-"""`option("losses", True)`: what logs have lost, as a table."""
+"""`option("losses", True)`: the losses of logs, as a table."""
 
 from __future__ import annotations
 

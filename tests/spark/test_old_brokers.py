@@ -77,7 +77,7 @@ def test_brokers_without_epochs_work_with_a_warning(caplog: pytest.LogCaptureFix
             with pytest.raises(DataLossError) as error:
                 driver.batch(end)
             assert [(loss.divergent_offset, loss.offset) for loss in error.value.losses] == [(None, 15)]
-            # The log has grown again: nothing tells that it is another one.
+            # The log has grown again: nothing shows that its records were replaced.
             write(cluster, tp, 100, 10)
             _, rows = driver.batch(end)
             assert [offset for offset, _, _ in rows] == list(range(15, 20))
@@ -87,8 +87,8 @@ def test_brokers_without_epochs_work_with_a_warning(caplog: pytest.LogCaptureFix
 def test_brokers_that_deny_epoch_requests_work_with_a_warning(
     format_is_old: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Kafka 2.1 with an authorizer wants ClusterAction; and a topic of an old message format has a leader's epoch, and
-    none in its records."""
+    """Kafka 2.1 with an authorizer requires ClusterAction; and a topic with an old message format has a leader
+    epoch, but none in its records."""
     with ScriptedCluster(versions=KAFKA_2_1) as cluster:
         (tp,) = cluster.add_topic("t")
         write(cluster, tp, 0, 15)

@@ -1,4 +1,4 @@
-"""Parquet files with one column more: the others are what they were, for every reader."""
+"""Parquet files with an added column: the other columns are unchanged for every reader."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_column_of_the_same_name_is_replaced_in_place(kind: pa.DataType) -> No
     found = pq.read_table(copied(written(rows), epochs=epochs))
     place = rows.schema.get_field_index("leader_epoch")
     assert found.equals(rows.set_column(place, "leader_epoch", epochs))
-    # Once more, now in a file that has pages which nothing names.
+    # Again, now in a file with unreferenced pages.
     again = pq.read_table(copied(copied(written(rows)), epochs=epochs))
     assert again.equals(found)
 
@@ -151,7 +151,7 @@ def test_bounds_missing_in_one_row_group_are_omitted(tmp_path: Path) -> None:
     )
     source = written(whole)
     footer, begin = parquet_column._read_footer(source)
-    # As a writer that has no statistics of one row group.
+    # As by a writer that has no statistics for one row group.
     row_groups, columns, meta_data, path_in_schema, statistics = 4, 1, 3, 3, 12
     (chunk,) = [
         chunk

@@ -43,7 +43,7 @@ def test_a_planner_ends_with_its_parent(polls: bool) -> None:
             assert parent.stdout is not None
             assert parent.stdout.readline() == b"watches\n"
             parent.kill()
-            # The planner holds the pipe as well: it ends when both are gone.
+            # The planner also holds the pipe open: the pipe closes when both have ended.
             assert select.select([parent.stdout], [], [], 30)[0]
             assert parent.stdout.read() == b""
         finally:

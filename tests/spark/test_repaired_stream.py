@@ -1,4 +1,5 @@
-"""A stream into a table that is compared with the log, under Spark: the whole way from a cut log to an equal table."""
+"""A stream into a table that is compared with the log, under Spark: all steps from a truncated log to an equal
+table."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_a_truncated_log_its_table_and_derived_tables(spark: SparkSession, tmp_p
         kinds = {row.kind: (row.start_offset, row.end_offset_exclusive) for row in found.findings.collect()}
         assert kinds == {"stale": (100, 150), "behind": (100, 200)}
 
-        # Told to go on, the source goes back, and the sink takes the old history out with the new one's first batch.
+        # With onTruncation=rewind the sink removes the old history with the first batch of the new one.
         keep_equal(tracked(spark, broker.bootstrap, topic), table, checkpoint, broker.bootstrap)
         assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
         assert offsets(table) == [(0, offset) for offset in range(200)]
@@ -65,7 +66,7 @@ def test_a_truncated_log_its_table_and_derived_tables(spark: SparkSession, tmp_p
         went = changed.where("_change_type = 'delete'").selectExpr("min(offset) a", "max(offset) b").first()
         assert tuple(went) == (100, 149)
 
-        # A frame of any form is audited as the table is.
+        # A frame of any schema is audited like the table.
         frame = spark.createDataFrame(
             [("cut", 0, 5, 0), ("cut", 0, 5, 0), ("cut", 0, 150, 0)],
             "topic string, partition int, offset long, leader_epoch int",
@@ -76,7 +77,8 @@ def test_a_truncated_log_its_table_and_derived_tables(spark: SparkSession, tmp_p
 
 
 def test_stale_rows_of_an_idle_partition_are_removed(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
-    """The batch that carries the truncation has no record at all: what it may take out, Spark's checkpoint tells."""
+    """The batch that reports the truncation has no records: the sink reads from Spark's checkpoint which rows may be
+    removed."""
     table, topic = str(tmp_path / "table"), "quiet"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -112,7 +114,7 @@ def test_an_audit_has_the_same_result_on_driver_and_tasks(
     everything: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Few runs are judged by this process, as far as the log need not be read; many, and the rest, by tasks."""
+    """Few runs are checked by this process if the log need not be read; many runs, and the rest, by tasks."""
     fenceline_node.create(topic, 3)
     for partition in (0, 1, 2):
         fenceline_node.produce(topic, range(300), partition=partition)
@@ -136,7 +138,7 @@ def test_an_audit_has_the_same_result_on_driver_and_tasks(
         assert equal.findings.count() == 0
     assert said[0] == said[1]
     kinds = {row[2] for row in said[0][0]}
-    # The log has one epoch only: there the row without one is proven.
+    # The log has only one epoch: there the row without an epoch is proven.
     assert kinds == {"behind", "duplicate", "foreign", "invalid", "missing"}
 
 

@@ -1,4 +1,4 @@
-"""Streams that take back what their logs lost. No Spark session, no broker: logs in memory, what is kept on disk."""
+"""Streams that retract records lost by their logs. No Spark session, no broker: in-memory logs, evidence on disk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def value(offset: int, epoch: int) -> bytes:
 
 
 def keep_log(folder: Path, epochs: Sequence[int], *, start: int = 0, topic_id: UUID = TOPIC_ID) -> Path:
-    """A replica's directory of `t-0`: record `i` is of epoch `epochs[i]`, three to a batch."""
+    """A replica's directory of `t-0`: record `i` has epoch `epochs[i]`, three records per batch."""
     place = folder / "t-0"
     log = PartitionLog.open(
         OsDisk(),
@@ -86,7 +86,7 @@ SCHEMA = "value binary, offset bigint, leader_epoch int, _change_type string"
 
 
 class Story:
-    """A query over a log in memory; its rows are those that its tasks would deliver, and kept ones are really read."""
+    """A query over an in-memory log; its rows are those that its tasks would deliver; evidence is read from disk."""
 
     def __init__(self, cluster: FakeCluster, **options: str) -> None:
         self.cluster = cluster
@@ -118,7 +118,7 @@ class Story:
         return self.reader
 
     def plan(self) -> Offset:
-        """The next batch's end, as the checkpoint would have it."""
+        """The end offset of the next batch, as stored in the checkpoint."""
         end: Offset = json.loads(json.dumps(self.reader.latestOffset(self.at, ALL)))
         if end != self.at:
             self.batches.append((self.at, end))
@@ -142,7 +142,7 @@ class Story:
         return rows
 
     def replay(self, end: Offset) -> Counter[Row]:
-        """The rows of the batch that was planned up to `end`, read by a driver that has started again."""
+        """The rows of the batch that was planned up to `end`, read by a restarted driver."""
         self.start()
         rows = self.rows_of(self.at, end)
         self.rows += rows
@@ -150,7 +150,7 @@ class Story:
         return rows
 
     def run(self) -> Offset:
-        """A whole batch."""
+        """Plan, read and commit one batch."""
         end = self.plan()
         if end != self.at:
             self.rows += self.rows_of(self.at, end)
@@ -158,7 +158,7 @@ class Story:
         return end
 
     def sums(self) -> Counter[tuple[int, int]]:
-        """What a subtracting aggregate has: offset and epoch, each as often as it is counted."""
+        """The state of a subtracting aggregate: offset and epoch, each with its count."""
         found: Counter[tuple[int, int]] = Counter()
         for (change, offset, epoch, content), times in self.rows.items():
             assert content == value(offset, epoch)
@@ -193,14 +193,14 @@ def test_lost_rows_are_delivered_as_deletes(evidence: str) -> None:
     assert {row for row in batch if row[0] == "insert"} == {("insert", o, 2, value(o, 2)) for o in range(100, 200)}
     assert set(batch.values()) == {1}
     story.assert_equal_to_the_log()
-    # The next one takes nothing back any more.
+    # The next batch retracts nothing.
     story.cluster.log("t").append(10)
     assert "retractions" not in story.run()
     story.assert_equal_to_the_log()
 
 
 def test_retractions_need_no_new_records(evidence: str) -> None:
-    """No record of the new history has come yet."""
+    """The new history has no records yet."""
     story = Story(cluster_with(150), retractionEvidence=evidence)
     story.run()
     story.cluster.log("t").elect(2, keep=100)
@@ -224,7 +224,7 @@ def test_evidence_named_by_receipts_is_used(tmp_path: Path, monkeypatch: pytest.
     story = Story(cluster_with(150))
     story.run()
     cut_at_100(story.cluster)
-    # Before the replica is back it has not told of it.
+    # The replica writes the receipt only after its restart.
     with pytest.raises(DataLossError, match="there is no receipt of the loss"):
         story.plan()
     told.append(receipt._replace(evidence=("/elsewhere/t-0/lost+found/x",)))
@@ -302,7 +302,7 @@ def test_one_partition_of_several_is_cut(evidence: str) -> None:
         (0, 100, 150)
     ]
     assert end["since"] == {"t": {"0": 0, "1": 0}}
-    # A partition that comes later is delivered from its beginning.
+    # A partition added later is delivered from its beginning.
     story.cluster.logs[TopicPartition("t", 2)] = FakeLog([2] * 5, 2)
     story.at = end
     assert story.plan()["since"] == {"t": {"0": 0, "1": 0, "2": 0}}
@@ -325,7 +325,7 @@ def test_unauthorized_receipts_are_reported(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_records_never_delivered_are_not_retracted(tmp_path: Path) -> None:
-    """The query began behind the point where the logs part."""
+    """The query started after the divergence point."""
     kept = keep_log(tmp_path / "node", [0] * 150)
     cluster = cluster_with(120)
     story = Story(cluster, retractionEvidence=str(kept), startingOffsets="latest")
@@ -337,7 +337,7 @@ def test_records_never_delivered_are_not_retracted(tmp_path: Path) -> None:
     end = story.run()
     assert [(one["offset"], one["end_offset_exclusive"]) for one in end["retractions"]] == [(120, 150)]
     story.assert_equal_to_the_log(since=100)
-    # From there on all has been delivered.
+    # All records from there on have been delivered.
     assert end["since"] == {"t": {"0": 100}}
 
 
@@ -349,7 +349,7 @@ def test_lost_rows_are_read_from_the_history_of_a_table(tmp_path: Path, is_repai
     table = write_table(tmp_path / "table", dict.fromkeys(range(90), 0))
     write_table(tmp_path / "table", dict.fromkeys(range(90, 150), 0))
     if is_repaired:
-        # Its own query was there first.
+        # Its own query was first.
         DeltaTable(table).delete("offset >= 100 and leader_epoch = 0")
         write_table(tmp_path / "table", dict.fromkeys(range(100, 200), 2))
     story = Story(cluster_with(150), retractionTable=table)
@@ -417,7 +417,7 @@ def test_a_table_created_later_is_used(tmp_path: Path) -> None:
 
 
 def test_rows_of_an_older_topic_of_the_same_name_are_ignored(tmp_path: Path) -> None:
-    """The table's sink has taken them out when the topic was created anew."""
+    """The table's sink removed them when the topic was recreated."""
     path = tmp_path / "table"
     write_table(path, dict.fromkeys(range(150), 0))
     entry = path / "_delta_log" / f"{0:020}.json"
@@ -481,7 +481,7 @@ def test_a_replay_reads_the_table_as_it_was(tmp_path: Path) -> None:
     cut_at_100(story.cluster)
     end = story.plan()
     first = story.rows_of(story.at, end)
-    # Later versions are not looked at, nor is another table.
+    # Later versions are not read, nor is another table.
     write_table(tmp_path / "table", dict.fromkeys(range(100, 150), 0), mode="overwrite", value=pa.array([b"x"] * 50))
     story.options["retractionTable"] = str(tmp_path / "other")
     story.start()
@@ -489,7 +489,7 @@ def test_a_replay_reads_the_table_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_batch_of_lost_records_is_replayed_from_evidence(evidence: str) -> None:
-    """It may have been written already: the sink keeps the first version, and the state must be that one's."""
+    """It may have been written already: the sink keeps the first version, and the state must match it."""
     story = Story(cluster_with(120), retractionEvidence=evidence)
     story.run()
     story.cluster.log("t").append(30)
@@ -565,7 +565,7 @@ def test_a_topic_whose_configuration_may_not_be_read(monkeypatch: pytest.MonkeyP
         Story(cluster).plan()
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Rejections -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_made_without_retractions_is_rejected(evidence: str) -> None:
@@ -681,7 +681,7 @@ def test_corrupt_and_compacted_evidence_is_missing(tmp_path: Path) -> None:
     cut_at_100(story.cluster)
     with pytest.raises(DataLossError, match=f"offsets {first} to {first + 2} of t-0 were not found"):
         story.plan()
-    # What a compaction took out leaves a gap as well: what was read there is not known.
+    # Compaction also leaves a gap: the records read there are unknown.
     size = int.from_bytes(content[8:12], "big") + 12
     segment.write_bytes(content[size:])
     with pytest.raises(DataLossError, match=f"offsets {first} to {first + 2} of t-0 were not found"):

@@ -1,4 +1,4 @@
-"""A driver is killed in the batch that takes lost rows back; the next one replays that batch."""
+"""A driver is killed in the batch that retracts lost rows; the next driver replays that batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def node() -> Iterator[EmbeddedNode]:
-    """With a topic `t` of 150 records, of which a cut leaves 100."""
+    """With a topic `t` of 150 records, which a truncation cuts to 100."""
     with node_to_cut() as running:
         yield running
 

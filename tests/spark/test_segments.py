@@ -1,4 +1,4 @@
-"""`format("fenceline_segments")` under Spark: beside what a broker's fetch gives, and over replicas."""
+"""`format("fenceline_segments")` under Spark: compared with a broker's fetch, and across replicas."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_records_equal_those_of_a_fetch(spark: SparkSession, broker: Broker, top
         .load()
         .select(columns)
     )
-    # Its node runs on: nothing of it is disturbed, and what was acknowledged is in the files.
+    # The node keeps running undisturbed, and acknowledged records are in the files.
     found = read(spark, broker.log_dir, mode="records", topics=topic, includeHeaders=True).select(columns)
     assert found.count() == 243
     order = ["partition", "offset"]
@@ -63,7 +63,7 @@ def test_a_query_distinguishes_replicas_after_an_unclean_election(spark: SparkSe
     frame = read(spark, [str(tmp_path / "one"), str(tmp_path / "two")])
     frame.createOrReplaceTempView("batches")
     assert spark.sql(SPLIT).collect() == []
-    # The third replica went on in epoch 5 from offset 45 on.
+    # The third replica continued in epoch 5 at offset 45.
     for path in segments(other):
         content, position = bytearray(path.read_bytes()), 0
         while position < len(content):

@@ -1,4 +1,4 @@
-"""The segments source without a Spark session: what its tasks hand over."""
+"""The segments source without a Spark session: the rows that its tasks return."""
 
 from __future__ import annotations
 

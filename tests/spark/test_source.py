@@ -1,4 +1,4 @@
-"""`format("fenceline")` under Spark against a Fenceline node: what Spark's own connector has no counterpart for."""
+"""`format("fenceline")` under Spark against a Fenceline node: features without a counterpart in Spark's connector."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_restarted_stream_writes_every_row_once(
             fenceline_node.produce(topic, values, partition=partition)
             expected += [(partition, first + i, b"%d" % v) for i, v in enumerate(values)]
         if run == 1:
-            # Spark forgets the last commit: the batch is replayed from the checkpoint's offsets.
+            # The last commit is lost: Spark replays the batch from the checkpoint's offsets.
             newest = max(Path(checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
             newest.unlink()
             newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The stream reader against a cluster in memory: what offsets say, and what it asks when nothing happens. No Spark
+"""The stream reader against an in-memory cluster: the content of offsets, and its requests when idle. No Spark
 session, no broker."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_latest_is_pinned_by_the_first_batch() -> None:
     cluster.log("t").append(2)
     later = reader.latestOffset(end, ALL)
     assert reads(make(cluster), end, later) == {"t-0": (5, 7)}
-    # A replay of batch 0 by another process, when "latest" has moved on.
+    # A replay of batch 0 by another process, after "latest" has moved.
     assert reads(make(cluster, startingOffsets="latest"), reader.initialOffset(), end) == {}
 
 
@@ -79,7 +79,7 @@ def test_an_idle_query_only_polls_for_new_records(monkeypatch: pytest.MonkeyPatc
 
 
 class Clock:
-    """Stands for `time`: who sleeps is told the time that he wanted to wait for."""
+    """Replaces `time`: sleeping advances the clock by the requested time."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -92,7 +92,7 @@ class Clock:
 
 
 def idle_reader(monkeypatch: pytest.MonkeyPatch) -> tuple[FencelineStreamReader, FakeCluster, dict[str, Any], Clock]:
-    """It has read ten records, and found none once."""
+    """A reader that has read ten records, and then found none once."""
     clock = Clock()
     monkeypatch.setattr(stream, "time", clock)
     monkeypatch.setattr(stream, "IDLE_WAIT_MS", 2_000)
@@ -105,7 +105,7 @@ def idle_reader(monkeypatch: pytest.MonkeyPatch) -> tuple[FencelineStreamReader,
 
 
 def test_brokers_that_answer_early_are_polled_again_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not after the rest of the time that was meant for them, with nobody waiting for records."""
+    """Not only after the rest of the poll timeout, with no poll waiting for records."""
     reader, cluster, end, clock = idle_reader(monkeypatch)
     answers = iter([False, False, True])
     monkeypatch.setattr(cluster, "await_news", lambda positions, timeout_ms: next(answers))
@@ -121,7 +121,7 @@ def test_brokers_that_answer_early_are_polled_again_immediately(monkeypatch: pyt
 def test_polls_grow_longer_up_to_the_trigger_interval(
     monkeypatch: pytest.MonkeyPatch, interval_s: float, waits_ms: list[int]
 ) -> None:
-    """Spark warns of a query that falls behind its trigger."""
+    """Spark warns if a query falls behind its trigger."""
     reader, cluster, end, clock = idle_reader(monkeypatch)
     found: list[int] = []
 

@@ -1,4 +1,4 @@
-"""How much one batch of a stream takes, by its options and its trigger. No Spark session, no broker."""
+"""The size of one batch of a stream, by its options and its trigger. No Spark session, no broker."""
 
 from __future__ import annotations
 

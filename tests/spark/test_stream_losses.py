@@ -1,4 +1,4 @@
-"""A stream whose topic is another one, has expired, or is gone. No Spark session, no broker."""
+"""A stream whose topic was recreated, has expired, or was deleted. No Spark session, no broker."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_a_checkpoint_of_another_cluster_is_reported_as_such() -> None:
     error = losing(other, end)
     assert error.kind is LossKind.TOPIC_RECREATED
     assert "checkpoint is of cluster a-cluster" in str(error)
-    # Brokers that give topics no ids: the cluster's tells it.
+    # Brokers without topic ids: the cluster id shows it.
     cluster.ids["t"] = other.ids["t"] = None
     _, end = planned(cluster)
     assert losing(other, end).kind is LossKind.TOPIC_RECREATED
-    # A cluster that was moved as it was keeps its topics' ids, and is held against its epochs.
+    # A migrated cluster keeps its topic ids, and is checked by its epochs.
     cluster.ids["t"] = other.ids["t"] = "same"
     other.log("t").append(9)
     _, end = planned(cluster)

@@ -1,5 +1,5 @@
-"""Brokers whose answers are older than what a stream knows: it asks again, and takes none of them for a loss. No Spark
-session, no broker."""
+"""Brokers whose answers are older than the state of a stream: it retries, and treats none of them as a loss. No
+Spark session, no broker."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_an_added_topic_has_no_earlier_losses(how: str) -> None:
     reader = make(cluster, **{how: both})
     later = reader.latestOffset(end, ALL)
     assert reads(reader, end, later) == {"tb-0": (800, 1000)}
-    # A replay reads the same, and what expires from now on is missed.
+    # A replay reads the same, and records that expire from now on are reported.
     assert reads(make(cluster, **{how: both}), end, later) == {"tb-0": (800, 1000)}
     cluster.log("tb").start = 900
     with pytest.raises(DataLossError, match="offsets 800 to 899 were deleted"):
@@ -138,7 +138,7 @@ def test_records_expired_after_discovery_of_the_topic_are_reported() -> None:
     later = reader.latestOffset(end, ALL)
     assert [(loss["offset"], loss["log_start_offset"]) for loss in later["expired"]] == [(0, 800)]
     assert reads(reader, end, later) == {"tb-0": (800, 1000)}
-    # A topic of that name that is created anew is another one.
+    # A recreated topic of the same name is a different topic.
     cluster.delete("tb")
     cluster.create("tb", 1)
     cluster.log("tb").append(10)

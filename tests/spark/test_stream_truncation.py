@@ -1,4 +1,5 @@
-"""A stream whose log was cut: when it plans, when it replays, told to fail or go back. No Spark session, no broker."""
+"""A stream whose log was truncated: while planning and while replaying, with the policies fail and rewind. No Spark
+session, no broker."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def test_truncation_is_detected_when_a_batch_is_replayed() -> None:
     cluster.log("t").append(100)
     error = losing(cluster, first, second)
     assert (error.kind, error.losses[0].divergent_offset, error.losses[0].offset) == (LossKind.LOG_TRUNCATED, 180, 200)
-    # Below the start as well: told once, for the start.
+    # Below the start as well: reported once, for the start.
     cluster.log("t").elect(3, keep=100)
     cluster.log("t").append(200)
     error = losing(cluster, first, second)
@@ -144,7 +145,7 @@ def test_the_offset_reports_each_loss_once(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_rewind_is_replayed_as_it_was_planned() -> None:
-    """Also when by then the log is again what it was before: what was planned is in the checkpoint."""
+    """Even if the log has returned to its earlier state by then: the plan is in the checkpoint."""
     cluster = cluster_with(150)
     _, end = planned(cluster)
     before = list(cluster.log("t").epochs)
@@ -171,7 +172,7 @@ def test_a_replay_reads_the_rest_of_its_range_and_then_rewinds() -> None:
     cluster.log("t").append(5)
     reader = make(cluster, onTruncation="rewind")
     assert reads(reader, first, second) == {"t-0": (150, 180)}
-    # An unclean election later the log is what it was: what the batch left out is read nevertheless.
+    # After another unclean election the log is in its earlier state: records that the batch skipped are still read.
     cluster.logs[TopicPartition("t", 0)] = FakeLog(before, leader_epoch=3)
     third = reader.latestOffset(second, ALL)
     assert reads(reader, second, third) == {"t-0": (180, 200)}
@@ -179,7 +180,7 @@ def test_a_replay_reads_the_rest_of_its_range_and_then_rewinds() -> None:
 
 
 def test_two_elections_within_a_batch_cause_a_reread() -> None:
-    """A task may have met the log of the first one and have left something out, and the second may have undone it."""
+    """A task may have read the log of the first election and skipped records, and the second may have restored them."""
     cluster = cluster_with(150)
     reader = make(cluster, onTruncation="rewind")
     first = reader.latestOffset(reader.initialOffset(), ALL)
@@ -189,7 +190,7 @@ def test_two_elections_within_a_batch_cause_a_reread() -> None:
     cluster.log("t").elect(2)
     third = reader.latestOffset(second, ALL)
     assert reads(reader, second, third) == {"t-0": (150, 200)}
-    # Once that is settled, elections are of no interest.
+    # After the reread, elections are ignored.
     assert reader.latestOffset(third, ALL) == third
     cluster.log("t").elect(9)
     assert reader.latestOffset(third, ALL) == third
@@ -197,8 +198,7 @@ def test_two_elections_within_a_batch_cause_a_reread() -> None:
 
 
 def test_batches_reread_after_two_elections_have_distinct_end_offsets() -> None:
-    """Spark runs no batch whose end is, as text, where the query stands (S4): what lies behind it would wait for
-    ever."""
+    """Spark runs no batch whose end offset equals, as text, the current one (S4): later records would never be read."""
     cluster = cluster_with(5)
     reader = make(cluster, onTruncation="rewind")
     limit = ReadMaxRows(4)
@@ -222,7 +222,7 @@ def test_a_rewind_over_several_elections_is_exact() -> None:
         log.elect(epoch)
         log.append(10)
         end = reader.latestOffset(end, ALL)
-    # The leader of epoch 3 had 107 records, wrote 20 of its own, and wins.
+    # The leader of epoch 3 had 107 records, appended 20, and is elected.
     cluster.logs[TopicPartition("t", 0)] = FakeLog([0] * 100 + [2] * 7 + [3] * 50, leader_epoch=6)
     with pytest.raises(DataLossError) as caught:
         make(cluster).latestOffset(end, ALL)

@@ -1,4 +1,4 @@
-"""What a task does with the client's answers; the client is a fake."""
+"""How a task handles the client's answers; the client is a fake."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ID = UUID(int=7)
 
 
 class FakeReader:
-    """Gives ranges in batches of ten; `troubles` are raised, once each, before the offset they are keyed by."""
+    """Returns ranges in batches of ten; each of `troubles` is raised once, before the offset that is its key."""
 
     def __init__(self, log_start: int = 0, troubles: Mapping[int, Exception] | None = None) -> None:
         self.log_start = log_start
@@ -78,8 +78,8 @@ class FakeReader:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, reader: FakeReader, cluster: FakeCluster | None = None) -> FakeReader:
-    """`cluster`: what the leader says when a task asks it whether the log was cut; 12 records of epoch 2 if not given,
-    then 40 of epoch 9."""
+    """`cluster`: the leader that tasks query for truncations; by default a log with 12 records of epoch 2, then 40
+    of epoch 9."""
     if cluster is None:
         cluster = FakeCluster(t=2)
         cluster.logs[TP] = FakeLog([2] * 12 + [9] * 40, leader_epoch=9)
@@ -189,7 +189,7 @@ def test_a_query_without_a_next_plan_must_fail(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_tolerated_range_is_read_up_to_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan goes back to 12, and what lies below is still to be read: ending here would lose it in silence."""
+    """The plan rewinds to 12, and the records below must still be read: ending here would lose them silently."""
     behind = OffsetOutOfRangeError("t", 0, 5, log_start_offset=0, log_end_offset=5)
     use(monkeypatch, FakeReader(troubles={5: behind}))
     assert offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),), strict=False) == list(range(12))

@@ -1,4 +1,5 @@
-"""A worker's first use leaves nothing for Spark's collections between uses; other processes are left alone."""
+"""The first task of a worker freezes its objects, so that Spark's garbage collections skip them; other processes are
+unchanged."""
 
 from __future__ import annotations
 
