@@ -53,13 +53,13 @@ DRIVER_STEPS: Mapping[str, tuple[Any, str]] = {
 }
 ROWS_A_BATCH = 150
 MORE = "more"
-"""A column that comes later."""
+"""A column added later."""
 ALONE = "alone"
 DEAD = "dead"
-"""A file that says that a process has died alone."""
+"""A file that signals that a single process has died."""
 STAND_STILL = "stand still"
 SLEEPER = "sleeper"
-"""A file with the process id of who stands still."""
+"""A file with the id of the suspended process."""
 
 
 def plans(side: str) -> list[str]:

@@ -15,9 +15,9 @@ from tests.spark.queries import tracked
 from tests.spark.sessions import session
 
 WIDER: Final = "wider"
-"""A file that says that queries have one column more from now on."""
+"""A file that signals that queries have an additional column from now on."""
 ENOUGH: Final = "enough"
-"""A file that says that the query may end, once it has read everything."""
+"""A file that signals that the query may end after it has read everything."""
 _LOOK_S: Final = 0.1
 
 

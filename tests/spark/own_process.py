@@ -33,7 +33,7 @@ class OwnProcess:
         return self.log.read_text(errors="replace")
 
     @property
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         return self.printed[-6000:]
 
     @property
@@ -45,20 +45,20 @@ class OwnProcess:
         return self._running.wait(timeout_s)
 
     def await_success(self, timeout_s: float = PATIENCE_S) -> None:
-        assert self.wait(timeout_s) == 0, self.last_words
+        assert self.wait(timeout_s) == 0, self.log_tail
 
-    def comes_to(self, condition: Callable[[], bool], what: str) -> bool:
+    def meets(self, condition: Callable[[], bool], what: str) -> bool:
         """Wait until the process meets the condition; False if it ends first."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             if self.has_ended:
                 return condition()
-            assert time.monotonic() < deadline, f"no {what}:\n{self.last_words}"
+            assert time.monotonic() < deadline, f"no {what}:\n{self.log_tail}"
             time.sleep(0.005)
         return True
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        assert self.comes_to(condition, what), f"it ended without {what}:\n{self.last_words}"
+        assert self.meets(condition, what), f"it ended without {what}:\n{self.log_tail}"
 
     def await_line(self, pattern: str) -> None:
         self.until(lambda: re.search(pattern, self.printed) is not None, repr(pattern))

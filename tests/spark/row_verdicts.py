@@ -14,13 +14,13 @@ class RowVerdict(Enum):
     STALE = auto()
     """The log has another record there, or can never have this one: it was truncated away."""
     BEYOND = auto()
-    """At or above the end of the log, and nothing proves that it was ever cut off."""
+    """At or above the end of the log, and nothing proves that it was ever truncated."""
     EXPIRED = auto()
-    """Below the log's start, and nothing is known against it."""
+    """Below the log's start, and nothing proves it stale."""
     UNKNOWN = auto()
-    """The row has no epoch, or the log does not know its own at that offset."""
+    """The row has no epoch, or the log does not know the epoch at that offset."""
     NEWER = auto()
-    """Of an epoch that the asked leader does not know yet: its answer is older than the row, or of another topic."""
+    """Of an epoch that the leader does not know yet: its answer is older than the row, or of another topic."""
 
 
 def judge_row(view: LogEpochs, offset: int, epoch: int) -> RowVerdict:

@@ -73,7 +73,7 @@ def place(tmp_path: Path) -> str:
 BEFORE_MS = PLANNED_MS - HOUR_MS
 AFTER_MS = PLANNED_MS + HOUR_MS
 CUT = [(0, 1000, BEFORE_MS), (1, 700, AFTER_MS)]
-"""The issue's: 1500 were read, the log was cut to 1000 and has grown to 1700."""
+"""As in the issue: 1500 were read, the log was truncated to 1000 and has grown to 1700."""
 
 
 def test_a_truncation_below_the_position_is_detected(place: str) -> None:

@@ -102,7 +102,7 @@ def in_table(table: str) -> list[int]:
 class Audited(NamedTuple):
     is_equal: bool
     offsets: dict[str, list[int]]
-    """Of each kind of finding."""
+    """Offsets by kind of finding."""
 
 
 def audited(

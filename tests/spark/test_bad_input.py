@@ -107,7 +107,7 @@ ODD: Final = [(b"key", BIG), (b"tombstone", None), (None, 0), (None, None)] * 3
 """Keys and sizes of values, in the order of their offsets."""
 
 
-def send_odd(broker: Broker, topic: str) -> None:
+def send_unusual_records(broker: Broker, topic: str) -> None:
     from fenceline.client.producer import Producer
 
     with Producer(broker.bootstrap, **{"max.request.size": 2 * BIG}) as producer:
@@ -116,7 +116,7 @@ def send_odd(broker: Broker, topic: str) -> None:
         producer.flush()
 
 
-def create_for_big(broker: Broker, topic: str) -> None:
+def create_large_record_topic(broker: Broker, topic: str) -> None:
     from fenceline.client.admin import NewTopic
 
     broker.admin.create_topics([NewTopic(topic, 1, 1, {"max.message.bytes": str(2 * BIG)})])
@@ -125,8 +125,8 @@ def create_for_big(broker: Broker, topic: str) -> None:
 def test_empty_and_10_mb_records(
     spark: SparkSession, fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
-    create_for_big(fenceline_node, topic)
-    send_odd(fenceline_node, topic)
+    create_large_record_topic(fenceline_node, topic)
+    send_unusual_records(fenceline_node, topic)
     frame = batch(spark, fenceline_node.bootstrap, topic)
     found = frame.orderBy("offset").selectExpr("key", "octet_length(value) as size").collect()
     assert [tuple(row) for row in found] == ODD
@@ -143,9 +143,9 @@ def test_empty_and_10_mb_records_in_a_compared_table(spark: SparkSession, tmp_pa
     table, topic = str(tmp_path / "table"), "odd"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
-        create_for_big(broker, topic)
+        create_large_record_topic(broker, topic)
         for _ in range(2):
-            send_odd(broker, topic)
+            send_unusual_records(broker, topic)
         keep_equal(tracked(spark, node.bootstrap, topic), table, checkpoint, node.bootstrap)
         assert keys_and_sizes(table) == ODD * 2
         assert audit_here(table, settings(node.bootstrap, topic)).verdict.is_equal

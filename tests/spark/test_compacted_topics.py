@@ -50,9 +50,9 @@ COLUMNS = ["key", "value", "topic", "partition", "offset", "leader_epoch"]
 class Story(NamedTuple):
     bootstrap: str
     whole: pa.Table
-    """All records, as they were before anything was compacted."""
+    """All records, as before the compaction."""
     left: list[int]
-    """Offsets that the log has still."""
+    """Offsets of the remaining records."""
     newest: dict[bytes, bytes]
     epochs: tuple[EpochStart, ...]
 

@@ -36,7 +36,7 @@ def options(tmp_path: Path) -> DeltaOptions:
     return delta_options({"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake"})
 
 
-def others_write(options: DeltaOptions, rows: Iterable[Row], partition_by: list[str] | None = None) -> None:
+def external_write(options: DeltaOptions, rows: Iterable[Row], partition_by: list[str] | None = None) -> None:
     """A writer that compares nothing."""
     write_deltalake(options.path, pa.Table.from_batches([arrow(rows)]), mode="append", partition_by=partition_by)
 
@@ -56,7 +56,7 @@ def test_rows_above_the_end_in_the_epoch_of_the_leader_are_rejected(
     for index in (0, 1):
         cluster.log("t", index).append(10)
     strange = [("t", 0, 12, 0), ("t", 0, 14, 0), ("t", 1, 10, 0)]
-    others_write(options, [*records(cluster, 0, 10), *strange], partition_by)
+    external_write(options, [*records(cluster, 0, 10), *strange], partition_by)
     message = (
         r"cannot be from this cluster's log: t-0 offsets 12 to 14 \(2 rows of epoch 0, in which the log ends at 10\);"
         r" t-1 offsets 10 to 10 \(1 row of epoch 0"
@@ -77,7 +77,7 @@ def test_rows_above_the_end_in_the_epoch_of_the_leader_are_rejected(
 def test_rows_added_between_two_batches_are_rejected(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 10))
-    others_write(options, [("t", 0, 12, 0)])
+    external_write(options, [("t", 0, 12, 0)])
     cluster.log("t").append(1)
     with pytest.raises(OperatorError, match="t-0 offsets 12 to 12"):
         write(options, 1, records(cluster, 10, 11))
@@ -87,7 +87,7 @@ def test_rows_added_while_a_batch_is_written_are_rejected(cluster: FakeCluster, 
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 5))
     files, evidence = task(options, records(cluster, 5, 10))
-    others_write(options, [("t", 0, 12, 0)])
+    external_write(options, [("t", 0, 12, 0)])
     with pytest.raises(OperatorError, match="t-0 offsets 12 to 12"):
         commit(options, 1, files, evidence)
 
@@ -111,7 +111,7 @@ def test_records_appended_after_the_batch_was_read_are_accepted(cluster: FakeClu
     log.append(10)
     # Another query is faster, and a third one is not compared.
     write(options, 0, records(cluster, 5, 15), app="other")
-    others_write(options, records(cluster, 15, 18))
+    external_write(options, records(cluster, 15, 18))
     opened(options)
     assert commit(options, 1, files, evidence)
     assert table_rows(options) == records(cluster, 0, 18)
@@ -119,7 +119,7 @@ def test_records_appended_after_the_batch_was_read_are_accepted(cluster: FakeClu
 
 def test_a_lagging_high_watermark_rejects_nothing(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
-    others_write(options, records(cluster, 0, 10))
+    external_write(options, records(cluster, 0, 10))
     # A newly elected leader does not know yet how far the followers have replicated.
     cluster.stale_ends[TopicPartition("t", 0)] = [7] * 8
     opened(options)
@@ -133,7 +133,7 @@ def test_rows_of_other_epochs_above_the_end_are_stale_or_unknown(cluster: FakeCl
     log.elect(2)
     log.append(5)
     # Rows of an older epoch are stale. Rows of a newer one are unknown to this leader, which may have been deposed.
-    others_write(options, [*records(cluster, 0, 10), ("t", 0, 16, 0), ("t", 0, 17, 1), ("t", 0, 18, 3)])
+    external_write(options, [*records(cluster, 0, 10), ("t", 0, 16, 0), ("t", 0, 17, 1), ("t", 0, 18, 3)])
     opened(options)
     write(options, 0, records(cluster, 10, 15))
     assert table_rows(options) == [*records(cluster, 0, 15), ("t", 0, 18, 3)]
@@ -142,7 +142,7 @@ def test_rows_of_other_epochs_above_the_end_are_stale_or_unknown(cluster: FakeCl
 def test_a_recreated_topic_is_reported_as_recreated(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.log("t").append(10)
     write(options, 0, records(cluster, 0, 10))
-    others_write(options, [("t", 0, 10, 0)])
+    external_write(options, [("t", 0, 10, 0)])
     cluster.delete("t")
     cluster.create("t", 2, id="another")
     cluster.log("t").append(4)
@@ -160,7 +160,7 @@ def test_files_of_many_partitions_are_read_once(
     """Their bounds cover all partitions together; the result is cached with the table."""
     cluster.log("t").append(100)
     cluster.log("t", 1).append(3)
-    others_write(options, [*records(cluster, 0, 100), *records(cluster, 0, 3, 1)])
+    external_write(options, [*records(cluster, 0, 100), *records(cluster, 0, 3, 1)])
     opened(options)
     write(options, 0, [*records(cluster, 99, 100), *records(cluster, 2, 3, 1)])
     state = read_state(open_table(options))  # type: ignore[arg-type]

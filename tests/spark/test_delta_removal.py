@@ -190,7 +190,7 @@ class Source:
         self.planned: list[int] = []
         self.start = 0
         self.must_go_back = False
-        """The last batch did not get as far as its place, which is all that a checkpoint knows."""
+        """The last batch did not reach its planned position, the only one in the checkpoint."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -251,7 +251,7 @@ def test_the_table_holds_restored_rows_and_no_others(cluster: FakeCluster, tmp_p
     replicas = [Replicas(cluster.log("t", index)) for index in (0, 1)]
     batch = 0
 
-    def perhaps_elect(probability: float) -> None:
+    def maybe_elect(probability: float) -> None:
         for one in replicas:
             if chance.random() < probability:
                 one.elect(chance)
@@ -262,9 +262,9 @@ def test_the_table_holds_restored_rows_and_no_others(cluster: FakeCluster, tmp_p
         rows: list[Row] = [
             row for index, (first, end) in enumerate(ranges) for row in records(cluster, first, end, index)
         ]
-        perhaps_elect(0.25 * restless)
+        maybe_elect(0.25 * restless)
         files, evidence = task(options, rows)
-        perhaps_elect(0.25 * restless)
+        maybe_elect(0.25 * restless)
         commit(options, batch, files, evidence)
 
     def run(*, restless: bool) -> bool:
@@ -280,7 +280,7 @@ def test_the_table_holds_restored_rows_and_no_others(cluster: FakeCluster, tmp_p
                 try:
                     attempt(ranges, restless=restless)
                 except Crash:
-                    perhaps_elect(0.4)
+                    maybe_elect(0.4)
                     ranges = [source.again() for source in sources]
         attempt(ranges, restless=restless)
         batch += 1
@@ -289,7 +289,7 @@ def test_the_table_holds_restored_rows_and_no_others(cluster: FakeCluster, tmp_p
         return True
 
     for _ in range(10):
-        perhaps_elect(0.5)
+        maybe_elect(0.5)
         run(restless=True)
     for one in replicas:
         one.elect(chance)

@@ -47,7 +47,7 @@ def test_a_killed_query_writes_every_row_once(
             wanted = min(commits(table) + chance.randint(2, 3), ROWS // ROWS_A_BATCH - 1)
             victim.until(partial(has_commits, table, wanted), f"{wanted} commits")
             time.sleep(chance.random() * 0.3)
-            assert not victim.has_ended, victim.last_words
+            assert not victim.has_ended, victim.log_tail
     with driver("killed_query", folder, *given, "done") as last:
         last.await_success()
     rows = DeltaTable(table).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()

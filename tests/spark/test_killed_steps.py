@@ -99,14 +99,14 @@ def test_a_process_killed_at_any_step_leaves_the_table_equal_to_the_log(
                 while waiting and not victim.has_ended:
                     plan = folder / waiting[-1]
                     plan.touch()
-                    if not victim.comes_to(partial(is_claimed, plan), plan.name):
+                    if not victim.meets(partial(is_claimed, plan), plan.name):
                         plan.unlink(missing_ok=True)
                         break
                     waiting.pop()
                     done += 1
                 if (code := victim.wait()) == 0:
                     break
-                assert code == -signal.SIGKILL, victim.last_words
+                assert code == -signal.SIGKILL, victim.log_tail
         check(place, expected)
     assert done == worker_kills + driver_kills
 

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.together(CLUSTERS), pytest.mark.tim
 MAKING = [f"driver {plan}" for plan in plans("driver") if plan.endswith(" table")]
 STEPS = [f"{side} {plan}" for side in ("executor", "driver") for plan in plans(side) if not plan.endswith(" table")]
 WHOLE = "driver before entry"
-"""The step at which the whole driver dies, with its JVM; at the others only a process of it."""
+"""The step at which the whole driver dies, with its JVM; at the others only one of its processes."""
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ class Victim:
             draft.rename(self._folder / step)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        while not self._running.comes_to(condition, what):
-            assert self._running.wait() == -signal.SIGKILL, self._running.last_words
+        while not self._running.meets(condition, what):
+            assert self._running.wait() == -signal.SIGKILL, self._running.log_tail
             self._running = self._begin()
 
     def until_claimed(self) -> None:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 PAGE: Final = Path(__file__).parents[2] / "docs" / "spark.md"
 OLD: Final = range(150)
 FLIGHTS: Final = [*range(100), *range(120, 220)]
-"""What the log holds in the end: 120 to 149 were lost and sent again, 100 to 119 were not."""
+"""The final content of the log: 120 to 149 were lost and resent, 100 to 119 were not."""
 GATES: Final = [0, 1, 2, 13]
 
 
